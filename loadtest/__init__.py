@@ -1,0 +1,1 @@
+"""Benchmarks, load and the cluster of the tests."""

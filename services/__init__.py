@@ -1,0 +1,1 @@
+"""The services of quorumlog: they meet over HTTP only."""

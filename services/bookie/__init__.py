@@ -1,0 +1,1 @@
+"""The bookie: stores entries in append-only files and keeps its promises."""

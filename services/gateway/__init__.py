@@ -1,0 +1,1 @@
+"""The gateway: the client protocol over HTTP."""

@@ -1,0 +1,1 @@
+"""The metadata service: the only one that knows Postgres and Redis."""

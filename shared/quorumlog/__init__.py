@@ -1,0 +1,1 @@
+"""quorumlog: replicated, append-only ledgers and logs over HTTP (the BookKeeper protocol)."""

@@ -1,0 +1,1 @@
+"""The Python SDK: talks to the gateway only."""

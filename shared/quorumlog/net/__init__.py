@@ -1,0 +1,1 @@
+"""The async driver and the clients of the services."""

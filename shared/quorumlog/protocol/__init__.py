@@ -1,0 +1,1 @@
+"""The BookKeeper protocol as state machines without IO, clock or randomness."""

@@ -1,0 +1,28 @@
+"""The protocol's numbers and names.
+
+A member of an ensemble is written `name@incarnation` (`bookie-1@1`): it belongs to the data that
+a bookie holds, not to an address (rule 15).
+"""
+
+from typing import Final
+
+NO_ENTRY: Final = -1
+"""The id before the first entry: the LAC of a ledger in which nothing is confirmed."""
+
+ID_MAX: Final = 2**63 - 1
+"""The greatest ledger or entry id (BookKeeper's ids are signed 64-bit)."""
+
+
+def member_name(member: str) -> str:
+    """The bookie's name without its incarnation."""
+    return member.rpartition("@")[0]
+
+
+def member_incarnation(member: str) -> int:
+    """The incarnation in a member's name. Raises ValueError when there is none."""
+    return int(member.rpartition("@")[2])
+
+
+def member_of(name: str, incarnation: int) -> str:
+    """A bookie's name in the incarnation that holds the data."""
+    return f"{name}@{incarnation}"

@@ -1,0 +1,166 @@
+"""What the metadata service keeps of a ledger, and the only ways in which it may change.
+
+Values are immutable; a transform returns a new value with the *same* version, which says which
+row the change was made from: the compare-and-swap gives the new one its number (rule 6).
+
+Invariants (checked by `check`):
+  - I22: firsts grow strictly from 0, each ensemble has E distinct members;
+  - I21: `last_entry` and `length` are None unless the state is CLOSED;
+  - I23: CLOSED implies that no fragment starts beyond last_entry + 1.
+"""
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.quorum import Quorum
+
+
+class State(StrEnum):
+    """OPEN to IN_RECOVERY to CLOSED, or OPEN to CLOSED; nothing goes back (I21)."""
+
+    OPEN = "OPEN"
+    IN_RECOVERY = "IN_RECOVERY"
+    CLOSED = "CLOSED"
+
+
+class DigestKind(StrEnum):
+    """How an entry proves that it is what its writer wrote (overview: authentication code)."""
+
+    CRC32C = "crc32c"
+    HMAC_SHA256 = "hmac-sha256"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """The entries from `first_entry` to the next fragment live on `bookies`, in this order."""
+
+    first_entry: int
+    bookies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """The process that created the ledger, its only writer ever (rule 11)."""
+
+    id: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerMetadata:
+    """One ledger's row. `version` is an equality token that grows by 1 per successful CAS (I20)."""
+
+    ledger_id: int
+    quorum: Quorum
+    digest: DigestKind
+    fragments: tuple[Fragment, ...]
+    version: int = 1
+    state: State = State.OPEN
+    last_entry: int | None = None
+    length: int | None = None
+    writer: Writer | None = None
+    ledger_key: bytes = b""
+    """What bookies check: derived from the access key and a nonce of this very ledger (rule 17)."""
+    mac_key: bytes = b""
+    """Key of the authentication code; empty unless the digest is hmac-sha256. Never to bookies."""
+    access_key: bytes = b""
+    """Key of the password (rule 30); empty where the ledger has none."""
+    custom: tuple[tuple[str, str], ...] = ()
+    log: str | None = None
+    created_at: str = ""
+    declared_lost: tuple[str, ...] = ()
+    """Members that an operator declared lost for this ledger's recovery (rule 14)."""
+    may_lack_entries: bool = False
+    extra: tuple[tuple[str, str], ...] = field(default=())
+    """Tags that services keep on a ledger (transaction, partition, attempt)."""
+
+    def check(self) -> None:
+        """Assert the invariants of one row."""
+        firsts = [fragment.first_entry for fragment in self.fragments]
+        assert firsts, "a ledger has at least one fragment"
+        assert firsts[0] == 0, "I22: the first fragment starts at 0"
+        assert all(a < b for a, b in zip(firsts, firsts[1:], strict=False)), "I22: firsts grow"
+        for fragment in self.fragments:
+            assert len(fragment.bookies) == self.quorum.ensemble_size, "I22: E members"
+            assert len(set(fragment.bookies)) == len(fragment.bookies), "I22: distinct members"
+        if self.state is State.CLOSED:
+            assert self.last_entry is not None, "I21"
+            assert self.length is not None, "I21"
+            assert firsts[-1] <= self.last_entry + 1, "I23"
+        else:
+            assert self.last_entry is None, "I21"
+            assert self.length is None, "I21"
+
+    @property
+    def last_fragment(self) -> Fragment:
+        """The fragment that a writer appends to."""
+        return self.fragments[-1]
+
+    def fragment_index(self, entry_id: int) -> int:
+        """Which fragment owns an entry id."""
+        for index in range(len(self.fragments) - 1, -1, -1):
+            if self.fragments[index].first_entry <= entry_id:
+                return index
+        raise ValueError(f"entry id {entry_id} is below 0")
+
+    def fragment_of(self, entry_id: int) -> Fragment:
+        """The fragment that owns an entry id."""
+        return self.fragments[self.fragment_index(entry_id)]
+
+    def fragment_last(self, index: int) -> int | None:
+        """The last entry that a fragment may hold, or None while that is open."""
+        if index + 1 < len(self.fragments):
+            return self.fragments[index + 1].first_entry - 1
+        return self.last_entry
+
+    def members_of(self, entry_id: int) -> tuple[tuple[int, str], ...]:
+        """(position, member) of each bookie that stores an entry, the first one first."""
+        bookies = self.fragment_of(entry_id).bookies
+        return tuple((p, bookies[p]) for p in self.quorum.write_set(entry_id))
+
+    def with_ensemble(self, first_entry: int, bookies: tuple[str, ...]) -> "LedgerMetadata":
+        """An ensemble change that begins at `first_entry`: replaces the last fragment where that
+        begins there too, else appends one.
+
+        Raises: ValueError when the fragment would start below the last one (I22, X2).
+        Source: reference 2.2.1.
+        """
+        last = self.last_fragment
+        if first_entry < last.first_entry:
+            raise ValueError(f"a fragment at {first_entry} is below {last.first_entry}")
+        kept = self.fragments[:-1] if first_entry == last.first_entry else self.fragments
+        return replace(self, fragments=(*kept, Fragment(first_entry, bookies)))
+
+    def with_member_replaced(self, index: int, old: str, new: str) -> "LedgerMetadata":
+        """A repair of one fragment: `new` takes the place of `old` (re-replication, I25)."""
+        fragment = self.fragments[index]
+        if old not in fragment.bookies or new in fragment.bookies:
+            raise ValueError(f"{old} cannot be replaced by {new} in fragment {index}")
+        bookies = tuple(new if member == old else member for member in fragment.bookies)
+        changed = Fragment(fragment.first_entry, bookies)
+        return replace(
+            self, fragments=(*self.fragments[:index], changed, *self.fragments[index + 1 :])
+        )
+
+    def in_recovery(self) -> "LedgerMetadata":
+        """Recovery has begun: the writer can no longer change its ensemble (fencing, step 1)."""
+        assert self.state is not State.CLOSED, "I21: CLOSED is the end"
+        return replace(self, state=State.IN_RECOVERY)
+
+    def closed(self, *, last_entry: int, length: int) -> "LedgerMetadata":
+        """The ledger ends at `last_entry` (NO_ENTRY: it is empty) with `length` payload bytes.
+
+        Fragments that would start beyond the end are dropped, all but the first one (I23).
+        """
+        assert self.state is not State.CLOSED, "I4: one end"
+        assert last_entry >= NO_ENTRY
+        kept = tuple(
+            fragment
+            for index, fragment in enumerate(self.fragments)
+            if index == 0 or fragment.first_entry <= last_entry + 1
+        )
+        return replace(
+            self, state=State.CLOSED, last_entry=last_entry, length=length, fragments=kept
+        )

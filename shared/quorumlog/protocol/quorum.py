@@ -1,0 +1,92 @@
+"""Who stores an entry, who must acknowledge it, and when enough bookies have answered.
+
+Positions are indexes in the ensemble, 0 to E-1. An entry lives in its *write set*: Qw neighbouring
+positions from `entry mod E`. With E = Qw every entry lives everywhere.
+Source: both protocol documents, "Write quorum"; RoundRobinDistributionSchedule; BP-46, "Quorums".
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+QUORUM_MAX = 255  # api.md: E <= 255
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """E >= Qw >= Qa >= 1. Raises ValueError otherwise."""
+
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+
+    def __post_init__(self) -> None:
+        if not QUORUM_MAX >= self.ensemble_size >= self.write_quorum >= self.ack_quorum >= 1:
+            raise ValueError(
+                f"needs {QUORUM_MAX} >= ensemble_size >= write_quorum >= ack_quorum >= 1, got "
+                f"{self.ensemble_size}, {self.write_quorum}, {self.ack_quorum}"
+            )
+
+    @property
+    def is_striped(self) -> bool:
+        """Whether entries of one ledger live in different write sets."""
+        return self.ensemble_size > self.write_quorum
+
+    def write_set(self, entry_id: int) -> tuple[int, ...]:
+        """The positions that store an entry, the first one first."""
+        return _write_sets(self)[entry_id % self.ensemble_size]
+
+    def residues(self, position: int) -> frozenset[int]:
+        """The entry ids modulo E that a position stores."""
+        return _residues(self)[position]
+
+    def is_member(self, position: int, entry_id: int) -> bool:
+        """Whether a position stores an entry."""
+        return entry_id % self.ensemble_size in _residues(self)[position]
+
+    @property
+    def negatives_needed(self) -> int:
+        """Explicit negatives of a write set that prove that no ack quorum holds the entry (I16)."""
+        return self.write_quorum - self.ack_quorum + 1
+
+    def is_acknowledged(self, positions: Iterable[int], first_entry: int, last_entry: int) -> bool:
+        """Whether every entry of a run has Qa of these positions in its write set (I2)."""
+        acked = frozenset(positions)
+        count = min(last_entry - first_entry + 1, self.ensemble_size)
+        return all(
+            sum(position in acked for position in self.write_set(first_entry + offset))
+            >= self.ack_quorum
+            for offset in range(count if self.is_striped else 1)
+        )
+
+    def is_covered(self, answered: Iterable[int]) -> bool:
+        """Whether no ack quorum can exist among the positions that have not answered (I14).
+
+        Counts unknowns per write set: fewer than Qa members of each may be silent. Positions in
+        `answered` must be those that answered for certain (rule 13), not those that were asked.
+        """
+        known = frozenset(answered)
+        return all(
+            sum(position not in known for position in write_set) < self.ack_quorum
+            for write_set in _write_sets(self)
+        )
+
+
+@lru_cache(maxsize=1024)
+def _write_sets(quorum: Quorum) -> tuple[tuple[int, ...], ...]:
+    size = quorum.ensemble_size
+    return tuple(
+        tuple((start + step) % size for step in range(quorum.write_quorum)) for start in range(size)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _residues(quorum: Quorum) -> tuple[frozenset[int], ...]:
+    return tuple(
+        frozenset(
+            residue
+            for residue, write_set in enumerate(_write_sets(quorum))
+            if position in write_set
+        )
+        for position in range(quorum.ensemble_size)
+    )

@@ -1,0 +1,278 @@
+"""Entries as bytes: the run, the unit that travels, is stored and is acknowledged.
+
+An entry is what the overview says: ledger id, entry id, last add confirmed, length (payload bytes
+of the ledger up to and including it), authentication code, payload. A run holds entries of one
+ledger in ascending order, columns first, so that Python pays per run and not per entry.
+
+Layout, big-endian:
+    format u8 (1) | digest u8 (0 none, 1 crc32c, 2 hmac-sha256) | 0 u16 | count u32 | ledger i64
+    entry ids i64[count] | LACs i64[count] | lengths i64[count] | payload sizes u32[count]
+    digests [count x size of the digest] | payloads, one after another
+
+Bytes never change (rule 2): re-sends, write-backs and repairs carry the entries as they were made.
+The digest covers ledger id, entry id, LAC, length (each i64) and payload (reference 2.7.2).
+"""
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import google_crc32c
+
+from quorumlog.protocol.metadata import DigestKind
+
+FORMAT: Final = 1
+_HEAD: Final = struct.Struct(">BBHIq")
+_ENTRY_HEAD: Final = struct.Struct(">qqqq")
+_COLUMNS_BYTES: Final = 8 + 8 + 8 + 4
+_KINDS: Final = (DigestKind.NONE, DigestKind.CRC32C, DigestKind.HMAC_SHA256)
+_SIZES: Final = (0, 4, 32)
+
+
+class BadRun(ValueError):
+    """The bytes are not a run: cut short, of another format, or out of order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry as its writer made it."""
+
+    ledger_id: int
+    entry_id: int
+    last_add_confirmed: int
+    length: int
+    digest: bytes
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """Makes and checks the digests of one ledger's entries. `mac_key` only for hmac-sha256."""
+
+    kind: DigestKind
+    mac_key: bytes = b""
+
+    def digest(self, head: bytes, payload: bytes | memoryview) -> bytes:
+        """The digest over an entry's 32 header bytes and its payload."""
+        if self.kind is DigestKind.CRC32C:
+            crc = google_crc32c.extend(google_crc32c.value(head), bytes(payload))
+            return int(crc).to_bytes(4, "big")
+        if self.kind is DigestKind.HMAC_SHA256:
+            mac = hmac.new(self.mac_key, head, hashlib.sha256)
+            mac.update(payload)
+            return mac.digest()
+        return b""
+
+    def is_valid(self, entry: Entry) -> bool:
+        """Whether an entry is what its writer made (under `none`: always)."""
+        head = _ENTRY_HEAD.pack(
+            entry.ledger_id, entry.entry_id, entry.last_add_confirmed, entry.length
+        )
+        return hmac.compare_digest(self.digest(head, entry.payload), entry.digest)
+
+
+class Run:
+    """Some entries of one ledger in ascending order, as the bytes that travel and are stored.
+
+    Invariants: at least one entry; ids grow strictly; `body` is never changed.
+    """
+
+    __slots__ = (
+        "_digests_at",
+        "_ids",
+        "_offsets",
+        "body",
+        "count",
+        "first",
+        "kind",
+        "last",
+        "ledger_id",
+    )
+
+    def __init__(self, body: bytes) -> None:
+        """Read the columns of `body`. Raises BadRun when they do not add up."""
+        if len(body) < _HEAD.size:
+            raise BadRun("a run is cut short")
+        fmt, kind, zero, count, ledger_id = _HEAD.unpack_from(body)
+        if fmt != FORMAT or kind >= len(_KINDS) or zero:
+            raise BadRun(f"a run of format {fmt}, digest {kind}")
+        payloads_at = _HEAD.size + count * (_COLUMNS_BYTES + _SIZES[kind])
+        if count == 0 or len(body) < payloads_at:
+            raise BadRun("a run is cut short")
+        ids: Sequence[int] = struct.unpack_from(f">{count}q", body, _HEAD.size)
+        if ids[0] < 0 or ledger_id < 0:
+            raise BadRun("a run of negative ids")
+        if ids[-1] - ids[0] == count - 1:
+            contiguous = range(ids[0], ids[0] + count)
+            if count > 2 and ids != tuple(contiguous):  # noqa: PLR2004
+                raise BadRun("a run out of order")
+            ids = contiguous
+        elif any(a >= b for a, b in zip(ids, ids[1:], strict=False)):
+            raise BadRun("a run out of order")
+        sizes = struct.unpack_from(f">{count}I", body, _HEAD.size + 24 * count)
+        offsets = [payloads_at]
+        at = payloads_at
+        for size in sizes:
+            at += size
+            offsets.append(at)
+        if at != len(body):
+            raise BadRun(f"a run of {len(body)} bytes whose columns ask for {at}")
+        self.body = body
+        self.kind = _KINDS[kind]
+        self.count = count
+        self.ledger_id: int = ledger_id
+        self.first: int = ids[0]
+        self.last: int = ids[-1]
+        self._ids = ids
+        self._offsets = offsets
+        self._digests_at = payloads_at - count * _SIZES[kind]
+
+    def __eq__(self, other: object) -> bool:
+        """Equal bytes."""
+        return isinstance(other, Run) and other.body == self.body
+
+    def __hash__(self) -> int:
+        """By bytes."""
+        return hash(self.body)
+
+    def __repr__(self) -> str:
+        """Ledger and range, for traces."""
+        return f"Run({self.ledger_id}, {self.first}..{self.last}, {self.count})"
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """The entry ids, ascending."""
+        return self._ids
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all payloads."""
+        return self._offsets[-1] - self._offsets[0]
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The greatest LAC that an entry of the run carries."""
+        count = self.count
+        return int(max(struct.unpack_from(f">{count}q", self.body, _HEAD.size + 8 * count)))
+
+    @property
+    def last_length(self) -> int:
+        """The length that the last entry carries: payload bytes up to and including it."""
+        at = _HEAD.size + 24 * self.count - 8
+        return int(struct.unpack_from(">q", self.body, at)[0])
+
+    def index(self, entry_id: int) -> int | None:
+        """The place of an entry in the run, or None where it is not in it."""
+        ids = self._ids
+        if isinstance(ids, range):
+            return entry_id - ids[0] if entry_id in ids else None
+        try:
+            return ids.index(entry_id)
+        except ValueError:
+            return None
+
+    def payload(self, index: int) -> memoryview:
+        """The payload at a place of the run, without a copy."""
+        return memoryview(self.body)[self._offsets[index] : self._offsets[index + 1]]
+
+    def digest(self, index: int) -> bytes:
+        """The digest at a place of the run."""
+        size = _SIZES[_KINDS.index(self.kind)]
+        at = self._digests_at + index * size
+        return self.body[at : at + size]
+
+    def entry(self, index: int) -> Entry:
+        """The entry at a place of the run."""
+        count = self.count
+        (lac,) = struct.unpack_from(">q", self.body, _HEAD.size + 8 * (count + index))
+        (length,) = struct.unpack_from(">q", self.body, _HEAD.size + 8 * (2 * count + index))
+        return Entry(
+            self.ledger_id,
+            self._ids[index],
+            lac,
+            length,
+            self.digest(index),
+            bytes(self.payload(index)),
+        )
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries, ascending."""
+        return map(self.entry, range(self.count))
+
+    def where(self, wanted: Callable[[int], bool]) -> "Run | None":
+        """The entries whose id is wanted, bytes unchanged; None where none is."""
+        chosen = [index for index, entry_id in enumerate(self._ids) if wanted(entry_id)]
+        if len(chosen) == self.count:
+            return self
+        return pack([self.entry(index) for index in chosen], self.kind) if chosen else None
+
+    def invalid(self, codec: Codec) -> list[int]:
+        """The ids of the entries whose digest is not right. `none` checks nothing."""
+        if codec.kind is not self.kind:
+            return list(self._ids)
+        if codec.kind is DigestKind.NONE:
+            return []
+        count, size = self.count, _SIZES[_KINDS.index(self.kind)]
+        lacs = struct.unpack_from(f">{count}q", self.body, _HEAD.size + 8 * count)
+        lengths = struct.unpack_from(f">{count}q", self.body, _HEAD.size + 16 * count)
+        view, offsets, at = memoryview(self.body), self._offsets, self._digests_at
+        bad = []
+        for index, entry_id in enumerate(self._ids):
+            head = _ENTRY_HEAD.pack(self.ledger_id, entry_id, lacs[index], lengths[index])
+            digest = codec.digest(head, view[offsets[index] : offsets[index + 1]])
+            if not hmac.compare_digest(digest, self.body[at : at + size]):
+                bad.append(entry_id)
+            at += size
+        return bad
+
+
+def make(
+    *,
+    ledger_id: int,
+    first_entry: int,
+    last_add_confirmed: int,
+    length_before: int,
+    payloads: Sequence[bytes],
+    codec: Codec,
+) -> Run:
+    """The run of new entries that begins at `first_entry`; `length_before` is the ledger's length
+    in payload bytes before it."""
+    entries, length = [], length_before
+    for entry_id, payload in enumerate(payloads, first_entry):
+        length += len(payload)
+        head = _ENTRY_HEAD.pack(ledger_id, entry_id, last_add_confirmed, length)
+        digest = codec.digest(head, payload)
+        entries.append(Entry(ledger_id, entry_id, last_add_confirmed, length, digest, payload))
+    return pack(entries, codec.kind)
+
+
+def pack(entries: Sequence[Entry], kind: DigestKind) -> Run:
+    """The run of these entries as they are. They are of one ledger, ascending, at least one."""
+    count = len(entries)
+    return Run(
+        b"".join(
+            (
+                _HEAD.pack(FORMAT, _KINDS.index(kind), 0, count, entries[0].ledger_id),
+                struct.pack(f">{count}q", *[e.entry_id for e in entries]),
+                struct.pack(f">{count}q", *[e.last_add_confirmed for e in entries]),
+                struct.pack(f">{count}q", *[e.length for e in entries]),
+                struct.pack(f">{count}I", *[len(e.payload) for e in entries]),
+                *[e.digest for e in entries],
+                *[e.payload for e in entries],
+            )
+        )
+    )
+
+
+def merge(runs: Iterable[Run]) -> Run | None:
+    """One run of the entries of several, each id once; None where there are no runs."""
+    chosen: dict[int, Entry] = {}
+    kind = DigestKind.NONE
+    for run in runs:
+        kind = run.kind
+        for entry in run.entries():
+            chosen.setdefault(entry.entry_id, entry)
+    return pack([chosen[entry_id] for entry_id in sorted(chosen)], kind) if chosen else None

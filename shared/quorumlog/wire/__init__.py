@@ -1,0 +1,1 @@
+"""What travels: bodies, routes, frames, problem documents. No sockets."""
