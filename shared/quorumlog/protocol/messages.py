@@ -90,7 +90,8 @@ class SendFence:
 @dataclass(frozen=True, slots=True)
 class SendRead:
     """Ask a member for entries first..last. With `fence` it is a recovery read: the bookie fences
-    durably before it answers (X1). Answered by ReadAnswered."""
+    durably before it answers (X1). Answered by ReadAnswered.
+    """
 
     position: int
     member: str
@@ -140,7 +141,8 @@ class FindBookies:
 @dataclass(frozen=True, slots=True)
 class StartTimer:
     """Answer with TimerFired(timer, tag) after the timer's time. Never cancelled: a machine
-    ignores what fires too late."""
+    ignores what fires too late.
+    """
 
     timer: Timer
     tag: int = 0
@@ -246,7 +248,8 @@ class AddAnswered:
 @dataclass(frozen=True, slots=True)
 class FenceAnswered:
     """The answer to SendFence. OK means durably fenced now; `last_add_confirmed` is the highest
-    LAC that the bookie knows of (NO_ENTRY where it knows none)."""
+    LAC that the bookie knows of (NO_ENTRY where it knows none).
+    """
 
     position: int
     member: str
@@ -258,7 +261,8 @@ class FenceAnswered:
 class ReadAnswered:
     """The answer to SendRead for first..last as asked. `run` holds what is present (maybe only
     some of it), `absent` the ranges that are explicitly not there; what neither names is unknown
-    (rule 1). Status OK says that run and absent can be believed."""
+    (rule 1). Status OK says that run and absent can be believed.
+    """
 
     position: int
     member: str
@@ -272,7 +276,8 @@ class ReadAnswered:
 @dataclass(frozen=True, slots=True)
 class MetadataAnswered:
     """The answer to UpdateMetadata and ReadMetadata. `metadata` is the row as it is now, where it
-    is known (after OK: with its new version)."""
+    is known (after OK: with its new version).
+    """
 
     attempt: int
     status: CasStatus

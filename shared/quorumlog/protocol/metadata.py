@@ -9,6 +9,7 @@ Invariants (checked by `check`):
   - I23: CLOSED implies that no fragment starts beyond last_entry + 1.
 """
 
+import itertools
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -81,7 +82,7 @@ class LedgerMetadata:
         firsts = [fragment.first_entry for fragment in self.fragments]
         assert firsts, "a ledger has at least one fragment"
         assert firsts[0] == 0, "I22: the first fragment starts at 0"
-        assert all(a < b for a, b in zip(firsts, firsts[1:], strict=False)), "I22: firsts grow"
+        assert all(a < b for a, b in itertools.pairwise(firsts)), "I22: firsts grow"
         for fragment in self.fragments:
             assert len(fragment.bookies) == self.quorum.ensemble_size, "I22: E members"
             assert len(set(fragment.bookies)) == len(fragment.bookies), "I22: distinct members"

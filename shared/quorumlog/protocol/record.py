@@ -15,6 +15,7 @@ The digest covers ledger id, entry id, LAC, length (each i64) and payload (refer
 
 import hashlib
 import hmac
+import itertools
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -107,10 +108,10 @@ class Run:
             raise BadRun("a run of negative ids")
         if ids[-1] - ids[0] == count - 1:
             contiguous = range(ids[0], ids[0] + count)
-            if count > 2 and ids != tuple(contiguous):  # noqa: PLR2004
+            if count > 2 and ids != tuple(contiguous):
                 raise BadRun("a run out of order")
             ids = contiguous
-        elif any(a >= b for a, b in zip(ids, ids[1:], strict=False)):
+        elif any(a >= b for a, b in itertools.pairwise(ids)):
             raise BadRun("a run out of order")
         sizes = struct.unpack_from(f">{count}I", body, _HEAD.size + 24 * count)
         offsets = [payloads_at]
@@ -239,7 +240,8 @@ def make(
     codec: Codec,
 ) -> Run:
     """The run of new entries that begins at `first_entry`; `length_before` is the ledger's length
-    in payload bytes before it."""
+    in payload bytes before it.
+    """
     entries, length = [], length_before
     for entry_id, payload in enumerate(payloads, first_entry):
         length += len(payload)
