@@ -151,13 +151,15 @@ class Run:
     @property
     def payload_bytes(self) -> int:
         """Bytes of all payloads."""
-        return self._offsets[-1] - self._offsets[0]
+        end: int = self._offsets[-1]
+        return end - self._offsets[0]
 
     @property
     def last_add_confirmed(self) -> int:
         """The greatest LAC that an entry of the run carries."""
         count = self.count
-        return int(max(struct.unpack_from(f">{count}q", self.body, _HEAD.size + 8 * count)))
+        lacs: tuple[int, ...] = struct.unpack_from(f">{count}q", self.body, _HEAD.size + 8 * count)
+        return max(lacs)
 
     @property
     def last_length(self) -> int:
