@@ -114,7 +114,7 @@ class Run:
         elif any(a >= b for a, b in itertools.pairwise(ids)):
             raise BadRun("a run out of order")
         sizes = struct.unpack_from(f">{count}I", body, _HEAD.size + 24 * count)
-        offsets = [payloads_at]
+        offsets: list[int] = [payloads_at]
         at = payloads_at
         for size in sizes:
             at += size
@@ -151,8 +151,7 @@ class Run:
     @property
     def payload_bytes(self) -> int:
         """Bytes of all payloads."""
-        end: int = self._offsets[-1]
-        return end - self._offsets[0]
+        return self._offsets[-1] - self._offsets[0]
 
     @property
     def last_add_confirmed(self) -> int:
