@@ -1,0 +1,177 @@
+"""A log's entry: one append request as an atomic record batch (rule 25).
+
+A batch says how many records precede it in its ledger, so a record's offset is its ledger's
+`first_offset` plus its place, and a takeover learns everything from the last entries alone.
+
+Layout, big-endian, columns first:
+    version u8 (1) | flags u8 | 0 u16 | count u32 | append time ms i64 | records before i64
+    producer, with flag 1: id size u8 | id | epoch i64 | seq i64
+    timestamps ms i64[count] with flag 2 | key sizes i32[count] (-1: no key) with flag 4
+    headers sizes u32[count] with flag 8 | value sizes u32[count]
+    keys, headers, values: each column's bytes one after another
+Headers of one record: (name size u16 | name | value size u16 | value) repeated, UTF-8.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+VERSION: Final = 1
+_HEAD: Final = struct.Struct(">BBHIqq")
+_PRODUCER: Final = struct.Struct(">qq")
+_HAS_PRODUCER, _HAS_TIMES, _HAS_KEYS, _HAS_HEADERS = 1, 2, 4, 8
+
+
+class BadBatch(ValueError):
+    """The bytes are not a record batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a log. `timestamp_ms` is the client's; None stands for the append time."""
+
+    value: bytes
+    key: bytes | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSeq:
+    """Which request of which producer a batch is: `seq` counts its requests in one epoch."""
+
+    id: str
+    epoch: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHead:
+    """What a batch says of itself, without its records."""
+
+    count: int
+    append_time_ms: int
+    records_before: int
+    producer: ProducerSeq | None
+
+
+def encode(
+    records: Sequence[Record],
+    *,
+    append_time_ms: int,
+    records_before: int,
+    producer: ProducerSeq | None = None,
+) -> bytes:
+    """The entry of these records, at least one."""
+    assert records, "a batch has at least one record"
+    count, flags = len(records), 0
+    parts: list[bytes] = []
+    if producer is not None:
+        flags |= _HAS_PRODUCER
+        name = producer.id.encode()
+        parts += [bytes([len(name)]), name, _PRODUCER.pack(producer.epoch, producer.seq)]
+    if any(record.timestamp_ms is not None for record in records):
+        flags |= _HAS_TIMES
+        times = [
+            append_time_ms if record.timestamp_ms is None else record.timestamp_ms
+            for record in records
+        ]
+        parts.append(struct.pack(f">{count}q", *times))
+    keys = [record.key for record in records]
+    if any(key is not None for key in keys):
+        flags |= _HAS_KEYS
+        sizes = [-1 if key is None else len(key) for key in keys]
+        parts.append(struct.pack(f">{count}i", *sizes))
+    headers = [_encode_headers(record.headers) for record in records]
+    if any(headers):
+        flags |= _HAS_HEADERS
+        parts.append(struct.pack(f">{count}I", *map(len, headers)))
+    parts.append(struct.pack(f">{count}I", *[len(record.value) for record in records]))
+    parts += [key for key in keys if key]
+    parts += headers
+    parts += [record.value for record in records]
+    head = _HEAD.pack(VERSION, flags, 0, count, append_time_ms, records_before)
+    return b"".join((head, *parts))
+
+
+def decode_head(data: bytes) -> BatchHead:
+    """What a batch says of itself. Raises BadBatch."""
+    return _parse_head(data)[0]
+
+
+def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
+    """A batch and its records. Raises BadBatch where the bytes do not add up."""
+    head, flags, at = _parse_head(data)
+    count = head.count
+    try:
+        times: Sequence[int | None] = [None] * count
+        if flags & _HAS_TIMES:
+            times, at = struct.unpack_from(f">{count}q", data, at), at + 8 * count
+        key_sizes: Sequence[int] = [-1] * count
+        if flags & _HAS_KEYS:
+            key_sizes, at = struct.unpack_from(f">{count}i", data, at), at + 4 * count
+        header_sizes: Sequence[int] = [0] * count
+        if flags & _HAS_HEADERS:
+            header_sizes, at = struct.unpack_from(f">{count}I", data, at), at + 4 * count
+        value_sizes: Sequence[int] = struct.unpack_from(f">{count}I", data, at)
+    except struct.error as error:
+        raise BadBatch("a record batch is cut short") from error
+    at += 4 * count
+    values_at = at + sum(size for size in key_sizes if size > 0) + sum(header_sizes)
+    if any(size < -1 for size in key_sizes) or values_at + sum(value_sizes) != len(data):
+        raise BadBatch("a record batch's sizes do not add up")
+    headers_at = values_at - sum(header_sizes)
+    records = []
+    for time, key_size, header_size, value_size in zip(
+        times, key_sizes, header_sizes, value_sizes, strict=True
+    ):
+        key = None if key_size < 0 else data[at : at + key_size]
+        at += max(key_size, 0)
+        headers = _decode_headers(data[headers_at : headers_at + header_size])
+        headers_at += header_size
+        records.append(Record(data[values_at : values_at + value_size], key, headers, time))
+        values_at += value_size
+    return head, records
+
+
+def _parse_head(data: bytes) -> tuple[BatchHead, int, int]:
+    try:
+        version, flags, zero, count, time_ms, before = _HEAD.unpack_from(data)
+        if version != VERSION or zero or flags > 15 or not 0 < 4 * count <= len(data) or before < 0:
+            raise BadBatch(f"a record batch of version {version}, flags {flags}")
+        at, producer = _HEAD.size, None
+        if flags & _HAS_PRODUCER:
+            size = data[at]
+            name = data[at + 1 : at + 1 + size].decode()
+            epoch, seq = _PRODUCER.unpack_from(data, at + 1 + size)
+            producer, at = ProducerSeq(name, epoch, seq), at + 1 + size + _PRODUCER.size
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise BadBatch("a record batch is cut short") from error
+    return BatchHead(count, time_ms, before, producer), flags, at
+
+
+def _encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
+    parts = []
+    for pair in headers:
+        for text in pair:
+            data = text.encode()
+            parts += [len(data).to_bytes(2, "big"), data]
+    return b"".join(parts)
+
+
+def _decode_headers(data: bytes) -> tuple[tuple[str, str], ...]:
+    texts, at = [], 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 2], "big")
+        at += 2
+        if at + size > len(data):
+            raise BadBatch("a record's headers are cut short")
+        try:
+            texts.append(data[at : at + size].decode())
+        except UnicodeDecodeError as error:
+            raise BadBatch("a record's headers are not UTF-8") from error
+        at += size
+    if len(texts) % 2:
+        raise BadBatch("a record's headers are cut short")
+    return tuple(zip(texts[::2], texts[1::2], strict=True))

@@ -1,0 +1,193 @@
+"""A named log: an ordered list of ledgers in one row, and the only ways in which it may change.
+
+As with ledgers, values are immutable and a transform keeps the version that it was made from.
+
+Invariants (checked by `check`):
+  - I33: offsets of the items grow; known borders meet (`last_offset` + 1 is the next `first_offset`);
+  - only the last item may be of an unknown end; an item whose `first_offset` is not known yet was
+    added ahead by a roll, and no write is served from it before it is (rule 23);
+  - `first_offset` of the log never goes back, `writer_token` never goes down.
+Source: both protocol documents, "Ledgers to logs"; rules 22 to 28.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from quorumlog.protocol.quorum import Quorum
+
+PRODUCERS_MAX = 1000
+"""Producers that a log remembers; the one that was silent longest goes first (rule 26)."""
+
+ANSWERS_MAX = 8
+"""Answers that are kept for each producer, so that a repeat gets the first one again."""
+
+
+class LogState(StrEnum):
+    """CLOSED is final: nothing is appended any more."""
+
+    OPEN = "OPEN"
+    CLOSED = "CLOSED"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one request of a producer was answered, and the digest of what it had sent."""
+
+    seq: int
+    first_offset: int
+    last_offset: int
+    ledger_id: int
+    entry_id: int
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """One producer as a log knows it. `answers` are its latest, ascending by seq."""
+
+    id: str
+    epoch: int
+    seen_ms: int
+    answers: tuple[Answer, ...]
+
+    @property
+    def next_seq(self) -> int:
+        """The seq that this producer's next request in this epoch must carry."""
+        return self.answers[-1].seq + 1 if self.answers else 0
+
+    def answered(self, answer: Answer, *, epoch: int, now_ms: int) -> "Producer":
+        """This producer after one more request."""
+        kept = self.answers if epoch == self.epoch else ()
+        return Producer(self.id, epoch, now_ms, (*kept, answer)[-ANSWERS_MAX:])
+
+
+@dataclass(frozen=True, slots=True)
+class LogItem:
+    """One ledger of a log. `producers` is the producer table as of its start (rule 26)."""
+
+    ledger_id: int
+    first_offset: int | None
+    last_offset: int | None = None
+    """None while the ledger may grow; first_offset - 1 of an empty closed one."""
+    producers: tuple[Producer, ...] = ()
+    bytes: int = 0
+    sealed_ms: int = 0
+    """When it was closed: retention by age begins here. 0 while open."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What a log is made with. Zero switches a limit off."""
+
+    quorum: Quorum
+    digest: str = "crc32c"
+    roll_bytes: int = 256 * 1024 * 1024
+    roll_entries: int = 0
+    roll_seconds: int = 0
+    retention_bytes: int = 0
+    retention_seconds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogMetadata:
+    """One log's row."""
+
+    name: str
+    settings: LogSettings
+    items: tuple[LogItem, ...] = ()
+    version: int = 1
+    state: LogState = LogState.OPEN
+    first_offset: int = 0
+    next_offset: int | None = None
+    """Where the next record goes while no ledger is open (no items yet, or closed)."""
+    writer_token: int = 0
+    """0: any gateway may own it. Else only appends with this token are taken (`open`)."""
+    opened_by: str | None = None
+    created_at: str = ""
+
+    def check(self) -> None:
+        """Assert the invariants of one row."""
+        for before, item in zip(self.items, self.items[1:], strict=False):
+            if item.first_offset is not None:
+                assert before.last_offset is not None, "I33: an end is known before what follows"
+                assert before.last_offset + 1 == item.first_offset, "I33: borders meet"
+        assert all(item.first_offset is not None for item in self.items[:-1]), "rule 23"
+        ids = [item.ledger_id for item in self.items]
+        assert len(set(ids)) == len(ids), "a ledger is named once"
+
+    @property
+    def last_item(self) -> LogItem | None:
+        """The ledger that is written, whose writer owns the log (rule 22)."""
+        return self.items[-1] if self.items else None
+
+    def item_of(self, ledger_id: int) -> LogItem | None:
+        """The item of a ledger, or None where the log does not name it."""
+        return next((item for item in self.items if item.ledger_id == ledger_id), None)
+
+    def with_ledger(self, ledger_id: int) -> "LogMetadata":
+        """The log with a new last ledger, whose start is not known before the old one's end."""
+        assert self.state is LogState.OPEN
+        return replace(self, items=(*self.items, LogItem(ledger_id, None)))
+
+    def with_ends(
+        self,
+        ends: dict[int, tuple[int, int]],
+        *,
+        producers: tuple[Producer, ...],
+        now_ms: int,
+    ) -> "LogMetadata":
+        """Fill in what is known now that ledgers are CLOSED: `ends` gives the records and the
+        bytes of each; the last item's start and its producer table follow from them.
+        """
+        items: list[LogItem] = []
+        offset = self.items[0].first_offset if self.items else None
+        at = self.first_offset if offset is None else offset
+        if self.next_offset is not None and offset is None:
+            at = self.next_offset
+        for item in self.items:
+            changed = item
+            if item.first_offset is None:
+                changed = replace(changed, first_offset=at, producers=producers)
+            if item.last_offset is None and item.ledger_id in ends:
+                records, size = ends[item.ledger_id]
+                changed = replace(
+                    changed, last_offset=at + records - 1, bytes=size, sealed_ms=now_ms
+                )
+            items.append(changed)
+            at = at if changed.last_offset is None else changed.last_offset + 1
+        kept = tuple(
+            item
+            for index, item in enumerate(items)
+            if index == len(items) - 1
+            or item.last_offset is None
+            or item.first_offset is None
+            or item.last_offset >= item.first_offset
+        )
+        return replace(self, items=kept, next_offset=None if kept else at)
+
+    def truncated(self, before: int) -> "LogMetadata":
+        """The log without the closed ledgers that end below `before`; the last item stays."""
+        kept = tuple(
+            item
+            for index, item in enumerate(self.items)
+            if index == len(self.items) - 1
+            or item.last_offset is None
+            or item.last_offset >= before
+        )
+        first = kept[0].first_offset if kept else self.first_offset
+        return replace(
+            self, items=kept, first_offset=max(self.first_offset, 0 if first is None else first)
+        )
+
+    def opened(self, owner: str) -> "LogMetadata":
+        """The log with a new writer token: appends with an older one are fenced off."""
+        return replace(self, writer_token=self.writer_token + 1, opened_by=owner)
+
+    def closed(self) -> "LogMetadata":
+        """The log after its end; all its ledgers are CLOSED by then."""
+        last = self.last_item
+        end = self.next_offset or 0
+        if last is not None:
+            assert last.last_offset is not None, "all ledgers are CLOSED before the log is"
+            end = last.last_offset + 1
+        return replace(self, state=LogState.CLOSED, next_offset=end)

@@ -1,0 +1,65 @@
+"""The record batch: what goes in comes out, and garbage is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorumlog.protocol import batch
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+RECORDS = st.lists(
+    st.builds(
+        batch.Record,
+        value=st.binary(max_size=50),
+        key=st.none() | st.binary(max_size=20),
+        headers=st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple),
+        timestamp_ms=st.none() | st.integers(-(2**63), 2**63 - 1),
+    ),
+    min_size=1,
+    max_size=8,
+)
+PRODUCERS = st.none() | st.builds(
+    batch.ProducerSeq,
+    id=TEXT,
+    epoch=st.integers(0, 2**63 - 1),
+    seq=st.integers(0, 2**63 - 1),
+)
+
+
+@given(RECORDS, PRODUCERS, st.integers(0, 2**53))
+def test_a_batch_is_read_as_it_was_written(
+    records: list[batch.Record], producer: batch.ProducerSeq | None, before: int
+) -> None:
+    data = batch.encode(records, append_time_ms=7, records_before=before, producer=producer)
+
+    head, read = batch.decode(data)
+
+    assert head == batch.BatchHead(len(records), 7, before, producer)
+    assert head == batch.decode_head(data)
+    if any(record.timestamp_ms is not None for record in records):
+        times = [7 if r.timestamp_ms is None else r.timestamp_ms for r in records]
+        assert [r.timestamp_ms for r in read] == times
+    assert [(r.value, r.key, r.headers) for r in read] == [
+        (r.value, r.key, r.headers) for r in records
+    ]
+
+
+@given(RECORDS, PRODUCERS, st.data())
+def test_a_batch_cut_short_or_grown_is_refused(
+    records: list[batch.Record], producer: batch.ProducerSeq | None, data: st.DataObject
+) -> None:
+    whole = batch.encode(records, append_time_ms=7, records_before=0, producer=producer)
+    cut = data.draw(st.integers(0, len(whole) - 1))
+
+    for damaged in (whole[:cut], whole + b"\0"):
+        with pytest.raises(batch.BadBatch):
+            batch.decode(damaged)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_a_bad_batch_or_a_batch_never_another_error(data: bytes) -> None:
+    try:
+        head, records = batch.decode(data)
+    except batch.BadBatch:
+        return
+    assert head.count == len(records)

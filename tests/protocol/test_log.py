@@ -1,0 +1,89 @@
+"""A log's row: offsets are dense over ledgers, and a list changes only as rules 22 to 28 say."""
+
+import pytest
+
+from quorumlog.protocol.log import (
+    ANSWERS_MAX,
+    Answer,
+    LogItem,
+    LogMetadata,
+    LogSettings,
+    LogState,
+    Producer,
+)
+from quorumlog.protocol.quorum import Quorum
+
+SETTINGS = LogSettings(Quorum(3, 3, 2))
+EMPTY = LogMetadata("events", SETTINGS, next_offset=0)
+
+
+def closed(log: LogMetadata, ends: dict[int, tuple[int, int]]) -> LogMetadata:
+    changed = log.with_ends(ends, producers=(), now_ms=1)
+    changed.check()
+    return changed
+
+
+def test_the_first_ledger_begins_at_offset_zero() -> None:
+    log = closed(EMPTY.with_ledger(7), {})
+
+    assert log.items == (LogItem(7, 0),)
+
+
+def test_a_ledger_added_ahead_gets_its_start_when_the_one_before_it_is_closed() -> None:
+    log = closed(EMPTY.with_ledger(7), {}).with_ledger(8)
+    log.check()
+
+    after = closed(log, {7: (10, 100)})
+
+    assert [(i.ledger_id, i.first_offset, i.last_offset) for i in after.items] == [
+        (7, 0, 9),
+        (8, 10, None),
+    ]
+
+
+def test_an_empty_closed_ledger_leaves_the_list_but_not_as_the_last() -> None:
+    log = closed(EMPTY.with_ledger(7), {}).with_ledger(8)
+
+    after = closed(log, {7: (0, 0)})
+    ended = closed(after, {8: (0, 0)})
+
+    assert [(i.ledger_id, i.first_offset) for i in after.items] == [(8, 0)]
+    assert [(i.ledger_id, i.first_offset, i.last_offset) for i in ended.items] == [(8, 0, -1)]
+
+
+def test_truncate_drops_whole_ledgers_and_its_start_never_goes_back() -> None:
+    log = closed(EMPTY.with_ledger(7), {}).with_ledger(8)
+    log = closed(log, {7: (10, 100)})
+
+    assert log.truncated(9).first_offset == 0
+    cut = log.truncated(10)
+
+    assert (cut.first_offset, [i.ledger_id for i in cut.items]) == (10, [8])
+    assert cut.truncated(3) == cut
+
+
+def test_a_log_is_closed_at_the_end_of_its_last_ledger() -> None:
+    log = closed(EMPTY.with_ledger(7), {})
+
+    with pytest.raises(AssertionError):
+        log.closed()
+    done = closed(log, {7: (4, 10)}).closed()
+
+    assert (done.state, done.next_offset) == (LogState.CLOSED, 4)
+
+
+def test_opening_gives_a_greater_token_each_time() -> None:
+    first = EMPTY.opened("a")
+    second = first.opened("b")
+
+    assert (first.writer_token, second.writer_token, second.opened_by) == (1, 2, "b")
+
+
+def test_a_producer_keeps_its_latest_answers_and_a_new_epoch_begins_at_zero() -> None:
+    producer = Producer("p", 1, 0, ())
+    for seq in range(ANSWERS_MAX + 3):
+        producer = producer.answered(Answer(seq, seq, seq, 1, seq, "x"), epoch=1, now_ms=seq)
+
+    assert producer.next_seq == ANSWERS_MAX + 3
+    assert len(producer.answers) == ANSWERS_MAX
+    assert producer.answered(Answer(0, 99, 99, 1, 9, "y"), epoch=2, now_ms=9).next_seq == 1
