@@ -1,0 +1,342 @@
+"""The binary messages of a bookie's channel (`GET /v1/channel`), both ways, as pure functions.
+
+The same operations exist as plain HTTP for people; this is the hot path. All numbers are
+big-endian. A message that does not parse is `BadFrame`: who gets one closes the connection, since
+nothing in it can be believed, its request id included.
+
+Request, one a message:
+    op u8 | flags u8 | 0 u16 | crc32c u32 | request id u64 | ledger i64 | first i64 | last i64
+    | size of member u8 | member (name@incarnation that is asked) | then by op:
+    ADD        ledger key [32] | run
+    READ       ledger key [32] (zeros when not fencing) | bytes max u32
+    FENCE      ledger key [32]
+    READ_LAC   nothing
+    WRITE_LAC  ledger key [32]; the value is `last`
+The CRC covers the whole message but itself.
+
+Answers, many a message:
+    crc32c u32 (of the rest) | size of member u8 | member (who answers, rule 4) | then per answer:
+    kind u8 (the op) | status u8 | 0 u16 | request id u64 | ledger i64 | first i64 | last i64
+    | LAC i64 | size of body u32 | body
+Body of a READ: absent count u32 | (first i64, last i64) each | run or nothing. Others have none.
+"""
+
+import struct
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.record import BadRun, Run
+
+KEY_BYTES: Final = 32
+NO_KEY: Final = bytes(KEY_BYTES)
+"""In place of a ledger key where none is given."""
+
+REQUEST_OVERHEAD_MAX: Final = 40 + 1 + 255 + KEY_BYTES
+"""What an ADD adds to the bytes of its run, at most."""
+
+_REQUEST: Final = struct.Struct(">BBHIQqqqB")
+_REST: Final = struct.Struct(">QqqqB")
+_ANSWER: Final = struct.Struct(">BBHQqqqqI")
+_U32: Final = struct.Struct(">I")
+_RANGE: Final = struct.Struct(">qq")
+
+_RECOVERY: Final = 1
+_REPAIR: Final = 2
+_FENCING: Final = 1
+
+
+class Op(IntEnum):
+    """What is asked of a bookie."""
+
+    ADD = 1
+    READ = 2
+    FENCE = 3
+    READ_LAC = 4
+    WRITE_LAC = 5
+
+
+_OPS: Final = dict(enumerate(Op, start=1))
+_FLAGS_MAX: Final = (0, _RECOVERY | _REPAIR, _FENCING, 0, 0, 0)
+_STATUSES: Final = tuple(Status)
+_STATUS_BYTES: Final = {status: index for index, status in enumerate(Status)}
+
+
+class BadFrame(ValueError):
+    """The bytes are not a message of the channel: cut short, damaged, or of another protocol."""
+
+
+class Request(NamedTuple):
+    """One request as a bookie gets it. Fields that an op does not have keep their default."""
+
+    op: Op
+    request_id: int
+    ledger_id: int
+    first: int
+    last: int
+    member: str
+    ledger_key: bytes = NO_KEY
+    recovery: bool = False
+    repair: bool = False
+    fence: bool = False
+    bytes_max: int = 0
+    run: Run | None = None
+
+
+class Answer(NamedTuple):
+    """One answer: it repeats op, ledger and range of what it answers (rule 4)."""
+
+    op: Op
+    status: Status
+    request_id: int
+    ledger_id: int
+    first: int
+    last: int
+    last_add_confirmed: int = NO_ENTRY
+    body: bytes = b""
+
+
+class ReadBody(NamedTuple):
+    """What a bookie holds of a range: what is neither in `run` nor in `absent` is unknown."""
+
+    run: Run | None
+    absent: tuple[tuple[int, int], ...]
+
+
+def add_request(
+    request_id: int,
+    member: str,
+    ledger_key: bytes,
+    run: Run,
+    *,
+    recovery: bool = False,
+    repair: bool = False,
+) -> bytes:
+    """ADD: store these entries. Recovery and repair adds pass the fence (rule 2)."""
+    flags = (_RECOVERY if recovery else 0) | (_REPAIR if repair else 0)
+    return _request(
+        Op.ADD,
+        flags,
+        request_id,
+        run.ledger_id,
+        run.first,
+        run.last,
+        member,
+        _checked_key(ledger_key),
+        run.body,
+    )
+
+
+def read_request(
+    request_id: int,
+    member: str,
+    ledger_id: int,
+    first: int,
+    last: int,
+    *,
+    bytes_max: int,
+    fence_key: bytes | None = None,
+) -> bytes:
+    """READ: entries first..last; with `fence_key` the ledger is fenced before the answer."""
+    fencing = fence_key is not None
+    tail = _checked_key(fence_key or b"") + _U32.pack(bytes_max)
+    flags = _FENCING if fencing else 0
+    return _request(Op.READ, flags, request_id, ledger_id, first, last, member, tail)
+
+
+def fence_request(request_id: int, member: str, ledger_id: int, ledger_key: bytes) -> bytes:
+    """FENCE: fence durably, then tell the LAC."""
+    key = _checked_key(ledger_key)
+    return _request(Op.FENCE, 0, request_id, ledger_id, NO_ENTRY, NO_ENTRY, member, key)
+
+
+def read_lac_request(request_id: int, member: str, ledger_id: int) -> bytes:
+    """READ_LAC: the highest LAC that the bookie knows of, without fencing."""
+    return _request(Op.READ_LAC, 0, request_id, ledger_id, NO_ENTRY, NO_ENTRY, member)
+
+
+def write_lac_request(
+    request_id: int, member: str, ledger_id: int, last_add_confirmed: int, ledger_key: bytes
+) -> bytes:
+    """WRITE_LAC: keep this LAC (explicit LAC; monotone at the bookie)."""
+    key = _checked_key(ledger_key)
+    return _request(
+        Op.WRITE_LAC, 0, request_id, ledger_id, NO_ENTRY, last_add_confirmed, member, key
+    )
+
+
+def parse_request(message: bytes) -> Request:
+    """The request in a message. Raises BadFrame.
+
+    An ADD's run is parsed too: its ledger and range are those of the request.
+    """
+    if len(message) < _REQUEST.size:
+        raise BadFrame("a request is cut short")
+    code, flags, zero, crc, request_id, ledger_id, first, last, size = _REQUEST.unpack_from(message)
+    op = _OPS.get(code)
+    if op is None or zero or flags & ~_FLAGS_MAX[code]:
+        raise BadFrame(f"a request of op {code}, flags {flags}")
+    at = _REQUEST.size + size
+    tail_at = at if op is Op.READ_LAC else at + KEY_BYTES
+    body_at = tail_at + 4 if op is Op.READ else tail_at
+    length = len(message)
+    if length < body_at or (length != body_at and op is not Op.ADD):
+        raise BadFrame("a request of the wrong size")
+    body = message[body_at:]
+    if crc != google_crc32c.extend(google_crc32c.value(message[:4] + message[8:body_at]), body):
+        raise BadFrame("a request whose CRC is wrong")
+    member = _member(message[_REQUEST.size : at])
+    key = message[at:tail_at] or NO_KEY
+    if ledger_id < 0 or last < NO_ENTRY or first < NO_ENTRY:
+        raise BadFrame("a request of negative ids")
+    if op is Op.ADD:
+        run = _run(body)
+        if run.ledger_id != ledger_id or run.first != first or run.last != last:
+            raise BadFrame("an add whose run is of another range")
+        return Request(
+            op,
+            request_id,
+            ledger_id,
+            first,
+            last,
+            member,
+            key,
+            flags & _RECOVERY != 0,
+            flags & _REPAIR != 0,
+            run=run,
+        )
+    if op is Op.READ:
+        if not 0 <= first <= last:
+            raise BadFrame(f"a read of {first}..{last}")
+        (bytes_max,) = _U32.unpack_from(message, tail_at)
+        fence = flags & _FENCING != 0
+        return Request(
+            op, request_id, ledger_id, first, last, member, key, fence=fence, bytes_max=bytes_max
+        )
+    return Request(op, request_id, ledger_id, first, last, member, key)
+
+
+def encode_answers(member: str, answers: Iterable[Answer]) -> bytes:
+    """One message with these answers from `member`."""
+    name = member.encode()
+    parts = [b"", bytes((len(name),)), name]
+    for op, status, request_id, ledger_id, first, last, lac, body in answers:
+        parts.append(
+            _ANSWER.pack(
+                op,
+                _STATUS_BYTES[status],
+                0,
+                request_id,
+                ledger_id,
+                first,
+                last,
+                lac,
+                len(body),
+            )
+        )
+        if body:
+            parts.append(body)
+    rest = b"".join(parts)
+    return _U32.pack(google_crc32c.value(rest)) + rest
+
+
+def parse_answers(message: bytes) -> tuple[str, list[Answer]]:
+    """Who answers, and the answers. Raises BadFrame."""
+    end = len(message)
+    if end < 5:
+        raise BadFrame("an answer is cut short")
+    if _U32.unpack_from(message)[0] != google_crc32c.value(message[4:]):
+        raise BadFrame("an answer whose CRC is wrong")
+    at = 5 + message[4]
+    if at > end:
+        raise BadFrame("an answer is cut short")
+    member = _member(message[5:at])
+    answers = []
+    while at < end:
+        if end - at < _ANSWER.size:
+            raise BadFrame("an answer is cut short")
+        code, status, zero, request_id, ledger_id, first, last, lac, size = _ANSWER.unpack_from(
+            message, at
+        )
+        op = _OPS.get(code)
+        at += _ANSWER.size
+        if op is None or zero or status >= len(_STATUSES) or size > end - at:
+            raise BadFrame(f"an answer of op {code}, status {status}, {size} bytes")
+        answers.append(
+            Answer(
+                op,
+                _STATUSES[status],
+                request_id,
+                ledger_id,
+                first,
+                last,
+                lac,
+                message[at : at + size],
+            )
+        )
+        at += size
+    return member, answers
+
+
+def encode_read_body(run: Run | None, absent: Iterable[tuple[int, int]] = ()) -> bytes:
+    """The body of a READ's answer."""
+    ranges = [_RANGE.pack(first, last) for first, last in absent]
+    return b"".join((_U32.pack(len(ranges)), *ranges, b"" if run is None else run.body))
+
+
+def parse_read_body(body: bytes) -> ReadBody:
+    """What a READ's answer names. Raises BadFrame."""
+    if len(body) < 4:
+        raise BadFrame("a read's answer is cut short")
+    (count,) = _U32.unpack_from(body)
+    at = 4 + count * _RANGE.size
+    if at > len(body):
+        raise BadFrame("a read's answer is cut short")
+    absent = tuple(_RANGE.iter_unpack(body[4:at]))
+    if any(not 0 <= first <= last for first, last in absent):
+        raise BadFrame("a read's answer with a backward range")
+    return ReadBody(_run(body[at:]) if at < len(body) else None, absent)
+
+
+def _request(
+    op: Op,
+    flags: int,
+    request_id: int,
+    ledger_id: int,
+    first: int,
+    last: int,
+    member: str,
+    tail: bytes = b"",
+    body: bytes = b"",
+) -> bytes:
+    name = member.encode()
+    start = bytes((op, flags, 0, 0))
+    rest = _REST.pack(request_id, ledger_id, first, last, len(name)) + name + tail
+    crc = google_crc32c.extend(google_crc32c.value(start + rest), body)
+    return b"".join((start, _U32.pack(crc), rest, body))
+
+
+def _checked_key(key: bytes) -> bytes:
+    if not key:
+        return NO_KEY
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"a ledger key has {KEY_BYTES} bytes, not {len(key)}")
+    return key
+
+
+def _member(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError as error:
+        raise BadFrame("a member's name is not UTF-8") from error
+
+
+def _run(body: bytes) -> Run:
+    try:
+        return Run(body)
+    except BadRun as error:
+        raise BadFrame(str(error)) from error

@@ -1,0 +1,191 @@
+"""Messages of the channel survive the trip, and nothing else is taken for one."""
+
+import struct
+
+import google_crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorumlog.protocol import record
+from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.metadata import DigestKind
+from quorumlog.wire import frames
+
+IDS = st.integers(0, ID_MAX)
+REQUEST_IDS = st.integers(0, 2**64 - 1)
+MEMBERS = st.text(min_size=1, max_size=60)
+KEYS = st.binary(min_size=frames.KEY_BYTES, max_size=frames.KEY_BYTES)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> record.Run:
+    kind = draw(st.sampled_from(list(DigestKind)))
+    ids = draw(st.lists(st.integers(0, 10**6), min_size=1, max_size=8, unique=True).map(sorted))
+    ledger_id = draw(IDS)
+    codec = record.Codec(kind, b"k")
+    made = [
+        record.make(
+            ledger_id=ledger_id,
+            first_entry=entry_id,
+            last_add_confirmed=draw(st.integers(-1, entry_id)),
+            length_before=draw(st.integers(0, 10**9)),
+            payloads=[draw(st.binary(max_size=40))],
+            codec=codec,
+        )
+        for entry_id in ids
+    ]
+    merged = record.merge(made)
+    assert merged is not None
+    return merged
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> tuple[int, int]:
+    first = draw(IDS)
+    return first, draw(st.integers(first, ID_MAX))
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> frames.Answer:
+    first, last = draw(ranges())
+    return frames.Answer(
+        draw(st.sampled_from(list(frames.Op))),
+        draw(st.sampled_from(list(Status))),
+        draw(REQUEST_IDS),
+        draw(IDS),
+        first,
+        last,
+        draw(st.integers(-1, ID_MAX)),
+        draw(st.binary(max_size=50)),
+    )
+
+
+@given(REQUEST_IDS, MEMBERS, KEYS, runs(), st.booleans(), st.booleans())
+def test_an_add_survives_the_trip(
+    request_id: int, member: str, key: bytes, run: record.Run, recovery: bool, repair: bool
+) -> None:
+    message = frames.add_request(request_id, member, key, run, recovery=recovery, repair=repair)
+
+    got = frames.parse_request(message)
+
+    assert got == frames.Request(
+        frames.Op.ADD,
+        request_id,
+        run.ledger_id,
+        run.first,
+        run.last,
+        member,
+        key,
+        recovery,
+        repair,
+        run=run,
+    )
+    assert len(message) <= len(run.body) + frames.REQUEST_OVERHEAD_MAX
+
+
+@given(REQUEST_IDS, MEMBERS, IDS, ranges(), st.integers(0, 2**32 - 1), st.none() | KEYS)
+def test_a_read_survives_the_trip(
+    request_id: int,
+    member: str,
+    ledger_id: int,
+    entries: tuple[int, int],
+    bytes_max: int,
+    key: bytes | None,
+) -> None:
+    message = frames.read_request(
+        request_id, member, ledger_id, *entries, bytes_max=bytes_max, fence_key=key
+    )
+
+    got = frames.parse_request(message)
+
+    assert got == frames.Request(
+        frames.Op.READ,
+        request_id,
+        ledger_id,
+        *entries,
+        member,
+        key or frames.NO_KEY,
+        fence=key is not None,
+        bytes_max=bytes_max,
+    )
+
+
+@given(REQUEST_IDS, MEMBERS, IDS, KEYS, st.integers(-1, ID_MAX))
+def test_fence_and_lac_requests_survive_the_trip(
+    request_id: int, member: str, ledger_id: int, key: bytes, lac: int
+) -> None:
+    fence = frames.parse_request(frames.fence_request(request_id, member, ledger_id, key))
+    ask = frames.parse_request(frames.read_lac_request(request_id, member, ledger_id))
+    tell = frames.parse_request(frames.write_lac_request(request_id, member, ledger_id, lac, key))
+
+    head = (request_id, ledger_id, -1)
+    assert fence == frames.Request(frames.Op.FENCE, *head, -1, member, key)
+    assert ask == frames.Request(frames.Op.READ_LAC, *head, -1, member)
+    assert tell == frames.Request(frames.Op.WRITE_LAC, *head, lac, member, key)
+
+
+@given(MEMBERS, st.lists(answers(), max_size=5))
+def test_answers_survive_the_trip(member: str, given_answers: list[frames.Answer]) -> None:
+    message = frames.encode_answers(member, given_answers)
+
+    assert frames.parse_answers(message) == (member, given_answers)
+
+
+@given(st.none() | runs(), st.lists(ranges(), max_size=4).map(tuple))
+def test_what_a_read_found_survives_the_trip(
+    run: record.Run | None, absent: tuple[tuple[int, int], ...]
+) -> None:
+    assert frames.parse_read_body(frames.encode_read_body(run, absent)) == (run, absent)
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_never_a_message(garbage: bytes) -> None:
+    for parse in (frames.parse_request, frames.parse_answers):
+        with pytest.raises(frames.BadFrame):
+            parse(garbage)
+
+
+@given(runs(), st.data())
+def test_a_flipped_bit_or_a_cut_is_noticed(run: record.Run, data: st.DataObject) -> None:
+    request = frames.add_request(7, "bookie-1@1", bytes(32), run)
+    answer = frames.encode_answers(
+        "bookie-1@1",
+        [frames.Answer(frames.Op.READ, Status.OK, 7, run.ledger_id, run.first, run.last)],
+    )
+    for message, parse in ((request, frames.parse_request), (answer, frames.parse_answers)):
+        bit = data.draw(st.integers(0, len(message) * 8 - 1))
+        flipped = bytearray(message)
+        flipped[bit // 8] ^= 1 << bit % 8
+        cut = message[: data.draw(st.integers(0, len(message) - 1))]
+        for bad in (bytes(flipped), cut):
+            with pytest.raises(frames.BadFrame):
+                parse(bad)
+
+
+@given(st.binary(max_size=120))
+def test_a_reads_answer_that_is_garbage_is_noticed_or_parses(garbage: bytes) -> None:
+    try:
+        body = frames.parse_read_body(garbage)
+    except frames.BadFrame:
+        return
+    assert frames.encode_read_body(*body) == garbage
+
+
+def test_an_add_whose_run_is_of_another_range_is_refused() -> None:
+    run = record.make(
+        ledger_id=1,
+        first_entry=5,
+        last_add_confirmed=4,
+        length_before=0,
+        payloads=[b"x"],
+        codec=record.Codec(DigestKind.CRC32C),
+    )
+    message = bytearray(frames.add_request(1, "b@1", bytes(32), run))
+    struct.pack_into(">q", message, 24, 6)
+    crc = google_crc32c.value(bytes(message[:4] + message[8:]))
+    struct.pack_into(">I", message, 4, crc)
+
+    with pytest.raises(frames.BadFrame, match="another range"):
+        frames.parse_request(bytes(message))
