@@ -1,0 +1,378 @@
+"""What services exchange with the metadata service, as strict pydantic models.
+
+Parsed with `model_validate_json` only: then JSON lists become tuples, while `1.0` and `"1"` are
+no integers and unknown fields are refused. The public bodies of the gateway are not here.
+"""
+
+import base64
+import binascii
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
+
+from quorumlog.protocol.ids import ID_MAX, NO_ENTRY, member_of
+from quorumlog.protocol.messages import MissedRange
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
+from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
+
+SERVICE_ID_MAX = 2**53 - 1
+"""The greatest id that the service gives by itself: exact in every JSON reader (api.md)."""
+
+BOOKIE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+"""A bookie's name; it is part of a member, of URLs and of file names."""
+
+LOG_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
+"""A log's name (api.md)."""
+
+
+def _bytes_of(value: object) -> object:
+    """Canonical base64 as bytes; anything else is left for pydantic to refuse."""
+    if not isinstance(value, str):
+        return value
+    try:
+        decoded = base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError("is not base64") from error
+    if base64.b64encode(decoded).decode() != value:
+        raise ValueError("is not canonical base64")
+    return decoded
+
+
+def _base64_of(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _without_nul(value: str) -> str:
+    """Postgres keeps every character but this one."""
+    if "\0" in value:
+        raise ValueError("must not contain NUL")
+    return value
+
+
+LedgerId = Annotated[int, Field(ge=0, le=ID_MAX)]
+EntryId = Annotated[int, Field(ge=0, le=ID_MAX)]
+EntryIdOrNone = Annotated[int, Field(ge=NO_ENTRY, le=ID_MAX)]
+"""An entry id, or -1 for "none yet"."""
+Version = Annotated[int, Field(ge=1, le=ID_MAX)]
+Text = Annotated[str, StringConstraints(max_length=65_536), AfterValidator(_without_nul)]
+Key = Annotated[
+    bytes,
+    BeforeValidator(_bytes_of),
+    PlainSerializer(_base64_of, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
+]
+Member = Annotated[
+    str, StringConstraints(pattern=rf"^{BOOKIE_NAME}@(0|[1-9][0-9]{{0,17}})$", max_length=128)
+]
+BookieName = Annotated[str, StringConstraints(pattern=rf"^{BOOKIE_NAME}$")]
+LogName = Annotated[str, StringConstraints(pattern=rf"^{LOG_NAME}$")]
+Attempt = Annotated[
+    str,
+    StringConstraints(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"),
+]
+"""A token drawn at random once for a change and sent with each of its tries (rule 6)."""
+
+
+class Body(BaseModel):
+    """A value on the wire: frozen, strict, and without unknown fields."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class FragmentBody(Body):
+    """The entries from `first_entry` to the next fragment live on `bookies`."""
+
+    first_entry: EntryId
+    bookies: tuple[Member, ...] = Field(min_length=1, max_length=QUORUM_MAX)
+
+
+class WriterBody(Body):
+    """The process that created the ledger."""
+
+    id: Text
+    url: Text
+
+
+class LedgerDraft(Body):
+    """A ledger that is to be created; `ledger_id` null takes one from the sequence."""
+
+    ledger_id: LedgerId | None = None
+    state: State = State.OPEN
+    ensemble_size: Annotated[int, Field(ge=1, le=QUORUM_MAX)]
+    write_quorum: Annotated[int, Field(ge=1, le=QUORUM_MAX)]
+    ack_quorum: Annotated[int, Field(ge=1, le=QUORUM_MAX)]
+    digest: DigestKind
+    fragments: tuple[FragmentBody, ...] = Field(min_length=1)
+    last_entry: EntryIdOrNone | None = None
+    length: Annotated[int, Field(ge=0, le=ID_MAX)] | None = None
+    writer: WriterBody | None = None
+    ledger_key: Key = b""
+    mac_key: Key = b""
+    access_key: Key = b""
+    metadata: dict[Text, Text] = Field(default_factory=dict)
+    log: LogName | None = None
+    declared_lost: tuple[Member, ...] = ()
+    may_lack_entries: bool = False
+    extra: dict[Text, Text] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _keeps_the_invariants(self) -> Self:
+        # Quorum raises ValueError, check() AssertionError: pydantic makes a 422 of both.
+        self.core(ledger_id=0, version=1, created_at="").check()
+        return self
+
+    def core(self, *, ledger_id: int, version: int, created_at: str) -> LedgerMetadata:
+        """The protocol's value for this ledger under an id and a version."""
+        return LedgerMetadata(
+            ledger_id=ledger_id,
+            quorum=Quorum(self.ensemble_size, self.write_quorum, self.ack_quorum),
+            digest=self.digest,
+            fragments=tuple(Fragment(f.first_entry, f.bookies) for f in self.fragments),
+            version=version,
+            state=self.state,
+            last_entry=self.last_entry,
+            length=self.length,
+            writer=None if self.writer is None else Writer(self.writer.id, self.writer.url),
+            ledger_key=self.ledger_key,
+            mac_key=self.mac_key,
+            access_key=self.access_key,
+            custom=tuple(sorted(self.metadata.items())),
+            log=self.log,
+            created_at=created_at,
+            declared_lost=self.declared_lost,
+            may_lack_entries=self.may_lack_entries,
+            extra=tuple(sorted(self.extra.items())),
+        )
+
+    @classmethod
+    def draft_of(cls, core: LedgerMetadata) -> "LedgerDraft":
+        """What to send to create a ledger; a negative `ledger_id` asks for the next free one."""
+        return LedgerDraft(
+            ledger_id=None if core.ledger_id < 0 else core.ledger_id, **_shared_fields(core)
+        )
+
+
+class LedgerRow(LedgerDraft):
+    """One ledger's row as the metadata service keeps it."""
+
+    ledger_id: LedgerId
+    version: Version
+    created_at: Text = ""
+
+    def to_core(self) -> LedgerMetadata:
+        """The protocol's value."""
+        return self.core(ledger_id=self.ledger_id, version=self.version, created_at=self.created_at)
+
+    @classmethod
+    def from_core(cls, core: LedgerMetadata) -> "LedgerRow":
+        """The row that carries a protocol value."""
+        return cls(
+            ledger_id=core.ledger_id,
+            version=core.version,
+            created_at=core.created_at,
+            **_shared_fields(core),
+        )
+
+
+def _shared_fields(core: LedgerMetadata) -> dict[str, Any]:
+    """The fields of a draft by name, without the id."""
+    return {
+        "state": core.state,
+        "ensemble_size": core.quorum.ensemble_size,
+        "write_quorum": core.quorum.write_quorum,
+        "ack_quorum": core.quorum.ack_quorum,
+        "digest": core.digest,
+        "fragments": tuple(
+            FragmentBody(first_entry=f.first_entry, bookies=f.bookies) for f in core.fragments
+        ),
+        "last_entry": core.last_entry,
+        "length": core.length,
+        "writer": None
+        if core.writer is None
+        else WriterBody(id=core.writer.id, url=core.writer.url),
+        "ledger_key": core.ledger_key,
+        "mac_key": core.mac_key,
+        "access_key": core.access_key,
+        "metadata": dict(core.custom),
+        "log": core.log,
+        "declared_lost": core.declared_lost,
+        "may_lack_entries": core.may_lack_entries,
+        "extra": dict(core.extra),
+    }
+
+
+class MissedBody(Body):
+    """Entries that a member should hold and may not (rule 8)."""
+
+    member: Member
+    first: EntryId
+    last: EntryId
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.first > self.last:
+            raise ValueError("first is above last")
+        return self
+
+    @classmethod
+    def from_core(cls, missed: MissedRange) -> "MissedBody":
+        """The body that carries a protocol value."""
+        return cls(member=missed.member, first=missed.first, last=missed.last)
+
+
+class LedgerCreate(Body):
+    """`POST /v1/ledgers`. The same attempt again answers with the same row."""
+
+    row: LedgerDraft
+    attempt: Attempt
+    idempotency_key: Annotated[Text, StringConstraints(min_length=1, max_length=255)] | None = None
+
+
+class LedgerChange(Body):
+    """`PUT /v1/ledgers/{id}`: the row if its version still is `row.version`."""
+
+    row: LedgerRow
+    attempt: Attempt
+    missed: tuple[MissedBody, ...] = Field(default=(), max_length=100_000)
+
+
+class LedgerDelete(Body):
+    """`DELETE /v1/ledgers/{id}`: a tombstone if the version still is this one."""
+
+    version: Version
+    attempt: Attempt
+
+
+class LedgerList(Body):
+    """One page; `next` is the `after` of the next one, null at the end."""
+
+    ledgers: tuple[LedgerRow, ...]
+    next: LedgerId | None
+
+
+class Change(Body):
+    """One line of `GET /v1/changes`.
+
+    `hello`: from here on nothing is missed. `gap`: something may have been; read again what
+    matters. `heartbeat`: the stream lives. `change`: a ledger's row, by its key.
+    """
+
+    kind: Literal["hello", "gap", "heartbeat", "change"]
+    ledger_id: LedgerId | None = None
+    version: Version | None = None
+    state: State | None = None
+    deleted: bool = False
+
+
+class Cookie(Body):
+    """Which data a bookie's name stands for (rule 15, I28)."""
+
+    incarnation: Annotated[int, Field(ge=0, lt=10**18)]
+    cluster_id: Text
+    instance: Text
+    """Drawn when the directory was made: another directory is another instance."""
+    directories: tuple[Text, ...] = ()
+    boots: Annotated[int, Field(ge=0, le=ID_MAX)] = 0
+    """Starts so far; a directory with fewer than the cookie says is an old copy."""
+
+
+class CookiePut(Body):
+    """`PUT /v1/bookies/{name}/cookie`: `version` null creates, else compare-and-swap."""
+
+    cookie: Cookie
+    version: Version | None = None
+    attempt: Attempt
+
+
+class CookieRow(Body):
+    """A registered cookie."""
+
+    name: BookieName
+    version: Version
+    cookie: Cookie
+
+
+BookieMode = Literal["writable", "read-only", "draining"]
+BookieState = Literal["writable", "read-only", "draining", "lost"]
+
+
+class BookieHeartbeat(Body):
+    """`PUT /v1/bookies/{name}/heartbeat`: this incarnation is there for `ttl_s` more."""
+
+    incarnation: Annotated[int, Field(ge=0, lt=10**18)]
+    url: Text
+    zone: Text = ""
+    state: BookieMode = "writable"
+    free_bytes: Annotated[int, Field(ge=0, le=ID_MAX)] = 0
+    ttl_s: Annotated[float, Field(gt=0, le=3600, strict=False)] = 5.0
+
+
+class BookieInfo(Body):
+    """A registered bookie and what is known of its liveness; `lost` is no heartbeat in time."""
+
+    id: Member
+    state: BookieState
+    url: Text
+    zone: Text = ""
+    free_bytes: int = 0
+
+    @classmethod
+    def lost(cls, name: str, incarnation: int, url: str = "") -> "BookieInfo":
+        """A bookie of which nothing was heard in time."""
+        return cls(id=member_of(name, incarnation), state="lost", url=url)
+
+
+class BookieList(Body):
+    """`GET /v1/bookies`. Liveness is advice (I31): `stale` says that Redis was away."""
+
+    bookies: tuple[BookieInfo, ...]
+    stale: bool = False
+    liveness_age_s: float = 0.0
+    """For how long liveness has been recorded without a break: younger than a grace proves
+    nothing about what is missing (rule 21)."""
+
+
+class ServiceHeartbeat(Body):
+    """`PUT /v1/services/{kind}/{id}/heartbeat`."""
+
+    url: Text
+    state: Text = "ready"
+    ttl_s: Annotated[float, Field(gt=0, le=3600, strict=False)] = 5.0
+
+
+class ServiceInfo(Body):
+    """A service that lives."""
+
+    kind: Text
+    id: Text
+    url: Text
+    state: Text
+
+
+class ServiceList(Body):
+    """`GET /v1/services`."""
+
+    services: tuple[ServiceInfo, ...]
+    stale: bool = False
+
+
+class HeartbeatTaken(Body):
+    """The answer to a heartbeat; `recorded` false: Redis is away, which is no fault of yours."""
+
+    recorded: bool
+
+
+class ClusterId(Body):
+    """`GET /v1/cluster-id`: drawn once, when the database was made."""
+
+    cluster_id: Text
