@@ -1,0 +1,117 @@
+"""Errors travel as problem documents and come back as the class that was raised."""
+
+import pickle
+
+import orjson
+import pytest
+
+from quorumlog import errors
+from quorumlog.wire import problems
+
+ALL = sorted(errors.codes().items())
+
+API_TABLE = {
+    400: "bad-request",
+    422: "invalid",
+    401: "unauthenticated",
+    403: "forbidden wrong-password stale-producer",
+    404: "not-found no-such-ledger no-such-entry not-yet-confirmed no-such-log no-such-transaction",
+    405: "method-not-allowed",
+    406: "not-acceptable",
+    408: "request-timeout",
+    413: "too-large",
+    415: "unsupported-media-type",
+    431: "headers-too-large",
+    409: "ledger-closed ledger-fenced ledger-exists owned-by-log writer-lost entry-conflict log-exists "
+    "log-closed log-fenced sequence-gap expired-producer transaction-committed transaction-aborted",
+    410: "offset-truncated",
+    412: "version-conflict unexpected-entry-id unexpected-offset",
+    429: "overloaded",
+    503: "not-enough-bookies entry-unavailable metadata-unavailable recovery-blocked read-only",
+    504: "quorum-timeout",
+    500: "internal-error",
+}
+
+
+def test_the_codes_are_those_of_the_api_table() -> None:
+    table = {(status, code) for status, line in API_TABLE.items() for code in line.split()}
+
+    assert {(cls.status, code) for code, cls in ALL} == table
+
+
+@pytest.mark.parametrize(("code", "cls"), ALL)
+def test_an_error_comes_back_as_the_class_that_was_raised(
+    code: str, cls: type[errors.QuorumLogError]
+) -> None:
+    error = cls(
+        "what happened",
+        ledger_id=7,
+        entry_id=0,
+        bookie="b@1",
+        log="l",
+        outcome="unknown",
+        other=[1],
+    )
+
+    back = problems.from_answer(error.status, problems.to_bytes(error, "req-1"), error.headers)
+
+    assert type(back) is cls
+    assert (back.code, back.detail, back.outcome) == (code, "what happened", "unknown")
+    assert (back.ledger_id, back.entry_id, back.bookie, back.log) == (7, 0, "b@1", "l")
+    assert (back.retryable, back.retry_after_s) == (error.retryable, error.retry_after_s)
+    assert (back.instance, back.members) == ("req-1", {"other": [1]})
+
+
+@pytest.mark.parametrize(("code", "cls"), ALL)
+def test_errors_survive_pickling(code: str, cls: type[errors.QuorumLogError]) -> None:
+    back = pickle.loads(pickle.dumps(cls("d", ledger_id=3, next_entry_id=4)))
+
+    assert (type(back), back.code, back.detail) == (cls, code, "d")
+    assert (back.ledger_id, back.members) == (3, {"next_entry_id": 4})
+
+
+def test_two_classes_of_one_code_are_refused() -> None:
+    with pytest.raises(TypeError):
+        type("Twin", (errors.Invalid,), {"code": "bad-request"})
+
+
+def test_overload_and_unavailability_say_when_to_come_back() -> None:
+    for _code, cls in ALL:
+        assert ("Retry-After" in cls().headers) == (cls.status in (429, 503))
+
+
+def test_members_that_clients_need_travel_as_headers_too() -> None:
+    assert errors.UnexpectedEntryId(next_entry_id=8).headers["Next-Entry-Id"] == "8"
+    assert errors.StaleProducer(producer_epoch=0).headers["Producer-Epoch"] == "0"
+    assert errors.SequenceGap(producer_expected_seq=5).headers["Producer-Expected-Seq"] == "5"
+    assert errors.Unauthenticated().headers["WWW-Authenticate"].startswith("Bearer")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"[]", b"null", b'{"status":404}', b'{"code":5}', b"\xff", b'"x"']
+)
+def test_an_answer_that_is_no_problem_document_is_no_knowledge(body: bytes) -> None:
+    error = problems.from_answer(404, body)
+
+    assert type(error) is errors.QuorumLogError
+    assert (error.status, error.outcome, error.retryable) == (404, "unknown", False)
+
+
+def test_a_code_of_a_newer_server_keeps_what_it_says() -> None:
+    body = orjson.dumps(
+        {"code": "new-thing", "status": 409, "title": "T", "retryable": True, "outcome": "not-done"}
+    )
+
+    error = problems.from_answer(409, body)
+
+    assert (type(error), error.code, error.status) == (errors.QuorumLogError, "new-thing", 409)
+    assert (error.retryable, error.outcome) == (True, "not-done")
+
+
+def test_a_document_whose_members_have_wrong_types_is_read_without_an_error() -> None:
+    body = orjson.dumps({"code": "too-large", "ledger_id": "x", "retryable": "yes", "outcome": 5})
+
+    error = problems.from_answer(413, body)
+
+    assert isinstance(error, errors.TooLarge)
+    assert (error.ledger_id, error.retryable, error.outcome) == (None, False, "unknown")
