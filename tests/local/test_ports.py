@@ -1,0 +1,46 @@
+"""Leased ports."""
+
+import socket
+import subprocess
+import sys
+
+from loadtest.ports import free_ports
+from services.local.ports import is_free
+
+
+def test_two_leases_never_share_a_port() -> None:
+    leases = [free_ports(12) for _ in range(3)] + [free_ports(1)]
+
+    ports = [port for lease in leases for port in lease]
+
+    assert len(set(ports)) == len(ports)
+    assert all(10_000 <= port < 20_000 for port in ports)
+
+
+def test_a_lease_is_consecutive() -> None:
+    ports = free_ports(25)
+
+    assert ports == [*range(ports[0], ports[0] + 25)]
+
+
+def test_another_process_gets_other_ports() -> None:
+    ours = free_ports(10)
+    code = "from loadtest.ports import free_ports; print(*free_ports(3000))"
+
+    printed = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+
+    assert not set(ours) & {int(port) for port in printed.split()}
+
+
+def test_a_port_on_which_somebody_listens_is_not_free() -> None:
+    port = free_ports(1)[0]
+
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", port))
+        server.listen()
+        seen = is_free(port)
+
+    assert not seen
+    assert is_free(port)
