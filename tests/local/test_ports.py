@@ -23,15 +23,15 @@ def test_a_lease_is_consecutive() -> None:
     assert ports == [*range(ports[0], ports[0] + 25)]
 
 
-def test_another_process_gets_other_ports() -> None:
-    ours = free_ports(10)
-    code = "from loadtest.ports import free_ports; print(*free_ports(3000))"
+def test_another_process_can_not_lease_the_same_block() -> None:
+    block = (free_ports(10)[0] - 10_000) // 10
+    code = f"from services.local import ports; print(ports._lease({block}, 1))"
 
     printed = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
     ).stdout
 
-    assert not set(ours) & {int(port) for port in printed.split()}
+    assert printed.strip() == "[]"
 
 
 def test_a_port_on_which_somebody_listens_is_not_free() -> None:
