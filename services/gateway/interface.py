@@ -1,0 +1,191 @@
+"""What the HTTP edge asks of the engine: the one seam inside the gateway.
+
+The edge has parsed everything and knows nothing of quorums; the engine knows nothing of HTTP and
+raises classes of `quorumlog.errors`. Both sides import these values from here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from quorumlog.protocol.metadata import DigestKind, LedgerMetadata, State
+from quorumlog.protocol.record import Run
+from quorumlog.wire.bodies import BookieList
+
+LacSource = Literal["writer", "bookies", "metadata"]
+"""Who said how far a ledger is confirmed; `metadata`: it is closed."""
+
+DEGRADED = "degraded"
+"""A tag in `LedgerMetadata.extra`, value "true": created with absent members (rule 29)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerOptions:
+    """A ledger to be created; the quorum is checked, the password is as it was sent."""
+
+    ensemble_size: int = 3
+    write_quorum: int = 3
+    ack_quorum: int = 2
+    digest: DigestKind = DigestKind.CRC32C
+    password: str | None = None
+    custom: tuple[tuple[str, str], ...] = ()
+    ledger_id: int | None = None
+    allow_degraded: bool = False
+    idempotency_key: str | None = None
+    tags: tuple[tuple[str, str], ...] = ()
+    """Transaction, partition and attempt, where the ledger belongs to one (api.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerQuery:
+    """Which ledgers a list names: all conditions hold, ids ascending, those above `after`."""
+
+    state: State | None = None
+    bookie: str | None = None
+    log: str | None = None
+    custom: tuple[tuple[str, str], ...] = ()
+    limit: int = 100
+    after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerPage:
+    """One page; `next` is the `after` of the next one, None at the end."""
+
+    ledgers: tuple[LedgerMetadata, ...]
+    next: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Entries first..last are acknowledged."""
+
+    first: int
+    last: int
+    last_add_confirmed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """Confirmed entries, contiguous from the first one asked for, maybe none.
+
+    `next` is where to go on. `closed` says that the ledger is CLOSED, not that this is its end;
+    `last_entry` is its end then.
+    """
+
+    runs: tuple[Run, ...]
+    next: int
+    last_add_confirmed: int
+    closed: bool
+    lac_source: LacSource
+    last_entry: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EntryResult:
+    """One confirmed entry."""
+
+    payload: bytes
+    last_add_confirmed: int
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """How far a ledger is confirmed."""
+
+    last_add_confirmed: int
+    closed: bool
+    lac_source: LacSource
+
+
+class EngineInterface(Protocol):
+    """The client protocol behind one gateway. Any ledger, whoever writes it."""
+
+    async def create(self, options: LedgerOptions) -> LedgerMetadata:
+        """Create a ledger whose only writer is this process."""
+        ...
+
+    async def get(self, ledger_id: int) -> LedgerMetadata:
+        """The row as it is now. Raises NoSuchLedger."""
+        ...
+
+    async def list(self, query: LedgerQuery) -> LedgerPage:
+        """One page of rows."""
+        ...
+
+    async def append(
+        self,
+        ledger_id: int,
+        payloads: Sequence[bytes],
+        *,
+        password: str | None = None,
+        expect: int | None = None,
+    ) -> Appended:
+        """Append payloads as contiguous entries; returns when they are acknowledged."""
+        ...
+
+    async def read(
+        self,
+        ledger_id: int,
+        first: int,
+        *,
+        last: int | None = None,
+        limit: int = 100,
+        max_bytes: int = 1 << 20,
+        password: str | None = None,
+    ) -> ReadResult:
+        """Confirmed entries from `first` to `last` (inclusive), at most `limit` of them and about
+        `max_bytes` of payload, the first one in any case. Sees every entry that was acknowledged
+        before it began. Beyond the end: no entries, and `next` is `first`.
+        """
+        ...
+
+    async def entry(
+        self, ledger_id: int, entry_id: int, *, password: str | None = None
+    ) -> EntryResult:
+        """One entry. Raises NoSuchEntry, NotYetConfirmed or EntryUnavailable (rule 5)."""
+        ...
+
+    async def last_add_confirmed(
+        self,
+        ledger_id: int,
+        *,
+        after: int | None = None,
+        wait_s: float = 0.0,
+        password: str | None = None,
+    ) -> Confirmation:
+        """The LAC. With `after`: returns as soon as it is above `after` or the ledger is closed,
+        at the latest after `wait_s`.
+        """
+        ...
+
+    async def close(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
+        """The writer's close."""
+        ...
+
+    async def recover(
+        self, ledger_id: int, *, password: str | None = None, declare_lost: Sequence[str] = ()
+    ) -> LedgerMetadata:
+        """The reader's close: fence, recover, close. On a closed ledger: its row."""
+        ...
+
+    async def delete(self, ledger_id: int, *, password: str | None = None) -> None:
+        """Delete a ledger; an open one is recovered first."""
+        ...
+
+    async def bookies(self) -> BookieList:
+        """Every registered bookie with its state."""
+        ...
+
+    async def cluster(self) -> dict[str, Any]:
+        """Every service with its state, and what is under-replicated; JSON as it is."""
+        ...
+
+    async def ready(self) -> str | None:
+        """None when a default ledger could be created now, else the reason why not."""
+        ...
+
+    async def drain(self) -> None:
+        """Take nothing new, settle what is in flight and close the ledgers of this writer."""
+        ...
