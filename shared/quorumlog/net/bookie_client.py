@@ -1,0 +1,429 @@
+"""One WebSocket channel per bookie: pipelined requests, each answered exactly once.
+
+What is not a checked answer becomes `Status.UNKNOWN`: a broken connection (all in flight at once),
+silence past the deadline, an answer whose echo is not what was asked (rule 4), a bookie without a
+known address, too many bytes in flight. A channel connects when it is needed and backs off, with
+jitter, when that fails; requests made meanwhile are unknown at once, so that a writer changes its
+ensemble without a wait.
+"""
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+
+from quorumlog.net.ports import AddDone, LacDone, ReadDone
+from quorumlog.protocol.ids import NO_ENTRY, member_name
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.record import Run
+from quorumlog.wire import frames
+from quorumlog.wire.frames import Answer, Op
+
+log = logging.getLogger(__name__)
+
+MESSAGE_BYTES_MAX: Final = 80 << 20
+"""Above the largest run (64 MiB of frames, api.md) with its columns."""
+
+_SWEEP_S: Final = 0.1
+_GOODBYE_S: Final = 0.2
+"""How long a peer may take to answer our close: it may be gone."""
+_REQUEST_COST: Final = 128
+"""What a request without a run counts for the bytes in flight."""
+
+Done = Callable[[Answer], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelLimits:
+    """Times and sizes of the channels."""
+
+    connect_s: float = 2.0
+    backoff_min_s: float = 0.05
+    backoff_max_s: float = 1.0
+    quick_s: float = 2.0
+    """Reads (architecture 7)."""
+    slow_s: float = 10.0
+    """What waits for a disk: adds, fences. As long as the quorum timeout."""
+    in_flight_bytes_max: int = 256 << 20
+
+
+class _Asked:
+    """A request in flight."""
+
+    __slots__ = ("deadline", "done", "first", "last", "ledger_id", "member", "op", "size")
+
+    def __init__(
+        self,
+        op: Op,
+        member: str,
+        ledger_id: int,
+        first: int,
+        last: int,
+        size: int,
+        deadline: float,
+        done: Done,
+    ) -> None:
+        self.op = op
+        self.member = member
+        self.ledger_id = ledger_id
+        self.first = first
+        self.last = last
+        self.size = size
+        self.deadline = deadline
+        self.done = done
+
+    def unknown(self) -> None:
+        """Answer that nothing is known."""
+        self.done(
+            Answer(self.op, Status.UNKNOWN, 0, self.ledger_id, self.first, self.last, NO_ENTRY)
+        )
+
+
+class Channel:
+    """The connection to one bookie.
+
+    Invariants:
+      - each request in `_asked` is answered once: by its answer, by silence, or by the break;
+      - `_asked` keeps requests of one patience in the order of their deadlines;
+      - a request is in `_asked` from before its bytes are handed over.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: Callable[[str], str | None],
+        session: aiohttp.ClientSession,
+        limits: ChannelLimits,
+    ) -> None:
+        """Nothing is connected before the first request."""
+        self._name = name
+        self._address = address
+        self._session = session
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._asked: tuple[dict[int, _Asked], dict[int, _Asked]] = ({}, {})
+        self._in_flight_bytes = 0
+        self._last_id = 0
+        self._outbox: deque[bytes] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._open = False
+        self._failures = 0
+        self._not_before = 0.0
+        self._heard_at = 0.0
+        self._sweeping = False
+        self._closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection stands."""
+        return self._open
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes of what was asked and is not answered."""
+        return self._in_flight_bytes
+
+    def next_id(self) -> int:
+        """An id for the next request."""
+        self._last_id += 1
+        return self._last_id
+
+    def ask(self, request_id: int, message: bytes, asked: _Asked, *, is_slow: bool) -> None:
+        """Send a request; `asked.done` is called exactly once, later."""
+        if not self._may_send(asked.size):
+            self._loop.call_soon(asked.unknown)
+            return
+        self._asked[is_slow][request_id] = asked
+        self._in_flight_bytes += asked.size
+        self._outbox.append(message)
+        wake = self._wake
+        if wake is not None and not wake.done():
+            wake.set_result(None)
+        if not self._sweeping:
+            self._sweeping = True
+            self._loop.call_later(_SWEEP_S, self._sweep)
+
+    def deadline(self, *, is_slow: bool) -> float:
+        """When a request that is made now counts as silent."""
+        return self._loop.time() + (self._limits.slow_s if is_slow else self._limits.quick_s)
+
+    async def close(self) -> None:
+        """Break the connection; what is in flight is unknown."""
+        self._closed = True
+        task = self._task
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self._fail_all()
+
+    def _may_send(self, size: int) -> bool:
+        if self._closed or self._in_flight_bytes + size > self._limits.in_flight_bytes_max:
+            return False
+        if self._task is None:
+            if self._loop.time() < self._not_before:
+                return False
+            self._task = self._loop.create_task(self._run())
+        return True
+
+    async def _run(self) -> None:
+        """Connect, carry messages until the connection breaks, fail what is in flight."""
+        try:
+            socket = await self._connect()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._send_all(socket))
+                    await self._hear_all(socket)
+                    raise aiohttp.ClientConnectionResetError("the bookie ended the channel")
+            finally:
+                self._open = False
+                self._fail_all()
+                await socket.close()
+        except* (aiohttp.ClientError, OSError, TimeoutError, frames.BadFrame) as broken:
+            why = repr(broken.exceptions[0])
+            log.info("channel-broken", extra={"bookie": self._name, "why": why})
+        finally:
+            self._back_off()
+            self._task = self._wake = None
+            self._fail_all()
+
+    async def _connect(self) -> aiohttp.ClientWebSocketResponse:
+        url = self._address(self._name)
+        if url is None:
+            raise aiohttp.ClientError(f"no address of {self._name}")
+        async with asyncio.timeout(self._limits.connect_s):
+            socket = await self._session.ws_connect(
+                f"{url}/v1/channel",
+                max_msg_size=MESSAGE_BYTES_MAX,
+                timeout=aiohttp.ClientWSTimeout(ws_close=_GOODBYE_S),
+            )
+        self._open, self._failures, self._heard_at = True, 0, self._loop.time()
+        log.info("channel-open", extra={"bookie": self._name, "url": url})
+        return socket
+
+    async def _send_all(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        outbox = self._outbox
+        while True:
+            while outbox:
+                await socket.send_bytes(outbox.popleft())
+            self._wake = self._loop.create_future()
+            await self._wake
+
+    async def _hear_all(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            message = await socket.receive()
+            if message.type is not aiohttp.WSMsgType.BINARY:
+                return
+            self._heard_at = self._loop.time()
+            member, answers = frames.parse_answers(message.data)
+            for answer in answers:
+                self._settle(member, answer)
+
+    def _settle(self, member: str, answer: Answer) -> None:
+        quick, slow = self._asked
+        asked = slow.pop(answer.request_id, None) or quick.pop(answer.request_id, None)
+        if asked is None:
+            return  # its deadline passed before: it was answered then
+        self._in_flight_bytes -= asked.size
+        echoed = (
+            answer.op is asked.op
+            and answer.ledger_id == asked.ledger_id
+            and answer.first == asked.first
+            and answer.last == asked.last
+            # A refusal by another incarnation is knowledge of nothing but that (rule 9).
+            and (member == asked.member or answer.status is Status.NOT_MINE)
+        )
+        if echoed:
+            asked.done(answer)
+        else:
+            log.warning("echo-differs", extra={"bookie": self._name, "member": member})
+            asked.unknown()
+
+    def _back_off(self) -> None:
+        limits = self._limits
+        self._failures += 1
+        most = min(limits.backoff_max_s, limits.backoff_min_s * 2 ** min(self._failures, 10))
+        self._not_before = self._loop.time() + random.uniform(most / 2, most)  # noqa: S311
+
+    def _fail_all(self) -> None:
+        failed = [asked for patience in self._asked for asked in patience.values()]
+        for patience in self._asked:
+            patience.clear()
+        self._outbox.clear()
+        self._in_flight_bytes = 0
+        for asked in failed:
+            asked.unknown()
+
+    def _sweep(self) -> None:
+        now = self._loop.time()
+        silent = []
+        for patience in self._asked:
+            while patience:
+                request_id, asked = next(iter(patience.items()))
+                if asked.deadline > now:
+                    break
+                del patience[request_id]
+                self._in_flight_bytes -= asked.size
+                silent.append(asked)
+        if any(asked.deadline - self._limits.slow_s > self._heard_at for asked in silent):
+            # Nothing at all since a slow request was sent: the peer is gone without a word.
+            task = self._task
+            if task is not None and self._open:
+                task.cancel()
+        if any(self._asked):
+            self._loop.call_later(_SWEEP_S, self._sweep)
+        else:
+            self._sweeping = False
+        for asked in silent:
+            asked.unknown()
+
+
+class BookieClient:
+    """The channels of one process, by the bookies' names. Implements `ports.BookiesPort`."""
+
+    def __init__(
+        self,
+        address: Callable[[str], str | None],
+        session: aiohttp.ClientSession,
+        limits: ChannelLimits | None = None,
+    ) -> None:
+        """`address` tells the URL of a bookie's name, as it is known now."""
+        self._address = address
+        self._session = session
+        self._limits = limits or ChannelLimits()
+        self._channels: dict[str, Channel] = {}
+
+    def channels(self) -> dict[str, bool]:
+        """The bookies that were asked so far, and whether their connection stands."""
+        return {name: channel.is_open for name, channel in self._channels.items()}
+
+    async def close(self) -> None:
+        """Break all connections."""
+        await asyncio.gather(*[channel.close() for channel in self._channels.values()])
+
+    def add(
+        self,
+        member: str,
+        ledger_key: bytes,
+        run: Run,
+        done: AddDone,
+        *,
+        recovery: bool = False,
+        repair: bool = False,
+    ) -> None:
+        """Store a member's part of a run."""
+        channel = self._channel(member)
+        request_id = channel.next_id()
+        message = frames.add_request(
+            request_id, member, ledger_key, run, recovery=recovery, repair=repair
+        )
+        asked = _Asked(
+            Op.ADD,
+            member,
+            run.ledger_id,
+            run.first,
+            run.last,
+            len(message),
+            channel.deadline(is_slow=True),
+            lambda answer: done(answer.status),
+        )
+        channel.ask(request_id, message, asked, is_slow=True)
+
+    def fence(self, member: str, ledger_id: int, ledger_key: bytes, done: LacDone) -> None:
+        """Fence a ledger durably and learn its LAC."""
+        channel = self._channel(member)
+        request_id = channel.next_id()
+        message = frames.fence_request(request_id, member, ledger_id, ledger_key)
+        self._ask_lac(channel, Op.FENCE, request_id, message, member, ledger_id, done)
+
+    def read_lac(self, member: str, ledger_id: int, done: LacDone) -> None:
+        """Learn the highest LAC that a member knows of, without fencing."""
+        channel = self._channel(member)
+        request_id = channel.next_id()
+        message = frames.read_lac_request(request_id, member, ledger_id)
+        self._ask_lac(channel, Op.READ_LAC, request_id, message, member, ledger_id, done)
+
+    def read(
+        self,
+        member: str,
+        ledger_id: int,
+        first: int,
+        last: int,
+        done: ReadDone,
+        *,
+        bytes_max: int,
+        fence_key: bytes | None = None,
+    ) -> None:
+        """Read what a member holds of first..last; with `fence_key` it fences first (X1)."""
+        channel = self._channel(member)
+        request_id = channel.next_id()
+        message = frames.read_request(
+            request_id, member, ledger_id, first, last, bytes_max=bytes_max, fence_key=fence_key
+        )
+
+        def settle(answer: Answer) -> None:
+            if answer.status is not Status.OK:
+                done(answer.status, None, ())
+                return
+            try:
+                found = frames.parse_read_body(answer.body)
+            except frames.BadFrame:
+                log.warning("read-answer-bad", extra={"bookie": member, "ledger": ledger_id})
+                done(Status.UNKNOWN, None, ())
+                return
+            run, absent = found
+            if run is not None and (
+                run.ledger_id != ledger_id or run.first < first or run.last > last
+            ):
+                done(Status.UNKNOWN, None, ())
+                return
+            done(Status.OK, run, absent)
+
+        is_slow = fence_key is not None
+        asked = _Asked(
+            Op.READ,
+            member,
+            ledger_id,
+            first,
+            last,
+            _REQUEST_COST,
+            channel.deadline(is_slow=is_slow),
+            settle,
+        )
+        channel.ask(request_id, message, asked, is_slow=is_slow)
+
+    def _ask_lac(
+        self,
+        channel: Channel,
+        op: Op,
+        request_id: int,
+        message: bytes,
+        member: str,
+        ledger_id: int,
+        done: LacDone,
+    ) -> None:
+        is_slow = op is Op.FENCE
+        asked = _Asked(
+            op,
+            member,
+            ledger_id,
+            NO_ENTRY,
+            NO_ENTRY,
+            _REQUEST_COST,
+            channel.deadline(is_slow=is_slow),
+            lambda answer: done(answer.status, answer.last_add_confirmed),
+        )
+        channel.ask(request_id, message, asked, is_slow=is_slow)
+
+    def _channel(self, member: str) -> Channel:
+        name = member_name(member)
+        channel = self._channels.get(name)
+        if channel is None:
+            channel = Channel(name, self._address, self._session, self._limits)
+            self._channels[name] = channel
+        return channel

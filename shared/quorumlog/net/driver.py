@@ -1,0 +1,181 @@
+"""Runs one machine of the protocol in the world of its ports.
+
+The driver is the machine's serial executor: events are stepped one at a time, in the order in
+which they came, on the event loop, without a task. Requests to bookies and timers are callbacks;
+only metadata requests, which are rare, take a task. What a machine tells its owner (confirmed,
+failed, closed, ...) goes to `tell`, also one at a time and in order.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from quorumlog.net.ports import Ports, Ranges
+from quorumlog.protocol.messages import (
+    AddAnswered,
+    BookiesFound,
+    CasStatus,
+    Closed,
+    Confirmed,
+    Effect,
+    EntriesRead,
+    Event,
+    Failed,
+    FenceAnswered,
+    FindBookies,
+    MetadataAnswered,
+    ReadAnswered,
+    ReadMetadata,
+    RecoverLedger,
+    SendAdd,
+    SendFence,
+    SendRead,
+    StartTimer,
+    Status,
+    TimerFired,
+    UpdateMetadata,
+)
+from quorumlog.protocol.record import Run
+
+log = logging.getLogger(__name__)
+
+Told = Confirmed | Failed | Closed | RecoverLedger | EntriesRead
+"""What a machine says to its owner."""
+
+
+class Machine(Protocol):
+    """Anything that steps."""
+
+    def step(self, event: Event) -> list[Effect]:
+        """What to do now that this has happened."""
+        ...
+
+
+class Driver:
+    """One machine and its serial executor.
+
+    Invariants: `step` is never entered twice at a time; each request effect is answered once;
+    after `stop` the machine hears nothing more and its owner is told nothing more.
+    """
+
+    __slots__ = ("_inbox", "_is_stepping", "_ledger_id", "_machine", "_ports", "_stopped", "_tell")
+
+    def __init__(
+        self, machine: Machine, ledger_id: int, ports: Ports, tell: Callable[[Told], None]
+    ) -> None:
+        """`tell` must not raise."""
+        self._machine = machine
+        self._ledger_id = ledger_id
+        self._ports = ports
+        self._tell = tell
+        self._inbox: deque[Event] = deque()
+        self._is_stepping = False
+        self._stopped = False
+
+    def post(self, event: Event) -> None:
+        """Let the machine hear of an event: now, or after those that it hears of at present."""
+        if self._stopped:
+            return
+        inbox = self._inbox
+        inbox.append(event)
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            while inbox and not self._stopped:
+                for effect in self._machine.step(inbox.popleft()):
+                    self._perform(effect)
+        except Exception:
+            # A defect of ours: the machine's state can't be believed any more. What is pending
+            # has an unknown outcome, and nothing more is sent.
+            log.exception("machine-broke", extra={"ledger": self._ledger_id})
+            self.stop()
+            self._tell(Failed("internal-error", detail="the ledger's machine broke"))
+        finally:
+            self._is_stepping = False
+
+    def stop(self) -> None:
+        """Late answers and timers are ignored from now on."""
+        self._stopped = True
+        self._inbox.clear()
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case SendAdd():
+                self._ports.bookies.add(
+                    effect.member,
+                    effect.ledger_key,
+                    effect.run,
+                    partial(self._add_done, effect),
+                    recovery=effect.recovery,
+                )
+            case StartTimer(timer, tag):
+                delay_s = self._ports.times.of(timer)
+                self._ports.clock.after(delay_s, self.post, TimerFired(timer, tag))
+            case Confirmed() | Failed() | Closed() | RecoverLedger() | EntriesRead():
+                if not self._stopped:
+                    self._tell(effect)
+            case SendRead():
+                self._ports.bookies.read(
+                    effect.member,
+                    effect.ledger_id,
+                    effect.first,
+                    effect.last,
+                    partial(self._read_done, effect),
+                    bytes_max=self._ports.read_bytes_max,
+                    fence_key=effect.ledger_key if effect.fence else None,
+                )
+            case SendFence():
+                self._ports.bookies.fence(
+                    effect.member,
+                    effect.ledger_id,
+                    effect.ledger_key,
+                    partial(self._fence_done, effect),
+                )
+            case FindBookies(attempt, ensemble, exclude):
+                members = self._ports.placement.candidates(ensemble, exclude)
+                self.post(BookiesFound(attempt, members))
+            case UpdateMetadata():
+                self._ports.tasks.start(self._update(effect))
+            case ReadMetadata(attempt):
+                self._ports.tasks.start(self._read_row(attempt))
+
+    def _add_done(self, effect: SendAdd, status: Status) -> None:
+        run = effect.run
+        self.post(
+            AddAnswered(
+                effect.position, effect.member, effect.generation, run.first, run.last, status
+            )
+        )
+
+    def _fence_done(self, effect: SendFence, status: Status, lac: int) -> None:
+        self.post(FenceAnswered(effect.position, effect.member, status, lac))
+
+    def _read_done(self, effect: SendRead, status: Status, run: Run | None, absent: Ranges) -> None:
+        self.post(
+            ReadAnswered(
+                effect.position, effect.member, effect.first, effect.last, status, run, absent
+            )
+        )
+
+    async def _update(self, effect: UpdateMetadata) -> None:
+        answer: tuple[CasStatus, Any]
+        try:
+            answer = await self._ports.metadata.cas(effect.metadata, effect.missed)
+        except Exception:
+            # Never answered as UNKNOWN, since it may have been applied (rule 6): the machine
+            # waits for ever, and its pending entries end by their quorum timeout.
+            log.exception("metadata-client-broke", extra={"ledger": self._ledger_id})
+            return
+        self.post(MetadataAnswered(effect.attempt, *answer))
+
+    async def _read_row(self, attempt: int) -> None:
+        answer: tuple[CasStatus, Any]
+        try:
+            answer = await self._ports.metadata.read(self._ledger_id)
+        except Exception:
+            log.exception("metadata-client-broke", extra={"ledger": self._ledger_id})
+            answer = (CasStatus.UNKNOWN, None)
+        self.post(MetadataAnswered(attempt, *answer))

@@ -1,0 +1,104 @@
+"""Timers and tasks that 10,000 open ledgers can share.
+
+A machine's timers are of a few lengths and never cancelled, so each length keeps a queue in the
+order of its ends, and one timer of the event loop serves all of them.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.01
+"""Timers that end this close together share a wake-up: a fifth of the shortest one (hedge)."""
+
+
+class Timers:
+    """The clock of one event loop. Invariant: a queue's ends grow from left to right."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Nothing is armed until the first timer."""
+        self._loop = loop
+        self._queues: dict[float, deque[tuple[float, Callable[..., None], tuple[Any, ...]]]] = {}
+        self._armed: asyncio.TimerHandle | None = None
+        self._armed_at = 0.0
+        self._closed = False
+
+    def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
+        """Call `call(*args)` once, `delay_s` seconds from now or a little later."""
+        when = self._loop.time() + delay_s
+        queue = self._queues.get(delay_s)
+        if queue is None:
+            queue = self._queues[delay_s] = deque()
+        queue.append((when, call, args))
+        if self._armed is None or when < self._armed_at - TICK_S:
+            self._arm(when)
+
+    def close(self) -> None:
+        """Forget all timers; later ones are never called."""
+        self._closed = True
+        self._queues.clear()
+        if self._armed is not None:
+            self._armed.cancel()
+            self._armed = None
+
+    def _arm(self, when: float) -> None:
+        if self._closed:
+            return
+        if self._armed is not None:
+            self._armed.cancel()
+        self._armed_at = when
+        self._armed = self._loop.call_at(when, self._fire)
+
+    def _fire(self) -> None:
+        self._armed = None
+        now = self._loop.time()
+        due = []
+        for delay_s in list(self._queues):
+            queue = self._queues[delay_s]
+            while queue and queue[0][0] <= now:
+                due.append(queue.popleft())
+            if not queue:
+                del self._queues[delay_s]
+        for _, call, args in due:
+            try:
+                call(*args)
+            except Exception:
+                log.exception("timer-failed")
+        ends = [queue[0][0] for queue in self._queues.values() if queue]
+        if ends and (self._armed is None or min(ends) < self._armed_at):
+            self._arm(max(min(ends), now + TICK_S))
+
+
+class Tasks:
+    """Owns the tasks of a process's rare work, so that none is lost and all end with it."""
+
+    def __init__(self) -> None:
+        """No task yet."""
+        self._running: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` to its end; what it raises is logged. After `close` nothing starts."""
+        if self._closed:
+            work.close()
+            return
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        """Cancel what runs, and wait for its end."""
+        self._closed = True
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("task-failed", exc_info=task.exception())
