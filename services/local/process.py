@@ -1,0 +1,162 @@
+"""Starting and ending the processes of one machine.
+
+A child must not outlive us, must not inherit ignored signals (a CI may start us with SIGINT
+ignored), and must not see our Ctrl-C: it gets a session of its own, so that the order in which the
+cluster ends is ours to choose.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+NOBODY: Final = 65534
+"""The user that owns what Postgres keeps when we are root: initdb refuses root."""
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_KEEPCAPS: Final = 8
+_PR_CAP_AMBIENT: Final = 47
+_PR_CAP_AMBIENT_RAISE: Final = 2
+_CAP_DAC_OVERRIDE: Final = 1
+_CAP_VERSION_3: Final = 0x20080522
+_CLONE_NEWUSER: Final = 0x10000000
+
+
+class Become(Enum):
+    """As whom a child runs. All but SELF are ways for root to start what refuses root."""
+
+    SELF = "self"
+    NOBODY = "nobody"
+    """Plain setuid: where nobody may read all that the child needs."""
+    NOBODY_PAST_PERMISSIONS = "nobody past permissions"
+    """setuid that keeps CAP_DAC_OVERRIDE: where a folder above is closed (0700)."""
+    NAMESPACE = "user namespace"
+    """A user namespace in which root is called nobody: where setuid is not allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run and how it ends."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path = Path("/")
+    become: Become = Become.SELF
+    stop_signal: signal.Signals = signal.SIGTERM
+    orphan_signal: signal.Signals = signal.SIGKILL
+    """What the kernel sends when we are gone without a word."""
+
+
+def start(program: Program, log: Path) -> subprocess.Popen[bytes]:
+    """Start a program with its output appended to `log`.
+
+    Call it from the main thread: PR_SET_PDEATHSIG fires when the thread that forked ends.
+    """
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            program.argv,
+            cwd=program.cwd,
+            env=dict(program.env),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=in_child(program.become, program.orphan_signal),  # noqa: PLW1509
+        )
+
+
+def stop(process: subprocess.Popen[bytes], how: signal.Signals, deadline_s: float) -> bool:
+    """End a process and wait for it. False when it had to be killed."""
+    if process.poll() is not None:
+        return True
+    process.send_signal(how)
+    try:
+        process.wait(deadline_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
+    return True
+
+
+def in_child(become: Become, orphan_signal: signal.Signals) -> Callable[[], None]:
+    """What the child does between fork and exec."""
+    parent = os.getpid()
+    mask = set(signal.valid_signals())
+
+    def prepare() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, mask)
+        _become(become)
+        # After setuid, which clears it.
+        _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, int(orphan_signal), 0, 0, 0))
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+
+    return prepare
+
+
+def ways_to_leave_root(*paths: Path) -> tuple[Become, ...]:
+    """The ways to try, best first, for a child that must reach these paths."""
+    if os.geteuid() != 0:
+        return (Become.SELF,)
+    ways = (Become.NOBODY_PAST_PERMISSIONS, Become.NAMESPACE)
+    if all(_is_open_to_all(path) for path in paths):
+        return (Become.NOBODY, *ways)
+    return (*ways, Become.NOBODY)
+
+
+def give(path: Path, become: Become) -> None:
+    """Make a tree belong to whom the child runs as."""
+    if os.geteuid() != 0:
+        return
+    owner = 0 if become is Become.NAMESPACE else NOBODY
+    os.chown(path, owner, owner)
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            os.chown(Path(folder, name), owner, owner, follow_symlinks=False)
+
+
+def _is_open_to_all(path: Path) -> bool:
+    return all(folder.stat().st_mode & 0o001 for folder in (path, *path.parents))
+
+
+def _become(become: Become) -> None:
+    match become:
+        case Become.SELF:
+            pass
+        case Become.NOBODY:
+            _set_user()
+        case Become.NOBODY_PAST_PERMISSIONS:
+            _checked(_LIBC.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
+            _set_user()
+            kept = 1 << _CAP_DAC_OVERRIDE
+            head = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0)
+            sets = (ctypes.c_uint32 * 6)(kept, kept, kept, 0, 0, 0)
+            _checked(_LIBC.capset(head, sets))
+            _checked(_LIBC.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_OVERRIDE, 0, 0))
+        case Become.NAMESPACE:
+            _checked(_LIBC.unshare(_CLONE_NEWUSER))
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"{NOBODY} 0 1")
+            Path("/proc/self/gid_map").write_text(f"{NOBODY} 0 1")
+
+
+def _set_user() -> None:
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+
+
+def _checked(result: int) -> None:
+    if result:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

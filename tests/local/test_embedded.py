@@ -1,0 +1,103 @@
+"""Postgres and Redis of one machine."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import asyncpg
+import psutil
+import pytest
+import redis.asyncio
+
+from loadtest.ports import free_ports
+from loadtest.stores import Stores, StoreServers, scratch
+from services.local.embedded import set_up_postgres
+from services.local.process import Become, in_child, start, stop, ways_to_leave_root
+from tests.support.waiting import until_sync
+
+
+async def test_stores_take_commands(stores: Stores) -> None:
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    client = redis.asyncio.Redis.from_url(stores.redis_url)
+
+    try:
+        assert await connection.fetchval("SELECT 1") == 1
+        assert await client.set("a", "b", px=60_000)
+        assert await client.get("a") == b"b"
+    finally:
+        await connection.close()
+        await client.aclose()
+
+
+async def test_each_test_gets_databases_of_its_own(servers: StoreServers) -> None:
+    first, second = servers.fresh(), servers.fresh()
+
+    assert first.postgres_dsn != second.postgres_dsn
+    assert first.redis_url != second.redis_url
+
+
+async def test_a_wrong_password_is_refused(stores: Stores) -> None:
+    dsn = stores.postgres_dsn.replace("quorumlog:", "quorumlog:not")
+
+    with pytest.raises(asyncpg.InvalidPasswordError):
+        await asyncpg.connect(dsn)
+
+
+def test_postgres_keeps_its_data_below_a_closed_folder() -> None:
+    with scratch("ql-closed-") as root:
+        root.chmod(0o700)
+        port = free_ports(1)[0]
+        for round_number in range(2):
+            postgres = set_up_postgres(root / "pg", port, is_durable=False)
+            process = start(postgres.program, root / "pg.log")
+            try:
+                until_sync(postgres.is_ready, "Postgres takes connections")
+                if round_number == 0:
+                    postgres.run_sql("CREATE TABLE kept AS SELECT 7 AS seven")
+                assert postgres.run_sql("SELECT seven FROM kept").strip() == "7"
+            finally:
+                stop(process, postgres.program.stop_signal, 30)
+
+
+@pytest.mark.parametrize("way", ways_to_leave_root(Path("/"), Path("/usr")))
+def test_every_way_to_leave_root_that_works_leaves_it(way: Become) -> None:
+    try:
+        done = subprocess.run(
+            ["/usr/bin/id", "-u"],
+            preexec_fn=in_child(way, signal.SIGKILL),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+    except subprocess.SubprocessError as error:
+        pytest.skip(f"this machine does not allow it: {error}")
+
+    assert done.stdout.strip() == (str(os.getuid()) if os.getuid() else "65534")
+
+
+def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
+    code = """
+import pathlib, sys, time
+from services.local.process import Program, start
+child = start(Program("sleeper", ("/bin/sleep", "600")), pathlib.Path(sys.argv[1]))
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout
+    child = psutil.Process(int(parent.stdout.readline()))
+
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+
+    until_sync(lambda: not _is_alive(child), "the child is gone")
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
