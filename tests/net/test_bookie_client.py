@@ -1,0 +1,259 @@
+"""The channel: every request is answered exactly once, and only checked answers are believed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from quorumlog.net.bookie_client import BookieClient, ChannelLimits
+from quorumlog.protocol import record
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.metadata import DigestKind
+from quorumlog.wire import frames
+from quorumlog.wire.frames import Request
+from tests.net.peer import Peer, ok, peer
+from tests.support.waiting import until
+
+KEY = b"k" * 32
+MEMBER = "bookie-1@1"
+PATIENT = ChannelLimits(
+    quick_s=60, slow_s=60, connect_s=60, backoff_min_s=0.001, backoff_max_s=0.01
+)
+HASTY = ChannelLimits(
+    quick_s=0.2, slow_s=0.2, connect_s=60, backoff_min_s=0.001, backoff_max_s=0.01
+)
+
+
+def run_of(first: int = 0, ledger_id: int = 1) -> record.Run:
+    return record.make(
+        ledger_id=ledger_id,
+        first_entry=first,
+        last_add_confirmed=-1,
+        length_before=0,
+        payloads=[b"payload"],
+        codec=record.Codec(DigestKind.CRC32C),
+    )
+
+
+@asynccontextmanager
+async def client(
+    address: str | None, limits: ChannelLimits = PATIENT
+) -> AsyncIterator[BookieClient]:
+    async with aiohttp.ClientSession() as session:
+        one = BookieClient(lambda _name: address, session, limits)
+        try:
+            yield one
+        finally:
+            await one.close()
+
+
+async def add(bookies: BookieClient, run: record.Run | None = None) -> Status:
+    answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+    bookies.add(MEMBER, KEY, run or run_of(), answered.set_result)
+    async with asyncio.timeout(30):
+        return await answered
+
+
+@contextmanager
+def on_loop_errors() -> Iterator[list[dict[str, object]]]:
+    """What would only be printed: an answer given twice shows here (InvalidStateError)."""
+    errors: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
+    yield errors
+    assert errors == []
+
+
+async def test_pipelined_requests_get_their_own_answers_in_any_order() -> None:
+    held: list[Request] = []
+
+    async def backwards(request: Request, socket: web.WebSocketResponse) -> None:
+        held.append(request)
+        if len(held) == 50:
+            for one in reversed(held):
+                status = Status.OK if one.first % 2 else Status.FENCED
+                await socket.send_bytes(ok(one, status))
+
+    async with peer() as bookie, client(bookie.url) as bookies:
+        bookie.behave = backwards
+
+        answers = await asyncio.gather(*[add(bookies, run_of(first)) for first in range(50)])
+
+        assert answers == [Status.OK if first % 2 else Status.FENCED for first in range(50)]
+        assert bookie.connections == 1
+        assert [request.first for request in bookie.seen] == list(range(50))
+        assert bookie.seen[0].run == run_of(0)
+        assert bookie.seen[0].ledger_key == KEY
+
+
+async def test_a_broken_connection_makes_all_in_flight_unknown_and_is_replaced() -> None:
+    async def cut_at_tenth(request: Request, _socket: web.WebSocketResponse) -> None:
+        if request.first == 9:
+            await bookie.cut()
+
+    async with peer() as bookie, client(bookie.url) as bookies:
+        bookie.behave = cut_at_tenth
+        with on_loop_errors():
+            answers = await asyncio.gather(*[add(bookies, run_of(first)) for first in range(10)])
+        assert answers == [Status.UNKNOWN] * 10
+
+        bookie.behave = Peer().behave
+
+        async def is_ok() -> bool:
+            return await add(bookies) is Status.OK
+
+        await until(is_ok, "the channel is connected again")
+        assert bookie.connections == 2
+
+
+async def test_a_bookie_that_is_not_there_is_unknown_until_it_comes() -> None:
+    async with peer() as bookie, client(bookie.url) as bookies:
+        await bookie.stop()
+        assert await add(bookies) is Status.UNKNOWN
+        assert await add(bookies) is Status.UNKNOWN
+        await bookie.start()
+
+        async def is_ok() -> bool:
+            return await add(bookies) is Status.OK
+
+        await until(is_ok, "the channel is connected")
+
+
+async def test_a_bookie_without_a_known_address_is_unknown() -> None:
+    async with client(None) as bookies:
+        assert await add(bookies) is Status.UNKNOWN
+
+
+async def test_silence_is_unknown_and_a_late_answer_changes_nothing() -> None:
+    late: list[Request] = []
+
+    async def silent(request: Request, _socket: web.WebSocketResponse) -> None:
+        late.append(request)
+
+    async with peer() as bookie, client(bookie.url, HASTY) as bookies:
+        bookie.behave = silent
+        with on_loop_errors():
+            assert await add(bookies) is Status.UNKNOWN
+            for socket in list(bookie.sockets):
+                await socket.send_bytes(ok(late[0]))
+            answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+            bookies.read(
+                MEMBER, 1, 0, 0, lambda status, *_: answered.set_result(status), bytes_max=9
+            )
+            assert await answered is Status.UNKNOWN
+
+
+@pytest.mark.parametrize("field", ["member", "ledger_id", "first", "last", "op"])
+async def test_an_answer_that_echoes_something_else_is_unknown(field: str) -> None:
+    other: dict[str, Any] = {
+        "member": "bookie-1@2",
+        "ledger_id": 2,
+        "first": 1,
+        "last": 7,
+        "op": frames.Op.READ,
+    }
+
+    async def wrong(request: Request, _socket: web.WebSocketResponse) -> bytes:
+        return ok(request._replace(**{field: other[field]}))
+
+    async with peer() as bookie, client(bookie.url) as bookies:
+        bookie.behave = wrong
+        assert await add(bookies) is Status.UNKNOWN
+
+
+async def test_another_incarnation_may_only_refuse() -> None:
+    async def newer(request: Request, _socket: web.WebSocketResponse) -> bytes:
+        return ok(request._replace(member="bookie-1@2"), Status.NOT_MINE)
+
+    async with peer() as bookie, client(bookie.url) as bookies:
+        bookie.behave = newer
+        assert await add(bookies) is Status.NOT_MINE
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\0" * 60, b"x" * 1000])
+async def test_garbage_breaks_the_channel(garbage: bytes) -> None:
+    async def garbled(_request: Request, _socket: web.WebSocketResponse) -> bytes:
+        return garbage
+
+    async with peer() as bookie, client(bookie.url) as bookies:
+        bookie.behave = garbled
+        assert await add(bookies) is Status.UNKNOWN
+
+
+async def test_a_read_that_names_other_entries_is_unknown() -> None:
+    bodies = {
+        0: frames.encode_read_body(run_of(0)),
+        1: frames.encode_read_body(run_of(5)),
+        2: frames.encode_read_body(run_of(2, ledger_id=9)),
+        3: b"\0\0\0\1",
+    }
+
+    async def told(request: Request, _socket: web.WebSocketResponse) -> bytes:
+        return ok(request, body=bodies[request.first])
+
+    async def read(bookies: BookieClient, first: int) -> tuple[Status, record.Run | None]:
+        answered: asyncio.Future[tuple[Status, record.Run | None]] = (
+            asyncio.get_running_loop().create_future()
+        )
+        bookies.read(
+            MEMBER,
+            1,
+            first,
+            first,
+            lambda status, run, _absent: answered.set_result((status, run)),
+            bytes_max=1000,
+        )
+        async with asyncio.timeout(30):
+            return await answered
+
+    async with peer() as bookie, client(bookie.url) as bookies:
+        bookie.behave = told
+        assert await read(bookies, 0) == (Status.OK, run_of(0))
+        for first in (1, 2, 3):
+            assert await read(bookies, first) == (Status.UNKNOWN, None)
+
+
+async def test_fence_and_lac_answers_carry_the_lac() -> None:
+    async def lac(request: Request, _socket: web.WebSocketResponse) -> bytes:
+        return ok(request, lac=41)
+
+    async with peer() as bookie, client(bookie.url) as bookies:
+        bookie.behave = lac
+        fenced: asyncio.Future[tuple[Status, int]] = asyncio.get_running_loop().create_future()
+        asked: asyncio.Future[tuple[Status, int]] = asyncio.get_running_loop().create_future()
+        bookies.fence(MEMBER, 1, KEY, lambda *answer: fenced.set_result(answer))
+        bookies.read_lac(MEMBER, 1, lambda *answer: asked.set_result(answer))
+        async with asyncio.timeout(30):
+            assert await fenced == await asked == (Status.OK, 41)
+
+
+async def test_bytes_in_flight_are_bounded() -> None:
+    async def silent(_request: Request, _socket: web.WebSocketResponse) -> None:
+        return None
+
+    limits = ChannelLimits(quick_s=60, slow_s=60, connect_s=60, in_flight_bytes_max=1000)
+    async with peer() as bookie, client(bookie.url, limits) as bookies:
+        bookie.behave = silent
+        answers: list[Status] = []
+        for first in range(50):
+            bookies.add(MEMBER, KEY, run_of(first), answers.append)
+
+        await until(lambda: answers, "some are refused")
+
+        fitting = 1000 // (len(run_of().body) + 40 + 1 + len(MEMBER) + 32)
+        assert answers == [Status.UNKNOWN] * (50 - fitting)
+
+
+async def test_closing_answers_what_is_in_flight() -> None:
+    async def silent(_request: Request, _socket: web.WebSocketResponse) -> None:
+        return None
+
+    async with peer() as bookie:
+        bookie.behave = silent
+        async with client(bookie.url) as bookies:
+            waiting = asyncio.ensure_future(add(bookies))
+            await until(lambda: bookie.seen, "the request arrives")
+        assert await waiting is Status.UNKNOWN

@@ -1,0 +1,206 @@
+"""The driver: a machine's serial executor."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from quorumlog.net.driver import Driver, Told
+from quorumlog.net.ports import Ports, ReadDone, Times
+from quorumlog.net.timers import Tasks, Timers
+from quorumlog.protocol.messages import (
+    AddAnswered,
+    AppendRequested,
+    BookiesFound,
+    CasStatus,
+    CloseRequested,
+    Confirmed,
+    Effect,
+    Event,
+    Failed,
+    FenceAnswered,
+    FindBookies,
+    MetadataAnswered,
+    MissedRange,
+    ReadAnswered,
+    ReadMetadata,
+    SendAdd,
+    SendFence,
+    SendRead,
+    StartTimer,
+    Status,
+    Timer,
+    TimerFired,
+    UpdateMetadata,
+)
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.record import Run
+from tests.net.test_bookie_client import run_of
+from tests.support.waiting import until
+
+ROW = LedgerMetadata(1, Quorum(1, 1, 1), DigestKind.CRC32C, (Fragment(0, ("b@1",)),))
+
+
+class World:
+    """Ports that answer as soon as they may."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.updates: list[LedgerMetadata] = []
+        self.broken = False
+
+    def add(
+        self, _m: str, _k: bytes, _run: Run, done: Callable[[Status], None], **_flags: bool
+    ) -> None:
+        self.loop.call_soon(done, Status.OK)
+
+    def fence(self, _m: str, _l: int, _k: bytes, done: Callable[[Status, int], None]) -> None:
+        self.loop.call_soon(done, Status.OK, 5)
+
+    def read_lac(self, _m: str, _l: int, done: Callable[[Status, int], None]) -> None:
+        self.loop.call_soon(done, Status.OK, 5)
+
+    def read(self, _m: str, _l: int, _first: int, _last: int, done: ReadDone, **_how: Any) -> None:
+        self.loop.call_soon(done, Status.OK, run_of(0), ((1, 1),))
+
+    def candidates(self, ensemble: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(sorted({"a@1", "b@1", "c@1"} - set(ensemble) - set(exclude)))
+
+    async def read_row(self, _ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
+        if self.broken:
+            raise RuntimeError("a defect of the client")
+        return CasStatus.OK, ROW
+
+
+class Rows:
+    """The metadata port."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
+        return await self.world.read_row(ledger_id)
+
+    async def cas(
+        self, metadata: LedgerMetadata, missed: tuple[MissedRange, ...]
+    ) -> tuple[CasStatus, LedgerMetadata | None]:
+        assert missed == ()
+        self.world.updates.append(metadata)
+        return CasStatus.OK, metadata
+
+
+class Script:
+    """A machine that answers its nth event with the nth list of effects."""
+
+    def __init__(self, *effects: list[Effect]) -> None:
+        self.effects = list(effects)
+        self.heard: list[Event] = []
+        self.is_inside = False
+
+    def step(self, event: Event) -> list[Effect]:
+        assert not self.is_inside
+        self.is_inside = True
+        self.heard.append(event)
+        effects = self.effects.pop(0) if self.effects else []
+        self.is_inside = False
+        return effects
+
+
+def ports_of(world: Any) -> Ports:
+    times = Times(hedge_s=0.01, retry_s=0.01)
+    return Ports(world, Rows(world), world, Timers(world.loop), Tasks(), times)
+
+
+def drive(machine: Any, world: World, told: list[Told]) -> Driver:
+    return Driver(machine, 1, ports_of(world), told.append)
+
+
+async def test_each_request_effect_is_answered_once_as_it_was_asked() -> None:
+    world, told = World(), list[Told]()
+    run = run_of(0)
+    machine = Script(
+        [
+            SendAdd(2, "b@1", 7, run, b"k" * 32),
+            SendFence(0, "a@1", 1, b"k" * 32),
+            SendRead(1, "c@1", 1, 0, 1),
+            FindBookies(3, ("a@1",), ()),
+            ReadMetadata(4),
+            UpdateMetadata(5, ROW),
+            StartTimer(Timer.HEDGE, 9),
+            Confirmed(0, 0),
+        ]
+    )
+    driver = drive(machine, world, told)
+
+    driver.post(AppendRequested((b"x",)))
+    await until(lambda: len(machine.heard) >= 8, "all are answered")
+
+    assert set(machine.heard[1:]) == {
+        AddAnswered(2, "b@1", 7, 0, 0, Status.OK),
+        FenceAnswered(0, "a@1", Status.OK, 5),
+        ReadAnswered(1, "c@1", 0, 1, Status.OK, run, ((1, 1),)),
+        BookiesFound(3, ("b@1", "c@1")),
+        MetadataAnswered(4, CasStatus.OK, ROW),
+        MetadataAnswered(5, CasStatus.OK, ROW),
+        TimerFired(Timer.HEDGE, 9),
+    }
+    assert len(machine.heard) == 8
+    assert told == [Confirmed(0, 0)]
+
+
+async def test_an_event_that_comes_while_the_machine_steps_waits_for_its_turn() -> None:
+    world = World()
+    machine = Script([Confirmed(0, 0), Confirmed(1, 1)], [Confirmed(2, 2)])
+    seen: list[Told] = []
+
+    def tell(told: Told) -> None:
+        seen.append(told)
+        if told == Confirmed(0, 0):
+            driver.post(CloseRequested())
+
+    driver = Driver(machine, 1, ports_of(world), tell)
+    driver.post(AppendRequested((b"x",)))
+
+    assert seen == [Confirmed(0, 0), Confirmed(1, 1), Confirmed(2, 2)]
+    assert machine.heard == [AppendRequested((b"x",)), CloseRequested()]
+
+
+async def test_a_machine_that_breaks_ends_with_an_unknown_outcome() -> None:
+    class Broken:
+        def step(self, event: Event) -> list[Effect]:
+            raise AssertionError(event)
+
+    told: list[Told] = []
+    driver = drive(Broken(), World(), told)
+
+    driver.post(CloseRequested())
+    driver.post(CloseRequested())
+
+    assert [type(one) for one in told] == [Failed]
+
+
+async def test_after_stop_nothing_is_heard_or_told() -> None:
+    world, told = World(), list[Told]()
+    machine = Script([SendFence(0, "a@1", 1, b""), StartTimer(Timer.HEDGE)])
+    driver = drive(machine, world, told)
+    driver.post(CloseRequested())
+
+    driver.stop()
+    fired: asyncio.Future[None] = world.loop.create_future()
+    Timers(world.loop).after(0.05, fired.set_result, None)
+    await fired
+
+    assert machine.heard == [CloseRequested()]
+    assert told == []
+
+
+async def test_a_row_that_cannot_be_read_is_unknown() -> None:
+    world = World()
+    world.broken = True
+    machine = Script([ReadMetadata(1)])
+    driver = drive(machine, world, [])
+
+    driver.post(CloseRequested())
+    await until(lambda: len(machine.heard) == 2, "the answer")
+
+    assert machine.heard[1] == MetadataAnswered(1, CasStatus.UNKNOWN)

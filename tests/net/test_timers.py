@@ -1,0 +1,64 @@
+"""Shared timers: each fires once, in the order of its ends."""
+
+import asyncio
+
+from quorumlog.net.timers import Tasks, Timers
+from tests.support.waiting import until
+
+
+async def test_ten_thousand_timers_take_one_timer_of_the_loop_and_all_fire_once() -> None:
+    timers, fired = Timers(asyncio.get_running_loop()), list[int]()
+
+    for tag in range(10_000):
+        timers.after(0.02, fired.append, tag)
+
+    await until(lambda: len(fired) >= 10_000, "all fire")
+    assert fired == list(range(10_000))
+
+
+async def test_a_shorter_timer_does_not_wait_for_a_longer_one() -> None:
+    timers, fired = Timers(asyncio.get_running_loop()), list[str]()
+    timers.after(3600, fired.append, "long")
+    timers.after(0.05, fired.append, "short")
+
+    await until(lambda: fired, "the short one fires")
+
+    assert fired == ["short"]
+    timers.close()
+
+
+async def test_a_timer_that_fails_or_starts_another_does_not_stop_the_rest() -> None:
+    timers, fired = Timers(asyncio.get_running_loop()), list[int]()
+
+    def fail() -> None:
+        raise RuntimeError
+
+    timers.after(0.01, fail)
+    timers.after(0.01, lambda: timers.after(0.01, fired.append, 2))
+    timers.after(0.01, fired.append, 1)
+
+    await until(lambda: len(fired) == 2, "both fire")
+    assert fired == [1, 2]
+
+
+async def test_closed_timers_and_tasks_end() -> None:
+    timers, fired = Timers(asyncio.get_running_loop()), list[int]()
+    timers.after(0.01, fired.append, 1)
+    timers.close()
+    tasks = Tasks()
+    ended = asyncio.Event()
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    tasks.start(forever())
+    await until(lambda: True, "a turn of the loop")
+    await asyncio.sleep(0)
+    await tasks.close()
+    tasks.start(forever())
+
+    assert ended.is_set()
+    assert fired == []
