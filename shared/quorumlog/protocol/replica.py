@@ -1,0 +1,582 @@
+"""The rules of one bookie for one ledger: what it takes, what it refuses, what it may say.
+
+Pure: it knows ids, bytes and keys, but neither files nor clocks. The real bookie and the simulated
+one run this very code, so they cannot differ.
+
+How it is driven: `step(asked) -> Verdict`. A verdict may carry `records`: the driver appends them
+to its log in this order. It tells `synced(count)` when the first `count` records of this ledger are
+on disk, and sends the verdict only when `count >= verdict.after` (rule 3). So what is accepted and
+what is durable are two numbers, and a crash is: forget this object, keep the first n records for
+any n from `synced_count` to `accepted_count`, and `replay` them.
+
+What a bookie holds of a ledger is asked of `Holdings`: the real one is an index of log places, the
+one here (`HeldEntries`) is a dictionary.
+
+Left out: where bytes lie, limits and queues, and everything that is about more than one ledger.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from quorumlog.protocol.ids import NO_ENTRY, member_incarnation, member_name
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.metadata import DigestKind
+from quorumlog.protocol.record import Entry, Run, pack
+
+Ranges = tuple[tuple[int, int], ...]
+"""Disjoint ranges of entry ids, ascending, both ends inclusive."""
+
+
+# --- what is asked -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AddAsked:
+    """Store these entries. Recovery and repair adds pass the fence and limbo (rules 2, 9, 12).
+
+    Where some of the ids are held already, the first verdict says so in `compare`; the driver asks
+    again with what it could read of them (`stored`) and what it could not (`damaged`).
+    """
+
+    member: str
+    run: Run
+    ledger_key: bytes
+    recovery: bool = False
+    repair: bool = False
+    read_only: bool = False
+    stored: Run | None = None
+    damaged: Ranges = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FenceAsked:
+    """Take no normal add any more, durably, and tell the LAC."""
+
+    member: str
+    ledger_key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAsked:
+    """Which of first..last are here? With `fence` the ledger is fenced before the answer (X1)."""
+
+    member: str
+    first: int
+    last: int
+    fence: bool = False
+    ledger_key: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class LacAsked:
+    """Tell the LAC, without fencing."""
+
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class LacTold:
+    """Keep this LAC (the explicit LAC of an idle writer)."""
+
+    member: str
+    last_add_confirmed: int
+    ledger_key: bytes
+
+
+Asked = AddAsked | FenceAsked | ReadAsked | LacAsked | LacTold
+
+
+# --- what is written ---------------------------------------------------------------------------
+# Order-free on replay (rule 16): fence, key and delete are monotone, the LAC is a maximum, limbo
+# carries a counter.
+
+
+@dataclass(frozen=True, slots=True)
+class RunStored:
+    """Entries. `replaces`: these copies stand in for damaged ones of the same ids (rule 2)."""
+
+    run: Run
+    ledger_key: bytes
+    replaces: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFenced:
+    """The fence. It carries the key, since it may be all that the bookie ever saw of the ledger."""
+
+    ledger_key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LacKept:
+    """An explicit LAC."""
+
+    last_add_confirmed: int
+    ledger_key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LimboSet:
+    """Local state of the ledger may be lost, or (`limbo` false) was repaired. The highest counter
+    decides.
+    """
+
+    counter: int
+    limbo: bool
+
+
+Record = RunStored | LedgerFenced | LacKept | LimboSet
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to answer, and when.
+
+    `after`: how many records of this ledger must be synced before the answer leaves.
+    `present` and `absent`: of a read; what neither names is unknown (rule 1).
+    `compare`: not an answer yet: ask again with what is stored of these ranges.
+    """
+
+    status: Status
+    after: int = 0
+    last_add_confirmed: int = NO_ENTRY
+    records: tuple[Record, ...] = ()
+    present: Ranges = ()
+    absent: Ranges = ()
+    compare: Ranges = ()
+
+
+class Holdings(Protocol):
+    """Which entries of one ledger a bookie holds, accepted ones that are not synced included."""
+
+    @property
+    def highest(self) -> int:
+        """No entry above this id is held (NO_ENTRY: none at all)."""
+
+    def present(self, first: int, last: int) -> Ranges:
+        """Which of first..last are held. Proof: what it does not name is not here."""
+
+    def accept(self, record: RunStored) -> None:
+        """Hold these entries from now on."""
+
+
+class Replica:
+    """One ledger at one bookie.
+
+    Invariants (`check`):
+      - I13: `is_fenced` and `ledger_key` are set once and never change again;
+      - I10: the LAC never goes down;
+      - the fence record's number is at most `accepted_count`, and 0 <= synced <= accepted.
+    """
+
+    __slots__ = (
+        "_fence_number",
+        "_limbo_counter",
+        "accepted_count",
+        "holdings",
+        "is_deferred",
+        "is_fenced",
+        "is_limbo",
+        "last_add_confirmed",
+        "ledger_key",
+        "me",
+        "synced_count",
+    )
+
+    def __init__(self, me: str, holdings: Holdings, *, is_deferred: bool = False) -> None:
+        """An unknown ledger at the bookie `me` (name@incarnation).
+
+        `is_deferred`: entries are acknowledged before they are synced (rule 31).
+        """
+        self.me = me
+        self.holdings = holdings
+        self.is_deferred = is_deferred
+        self.ledger_key: bytes | None = None
+        self.is_fenced = False
+        self.is_limbo = False
+        self.last_add_confirmed = NO_ENTRY
+        self.accepted_count = 0
+        self.synced_count = 0
+        self._fence_number = 0
+        self._limbo_counter = 0
+
+    # --- driving ------------------------------------------------------------------------------
+
+    def step(self, asked: Asked) -> Verdict:
+        """Judge one request. Requests of one ledger are judged one after another."""
+        match asked:
+            case AddAsked():
+                return self._add(asked)
+            case FenceAsked():
+                return self._fence_asked(asked)
+            case ReadAsked():
+                return self._read(asked)
+            case LacAsked():
+                return self._lac_asked(asked)
+            case LacTold():
+                return self._lac_told(asked)
+
+    def synced(self, count: int) -> None:
+        """The first `count` records of this ledger are on disk."""
+        self.synced_count = max(self.synced_count, count)
+
+    def set_limbo(self, *, limbo: bool) -> Verdict:
+        """Local state was lost (or repaired again): no negatives, no normal adds (or again)."""
+        if limbo == self.is_limbo:
+            return Verdict(Status.OK, self.accepted_count)
+        record = LimboSet(self._limbo_counter + 1, limbo)
+        self.apply(record)
+        return Verdict(Status.OK, self._accepted(1), records=(record,))
+
+    def apply(self, record: Record) -> None:
+        """Take over a record: one that was just made, or one read back from the log. Records may
+        come in any order (rule 16).
+        """
+        match record:
+            case RunStored():
+                self.ledger_key = record.ledger_key
+                lac = record.run.last_add_confirmed
+                self.last_add_confirmed = max(self.last_add_confirmed, lac)
+                self.holdings.accept(record)
+            case LedgerFenced():
+                self.ledger_key = record.ledger_key
+                self.is_fenced = True
+            case LacKept():
+                self.ledger_key = record.ledger_key
+                self.last_add_confirmed = max(self.last_add_confirmed, record.last_add_confirmed)
+            case LimboSet():
+                if record.counter > self._limbo_counter:
+                    self._limbo_counter = record.counter
+                    self.is_limbo = record.limbo
+
+    # --- the guards: each is one rule, and small enough to be switched off -----------------------
+
+    def _is_foreign(self, member: str) -> bool:
+        """Another bookie is meant, or an incarnation that this one knows nothing of (rule 4)."""
+        return member_name(member) != member_name(self.me) or member_incarnation(
+            member
+        ) > member_incarnation(self.me)
+
+    def _is_older(self, member: str) -> bool:
+        """Asked as an incarnation whose state may be lost here (rule 15)."""
+        return member_incarnation(member) < member_incarnation(self.me)
+
+    def _is_wrong_key(self, ledger_key: bytes) -> bool:
+        """Another ledger of the same id (rule 17), or somebody without its password (rule 30).
+        The first key that comes defines it.
+        """
+        return self.ledger_key is not None and ledger_key != self.ledger_key
+
+    def _is_fence_in_the_way(self, asked: AddAsked) -> bool:
+        """I12: after the fence only recovery and repair add."""
+        return self.is_fenced and not (asked.recovery or asked.repair)
+
+    def _is_limbo_in_the_way(self, asked: AddAsked) -> bool:
+        """A ledger whose fence may be lost takes no normal add (rule 15, X3)."""
+        if asked.recovery or asked.repair:
+            return False
+        return self.is_limbo or self._is_older(asked.member)
+
+    def _may_say_no(self, member: str) -> bool:
+        """No negative about what may have been lost (I27, X4)."""
+        return not (self.is_limbo or self._is_older(member))
+
+    def _has_other_bytes(self, run: Run, stored: Run) -> bool:
+        """Equal ids mean equal bytes (rule 2): digest, LAC, length and payload."""
+        for entry in stored.entries():
+            index = run.index(entry.entry_id)
+            if index is not None and run.entry(index) != entry:
+                return True
+        return False
+
+    def _after_add(self) -> int:
+        """ok means on disk (rule 3), unless the bookie defers entries (rule 31)."""
+        return 0 if self.is_deferred else self.accepted_count
+
+    def _after_duplicate(self) -> int:
+        """The ok for a repeated add waits for the sync of the record that it matches (rule 3);
+        that record is one of those accepted so far.
+        """
+        return 0 if self.is_deferred else self.accepted_count
+
+    def _after_negative(self) -> int:
+        """A negative waits for all adds of the ledger accepted before it (rule 3)."""
+        return self.accepted_count
+
+    def _after_fence(self) -> int:
+        """A fence that is told is on disk (I13, X20)."""
+        return self._fence_number
+
+    # --- the verdicts -----------------------------------------------------------------------------
+
+    def _add(self, asked: AddAsked) -> Verdict:
+        run = asked.run
+        if self._is_foreign(asked.member):
+            return self._refused(Status.NOT_MINE)
+        if self._is_wrong_key(asked.ledger_key):
+            return self._refused(Status.WRONG_KEY)
+        if self._is_fence_in_the_way(asked):
+            # A fence that the writer hears of must not be forgotten in a crash.
+            return self._refused(Status.FENCED, self._after_fence())
+        if self._is_limbo_in_the_way(asked):
+            return self._refused(Status.NOT_MINE)
+        held = self._held_of(run)
+        if held and asked.stored is None and not asked.damaged:
+            return Verdict(Status.UNKNOWN, compare=held)
+        lacking: Run | None = run
+        if held:
+            readable = asked.stored
+            if readable is not None and self._has_other_bytes(run, readable):
+                return self._refused(Status.CONFLICT, self._after_duplicate())
+            unread = _without(held, readable, run)
+            if not _covers(asked.damaged, unread):
+                # Accepted while the driver read: compare these too.
+                return Verdict(Status.UNKNOWN, compare=held)
+            if unread and not (asked.recovery or asked.repair):
+                return self._refused(Status.UNKNOWN)
+            lacking = run.where(lambda e: readable is None or readable.index(e) is None)
+        if lacking is None:
+            return Verdict(Status.OK, self._after_duplicate(), self.last_add_confirmed)
+        if asked.read_only and not (asked.recovery or asked.repair):
+            return self._refused(Status.READ_ONLY)
+        record = RunStored(lacking, asked.ledger_key, bool(asked.damaged))
+        self.apply(record)
+        self._accepted(1)
+        return Verdict(Status.OK, self._after_add(), self.last_add_confirmed, records=(record,))
+
+    def _fence_asked(self, asked: FenceAsked) -> Verdict:
+        if self._is_foreign(asked.member):
+            return self._refused(Status.NOT_MINE)
+        if self._is_wrong_key(asked.ledger_key):
+            return self._refused(Status.WRONG_KEY)
+        records = self._fence(asked.ledger_key)
+        # It does fence for an older incarnation, but does not count for coverage (rule 13).
+        status = Status.OK if self._may_say_no(asked.member) else Status.NOT_MINE
+        return Verdict(status, self._after_fence(), self.last_add_confirmed, records)
+
+    def _read(self, asked: ReadAsked) -> Verdict:
+        if self._is_foreign(asked.member):
+            return self._refused(Status.NOT_MINE)
+        records: tuple[Record, ...] = ()
+        if asked.fence:
+            if self._is_wrong_key(asked.ledger_key):
+                return self._refused(Status.WRONG_KEY)
+            records = self._fence(asked.ledger_key)
+        present = self.holdings.present(asked.first, asked.last)
+        after = self._after_fence() if asked.fence else 0
+        absent: Ranges = ()
+        status = Status.OK
+        if self._may_say_no(asked.member):
+            absent = complement(present, asked.first, asked.last)
+            if absent:
+                after = max(after, self._after_negative())
+        elif not present:
+            status = Status.NOT_MINE
+        return Verdict(status, after, self.last_add_confirmed, records, present, absent)
+
+    def _lac_asked(self, asked: LacAsked) -> Verdict:
+        if self._is_foreign(asked.member):
+            return self._refused(Status.NOT_MINE)
+        # A lower LAC than was known before a loss is a kind of negative.
+        status = Status.OK if self._may_say_no(asked.member) else Status.NOT_MINE
+        return Verdict(status, 0, self.last_add_confirmed)
+
+    def _lac_told(self, asked: LacTold) -> Verdict:
+        """Not stopped by the fence: a LAC is never above what recovery will find (reference 2.3)."""
+        if self._is_foreign(asked.member):
+            return self._refused(Status.NOT_MINE)
+        if self._is_wrong_key(asked.ledger_key):
+            return self._refused(Status.WRONG_KEY)
+        if asked.last_add_confirmed <= self.last_add_confirmed:
+            return Verdict(Status.OK, self.accepted_count, self.last_add_confirmed)
+        record = LacKept(asked.last_add_confirmed, asked.ledger_key)
+        self.apply(record)
+        return Verdict(Status.OK, self._accepted(1), self.last_add_confirmed, (record,))
+
+    def _fence(self, ledger_key: bytes) -> tuple[Record, ...]:
+        if self.is_fenced:
+            return ()
+        record = LedgerFenced(ledger_key)
+        self.apply(record)
+        self._fence_number = self._accepted(1)
+        return (record,)
+
+    def _accepted(self, count: int) -> int:
+        self.accepted_count += count
+        return self.accepted_count
+
+    def _refused(self, status: Status, after: int = 0) -> Verdict:
+        return Verdict(status, after, self.last_add_confirmed)
+
+    def _held_of(self, run: Run) -> Ranges:
+        """Which ids of the run are held already."""
+        if run.first > self.holdings.highest:
+            return ()
+        held = self.holdings.present(run.first, run.last)
+        if isinstance(run.ids, range) or not held:
+            return held
+        return ranges_of(e for e in run.ids if is_within(held, e))
+
+    # --- exploring ---------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert the invariants of one state."""
+        assert 0 <= self.synced_count <= self.accepted_count
+        assert 0 <= self._fence_number <= self.accepted_count
+        assert not self.is_fenced or self.ledger_key is not None, "a fence carries the key"
+        assert self.last_add_confirmed >= NO_ENTRY
+
+    def copy_with(self, holdings: Holdings) -> "Replica":
+        """The same state over a copy of its holdings."""
+        twin = Replica(self.me, holdings, is_deferred=self.is_deferred)
+        twin.ledger_key = self.ledger_key
+        twin.is_fenced = self.is_fenced
+        twin.is_limbo = self.is_limbo
+        twin.last_add_confirmed = self.last_add_confirmed
+        twin.accepted_count = self.accepted_count
+        twin.synced_count = self.synced_count
+        twin._fence_number = self._fence_number
+        twin._limbo_counter = self._limbo_counter
+        return twin
+
+    def copy(self) -> "Replica":
+        """An independent twin; only over `HeldEntries`."""
+        assert isinstance(self.holdings, HeldEntries)
+        return self.copy_with(self.holdings.copy())
+
+    def key(self) -> tuple[object, ...]:
+        """This state as a canonical, hashable value; only over `HeldEntries`."""
+        assert isinstance(self.holdings, HeldEntries)
+        return (
+            self.me,
+            self.ledger_key,
+            self.is_fenced,
+            self.is_limbo,
+            self.last_add_confirmed,
+            self.accepted_count,
+            self.synced_count,
+            self._fence_number,
+            self._limbo_counter,
+            self.holdings.key(),
+        )
+
+
+class HeldEntries:
+    """Holdings in memory: entry by id. For the simulator and for tests."""
+
+    __slots__ = ("entries", "kind")
+
+    def __init__(self) -> None:
+        """Holds nothing."""
+        self.entries: dict[int, Entry] = {}
+        self.kind = DigestKind.NONE
+
+    @property
+    def highest(self) -> int:
+        """No entry above this id is held."""
+        return max(self.entries, default=NO_ENTRY)
+
+    def present(self, first: int, last: int) -> Ranges:
+        """Which of first..last are held."""
+        return ranges_of(sorted(e for e in self.entries if first <= e <= last))
+
+    def accept(self, record: RunStored) -> None:
+        """Hold these entries."""
+        self.kind = record.run.kind
+        for entry in record.run.entries():
+            if record.replaces or entry.entry_id not in self.entries:
+                self.entries[entry.entry_id] = entry
+
+    def run(self, ranges: Ranges) -> Run | None:
+        """What is held of these ranges, as one run."""
+        chosen = [self.entries[e] for e in sorted(self.entries) if is_within(ranges, e)]
+        return pack(chosen, self.kind) if chosen else None
+
+    def copy(self) -> "HeldEntries":
+        """An independent twin."""
+        twin = HeldEntries()
+        twin.entries = dict(self.entries)
+        twin.kind = self.kind
+        return twin
+
+    def key(self) -> tuple[object, ...]:
+        """Canonical and hashable."""
+        return tuple((e, self.entries[e]) for e in sorted(self.entries))
+
+
+def memory_replica(me: str, *, is_deferred: bool = False) -> Replica:
+    """An unknown ledger over `HeldEntries`."""
+    return Replica(me, HeldEntries(), is_deferred=is_deferred)
+
+
+def replay(me: str, records: Iterable[Record], *, is_deferred: bool = False) -> Replica:
+    """A bookie's ledger after a restart that found these records: all of them are synced before
+    anything is served (rule 3).
+    """
+    replica = memory_replica(me, is_deferred=is_deferred)
+    for record in records:
+        replica.apply(record)
+    return replica
+
+
+def ask(replica: Replica, asked: Asked) -> Verdict:
+    """One step over `HeldEntries`, with what is stored compared at once."""
+    verdict = replica.step(asked)
+    if not verdict.compare:
+        return verdict
+    assert isinstance(asked, AddAsked)
+    assert isinstance(replica.holdings, HeldEntries)
+    return replica.step(
+        AddAsked(
+            asked.member,
+            asked.run,
+            asked.ledger_key,
+            asked.recovery,
+            asked.repair,
+            asked.read_only,
+            replica.holdings.run(verdict.compare),
+        )
+    )
+
+
+# --- ranges --------------------------------------------------------------------------------------
+
+
+def ranges_of(ids: Iterable[int]) -> Ranges:
+    """Ascending ids as ranges."""
+    ranges: list[tuple[int, int]] = []
+    for entry_id in ids:
+        if ranges and ranges[-1][1] == entry_id - 1:
+            ranges[-1] = (ranges[-1][0], entry_id)
+        else:
+            ranges.append((entry_id, entry_id))
+    return tuple(ranges)
+
+
+def complement(ranges: Ranges, first: int, last: int) -> Ranges:
+    """What ascending, disjoint ranges leave of first..last."""
+    gaps, at = [], first
+    for low, high in ranges:
+        if low > at:
+            gaps.append((at, low - 1))
+        at = max(at, high + 1)
+    if at <= last:
+        gaps.append((at, last))
+    return tuple(gaps)
+
+
+def is_within(ranges: Ranges, entry_id: int) -> bool:
+    """Whether one of the ranges names an id."""
+    return any(first <= entry_id <= last for first, last in ranges)
+
+
+def _without(held: Ranges, stored: Run | None, run: Run) -> list[int]:
+    """Ids of the run that are held and that `stored` does not have."""
+    return [
+        e for e in run.ids if is_within(held, e) and (stored is None or stored.index(e) is None)
+    ]
+
+
+def _covers(ranges: Ranges, ids: Iterable[int]) -> bool:
+    return all(is_within(ranges, e) for e in ids)

@@ -1,0 +1,294 @@
+"""The rules of one bookie for one ledger, each as a claim."""
+
+from dataclasses import replace
+
+from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.metadata import DigestKind
+from quorumlog.protocol.record import Codec, Run, make
+from quorumlog.protocol.replica import (
+    AddAsked,
+    FenceAsked,
+    HeldEntries,
+    LacAsked,
+    LacKept,
+    LacTold,
+    LedgerFenced,
+    LimboSet,
+    ReadAsked,
+    Replica,
+    RunStored,
+    ask,
+    complement,
+    memory_replica,
+    ranges_of,
+    replay,
+)
+
+ME = "b1@2"
+OLDER = "b1@1"
+KEY = b"k" * 32
+OTHER_KEY = b"o" * 32
+
+
+def run_of(first: int, count: int = 1, *, lac: int = NO_ENTRY, text: str = "x") -> Run:
+    return make(
+        ledger_id=7,
+        first_entry=first,
+        last_add_confirmed=lac,
+        length_before=first * 2,
+        payloads=[f"{text}{e}".encode() for e in range(first, first + count)],
+        codec=Codec(DigestKind.CRC32C),
+    )
+
+
+def add(run: Run, member: str = ME, key: bytes = KEY) -> AddAsked:
+    return AddAsked(member, run, key)
+
+
+def test_an_add_is_ok_only_after_its_record_is_synced() -> None:
+    replica = memory_replica(ME)
+
+    verdict = ask(replica, add(run_of(0)))
+
+    assert verdict.status is Status.OK
+    assert verdict.records == (RunStored(run_of(0), KEY),)
+    assert verdict.after == 1
+    assert replica.synced_count == 0
+
+
+def test_a_repeated_add_writes_nothing_and_waits_for_the_record_that_it_matches() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(0, 3)))
+
+    verdict = ask(replica, add(run_of(0, 3)))
+
+    assert (verdict.status, verdict.after, verdict.records) == (Status.OK, 1, ())
+
+
+def test_of_an_overlapping_add_only_what_lacks_is_stored() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(2, 2)))
+
+    verdict = ask(replica, add(run_of(0, 5)))
+
+    (record,) = verdict.records
+    assert isinstance(record, RunStored)
+    assert list(record.run.ids) == [0, 1, 4]
+
+
+def test_other_bytes_under_a_stored_id_are_a_conflict_and_change_nothing() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(0, 2)))
+    before = replica.key()
+
+    verdict = ask(replica, add(run_of(1, 2, text="y")))
+
+    assert (verdict.status, verdict.records) == (Status.CONFLICT, ())
+    assert replica.key() == before
+
+
+def test_a_run_accepted_while_the_driver_read_is_compared_too() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(0)))
+    wanted = add(run_of(0, 2, text="x"))
+    first = replica.step(wanted)
+    assert first.compare == ((0, 0),)
+    assert isinstance(replica.holdings, HeldEntries)
+    stored = replica.holdings.run(first.compare)
+    ask(replica, add(run_of(1, text="y")))
+
+    second = replica.step(replace(wanted, stored=stored))
+
+    assert second.compare == ((0, 1),)
+    assert ask(replica, wanted).status is Status.CONFLICT
+
+
+def test_recovery_replaces_a_damaged_copy_and_a_normal_add_does_not() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(0, 2)))
+    wanted = replace(add(run_of(0)), damaged=((0, 0),))
+
+    normal = replica.step(wanted)
+    recovery = replica.step(replace(wanted, recovery=True))
+
+    assert (normal.status, normal.records) == (Status.UNKNOWN, ())
+    assert recovery.records == (RunStored(run_of(0), KEY, replaces=True),)
+
+
+def test_a_fence_is_told_when_its_record_is_synced_the_second_time_too() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(0)))
+
+    first = ask(replica, FenceAsked(ME, KEY))
+    second = ask(replica, FenceAsked(ME, KEY))
+
+    assert (first.status, first.after, first.records) == (Status.OK, 2, (LedgerFenced(KEY),))
+    assert (second.status, second.after, second.records) == (Status.OK, 2, ())
+
+
+def test_a_fenced_ledger_takes_recovery_and_repair_but_no_normal_add() -> None:
+    replica = memory_replica(ME)
+    ask(replica, FenceAsked(ME, KEY))
+
+    assert ask(replica, add(run_of(0))).status is Status.FENCED
+    assert ask(replica, replace(add(run_of(0)), recovery=True)).status is Status.OK
+    assert ask(replica, replace(add(run_of(1)), repair=True)).status is Status.OK
+
+
+def test_fencing_an_unknown_ledger_creates_it_fenced_with_its_key() -> None:
+    replica = memory_replica(ME)
+
+    verdict = ask(replica, FenceAsked(ME, KEY))
+
+    assert (verdict.status, verdict.last_add_confirmed) == (Status.OK, NO_ENTRY)
+    reborn = replay(ME, verdict.records)
+    assert reborn.is_fenced
+    assert ask(reborn, add(run_of(0), key=OTHER_KEY)).status is Status.WRONG_KEY
+
+
+def test_the_first_key_defines_it() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(0)))
+
+    assert ask(replica, add(run_of(1), key=OTHER_KEY)).status is Status.WRONG_KEY
+    assert ask(replica, FenceAsked(ME, OTHER_KEY)).status is Status.WRONG_KEY
+    assert ask(replica, ReadAsked(ME, 0, 0, True, OTHER_KEY)).status is Status.WRONG_KEY
+    assert ask(replica, LacTold(ME, 5, OTHER_KEY)).status is Status.WRONG_KEY
+    assert not replica.is_fenced
+
+
+def test_a_negative_waits_for_the_adds_accepted_before_it() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(0)))
+
+    verdict = ask(replica, ReadAsked(ME, 0, 2))
+
+    assert (verdict.present, verdict.absent, verdict.after) == (((0, 0),), ((1, 2),), 1)
+
+
+def test_a_fencing_read_waits_for_the_fence_even_where_all_is_present() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(0)))
+    replica.synced(1)
+
+    verdict = ask(replica, ReadAsked(ME, 0, 0, True, KEY))
+
+    assert (verdict.present, verdict.absent, verdict.after) == (((0, 0),), (), 2)
+    assert ask(replica, add(run_of(1))).status is Status.FENCED
+
+
+def test_asked_as_an_older_incarnation_it_gives_what_it_has_and_no_negative() -> None:
+    replica = memory_replica(ME)
+    ask(replica, replace(add(run_of(0), OLDER), repair=True))
+
+    assert ask(replica, add(run_of(1), OLDER)).status is Status.NOT_MINE
+    read = ask(replica, ReadAsked(OLDER, 0, 3))
+    assert (read.status, read.present, read.absent) == (Status.OK, ((0, 0),), ())
+    assert ask(replica, ReadAsked(OLDER, 1, 3)).status is Status.NOT_MINE
+    assert ask(replica, LacAsked(OLDER)).status is Status.NOT_MINE
+
+
+def test_asked_as_an_older_incarnation_it_fences_and_does_not_count() -> None:
+    replica = memory_replica(ME)
+
+    assert ask(replica, FenceAsked(OLDER, KEY)).status is Status.NOT_MINE
+    assert replica.is_fenced
+
+
+def test_another_bookie_and_a_later_incarnation_are_not_here() -> None:
+    replica = memory_replica(ME)
+
+    for member in ("b2@2", "b1@3"):
+        assert ask(replica, add(run_of(0), member)).status is Status.NOT_MINE
+        assert ask(replica, FenceAsked(member, KEY)).status is Status.NOT_MINE
+        assert ask(replica, ReadAsked(member, 0, 0)).status is Status.NOT_MINE
+    assert not replica.is_fenced
+
+
+def test_limbo_gives_no_negative_and_takes_no_normal_add_until_it_ends() -> None:
+    replica = memory_replica(ME)
+    replica.set_limbo(limbo=True)
+
+    assert ask(replica, add(run_of(0))).status is Status.NOT_MINE
+    assert ask(replica, ReadAsked(ME, 0, 0)).absent == ()
+    assert ask(replica, FenceAsked(ME, KEY)).status is Status.NOT_MINE
+    replica.set_limbo(limbo=False)
+    assert ask(replica, ReadAsked(ME, 0, 0)).absent == ((0, 0),)
+
+
+def test_the_lac_is_the_highest_ever_told() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(5, lac=4)))
+    ask(replica, LacTold(ME, 5, KEY))
+    ask(replica, LacTold(ME, 3, KEY))
+    ask(replica, add(run_of(3, lac=2)))
+
+    assert ask(replica, LacAsked(ME)).last_add_confirmed == 5
+
+
+def test_records_may_be_replayed_in_any_order() -> None:
+    records = (
+        RunStored(run_of(0, 2), KEY),
+        RunStored(run_of(4, lac=1), KEY),
+        LedgerFenced(KEY),
+        LacKept(3, KEY),
+        LimboSet(1, limbo=True),
+        LimboSet(2, limbo=False),
+    )
+
+    there, back = replay(ME, records), replay(ME, reversed(records))
+
+    assert there.key() == back.key()
+    assert there.is_fenced
+    assert not there.is_limbo
+    there.check()
+
+
+def test_what_was_acknowledged_survives_any_crash() -> None:
+    replica = memory_replica(ME)
+    records = [*ask(replica, add(run_of(0))).records]
+    replica.synced(1)
+    records += ask(replica, add(run_of(1))).records
+    records += ask(replica, FenceAsked(ME, KEY)).records
+
+    for kept in range(replica.synced_count, replica.accepted_count + 1):
+        reborn: Replica = replay(ME, records[:kept])
+        assert reborn.holdings.present(0, 9)[0][0] == 0
+
+
+def test_a_read_only_bookie_still_takes_recovery_and_knows_what_it_has() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(0)))
+
+    assert ask(replica, replace(add(run_of(0)), read_only=True)).status is Status.OK
+    assert ask(replica, replace(add(run_of(1)), read_only=True)).status is Status.READ_ONLY
+    recovery = replace(add(run_of(1)), read_only=True, recovery=True)
+    assert ask(replica, recovery).status is Status.OK
+
+
+def test_a_deferring_bookie_acknowledges_entries_at_once_but_fences_on_disk() -> None:
+    replica = memory_replica(ME, is_deferred=True)
+
+    assert ask(replica, add(run_of(0))).after == 0
+    assert ask(replica, FenceAsked(ME, KEY)).after == 2
+
+
+def test_a_copy_is_independent_and_has_the_same_key() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(0)))
+    twin = replica.copy()
+    assert twin.key() == replica.key()
+
+    ask(twin, FenceAsked(ME, KEY))
+
+    assert not replica.is_fenced
+    assert twin.key() != replica.key()
+
+
+def test_ranges_and_gaps_are_each_others_rest() -> None:
+    ranges = ranges_of([1, 2, 5])
+
+    assert ranges == ((1, 2), (5, 5))
+    assert complement(ranges, 0, 6) == ((0, 0), (3, 4), (6, 6))
+    assert complement((), 3, 4) == ((3, 4),)
