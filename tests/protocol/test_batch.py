@@ -13,7 +13,7 @@ RECORDS = st.lists(
         value=st.binary(max_size=50),
         key=st.none() | st.binary(max_size=20),
         headers=st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple),
-        timestamp_ms=st.none() | st.integers(-(2**63), 2**63 - 1),
+        timestamp_ms=st.none() | st.integers(-(2**63) + 1, 2**63 - 1),
     ),
     min_size=1,
     max_size=8,
@@ -26,22 +26,38 @@ PRODUCERS = st.none() | st.builds(
 )
 
 
-@given(RECORDS, PRODUCERS, st.integers(0, 2**53))
+@given(RECORDS, PRODUCERS, st.integers(0, 2**53), st.booleans())
 def test_a_batch_is_read_as_it_was_written(
-    records: list[batch.Record], producer: batch.ProducerSeq | None, before: int
+    records: list[batch.Record], producer: batch.ProducerSeq | None, before: int, after: bool
 ) -> None:
-    data = batch.encode(records, append_time_ms=7, records_before=before, producer=producer)
+    data = batch.encode(
+        records,
+        append_time_ms=7,
+        records_before=before,
+        producer=producer,
+        after_producer=after,
+    )
 
     head, read = batch.decode(data)
 
-    assert head == batch.BatchHead(len(records), 7, before, producer)
+    assert head == batch.BatchHead(len(records), 7, before, producer, after)
     assert head == batch.decode_head(data)
-    if any(record.timestamp_ms is not None for record in records):
-        times = [7 if r.timestamp_ms is None else r.timestamp_ms for r in records]
-        assert [r.timestamp_ms for r in read] == times
-    assert [(r.value, r.key, r.headers) for r in read] == [
-        (r.value, r.key, r.headers) for r in records
-    ]
+    assert head.records_after == before + len(records)
+    assert read == records
+
+
+@given(RECORDS, PRODUCERS, RECORDS)
+def test_the_content_is_what_was_sent_and_not_where_it_went(
+    records: list[batch.Record], producer: batch.ProducerSeq | None, others: list[batch.Record]
+) -> None:
+    first = batch.encode(records, append_time_ms=7, records_before=0)
+    moved = batch.encode(
+        records, append_time_ms=9, records_before=5, producer=producer, after_producer=True
+    )
+    other = batch.encode(others, append_time_ms=7, records_before=0)
+
+    assert batch.content(first) == batch.content(moved)
+    assert (batch.content(first) == batch.content(other)) == (records == others)
 
 
 @given(RECORDS, PRODUCERS, st.data())

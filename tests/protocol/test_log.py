@@ -10,6 +10,7 @@ from quorumlog.protocol.log import (
     LogSettings,
     LogState,
     Producer,
+    bounded,
 )
 from quorumlog.protocol.quorum import Quorum
 
@@ -87,3 +88,36 @@ def test_a_producer_keeps_its_latest_answers_and_a_new_epoch_begins_at_zero() ->
     assert producer.next_seq == ANSWERS_MAX + 3
     assert len(producer.answers) == ANSWERS_MAX
     assert producer.answered(Answer(0, 99, 99, 1, 9, "y"), epoch=2, now_ms=9).next_seq == 1
+
+
+def test_only_the_item_that_a_takeover_replays_keeps_a_producer_table() -> None:
+    table = (Producer("p", 0, 1, (Answer(0, 0, 0, 7, 0, "x"),)),)
+    log = EMPTY.with_ledger(7).with_ends({}, producers=(), now_ms=1).with_ledger(8)
+
+    log = log.with_ends({7: (1, 9)}, producers=table, now_ms=2)
+    assert log.base == LogItem(8, 1, None, table)
+
+    log = log.with_ledger(9).with_ends({8: (1, 9)}, producers=table, now_ms=2)
+
+    assert [item.producers for item in log.items] == [(), (), table]
+
+
+def test_an_offset_is_found_in_its_item_and_in_none_where_its_place_is_not_known() -> None:
+    log = closed(EMPTY.with_ledger(7), {}).with_ledger(8)
+    log = closed(log, {7: (10, 100)})
+    sealed = closed(log, {8: (5, 9)})
+
+    assert [item.ledger_id for at in (0, 9, 10, 99) if (item := log.item_at(at))] == [7, 7, 8, 8]
+    assert sealed.item_at(15) is None
+    assert (log.end_offset, sealed.end_offset, EMPTY.end_offset) == (None, 15, 0)
+
+
+def test_a_row_keeps_the_latest_answer_of_every_producer_whatever_their_number() -> None:
+    answers = tuple(Answer(seq, seq, seq, 1, seq, "x") for seq in range(ANSWERS_MAX))
+    many = tuple(Producer(str(n), 0, n, answers) for n in range(1000))
+
+    kept = bounded(many)
+
+    assert [producer.next_seq for producer in kept] == [ANSWERS_MAX] * 1000
+    assert sum(len(producer.answers) for producer in kept) <= 4096
+    assert bounded(many[:3]) == many[:3]

@@ -6,12 +6,15 @@ A batch says how many records precede it in its ledger, so a record's offset is 
 Layout, big-endian, columns first:
     version u8 (1) | flags u8 | 0 u16 | count u32 | append time ms i64 | records before i64
     producer, with flag 1: id size u8 | id | epoch i64 | seq i64
-    timestamps ms i64[count] with flag 2 | key sizes i32[count] (-1: no key) with flag 4
+    timestamps ms i64[count] (-2^63: none) with flag 2 | key sizes i32[count] (-1: none) with flag 4
     headers sizes u32[count] with flag 8 | value sizes u32[count]
     keys, headers, values: each column's bytes one after another
 Headers of one record: (name size u16 | name | value size u16 | value) repeated, UTF-8.
+Flag 16: a batch of a producer precedes this one in its ledger; without it and without flag 1 a
+takeover has no producers to learn from the ledger.
 """
 
+import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +23,14 @@ from typing import Final
 VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHIqq")
 _PRODUCER: Final = struct.Struct(">qq")
-_HAS_PRODUCER, _HAS_TIMES, _HAS_KEYS, _HAS_HEADERS = 1, 2, 4, 8
+_HAS_PRODUCER, _HAS_TIMES, _HAS_KEYS, _HAS_HEADERS, _AFTER_PRODUCER = 1, 2, 4, 8, 16
+_NO_TIME: Final = -(2**63)
+
+RECORDS_MAX: Final = 10_000
+"""Records of one batch (api.md)."""
+
+BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Bytes of one batch, which is one entry of its ledger (api.md)."""
 
 
 class BadBatch(ValueError):
@@ -54,6 +64,12 @@ class BatchHead:
     append_time_ms: int
     records_before: int
     producer: ProducerSeq | None
+    after_producer: bool = False
+
+    @property
+    def records_after(self) -> int:
+        """Records of the ledger up to and including this batch."""
+        return self.records_before + self.count
 
 
 def encode(
@@ -62,10 +78,11 @@ def encode(
     append_time_ms: int,
     records_before: int,
     producer: ProducerSeq | None = None,
+    after_producer: bool = False,
 ) -> bytes:
     """The entry of these records, at least one."""
     assert records, "a batch has at least one record"
-    count, flags = len(records), 0
+    count, flags = len(records), _AFTER_PRODUCER if after_producer else 0
     parts: list[bytes] = []
     if producer is not None:
         flags |= _HAS_PRODUCER
@@ -74,8 +91,7 @@ def encode(
     if any(record.timestamp_ms is not None for record in records):
         flags |= _HAS_TIMES
         times = [
-            append_time_ms if record.timestamp_ms is None else record.timestamp_ms
-            for record in records
+            _NO_TIME if record.timestamp_ms is None else record.timestamp_ms for record in records
         ]
         parts.append(struct.pack(f">{count}q", *times))
     keys = [record.key for record in records]
@@ -98,6 +114,18 @@ def encode(
 def decode_head(data: bytes) -> BatchHead:
     """What a batch says of itself. Raises BadBatch."""
     return _parse_head(data)[0]
+
+
+def content(data: bytes) -> str:
+    """A digest of what the client sent in a batch: of its records, not of when and where they were
+    appended. Equal requests of one producer have equal contents. Raises BadBatch.
+    """
+    head, flags, at = _parse_head(data)
+    digest = hashlib.sha256(
+        struct.pack(">BI", flags & ~(_HAS_PRODUCER | _AFTER_PRODUCER), head.count)
+    )
+    digest.update(memoryview(data)[at:])
+    return digest.hexdigest()[:32]
 
 
 def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
@@ -130,7 +158,8 @@ def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
         at += max(key_size, 0)
         headers = _decode_headers(data[headers_at : headers_at + header_size])
         headers_at += header_size
-        records.append(Record(data[values_at : values_at + value_size], key, headers, time))
+        own_time = None if time == _NO_TIME else time
+        records.append(Record(data[values_at : values_at + value_size], key, headers, own_time))
         values_at += value_size
     return head, records
 
@@ -138,7 +167,7 @@ def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
 def _parse_head(data: bytes) -> tuple[BatchHead, int, int]:
     try:
         version, flags, zero, count, time_ms, before = _HEAD.unpack_from(data)
-        if version != VERSION or zero or flags > 15 or not 0 < 4 * count <= len(data) or before < 0:
+        if version != VERSION or zero or flags > 31 or not 0 < 4 * count <= len(data) or before < 0:
             raise BadBatch(f"a record batch of version {version}, flags {flags}")
         at, producer = _HEAD.size, None
         if flags & _HAS_PRODUCER:
@@ -148,7 +177,8 @@ def _parse_head(data: bytes) -> tuple[BatchHead, int, int]:
             producer, at = ProducerSeq(name, epoch, seq), at + 1 + size + _PRODUCER.size
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise BadBatch("a record batch is cut short") from error
-    return BatchHead(count, time_ms, before, producer), flags, at
+    after = bool(flags & _AFTER_PRODUCER)
+    return BatchHead(count, time_ms, before, producer, after), flags, at
 
 
 def _encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:

@@ -18,8 +18,13 @@ from quorumlog.protocol.quorum import Quorum
 PRODUCERS_MAX = 1000
 """Producers that a log remembers; the one that was silent longest goes first (rule 26)."""
 
-ANSWERS_MAX = 8
-"""Answers that are kept for each producer, so that a repeat gets the first one again."""
+ANSWERS_MAX = 64
+"""Answers that are kept for each producer, so that a repeat gets the first one again: more than a
+client has in flight."""
+
+ROW_ANSWERS_MAX = 4096
+"""Answers in a row's producer table all in all, about 400 KiB of JSON; each producer keeps at
+least one, which is its place in its sequence."""
 
 
 class LogState(StrEnum):
@@ -63,7 +68,9 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class LogItem:
-    """One ledger of a log. `producers` is the producer table as of its start (rule 26)."""
+    """One ledger of a log. `producers` is the producer table as of its start (rule 26); only the
+    item from which a takeover replays keeps it.
+    """
 
     ledger_id: int
     first_offset: int | None
@@ -86,6 +93,7 @@ class LogSettings:
     roll_seconds: int = 0
     retention_bytes: int = 0
     retention_seconds: int = 0
+    custom: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +111,8 @@ class LogMetadata:
     writer_token: int = 0
     """0: any gateway may own it. Else only appends with this token are taken (`open`)."""
     opened_by: str | None = None
+    producers_forgotten: bool = False
+    """Whether a producer was ever dropped: then an unknown one may be an expired one."""
     created_at: str = ""
 
     def check(self) -> None:
@@ -120,6 +130,32 @@ class LogMetadata:
         """The ledger that is written, whose writer owns the log (rule 22)."""
         return self.items[-1] if self.items else None
 
+    @property
+    def end_offset(self) -> int | None:
+        """Where the next record goes, or None while a ledger is open that decides it."""
+        last = self.last_item
+        if last is None:
+            return self.first_offset if self.next_offset is None else self.next_offset
+        return None if last.last_offset is None else last.last_offset + 1
+
+    @property
+    def base(self) -> LogItem | None:
+        """The item from which a takeover rebuilds the producers: the last with a known start."""
+        return next((i for i in reversed(self.items) if i.first_offset is not None), None)
+
+    @property
+    def unsealed(self) -> tuple[LogItem, ...]:
+        """The items that a takeover must close: those whose end is not known."""
+        return tuple(item for item in self.items if item.last_offset is None)
+
+    def item_at(self, offset: int) -> LogItem | None:
+        """The item that holds an offset or would, or None where that is not known."""
+        for item in reversed(self.items):
+            if item.first_offset is not None and item.first_offset <= offset:
+                is_in = item.last_offset is None or offset <= item.last_offset
+                return item if is_in else None
+        return None
+
     def item_of(self, ledger_id: int) -> LogItem | None:
         """The item of a ledger, or None where the log does not name it."""
         return next((item for item in self.items if item.ledger_id == ledger_id), None)
@@ -127,6 +163,7 @@ class LogMetadata:
     def with_ledger(self, ledger_id: int) -> "LogMetadata":
         """The log with a new last ledger, whose start is not known before the old one's end."""
         assert self.state is LogState.OPEN
+        assert all(item.first_offset is not None for item in self.items), "rule 23"
         return replace(self, items=(*self.items, LogItem(ledger_id, None)))
 
     def with_ends(
@@ -135,15 +172,15 @@ class LogMetadata:
         *,
         producers: tuple[Producer, ...],
         now_ms: int,
+        forgotten: bool = False,
     ) -> "LogMetadata":
         """Fill in what is known now that ledgers are CLOSED: `ends` gives the records and the
         bytes of each; the last item's start and its producer table follow from them.
         """
         items: list[LogItem] = []
-        offset = self.items[0].first_offset if self.items else None
-        at = self.first_offset if offset is None else offset
-        if self.next_offset is not None and offset is None:
-            at = self.next_offset
+        at = self.first_offset if self.next_offset is None else self.next_offset
+        if self.items and self.items[0].first_offset is not None:
+            at = self.items[0].first_offset
         for item in self.items:
             changed = item
             if item.first_offset is None:
@@ -163,7 +200,20 @@ class LogMetadata:
             or item.first_offset is None
             or item.last_offset >= item.first_offset
         )
-        return replace(self, items=kept, next_offset=None if kept else at)
+        log = replace(
+            self,
+            items=kept,
+            next_offset=None if kept else at,
+            producers_forgotten=self.producers_forgotten or forgotten,
+        )
+        base = log.base
+        return replace(
+            log,
+            items=tuple(
+                item if item is base or not item.producers else replace(item, producers=())
+                for item in log.items
+            ),
+        )
 
     def truncated(self, before: int) -> "LogMetadata":
         """The log without the closed ledgers that end below `before`; the last item stays."""
@@ -185,9 +235,12 @@ class LogMetadata:
 
     def closed(self) -> "LogMetadata":
         """The log after its end; all its ledgers are CLOSED by then."""
-        last = self.last_item
-        end = self.next_offset or 0
-        if last is not None:
-            assert last.last_offset is not None, "all ledgers are CLOSED before the log is"
-            end = last.last_offset + 1
+        end = self.end_offset
+        assert end is not None, "all ledgers are CLOSED before the log is"
         return replace(self, state=LogState.CLOSED, next_offset=end)
+
+
+def bounded(producers: tuple[Producer, ...]) -> tuple[Producer, ...]:
+    """The producers as a row keeps them: the latest answers of each, ROW_ANSWERS_MAX in all."""
+    each = max(1, min(ANSWERS_MAX, ROW_ANSWERS_MAX // max(1, len(producers))))
+    return tuple(replace(producer, answers=producer.answers[-each:]) for producer in producers)

@@ -1,0 +1,236 @@
+"""What gateways exchange with the metadata service about logs, as strict pydantic models.
+
+A log is one row that changes by compare-and-swap, as a ledger is (`bodies.py`). Answers of the
+producer table travel as plain lists: there may be thousands of them.
+"""
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.log import (
+    PRODUCERS_MAX,
+    Answer,
+    LogItem,
+    LogMetadata,
+    LogSettings,
+    LogState,
+    Producer,
+)
+from quorumlog.protocol.metadata import DigestKind
+from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
+from quorumlog.wire.bodies import Attempt, Body, LedgerId, LogName, Text, Version
+
+LOG_LEDGERS_MAX = 10_000
+"""Ledgers of one log: retention or `truncate` must drop some before more are added."""
+
+Number = Annotated[int, Field(ge=0, le=ID_MAX)]
+AnswerRow = tuple[Number, Number, Number, LedgerId, Number, Text]
+"""seq, first offset, last offset, ledger, entry, content."""
+
+
+class ProducerBody(Body):
+    """One producer as a log knows it (rule 26)."""
+
+    id: Text
+    epoch: Number
+    seen_ms: Annotated[int, Field(ge=-(2**63), le=ID_MAX)]
+    answers: tuple[AnswerRow, ...]
+
+    def to_core(self) -> Producer:
+        """The protocol's value."""
+        return Producer(
+            self.id, self.epoch, self.seen_ms, tuple(Answer(*answer) for answer in self.answers)
+        )
+
+    @classmethod
+    def from_core(cls, core: Producer) -> "ProducerBody":
+        """The body that carries a protocol value."""
+        answers = tuple(
+            (a.seq, a.first_offset, a.last_offset, a.ledger_id, a.entry_id, a.content)
+            for a in core.answers
+        )
+        return cls(id=core.id, epoch=core.epoch, seen_ms=core.seen_ms, answers=answers)
+
+
+class LogItemBody(Body):
+    """One ledger of a log."""
+
+    ledger_id: LedgerId
+    first_offset: Number | None
+    last_offset: Annotated[int, Field(ge=-1, le=ID_MAX)] | None = None
+    producers: tuple[ProducerBody, ...] = Field(default=(), max_length=PRODUCERS_MAX)
+    bytes: Number = 0
+    sealed_ms: Number = 0
+
+    def to_core(self) -> LogItem:
+        """The protocol's value."""
+        return LogItem(
+            self.ledger_id,
+            self.first_offset,
+            self.last_offset,
+            tuple(producer.to_core() for producer in self.producers),
+            self.bytes,
+            self.sealed_ms,
+        )
+
+    @classmethod
+    def from_core(cls, core: LogItem) -> "LogItemBody":
+        """The body that carries a protocol value."""
+        return cls(
+            ledger_id=core.ledger_id,
+            first_offset=core.first_offset,
+            last_offset=core.last_offset,
+            producers=tuple(map(ProducerBody.from_core, core.producers)),
+            bytes=core.bytes,
+            sealed_ms=core.sealed_ms,
+        )
+
+
+class LogSettingsBody(Body):
+    """What a log is made with: zero switches a limit off."""
+
+    ensemble_size: Annotated[int, Field(ge=1, le=QUORUM_MAX)] = 3
+    write_quorum: Annotated[int, Field(ge=1, le=QUORUM_MAX)] = 3
+    ack_quorum: Annotated[int, Field(ge=1, le=QUORUM_MAX)] = 2
+    digest: DigestKind = DigestKind.CRC32C
+    roll_bytes: Number = 256 * 1024 * 1024
+    roll_entries: Number = 0
+    roll_seconds: Number = 0
+    retention_bytes: Number = 0
+    retention_seconds: Number = 0
+    metadata: dict[Text, Text] = Field(default_factory=dict)
+
+    def to_core(self) -> LogSettings:
+        """The protocol's value. Raises ValueError unless E >= Qw >= Qa."""
+        return LogSettings(
+            quorum=Quorum(self.ensemble_size, self.write_quorum, self.ack_quorum),
+            digest=self.digest.value,
+            roll_bytes=self.roll_bytes,
+            roll_entries=self.roll_entries,
+            roll_seconds=self.roll_seconds,
+            retention_bytes=self.retention_bytes,
+            retention_seconds=self.retention_seconds,
+            custom=tuple(sorted(self.metadata.items())),
+        )
+
+    @classmethod
+    def from_core(cls, core: LogSettings) -> "LogSettingsBody":
+        """The body that carries a protocol value."""
+        return cls(
+            ensemble_size=core.quorum.ensemble_size,
+            write_quorum=core.quorum.write_quorum,
+            ack_quorum=core.quorum.ack_quorum,
+            digest=DigestKind(core.digest),
+            roll_bytes=core.roll_bytes,
+            roll_entries=core.roll_entries,
+            roll_seconds=core.roll_seconds,
+            retention_bytes=core.retention_bytes,
+            retention_seconds=core.retention_seconds,
+            metadata=dict(core.custom),
+        )
+
+
+class LogRow(Body):
+    """One log's row as the metadata service keeps it. The version of one that is to be created is
+    1; a name that was used before goes on where its versions ended.
+    """
+
+    name: LogName
+    settings: LogSettingsBody
+    items: tuple[LogItemBody, ...] = Field(default=(), max_length=LOG_LEDGERS_MAX)
+    version: Version = 1
+    state: LogState = LogState.OPEN
+    first_offset: Number = 0
+    next_offset: Number | None = None
+    writer_token: Number = 0
+    opened_by: Annotated[Text, StringConstraints(max_length=1024)] | None = None
+    producers_forgotten: bool = False
+    created_at: Text = ""
+
+    @model_validator(mode="after")
+    def _keeps_the_invariants(self) -> Self:
+        self.to_core().check()
+        return self
+
+    def to_core(self) -> LogMetadata:
+        """The protocol's value."""
+        return LogMetadata(
+            name=self.name,
+            settings=self.settings.to_core(),
+            items=tuple(item.to_core() for item in self.items),
+            version=self.version,
+            state=self.state,
+            first_offset=self.first_offset,
+            next_offset=self.next_offset,
+            writer_token=self.writer_token,
+            opened_by=self.opened_by,
+            producers_forgotten=self.producers_forgotten,
+            created_at=self.created_at,
+        )
+
+    @classmethod
+    def from_core(cls, core: LogMetadata) -> "LogRow":
+        """The row that carries a protocol value."""
+        fields: dict[str, Any] = {
+            name: getattr(core, name)
+            for name in (
+                "name",
+                "version",
+                "state",
+                "first_offset",
+                "next_offset",
+                "writer_token",
+                "opened_by",
+                "producers_forgotten",
+                "created_at",
+            )
+        }
+        return cls(
+            settings=LogSettingsBody.from_core(core.settings),
+            items=tuple(map(LogItemBody.from_core, core.items)),
+            **fields,
+        )
+
+
+class LogCreate(Body):
+    """`POST /v1/logs`: 201 with the row; 409 `log-exists` with it as `current`. The same attempt
+    again answers with the same row.
+    """
+
+    row: LogRow
+    attempt: Attempt
+
+
+class LogChange(Body):
+    """`PUT /v1/logs/{name}`: the row if its version still is `row.version`. A ledger that it names
+    and its predecessor did not must exist and be made for this log (rule 22).
+    """
+
+    row: LogRow
+    attempt: Attempt
+
+
+class LogDelete(Body):
+    """`DELETE /v1/logs/{name}`: the name is free again if the version still is this one."""
+
+    version: Version
+    attempt: Attempt
+
+
+class LogList(Body):
+    """`GET /v1/logs?limit=&after=`; `next` is the `after` of the next page, null at the end."""
+
+    logs: tuple[LogRow, ...]
+    next: LogName | None
+
+
+class LedgerIds(Body):
+    """`GET /v1/orphans?older_than_s=&limit=`: ledgers made for a log that no log names.
+
+    `DELETE /v1/orphans/{ledger_id}` deletes one, if in that very transaction no log names it
+    (rule 22): 204, 409 `owned-by-log` when one does, 404 when there is no such ledger.
+    """
+
+    ledgers: tuple[LedgerId, ...]

@@ -1,0 +1,36 @@
+"""A log's row survives the wire, and what breaks its invariants does not get in."""
+
+import orjson
+import pytest
+from pydantic import ValidationError
+
+from quorumlog.protocol.log import Answer, LogItem, LogMetadata, LogSettings, Producer
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.wire.log_bodies import LogRow
+
+LOG = LogMetadata(
+    "events",
+    LogSettings(Quorum(3, 3, 2), roll_entries=5, custom=(("k", "v"),)),
+    items=(
+        LogItem(7, 0, 9, bytes=100, sealed_ms=5),
+        LogItem(8, 10, None, (Producer("p", 1, 3, (Answer(0, 4, 5, 7, 2, "abc"),)),)),
+    ),
+    version=3,
+    writer_token=2,
+    opened_by="me",
+    created_at="2026-01-01T00:00:00Z",
+)
+
+
+def test_a_row_is_read_as_it_was_sent() -> None:
+    sent = LogRow.from_core(LOG).model_dump_json()
+
+    assert LogRow.model_validate_json(sent).to_core() == LOG
+
+
+def test_a_row_whose_borders_do_not_meet_is_refused() -> None:
+    row = orjson.loads(LogRow.from_core(LOG).model_dump_json())
+    row["items"][1]["first_offset"] = 12
+
+    with pytest.raises(ValidationError, match="I33"):
+        LogRow.model_validate_json(orjson.dumps(row))
