@@ -1,0 +1,40 @@
+"""Logs as JSON lines on standard error: an event's constant name and its data."""
+
+import logging
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import orjson
+
+_OWN: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: time, level, service, logger, event, then what `extra` carried."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "service": self._service,
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        line |= {name: value for name, value in record.__dict__.items() if name not in _OWN}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str).decode()
+
+
+def log_as_json(service: str, level: str) -> None:
+    """Make the root logger write JSON lines, and nothing else."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines(service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)

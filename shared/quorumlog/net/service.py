@@ -1,0 +1,275 @@
+"""What every service is besides its own work: settings, logs, health, metrics, a way to end.
+
+A service's `config.py` reads the environment into a frozen model made from ServiceSettings; its
+`app.py` builds an application, to which `add_shared_routes` gives what all services answer; its
+`__main__.py` hands both to `run_service`.
+"""
+
+import asyncio
+import contextlib
+import errno
+import inspect
+import itertools
+import logging
+import re
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final, Literal, Self, TypeVar
+
+import orjson
+import uvloop
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.process_collector import ProcessCollector
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from quorumlog.errors import BadRequest, MethodNotAllowed, QuorumLogError, ReadOnly, RouteNotFound
+from quorumlog.net import docs_page
+from quorumlog.net.json_logs import log_as_json
+from quorumlog.wire import problems
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID: Final = "request_id"
+"""The key in a request under which its id stands."""
+
+METRICS: Final = web.AppKey("metrics", CollectorRegistry)
+"""Where a service registers its own metrics."""
+
+DRAINING: Final = web.AppKey("draining", asyncio.Event)
+"""Set once the process has been asked to end: from then on it takes nothing new."""
+
+Ready = Callable[[], Awaitable[None]]
+"""Returns when the service can do its work; raises an Unavailable error that says why not."""
+
+
+class _Drain:
+    """A service's own way to settle what is in flight."""
+
+    def __init__(self, settle: Callable[[], Awaitable[None]]) -> None:
+        self.settle = settle
+
+
+_DRAIN: Final = web.AppKey("drain", _Drain)
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_ids = itertools.count(1)
+_process = secrets.token_hex(4)
+_TAKEN: Final = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
+
+
+class ServiceSettings(BaseModel):
+    """What every service can be told; each field is the environment variable of the same name in
+    capitals. Only a service's `config.py` reads the environment.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="where to listen; 0.0.0.0 in containers")
+    port: int = Field(ge=1, le=65535, description="where to listen; fixed, as others are told it")
+    advertised_url: str = Field("", description="how others reach this process; from host and port")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    drain_s: float = Field(20.0, gt=0, description="for what is in flight when it is told to end")
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Self:
+        """The settings that an environment gives; an empty variable counts as absent, and a list
+        is written with commas. Ends the process with one line for each wrong setting.
+        """
+        values: dict[str, Any] = {}
+        for name, field in cls.model_fields.items():
+            text = environ.get(name.upper(), "")
+            if not text:
+                continue
+            is_list = str(field.annotation).startswith("tuple")
+            values[name] = [part.strip() for part in text.split(",")] if is_list else text
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise SystemExit("\n".join(_sentence(fault) for fault in error.errors())) from None
+
+    @property
+    def url(self) -> str:
+        """How others reach this process, without a slash at its end."""
+        if self.advertised_url:
+            return self.advertised_url.rstrip("/")
+        everywhere = self.host in ("0.0.0.0", "::")  # noqa: S104
+        return f"http://{socket.gethostname() if everywhere else self.host}:{self.port}"
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def _sentence(fault: Any) -> str:
+    place = ".".join(str(part) for part in fault["loc"]).upper() or "the settings"
+    if fault["type"] == "missing":
+        return f"{place} is not set"
+    return f"{place} = {fault.get('input')!r}: {fault['msg']}"
+
+
+def add_shared_routes(
+    app: web.Application,
+    *,
+    ready: Ready,
+    openapi: Callable[[], Mapping[str, Any]],
+    drain: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Give an application what all services have: health, metrics, its own description.
+
+    `drain` settles what is in flight; it runs while the service still answers, after `DRAINING`
+    was set.
+    """
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    app[METRICS] = registry
+    app[DRAINING] = asyncio.Event()
+    if drain is not None:
+        app[_DRAIN] = _Drain(drain)
+
+    async def health_live(_request: web.Request) -> web.Response:
+        return _json({"status": "live"})
+
+    async def health_ready(_request: web.Request) -> web.Response:
+        if app[DRAINING].is_set():
+            raise ReadOnly("this process is about to end")
+        await ready()
+        return _json({"status": "ready"})
+
+    async def metrics(_request: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    async def description(_request: web.Request) -> web.Response:
+        return _json(openapi())
+
+    async def documentation(_request: web.Request) -> web.Response:
+        return web.Response(text=docs_page.render(openapi()), content_type="text/html")
+
+    app.router.add_get("/health/live", health_live)
+    app.router.add_get("/health/ready", health_ready)
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/openapi.json", description)
+    app.router.add_get("/docs", documentation)
+
+
+@web.middleware
+async def answers_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give each request its id, and turn errors into problem documents.
+
+    For services that need no more than that; the gateway has its own.
+    """
+    instance = _request_id(request.headers.get("X-Request-Id"))
+    request[REQUEST_ID] = instance
+    try:
+        response = await handler(request)
+    except QuorumLogError as error:
+        return _problem(error, instance)
+    except web.HTTPException as error:
+        return _problem(_error_of_http(error, request), instance)
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception:
+        log.exception("unhandled-error", extra={"request_id": instance, "path": request.path})
+        return _problem(QuorumLogError(), instance)
+    if not response.prepared:
+        response.headers["X-Request-Id"] = instance
+    return response
+
+
+def run_service(
+    name: str, app_factory: Callable[[S], web.Application | Awaitable[web.Application]], settings: S
+) -> None:
+    """Run a service until SIGTERM or SIGINT; then drain, stop listening, clean up, and return.
+
+    Raises: SystemExit with a status other than 0 where it could not start.
+    """
+    log_as_json(name, settings.log_level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        status = runner.run(_serve(name, app_factory, settings))
+    if status:
+        raise SystemExit(status)
+
+
+async def _serve(
+    name: str, app_factory: Callable[[S], web.Application | Awaitable[web.Application]], settings: S
+) -> int:
+    asked_to_end = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Explicitly: a parent that ignores SIGINT hands that on to us.
+        loop.add_signal_handler(number, asked_to_end.set)
+    built = app_factory(settings)
+    app = await built if inspect.isawaitable(built) else built
+    try:
+        async with _listening(app, settings):
+            log.info("started", extra={"url": settings.url})
+            await asked_to_end.wait()
+            log.info("draining")
+            await _drain(app, settings.drain_s)
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            raise
+        reason = "is taken" if error.errno == errno.EADDRINUSE else f"can't be used ({error})"
+        sys.stderr.write(f"{name}: port {settings.port} of {settings.host} {reason}\n")
+        return 1
+    log.info("ended")
+    return 0
+
+
+async def _drain(app: web.Application, deadline_s: float) -> None:
+    if DRAINING in app:
+        app[DRAINING].set()
+    if _DRAIN not in app:
+        return
+    try:
+        async with asyncio.timeout(deadline_s):
+            await app[_DRAIN].settle()
+    except TimeoutError:
+        log.warning("drain-cut-short", extra={"deadline_s": deadline_s})
+    except Exception:
+        log.exception("drain-failed")
+
+
+@contextlib.asynccontextmanager
+async def _listening(app: web.Application, settings: ServiceSettings) -> AsyncIterator[None]:
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=settings.drain_s)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, settings.host, settings.port, backlog=1024).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _request_id(offered: str | None) -> str:
+    if offered is not None and _REQUEST_ID.fullmatch(offered):
+        return offered
+    return f"{_process}-{next(_ids):x}"
+
+
+def _problem(error: QuorumLogError, instance: str) -> web.Response:
+    return web.Response(
+        body=problems.to_bytes(error, instance),
+        status=error.status,
+        content_type=problems.CONTENT_TYPE,
+        headers={**error.headers, "X-Request-Id": instance},
+    )
+
+
+def _error_of_http(error: web.HTTPException, request: web.Request) -> QuorumLogError:
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allow = ", ".join(sorted(error.allowed_methods))
+        return MethodNotAllowed(f"{request.path} has {allow}", headers={"Allow": allow})
+    if error.status == 404:
+        return RouteNotFound(f"{request.method} {request.path}")
+    return BadRequest(error.reason) if error.status < 500 else QuorumLogError(error.reason)
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=orjson.dumps(value), content_type="application/json")

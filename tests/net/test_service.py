@@ -1,0 +1,156 @@
+"""What all services share, in a process of its own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+import pytest
+
+from loadtest.ports import free_ports
+from quorumlog.net.service import ServiceSettings
+from tests.support.waiting import until_sync
+
+_SERVICE = """
+import asyncio, os, signal, sys
+from aiohttp import web
+from quorumlog.net.service import *
+from quorumlog.errors import NotEnoughBookies
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+def build(settings):
+    app = web.Application(middlewares=[answers_problems])
+    async def ready():
+        if settings.log_level == "DEBUG":
+            raise NotEnoughBookies("there are none")
+    async def drain():
+        print("drained", flush=True)
+    async def broken(request):
+        return 1 / 0
+    app.router.add_get("/broken", broken)
+    add_shared_routes(app, ready=ready, openapi=lambda: {"openapi": "3.1.0", "info": {"title": "toy"},
+        "paths": {"/broken": {"get": {"summary": "breaks <always>"}}}}, drain=drain)
+    return app
+
+run_service("toy", build, ServiceSettings.read(os.environ))
+"""
+
+
+@contextmanager
+def toy(**settings: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    port = free_ports(1)[0]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SERVICE],
+        env={**os.environ, "PORT": str(port), **settings},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    url = f"http://127.0.0.1:{port}"
+
+    def lives() -> bool:
+        assert process.poll() is None, process.communicate()
+        return get(f"{url}/health/live")[0] == 200
+
+    try:
+        until_sync(lives, "it lives", passing=(OSError,))
+        yield process, url
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def get(url: str, headers: dict[str, str] | None = None) -> tuple[int, Any, bytes]:
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers or {}), timeout=20
+        ) as answer:
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers, error.read()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_cleanly_though_the_parent_ignored_it(number: signal.Signals) -> None:
+    with toy() as (process, _url):
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+
+    assert process.returncode == 0
+    assert out == "drained\n"
+    assert [orjson.loads(line)["event"] for line in err.splitlines()] == [
+        "started",
+        "draining",
+        "ended",
+    ]
+
+
+def test_it_tells_of_itself() -> None:
+    with toy() as (_process, url):
+        answers = {path: get(url + path) for path in ("/health/ready", "/openapi.json", "/docs")}
+        metrics = get(f"{url}/metrics")
+
+    assert {status for status, _, _ in answers.values()} == {200}
+    assert orjson.loads(answers["/openapi.json"][2])["info"] == {"title": "toy"}
+    assert b"breaks &lt;always&gt;" in answers["/docs"][2]
+    assert metrics[1]["Content-Type"].startswith("text/plain")
+    assert b"process_resident_memory_bytes" in metrics[2]
+
+
+def test_not_ready_is_a_problem_that_says_why() -> None:
+    with toy(LOG_LEVEL="DEBUG") as (_process, url):
+        status, headers, body = get(f"{url}/health/ready", {"X-Request-Id": "mine-1"})
+
+    assert status == 503
+    assert headers["Retry-After"]
+    assert headers["X-Request-Id"] == "mine-1"
+    assert orjson.loads(body)["code"] == "not-enough-bookies"
+
+
+def test_a_bug_is_a_problem_without_its_traceback() -> None:
+    with toy() as (_process, url):
+        broken, missing = get(f"{url}/broken"), get(f"{url}/nothing")
+
+    assert (broken[0], orjson.loads(broken[2])["code"]) == (500, "internal-error")
+    assert b"ZeroDivision" not in broken[2]
+    assert (missing[0], orjson.loads(missing[2])["code"]) == (404, "not-found")
+
+
+def test_a_taken_port_is_named() -> None:
+    port = free_ports(1)[0]
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", port))
+        holder.listen()
+
+        done = subprocess.run(
+            [sys.executable, "-c", _SERVICE],
+            env={**os.environ, "PORT": str(port)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert done.returncode == 1
+    assert done.stderr == f"toy: port {port} of 127.0.0.1 is taken\n"
+
+
+def test_a_wrong_setting_is_one_sentence_that_names_it() -> None:
+    class Settings(ServiceSettings):
+        metadata_urls: tuple[str, ...] = ()
+
+    with pytest.raises(SystemExit, match="PORT = '0': Input should be greater"):
+        Settings.read({"PORT": "0"})
+    with pytest.raises(SystemExit, match="PORT is not set"):
+        Settings.read({"PORT": ""})
+    read = Settings.read({"PORT": "80", "METADATA_URLS": "http://a, http://b"})
+    assert read.metadata_urls == ("http://a", "http://b")
+    assert read.url == "http://127.0.0.1:80"
