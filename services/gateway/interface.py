@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.metadata import DigestKind, LedgerMetadata, State
 from quorumlog.protocol.record import Run
 from quorumlog.wire.bodies import BookieList
@@ -182,8 +183,8 @@ class EngineInterface(Protocol):
         """Every service with its state, and what is under-replicated; JSON as it is."""
         ...
 
-    async def ready(self) -> str | None:
-        """None when a default ledger could be created now, else the reason why not."""
+    async def ready(self) -> QuorumLogError | None:
+        """None when a default ledger could be created now, else the error that it would get."""
         ...
 
     async def drain(self) -> None:

@@ -1,0 +1,284 @@
+"""Serve an aiohttp application to clients that may be slow, broken or hostile.
+
+aiohttp waits for a request's head and for a reader of its answers without an end, and tells of
+malformed HTTP as plain text. Here each connection has deadlines, their number has a limit, and
+what can't be parsed is answered with a problem document. Bodies have their deadline where they are
+read. Every service listens through this.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import re
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.web_protocol import RequestHandler
+
+from quorumlog.errors import (
+    BadRequest,
+    HeadersTooLarge,
+    MethodNotAllowed,
+    Overloaded,
+    QuorumLogError,
+    RequestTimeout,
+    RouteNotFound,
+    TooLarge,
+)
+from quorumlog.wire import problems
+
+log = logging.getLogger(__name__)
+
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_ids = itertools.count(1)
+_process = secrets.token_hex(4)
+
+
+@dataclass(frozen=True, slots=True)
+class ListenLimits:
+    """What one listening socket grants to clients. Times in seconds, sizes in bytes."""
+
+    connections_max: int = 10_000
+    head_timeout_s: float = 10.0
+    """From a head's first byte to its last one."""
+    idle_timeout_s: float = 65.0
+    """Without a request: above the 60 s for which proxies commonly keep a connection."""
+    stalled_answer_timeout_s: float = 60.0
+    """For how long a client may not read what it asked for."""
+    head_line_bytes_max: int = 8190
+    headers_max: int = 100
+    drain_timeout_s: float = 20.0
+
+
+def request_id(offered: str | None) -> str:
+    """The id of a request: the client's, if that is short and harmless, else a new one."""
+    if offered is not None and _REQUEST_ID.fullmatch(offered):
+        return offered
+    return f"{_process}-{next(_ids):x}"
+
+
+def problem_response(error: QuorumLogError, instance: str) -> web.Response:
+    """The answer that carries an error."""
+    response = web.Response(
+        body=problems.to_bytes(error, instance),
+        status=error.status,
+        content_type=problems.CONTENT_TYPE,
+        headers=error.headers,
+    )
+    response.headers["X-Request-Id"] = instance
+    response.headers["Cache-Control"] = "no-store"
+    if error.status in (408, 413):
+        # What is left of the request is not worth reading.
+        response.force_close()
+    return response
+
+
+def error_of_http(exc: web.HTTPException, method: str, path: str) -> QuorumLogError:
+    """The error of the tree for what aiohttp raises by itself."""
+    if isinstance(exc, web.HTTPMethodNotAllowed):
+        allow = ", ".join(sorted(exc.allowed_methods | {"OPTIONS"}))
+        return MethodNotAllowed(f"{path} has no {method}, but {allow}", headers={"Allow": allow})
+    by_status: dict[int, type[QuorumLogError]] = {404: RouteNotFound, 413: TooLarge}
+    if exc.status in by_status:
+        return by_status[exc.status](f"{method} {path}: {exc.reason}")
+    return BadRequest(exc.reason) if 400 <= exc.status < 500 else QuorumLogError(exc.reason)
+
+
+class _Connection(RequestHandler):
+    """One connection with its deadlines.
+
+    Invariant: a timer runs only while part of a head is there, or while answers pile up; an
+    ordinary request, which comes in one piece, starts none.
+    """
+
+    __slots__ = ("_head_timer", "_listener", "_refused", "_stall_timer")
+
+    def __init__(self, listener: "Listener", **kwargs: Any) -> None:
+        super().__init__(listener.server, **kwargs)
+        self._listener = listener
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._refused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, or say that there are too many."""
+        if self._listener.connection_count >= self._listener.limits.connections_max:
+            assert isinstance(transport, asyncio.Transport)
+            self._refused = True
+            self._force_close = True
+            transport.write(_raw_answer(Overloaded("too many connections")))
+            transport.close()
+            return
+        self._listener.connection_count += 1
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the connection and its timers."""
+        if self._refused or self._manager is None:
+            return
+        self._listener.connection_count -= 1
+        self._cancel_head_timer()
+        self._cancel_stall_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Watch for heads that come in drips."""
+        count = self._request_count
+        super().data_received(data)
+        if self._request_count != count:
+            if self._head_timer is not None:
+                self._cancel_head_timer()
+        elif self._head_timer is None and self._waiter is not None:
+            # Nobody handles a request, and the bytes so far make none: part of a head.
+            limit_s = self._listener.limits.head_timeout_s
+            self._head_timer = self._loop.call_later(limit_s, self._head_is_late)
+
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._waiter is not None and self.transport is not None:
+            limit_s = self._listener.limits.head_timeout_s
+            error = RequestTimeout(f"the headers were not complete within {limit_s:g} s")
+            self.transport.write(_raw_answer(error))
+            self.force_close()
+
+    def pause_writing(self) -> None:
+        """The client does not read: give it some time."""
+        super().pause_writing()
+        if self._stall_timer is None:
+            limit_s = self._listener.limits.stalled_answer_timeout_s
+            self._stall_timer = self._loop.call_later(limit_s, self._answer_is_stalled)
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self._cancel_stall_timer()
+        super().resume_writing()
+
+    def _cancel_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _answer_is_stalled(self) -> None:
+        self._stall_timer = None
+        if isinstance(self.transport, asyncio.WriteTransport):
+            self.transport.abort()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer malformed HTTP, or what no middleware caught, with a problem document."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun already")
+        error: QuorumLogError
+        if isinstance(exc, LineTooLong) or "many headers" in (message or "").lower():
+            error = HeadersTooLarge(
+                "the request line or a header is too long, or there are too many"
+            )
+        elif isinstance(exc, HttpProcessingError):
+            error = BadRequest("the request is not HTTP/1.1: " + _one_line(message))
+        elif isinstance(exc, web.HTTPException):
+            error = error_of_http(exc, request.method, request.path)
+        elif 400 <= status < 500:
+            error = BadRequest("the request is not HTTP/1.1")
+        else:
+            log.error("unhandled-error", exc_info=exc)
+            error = QuorumLogError()
+        response = problem_response(error, request_id(None))
+        response.force_close()
+        return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer; what aiohttp raised outside of all middlewares becomes a problem."""
+        if isinstance(resp, web.HTTPException):
+            instance = request_id(request.headers.get("X-Request-Id"))
+            resp = problem_response(error_of_http(resp, request.method, request.path), instance)
+        return await super().finish_response(request, resp, start_time)
+
+
+def _one_line(message: str | None) -> str:
+    """The first line of a parser's message: the others repeat what the client sent."""
+    return (message or "malformed").strip().splitlines()[0].rstrip(":")[:200]
+
+
+def _raw_answer(error: QuorumLogError) -> bytes:
+    """An answer for a connection that has no request."""
+    body = problems.to_bytes(error)
+    headers = {
+        "Content-Type": problems.CONTENT_TYPE,
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+        "Cache-Control": "no-store",
+        "X-Request-Id": request_id(None),
+        **error.headers,
+    }
+    lines = [f"HTTP/1.1 {error.status} Error", *(f"{k}: {v}" for k, v in headers.items())]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+class Listener:
+    """A listening socket with the application behind it."""
+
+    def __init__(self, runner: web.AppRunner, limits: ListenLimits) -> None:
+        self.runner = runner
+        self.limits = limits
+        self.connection_count = 0
+        self.port = 0
+        assert runner.server is not None, "the runner is set up"
+        self.server = runner.server
+
+    def connection(self) -> RequestHandler:
+        """A new connection's protocol."""
+        limits = self.limits
+        return _Connection(
+            self,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=limits.idle_timeout_s,
+            max_line_size=limits.head_line_bytes_max,
+            max_field_size=limits.head_line_bytes_max,
+            max_headers=limits.headers_max,
+            lingering_time=limits.head_timeout_s,
+            auto_decompress=False,
+            access_log=None,
+        )
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    app: web.Application, *, host: str, port: int, limits: ListenLimits | None = None
+) -> AsyncIterator[Listener]:
+    """Start the application and listen; at the end stop listening, finish what is being handled
+    (for `drain_timeout_s` at most), then run the application's clean-up.
+
+    Raises: OSError where the port is taken.
+    """
+    limits = limits or ListenLimits()
+    runner = web.AppRunner(app, shutdown_timeout=limits.drain_timeout_s)
+    await runner.setup()
+    try:
+        listener = Listener(runner, limits)
+        sockets = await asyncio.get_running_loop().create_server(
+            listener.connection, host, port, backlog=1024, reuse_address=True
+        )
+        listener.port = sockets.sockets[0].getsockname()[1]
+        try:
+            yield listener
+        finally:
+            sockets.close()
+    finally:
+        await runner.cleanup()

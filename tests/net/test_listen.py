@@ -1,0 +1,214 @@
+"""Slow, broken and too many clients: each is answered or cut, and the others go on."""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from loadtest.ports import free_ports
+from quorumlog.net.listen import Listener, ListenLimits, listening, request_id
+from tests.support.waiting import DEADLINE_S, until
+
+HEAD = b"GET / HTTP/1.1\r\nHost: h\r\n"
+Start = Callable[..., Awaitable[Listener]]
+
+
+@functools.cache
+def _port() -> int:
+    """One lease for all these tests: they run one after another."""
+    return free_ports(1)[0]
+
+
+async def _hello(request: web.Request) -> web.Response:
+    return web.Response(body=await request.read())
+
+
+async def _large(_request: web.Request) -> web.Response:
+    return web.Response(body=bytes(32 << 20))
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def started(**limits: Any) -> Listener:
+            app = web.Application()
+            app.router.add_route("*", "/", _hello)
+            app.router.add_get("/large", _large)
+            return await stack.enter_async_context(
+                listening(
+                    app,
+                    host="127.0.0.1",
+                    port=_port(),
+                    limits=dataclasses.replace(ListenLimits(drain_timeout_s=0.5), **limits),
+                )
+            )
+
+        yield started
+
+
+@contextlib.asynccontextmanager
+async def connection(
+    listener: Listener,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    async with asyncio.timeout(DEADLINE_S):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)}
+        body = await reader.readexactly(int(headers["content-length"]))
+    return int(head[0].split()[1]), headers, body
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """Everything until the server closes the connection."""
+    async with asyncio.timeout(DEADLINE_S):
+        with contextlib.suppress(ConnectionError):
+            return await reader.read()
+    return b""
+
+
+async def test_a_head_that_comes_in_drips_is_cut_with_a_408(start: Start) -> None:
+    listener = await start(head_timeout_s=0.2)
+
+    async with connection(listener) as (reader, writer):
+        writer.write(HEAD)
+        # The client means to go on, a header at a time; it does not get that far.
+        status, headers, body = await answer(reader)
+
+        assert (status, orjson.loads(body)["code"]) == (408, "request-timeout")
+        assert headers["content-type"] == "application/problem+json"
+        assert await ended(reader) == b""
+
+
+async def test_a_second_head_that_comes_in_drips_is_cut_too(start: Start) -> None:
+    listener = await start(head_timeout_s=0.2)
+
+    async with connection(listener) as (reader, writer):
+        writer.write(HEAD + b"\r\n")
+        assert (await answer(reader))[0] == 200
+        writer.write(b"G")
+
+        assert (await answer(reader))[0] == 408
+        assert await ended(reader) == b""
+
+
+async def test_an_idle_connection_is_closed(start: Start) -> None:
+    listener = await start(idle_timeout_s=0.2)
+
+    async with connection(listener) as (reader, _writer):
+        assert await ended(reader) == b""
+
+
+async def test_a_head_in_two_pieces_within_the_time_is_served(start: Start) -> None:
+    listener = await start(head_timeout_s=DEADLINE_S * 2)
+
+    async with connection(listener) as (reader, writer):
+        writer.write(HEAD)
+        await writer.drain()
+        await until(lambda: listener.connection_count == 1, "the connection is taken")
+        writer.write(b"\r\n")
+
+        assert (await answer(reader))[0] == 200
+
+
+async def test_a_client_that_never_reads_its_answer_is_cut(start: Start) -> None:
+    listener = await start(stalled_answer_timeout_s=0.2)
+
+    async with connection(listener) as (reader, writer):
+        writer.write(HEAD + b"\r\n")
+        assert (await answer(reader))[0] == 200
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET /large HTTP/1.1\r\nHost: h\r\n\r\n")
+
+        await until(lambda: listener.connection_count == 0, "the connection is cut")
+
+
+async def test_one_connection_too_many_is_refused_and_the_others_go_on(start: Start) -> None:
+    listener = await start(connections_max=1)
+
+    async with connection(listener) as (reader, writer):
+        await until(lambda: listener.connection_count == 1, "the connection is taken")
+        async with connection(listener) as (second, _):
+            status, headers, body = await answer(second)
+            assert (status, orjson.loads(body)["code"]) == (429, "overloaded")
+            assert headers["retry-after"] == "1"
+            assert await ended(second) == b""
+        writer.write(HEAD + b"\r\n")
+        assert (await answer(reader))[0] == 200
+
+    await until(lambda: listener.connection_count == 0, "the first one is gone")
+    async with connection(listener) as (reader, writer):
+        writer.write(HEAD + b"\r\n")
+        assert (await answer(reader))[0] == 200
+
+
+MALFORMED = {
+    "no http": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    "http 9": (b"GET / HTTP/9.9\r\nHost: h\r\n\r\n", 400),
+    "no colon": (HEAD + b"nonsense\r\n\r\n", 400),
+    "space before colon": (HEAD + b"A : b\r\n\r\n", 400),
+    "bare line feed in a header": (HEAD + b"A: b\nC: d\r\n\r\n", 400),
+    "nul in a header": (HEAD + b"A: b\x00\r\n\r\n", 400),
+    "two lengths": (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", 400),
+    "negative length": (HEAD + b"Content-Length: -1\r\n\r\n", 400),
+    "length in words": (HEAD + b"Content-Length: ten\r\n\r\n", 400),
+    "unicode length": (HEAD + "Content-Length: \u0661\r\n\r\n".encode(), 400),
+    "length and chunks": (
+        HEAD + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        400,
+    ),
+    "chunks that are not last": (HEAD + b"Transfer-Encoding: chunked, gzip\r\n\r\n", 400),
+    "broken chunk size": (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n", 400),
+    "long header": (HEAD + b"A: " + b"x" * 20_000 + b"\r\n\r\n", 431),
+    "long target": (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: h\r\n\r\n", 431),
+    "many headers": (HEAD + b"".join(b"A%d: b\r\n" % n for n in range(500)) + b"\r\n", 431),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+async def test_malformed_http_is_a_problem_document(
+    start: Start, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = await start()
+    sent, expected = MALFORMED[name]
+
+    async with connection(listener) as (reader, writer):
+        writer.write(sent)
+        status, headers, body = await answer(reader)
+
+        assert status == expected, body
+        problem = orjson.loads(body)
+        assert problem["code"] == {400: "bad-request", 431: "headers-too-large"}[expected]
+        assert headers["content-type"] == "application/problem+json"
+        assert headers["x-request-id"] == problem["instance"]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_an_unknown_expectation_is_a_problem_document(start: Start) -> None:
+    listener = await start()
+
+    async with connection(listener) as (reader, writer):
+        writer.write(HEAD + b"Expect: miracles\r\n\r\n")
+        status, headers, _body = await answer(reader)
+
+        assert (status, headers["content-type"]) == (400, "application/problem+json")
+
+
+def test_request_ids_of_clients_are_kept_only_where_they_are_harmless() -> None:
+    for good in ("a", "A-b_c.9", "x" * 64):
+        assert request_id(good) == good
+    for bad in ("", "x" * 65, "a b", "a\n", "é", "\u0661", None):
+        assert request_id(bad) != bad
