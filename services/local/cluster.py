@@ -1,0 +1,302 @@
+"""All processes of a cluster on one machine: started in order, watched, ended in order.
+
+`python -m services.local` runs it for people, `loadtest/cluster.py` for tests.
+
+Invariants:
+  - `DATA/run/lock` is held from before the first process starts until after the last one ended,
+    so that two clusters never share a folder;
+  - each process of `_running` has a pid file, and whatever was started is ended by `stop`.
+"""
+
+import asyncio
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from services.local.config import ROOT, LocalSettings, inherited_environment
+from services.local.embedded import EmbeddedError, set_up_postgres, set_up_redis
+from services.local.ports import free_ports, is_free
+from services.local.process import Program, start
+
+START_S: Final = 90.0
+"""For one step of the start; a step takes about a second on an idle machine."""
+_POLL_S: Final = 0.05
+_RESTART_S: Final = 1.0
+"""A process that dies is back within 2 s, and one that keeps dying does not eat the machine."""
+_LOG_BYTES_MAX: Final = 16 << 20
+_STOP_ORDER: Final = ("gateway", "autorecovery", "bookie", "metadata", "redis", "postgres")
+
+
+class ClusterError(Exception):
+    """The cluster can't start or go on; says why, with the end of the log that tells more."""
+
+
+@dataclass(slots=True)
+class Service:
+    """One process: what it is, and its life so far."""
+
+    program: Program
+    log: Path
+    url: str = ""
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    is_expected: bool = field(default=False)
+    """Whether it should be running; false after a test has killed it."""
+
+    @property
+    def kind(self) -> str:
+        """`bookie` of `bookie-1`."""
+        return self.program.name.partition("-")[0]
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self.process is not None and self.process.poll() is None
+
+    def log_end(self, lines: int = 20) -> str:
+        """The last lines of its log."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        except FileNotFoundError:
+            return ""
+
+
+class LocalCluster:
+    """The processes of one DATA folder."""
+
+    def __init__(
+        self, settings: LocalSettings, *, say: Callable[[str], None] = lambda _line: None
+    ) -> None:
+        """`say` hears what a person should know."""
+        self.settings = settings
+        self.services: dict[str, Service] = {}
+        self._say = say
+        self._data = settings.data.resolve()
+        self._run = self._data / "run"
+        self._logs = self._data / "log"
+        self._lock: int | None = None
+
+    # --- start -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start all processes, each kind once what it needs is ready.
+
+        Raises: ClusterError, after which `stop` must still be called.
+        """
+        self._take_folder()
+        for number in range(self.settings.gateways):
+            if not is_free(self.settings.port + number, "127.0.0.1"):
+                raise ClusterError(f"port {self.settings.port + number} is taken")
+        dsn, redis_url = await self._start_stores()
+        await self._start_services(dsn, redis_url)
+
+    def _take_folder(self) -> None:
+        for folder in (self._data, self._run, self._logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self._run / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise ClusterError(f"another cluster runs in {self._data}") from None
+        self._lock = lock
+        _await_leftovers(self._run)
+
+    async def _start_stores(self) -> tuple[str, str]:
+        dsn, redis_url = self.settings.postgres_dsn, self.settings.redis_url
+        ports = free_ports(2)
+        try:
+            if not dsn:
+                postgres = await asyncio.to_thread(
+                    set_up_postgres, self._data / "postgres", ports[0]
+                )
+                self._launch(postgres.program, f"127.0.0.1:{ports[0]}")
+                await self._until("postgres", lambda: asyncio.to_thread(postgres.is_ready))
+                dsn = postgres.dsn()
+            if not redis_url:
+                redis = set_up_redis(self._data / "redis", ports[1])
+                self._launch(redis.program, f"127.0.0.1:{ports[1]}")
+                await self._until("redis", lambda: asyncio.to_thread(redis.is_ready))
+                redis_url = redis.url()
+        except EmbeddedError as error:
+            raise ClusterError(str(error)) from None
+        return dsn, redis_url
+
+    async def _start_services(self, dsn: str, redis_url: str) -> None:
+        settings = self.settings
+        ports = iter(free_ports(settings.bookies + 2))
+        metadata_url = f"http://127.0.0.1:{(port := next(ports))}"
+        shared = {"METADATA_URLS": metadata_url}
+        self._launch_service(
+            "metadata-1", "metadata", port, {"POSTGRES_DSN": dsn, "REDIS_URL": redis_url}
+        )
+        await self.until_ready("metadata-1")
+
+        bookies = [f"bookie-{number + 1}" for number in range(settings.bookies)]
+        for number, name in enumerate(bookies):
+            zone = settings.zones[number % len(settings.zones)] if settings.zones else ""
+            own = {"BOOKIE_NAME": name, "DATA_DIR": str(self._data / name), "ZONE": zone}
+            own["DURABILITY"] = settings.durability
+            own["AUTO_FIX_COOKIES"] = str(int(settings.auto_fix_cookies))
+            self._launch_service(name, "bookie", next(ports), shared | own)
+        for name in bookies:
+            await self.until_ready(name)
+
+        gateways = [f"gateway-{number + 1}" for number in range(settings.gateways)]
+        for number, name in enumerate(gateways):
+            self._launch_service(name, "gateway", settings.port + number, shared)
+        # A gateway is ready when a default ledger (E=3) could be created.
+        health = "ready" if settings.bookies >= 3 else "live"
+        for name in gateways:
+            await self.until_ready(name, health)
+
+        if find_spec("services.autorecovery") is not None:
+            own = {"LOST_BOOKIE_DELAY_S": str(settings.lost_bookie_delay_s)}
+            self._launch_service("autorecovery-1", "autorecovery", next(ports), shared | own)
+            await self.until_ready("autorecovery-1")
+
+    def _launch_service(self, name: str, module: str, port: int, own: dict[str, str]) -> None:
+        env = inherited_environment() | {
+            "HOST": "127.0.0.1",
+            "PORT": str(port),
+            "ADVERTISED_URL": "",
+            "LOG_LEVEL": self.settings.log_level,
+            "DRAIN_S": str(self.settings.drain_s),
+            "SERVICE_NAME": name,
+            "PYTHONPATH": os.pathsep.join((str(ROOT / "shared"), str(ROOT))),
+        }
+        argv = (sys.executable, "-m", f"services.{module}")
+        self._launch(Program(name, argv, env | own, ROOT), f"http://127.0.0.1:{port}")
+
+    def _launch(self, program: Program, url: str) -> None:
+        service = Service(program, self._logs / f"{program.name}.log", url)
+        self.services[program.name] = service
+        self.launch(program.name)
+
+    def launch(self, name: str) -> None:
+        """Start a process (again), with the settings and the port that it had."""
+        service = self.services[name]
+        assert not service.is_alive, f"{name} runs already"
+        if service.log.exists() and service.log.stat().st_size > _LOG_BYTES_MAX:
+            service.log.replace(service.log.with_suffix(".1.log"))
+        service.process = start(service.program, service.log)
+        service.started_at = time.monotonic()
+        service.is_expected = True
+        (self._run / f"{name}.pid").write_text(f"{service.process.pid}\n")
+
+    async def until_ready(self, name: str, health: str = "ready") -> None:
+        """Wait until a process says that it can do its work.
+
+        Raises: ClusterError when it ends instead.
+        """
+        url = f"{self.services[name].url}/health/{health}"
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(10)) as session:
+
+            async def is_ready() -> bool:
+                try:
+                    async with session.get(url) as answer:
+                        return answer.status == 200
+                except (aiohttp.ClientError, TimeoutError):
+                    return False
+
+            await self._until(name, is_ready)
+
+    async def _until(self, name: str, is_ready: Callable[[], Awaitable[bool]]) -> None:
+        service = self.services[name]
+        loop = asyncio.get_running_loop()
+        end = loop.time() + START_S
+        while not await is_ready():
+            if not service.is_alive:
+                raise ClusterError(f"{name} ended at its start:\n{service.log_end()}")
+            if loop.time() > end:
+                raise ClusterError(f"{name} is not ready after {START_S:g} s:\n{service.log_end()}")
+            await asyncio.sleep(_POLL_S)
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Tell of processes that die, and start them again where RESTART says so. Never returns."""
+        while True:
+            for name, service in self.services.items():
+                if service.is_alive or not service.is_expected:
+                    continue
+                age_s = time.monotonic() - service.started_at
+                if not self.settings.restart:
+                    service.is_expected = False
+                    self._say(f"{name} died ({_how(service)}); its log is {service.log}")
+                elif age_s >= _RESTART_S:
+                    self._say(f"{name} died ({_how(service)}) and is started again")
+                    self.launch(name)
+            await asyncio.sleep(_POLL_S)
+
+    # --- end -------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """End all processes, each kind once those that need it are gone."""
+        for kind in _STOP_ORDER:
+            group = [service for service in self.services.values() if service.kind == kind]
+            for service in group:
+                service.is_expected = False
+                if service.is_alive and service.process:
+                    # A process that a test has paused could not hear the signal.
+                    service.process.send_signal(signal.SIGCONT)
+                    service.process.send_signal(service.program.stop_signal)
+            loop = asyncio.get_running_loop()
+            # One drain, and then as much again for what closes after it.
+            end = loop.time() + 2 * self.settings.drain_s + 10
+            for service in group:
+                await self._ended(service, end)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def _ended(self, service: Service, end: float) -> None:
+        loop = asyncio.get_running_loop()
+        while service.is_alive and service.process:
+            if loop.time() > end:
+                self._say(f"{service.program.name} does not end and is killed")
+                service.process.kill()
+                service.process.wait()
+            await asyncio.sleep(_POLL_S / 5)
+        (self._run / f"{service.program.name}.pid").unlink(missing_ok=True)
+
+
+def _how(service: Service) -> str:
+    status = service.process.returncode if service.process else 0
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+
+
+def _await_leftovers(run: Path) -> None:
+    """Wait for processes of a cluster whose supervisor was killed: the kernel has told them to end,
+    and one that is still there holds the files that ours need.
+    """
+    end = time.monotonic() + 30
+    for pid in _pids(run):
+        while _is_ours(pid):
+            if time.monotonic() > end:
+                raise ClusterError(f"process {pid} of an earlier cluster does not end")
+            time.sleep(_POLL_S)
+
+
+def _pids(run: Path) -> Iterator[int]:
+    for file in run.glob("*.pid"):
+        text = file.read_text().strip()
+        if text.isdecimal() and file.stem != "postgres":  # embedded.py looks after that one
+            yield int(text)
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        return b"services." in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

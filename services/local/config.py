@@ -1,0 +1,58 @@
+"""What the one-machine cluster can be told (README, "Settings")."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder that holds `services` and `shared`."""
+
+
+class LocalSettings(BaseModel):
+    """Each field is a make variable or an environment variable of the same name in capitals."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: Path = Field(Path(".quorumlog"), description="where everything is kept")
+    port: int = Field(8080, ge=1, le=65535, description="of the first gateway; the others follow")
+    bookies: int = Field(4, ge=1, le=64, description="4, so that E=3 survives a death")
+    gateways: int = Field(2, ge=1, le=64)
+    zones: tuple[str, ...] = Field((), description="dealt out to the bookies in turn")
+    durability: Literal["fsync", "deferred"] = "fsync"
+    auto_fix_cookies: bool = Field(False, description="a wiped bookie becomes a new incarnation")
+    lost_bookie_delay_s: float = Field(60, ge=0, description="until its replicas are copied")
+    restart: bool = Field(False, description="a process that dies is started again")
+    postgres_dsn: str = Field("", description="a server that exists, in place of our own")
+    redis_url: str = Field("", description="a server that exists, in place of our own")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    drain_s: float = Field(20.0, gt=0, description="for each service that is told to end")
+
+    @field_validator("zones", mode="before")
+    @classmethod
+    def _list(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """The settings of an environment. Ends the process with a line for each wrong one."""
+        values = {
+            name: environ[name.upper()] for name in cls.model_fields if environ.get(name.upper())
+        }
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            faults = (
+                f"{'.'.join(map(str, e['loc'])).upper()} = {e['input']!r}: {e['msg']}"
+                for e in error.errors()
+            )
+            raise SystemExit("\n".join(faults)) from None
+
+
+def inherited_environment() -> dict[str, str]:
+    """Ours, for the services: they take their further settings from it."""
+    return dict(os.environ)

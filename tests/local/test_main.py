@@ -1,0 +1,52 @@
+"""`python -m services.local` where it can't run."""
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from loadtest.ports import free_ports
+
+
+def run(data: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "services.local"],
+        env={**os.environ, "DATA": str(data), **settings},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_taken_port_is_an_error_that_names_it(tmp_path: Path) -> None:
+    first, second = free_ports(2)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", second))
+        holder.listen()
+
+        done = run(tmp_path, PORT=str(first))
+
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"quorumlog can't run: port {second} is taken")
+
+
+def test_two_clusters_never_share_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    lock = os.open(tmp_path / "run" / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    done = run(tmp_path, PORT=str(free_ports(2)[0]))
+    os.close(lock)
+
+    assert done.returncode == 1
+    assert "another cluster runs in" in done.stdout
+
+
+def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
+    done = run(tmp_path, BOOKIES="many")
+
+    assert done.returncode == 1
+    assert "BOOKIES = 'many'" in done.stderr
