@@ -115,6 +115,7 @@ class MissedRange:
 class UpdateMetadata:
     """Compare-and-swap: `metadata` if the row still has `metadata.version`. Answered by
     MetadataAnswered with the same attempt. `missed` is queued for repair in the same transaction.
+    The same attempt again is the same change asked again: it carries the same token (rule 6).
     """
 
     attempt: int

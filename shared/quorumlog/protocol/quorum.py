@@ -59,6 +59,31 @@ class Quorum:
             for offset in range(count if self.is_striped else 1)
         )
 
+    def holders(self, first_entry: int, last_entry: int) -> int:
+        """The positions that store anything of a run, as a bit mask (bit p is position p)."""
+        if not self.is_striped or last_entry - first_entry + 1 >= self.ensemble_size:
+            return (1 << self.ensemble_size) - 1
+        masks, mask = _write_set_masks(self), 0
+        for entry_id in range(first_entry, last_entry + 1):
+            mask |= masks[entry_id % self.ensemble_size]
+        return mask
+
+    def has_ack_quorum(self, acked: int, first_entry: int, last_entry: int) -> bool:
+        """`is_acknowledged` for a bit mask of positions: what the hot path asks."""
+        if not self.is_striped:
+            return acked.bit_count() >= self.ack_quorum
+        masks, size = _write_set_masks(self), self.ensemble_size
+        return all(
+            (acked & masks[(first_entry + offset) % size]).bit_count() >= self.ack_quorum
+            for offset in range(min(last_entry - first_entry + 1, size))
+        )
+
+    def can_reach(self, usable: int) -> bool:
+        """Whether every write set still finds Qa among these positions (a bit mask)."""
+        return all(
+            (usable & mask).bit_count() >= self.ack_quorum for mask in _write_set_masks(self)
+        )
+
     def is_covered(self, answered: Iterable[int]) -> bool:
         """Whether no ack quorum can exist among the positions that have not answered (I14).
 
@@ -78,6 +103,11 @@ def _write_sets(quorum: Quorum) -> tuple[tuple[int, ...], ...]:
     return tuple(
         tuple((start + step) % size for step in range(quorum.write_quorum)) for start in range(size)
     )
+
+
+@lru_cache(maxsize=1024)
+def _write_set_masks(quorum: Quorum) -> tuple[int, ...]:
+    return tuple(sum(1 << p for p in write_set) for write_set in _write_sets(quorum))
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,32 @@
+"""What bookies should hold and may not, in as few ranges as say it (rule 8)."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from quorumlog.protocol.messages import MissedRange
+
+RANGES_MAX: Final = 64
+"""Ranges kept a member (taste). Beyond it they become one: repair looks before it copies."""
+
+
+def merged(ranges: Iterable[MissedRange], stride: int = 1) -> tuple[MissedRange, ...]:
+    """The same entries in ranges that lie apart, by member and first entry.
+
+    `stride` is the greatest step between two entries that one member stores (1 + E - Qw): what
+    lies closer together is one range.
+    """
+    by_member: dict[str, list[tuple[int, int]]] = {}
+    for missed in ranges:
+        by_member.setdefault(missed.member, []).append((missed.first, missed.last))
+    out: list[MissedRange] = []
+    for member, found in by_member.items():
+        joined: list[tuple[int, int]] = []
+        for first, last in sorted(found):
+            if joined and first <= joined[-1][1] + stride:
+                joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+            else:
+                joined.append((first, last))
+        if len(joined) > RANGES_MAX:
+            joined = [(joined[0][0], joined[-1][1])]
+        out.extend(MissedRange(member, first, last) for first, last in joined)
+    return tuple(out)

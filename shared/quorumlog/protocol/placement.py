@@ -1,0 +1,69 @@
+"""Which bookies an ensemble is made of. Pure: candidates arrive in the order of preference, and who
+is alive is somebody else's knowledge (liveness only proposes: architecture 2.1).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from quorumlog.protocol.ids import member_name
+
+
+def ensemble(
+    size: int, candidates: Sequence[str], zones: Mapping[str, str] | None = None
+) -> tuple[str, ...] | None:
+    """The first `size` candidates, spread over zones as evenly as they allow; None where there
+    are too few. Neighbours (a write set) come from different zones where that is possible.
+    """
+    chosen: list[str] = []
+    for _ in range(size):
+        best = spread(chosen, candidates, zones)
+        if not best:
+            return None
+        chosen.append(best[0])
+    return tuple(chosen)
+
+
+def spread(
+    members: Sequence[str], candidates: Sequence[str], zones: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """The candidates that may join these members, best first: those in the zone that has the
+    fewest of them, and among equals in the order given. No bookie joins in two incarnations.
+    """
+    known = zones or {}
+    taken = {member_name(member) for member in members}
+    used: dict[str, int] = {}
+    for member in members:
+        zone = known.get(member, "")
+        used[zone] = used.get(zone, 0) + 1
+    free = [member for member in dict.fromkeys(candidates) if member_name(member) not in taken]
+    return tuple(sorted(free, key=lambda member: used.get(known.get(member, ""), 0)))
+
+
+def replacements(
+    members: Sequence[str], leaving: Sequence[int], candidates: Sequence[str]
+) -> dict[int, str]:
+    """Who takes which leaving position: a new incarnation its own bookie's place, the others the
+    places left, in the order given. Members of the ensemble are no candidates; positions for
+    which nobody is left are not named.
+    """
+    names = [member_name(member) for member in members]
+    chosen: dict[int, str] = {}
+    strangers: list[str] = []
+    for candidate in dict.fromkeys(candidates):
+        name = member_name(candidate)
+        if name not in names:
+            strangers.append(candidate)
+        elif candidate not in members:
+            position = names.index(name)
+            if position in leaving:
+                chosen.setdefault(position, candidate)
+    seen: set[str] = set()
+    for position in leaving:
+        if position in chosen:
+            continue
+        while strangers:
+            candidate = strangers.pop(0)
+            if member_name(candidate) not in seen:
+                seen.add(member_name(candidate))
+                chosen[position] = candidate
+                break
+    return chosen

@@ -1,0 +1,239 @@
+"""Runs on their way to bookies: who has stored which, and in what order they are confirmed.
+
+The writer's appends and a recovery's write-backs go through the same window. Positions are bits of
+a mask, so that an answer costs the same for one entry and for a thousand.
+"""
+
+from collections.abc import Iterator
+
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.record import Run
+
+
+def positions(mask: int) -> Iterator[int]:
+    """The positions in a mask, ascending."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def part_of(run: Run, quorum: Quorum, position: int) -> Run:
+    """What a position stores of a run (rule 1). It stores some of it."""
+    if not quorum.is_striped:
+        return run
+    residues, size = quorum.residues(position), quorum.ensemble_size
+    part = run.where(lambda entry_id: entry_id % size in residues)
+    assert part is not None, "asked for the part of a position outside every write set of the run"
+    return part
+
+
+class Pending:
+    """A run that not all of its positions have settled."""
+
+    __slots__ = ("acked", "holders", "run", "tick", "waiting")
+
+    def __init__(self, run: Run, *, holders: int, waiting: int, tick: int, acked: int = 0) -> None:
+        self.run = run
+        self.holders = holders
+        """The positions that store anything of it."""
+        self.waiting = waiting
+        """Those that were asked and have not answered."""
+        self.acked = acked
+        """Those that answered ok; in a confirmed run also those written off as missed."""
+        self.tick = tick
+        """The silence timer that covers it (see Writer)."""
+
+
+class Window:
+    """Contiguous runs after the last confirmed one, and confirmed ones that some position has yet
+    to answer.
+
+    Invariants (checked by `check`):
+      - unconfirmed runs follow on from `last_confirmed` without a gap;
+      - a confirmed run stays only while a position is asked, or while it is held for a change;
+      - `pending_bytes` is the sum over all runs here.
+    """
+
+    __slots__ = (
+        "is_held",
+        "last_confirmed",
+        "length",
+        "missed",
+        "pending_bytes",
+        "quorum",
+        "runs",
+    )
+
+    def __init__(self, quorum: Quorum, *, last_confirmed: int, length: int) -> None:
+        self.quorum = quorum
+        self.runs: dict[int, Pending] = {}
+        self.last_confirmed = last_confirmed
+        self.length = length
+        """Payload bytes of the ledger up to `last_confirmed`."""
+        self.pending_bytes = 0
+        self.missed: list[tuple[int, int, int]] = []
+        """(position, first, last) that confirmed runs left behind; the owner takes them."""
+        self.is_held = False
+        """An ensemble change is under way: confirmed runs stay, for they may have to be sent to
+        the member that it brings (their fragment may be the new one).
+        """
+
+    def copy(self) -> "Window":
+        """An independent copy; runs are shared, for they never change."""
+        other = Window.__new__(Window)
+        other.quorum = self.quorum
+        other.runs = {
+            first: Pending(p.run, holders=p.holders, waiting=p.waiting, tick=p.tick, acked=p.acked)
+            for first, p in self.runs.items()
+        }
+        other.last_confirmed = self.last_confirmed
+        other.length = self.length
+        other.pending_bytes = self.pending_bytes
+        other.missed = list(self.missed)
+        other.is_held = self.is_held
+        return other
+
+    def key(self) -> tuple[object, ...]:
+        """All of it, hashable."""
+        return (
+            self.last_confirmed,
+            self.length,
+            self.is_held,
+            tuple(self.missed),
+            tuple((p.run.body, p.acked, p.waiting, p.tick) for p in self.runs.values()),
+        )
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        following = self.last_confirmed + 1
+        for first, pending in self.runs.items():
+            run = pending.run
+            assert first == run.first, "a run is found by its first entry"
+            assert not pending.acked & pending.waiting, "an answer ends the asking"
+            assert not (pending.acked | pending.waiting) & ~pending.holders, "only holders count"
+            if run.last <= self.last_confirmed:
+                assert pending.waiting or self.is_held, "settled runs leave"
+            else:
+                assert first == following, "no gap between unconfirmed runs"
+                following = run.last + 1
+        assert self.pending_bytes == sum(len(p.run.body) for p in self.runs.values())
+
+    @property
+    def unconfirmed(self) -> Pending | None:
+        """The oldest run that is not confirmed."""
+        return self.runs.get(self.last_confirmed + 1)
+
+    def push(self, run: Run, *, usable: int, tick: int) -> Pending:
+        """Take a run that follows on from the last one; it is asked of its usable positions."""
+        holders = self.quorum.holders(run.first, run.last)
+        pending = Pending(run, holders=holders, waiting=holders & usable, tick=tick)
+        self.runs[run.first] = pending
+        self.pending_bytes += len(run.body)
+        return pending
+
+    def find(self, first: int) -> Pending | None:
+        """The run of which a part begins at `first`: a position's part of a striped run may begin
+        after the run does.
+        """
+        quorum = self.quorum
+        for distance in range(quorum.ensemble_size - quorum.write_quorum + 1):
+            pending = self.runs.get(first - distance)
+            if pending is not None:
+                return pending if first <= pending.run.last else None
+        return None
+
+    def ack(self, pending: Pending, position: int) -> None:
+        """A position stored its part. Recorded after confirmation too: a change may take others
+        away (BOOKKEEPER-826).
+        """
+        pending.waiting &= ~(1 << position)
+        pending.acked |= (1 << position) & pending.holders
+        if pending.run.last <= self.last_confirmed:
+            self._release(pending)
+
+    def confirm(self, uncounted: int) -> tuple[int, int] | None:
+        """Confirm from the oldest run on, strictly in order; the range that became confirmed.
+
+        The acks of `uncounted` positions do not count (rule 6).
+        """
+        first = self.last_confirmed + 1
+        while (pending := self.unconfirmed) is not None and self._may_confirm(pending, uncounted):
+            self.last_confirmed = pending.run.last
+            self.length = pending.run.last_length
+            self._release(pending)
+        return (first, self.last_confirmed) if self.last_confirmed >= first else None
+
+    def _may_confirm(self, pending: Pending, uncounted: int) -> bool:
+        # I2, X14: Qa of the write set of each entry. Rule 6, I19: while a change is not settled
+        # these must be members of both ensembles, so those that it replaces are not counted.
+        run = pending.run
+        return self.quorum.has_ack_quorum(pending.acked & ~uncounted, run.first, run.last)
+
+    def give_up(self, mask: int) -> None:
+        """Wait no longer for these positions."""
+        for pending in self.runs.values():
+            pending.waiting &= ~mask
+
+    def ask(self, mask: int, *, first: int, is_anew: bool) -> list[tuple[int, Run]]:
+        """The (position, run) to send to these positions from `first` on; with `is_anew` what
+        they acknowledged before does not count any more (un-acknowledged for all pending first:
+        BK#3005, #4097).
+        """
+        asked: list[tuple[int, Run]] = []
+        for pending in self.runs.values():
+            if pending.run.last < first:
+                continue
+            if is_anew:
+                pending.acked &= ~mask
+            wanted = mask & pending.holders & ~pending.acked
+            pending.waiting |= wanted
+            asked.extend((position, pending.run) for position in positions(wanted))
+        return asked
+
+    def silent(self, tick: int, since: list[int]) -> int:
+        """The positions that have not answered something asked no later than a tick."""
+        mask = 0
+        for pending in self.runs.values():
+            if pending.tick <= tick:
+                mask |= pending.waiting
+        return sum(1 << position for position in positions(mask) if since[position] <= tick)
+
+    def is_waiting(self) -> bool:
+        """Whether any position is asked."""
+        return any(pending.waiting for pending in self.runs.values())
+
+    def write_off(self, mask: int) -> None:
+        """Count confirmed runs as missed at these positions, where they are."""
+        for pending in self.runs.values():
+            run = pending.run
+            if run.last > self.last_confirmed:
+                break
+            lacking = mask & pending.holders & ~pending.acked
+            self.missed.extend((position, run.first, run.last) for position in positions(lacking))
+            pending.acked |= lacking
+            pending.waiting &= ~lacking
+
+    def sweep(self) -> None:
+        """Let go of all confirmed runs that wait for nothing."""
+        for pending in list(self.runs.values()):
+            if pending.run.last > self.last_confirmed:
+                break
+            self._release(pending)
+
+    def _release(self, pending: Pending) -> None:
+        if self.is_held or pending.waiting:
+            return
+        run = pending.run
+        lacking = pending.holders & ~pending.acked
+        if lacking:
+            self.missed.extend((position, run.first, run.last) for position in positions(lacking))
+        self.pending_bytes -= len(run.body)
+        del self.runs[run.first]
+
+    def clear(self) -> None:
+        """Forget all runs."""
+        self.runs.clear()
+        self.missed.clear()
+        self.pending_bytes = 0
+        self.is_held = False

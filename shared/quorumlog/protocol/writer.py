@@ -1,0 +1,632 @@
+"""The writer of one ledger: appends runs, confirms them in order, changes the ensemble, closes.
+
+It leaves out what needs a clock, a socket or chance: those are effects, and what comes of them are
+events (messages.py). A ledger has one writer ever (architecture 2.2); when it ends, others recover.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, assert_never
+
+from quorumlog.protocol import placement, record
+from quorumlog.protocol.messages import (
+    AddAnswered,
+    AppendRequested,
+    BookiesFound,
+    CasStatus,
+    Closed,
+    CloseRequested,
+    Confirmed,
+    Effect,
+    Event,
+    Failed,
+    FenceAnswered,
+    FindBookies,
+    MetadataAnswered,
+    MissedRange,
+    ReadAnswered,
+    ReadMetadata,
+    RecoverLedger,
+    RecoverRequested,
+    ReplaceRequested,
+    SendAdd,
+    StartTimer,
+    Status,
+    Timer,
+    TimerFired,
+    UpdateMetadata,
+)
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.missed import merged
+from quorumlog.protocol.record import Codec
+from quorumlog.protocol.window import Window, part_of, positions
+
+_REFUSALS: Final = (Status.FENCED, Status.NOT_MINE, Status.READ_ONLY, Status.WRONG_KEY)
+
+
+class WriterState(Enum):
+    """Where a write handle stands. Nothing goes back."""
+
+    OPEN = "open"
+    DRAINING = "draining"
+    """A close was asked for: what is pending is still confirmed, nothing new is taken."""
+    ENDING = "ending"
+    """Pending appends failed; the ledger is being closed at the last confirmed entry."""
+    CLOSED = "closed"
+    """Ends at this writer's last confirmed entry; `metadata` is the row."""
+    ENDED = "ended"
+    """Failed for good, and this writer may not close it: `end_code` says why."""
+
+
+class _Kind(Enum):
+    VERIFY = "verify"
+    FIND = "find"
+    CHANGE = "change"
+    CLOSE = "close"
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """The one request to metadata or to the list of bookies that is under way."""
+
+    kind: _Kind
+    attempt: int
+    effect: ReadMetadata | FindBookies | UpdateMetadata
+    replaced: int = 0
+    """CHANGE: the positions that get another member."""
+    first: int = 0
+    """CHANGE: the new fragment's first entry."""
+    is_stalled: bool = False
+    """The store was away: RETRY asks the very same again (rule 6)."""
+
+
+class Writer:
+    """Appends to one ledger; see the module.
+
+    A driver settles appends by `Confirmed` and `Failed` (from its `first` on), and a close by the
+    state after a step: CLOSED or ENDED.
+
+    Invariants (checked by `check`, with those of Window):
+      - I8: ids are given out once and confirmed in order, without a gap;
+      - I19: while a change is not settled, only acks of members of both ensembles count;
+      - one request to metadata at a time;
+      - a position that is down or unwanted is looked after: a task or a RETRY is under way;
+      - I24: only an OPEN row is changed.
+    """
+
+    def __init__(self, metadata: LedgerMetadata, codec: Codec, length: int = 0) -> None:
+        """The handle of a ledger that was just created. `length` is for tests and is 0."""
+        assert metadata.state is State.OPEN, "a write handle exists once, from creation on"
+        size = metadata.quorum.ensemble_size
+        self.metadata = metadata
+        self.state = WriterState.OPEN
+        self.end_code: str | None = None
+        self._codec = codec
+        self._next = metadata.last_fragment.first_entry
+        self._length = length
+        self._window = Window(metadata.quorum, last_confirmed=self._next - 1, length=length)
+        self._all = (1 << size) - 1
+        self._down = 0
+        """Positions that failed: nothing is sent to them."""
+        self._unwanted = 0
+        """Positions that somebody asked to replace; used until that is done (rule 21)."""
+        self._refusals: list[Status | None] = [None] * size
+        self._generations = [0] * size
+        """In which generation each position's member came: older answers do not count (rule 7)."""
+        self._generation = 0
+        self._since = [0] * size
+        self._suspects: tuple[str, ...] = ()
+        """Members that failed since the last RETRY: not asked again before it (L6)."""
+        self._missed: tuple[MissedRange, ...] = ()
+        self._task: _Task | None = None
+        self._attempt = 0
+        self._must_verify = False
+        self._must_search = False
+        self._tick = 0
+        self._armed: frozenset[Timer] = frozenset()
+        self._is_grace_over = False
+        self._out: list[Effect] = []
+
+    # --- what a driver may read --------------------------------------------------------------
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The LAC: the last entry that was acknowledged."""
+        return self._window.last_confirmed
+
+    @property
+    def last_add_pushed(self) -> int:
+        """The LAP: the last id that was given out."""
+        return self._next - 1
+
+    @property
+    def length(self) -> int:
+        """Payload bytes up to the last id that was given out."""
+        return self._length
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of runs that some position has yet to answer, confirmed ones included."""
+        return self._window.pending_bytes
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether a position of the ensemble is written to no more (rule 8)."""
+        return self._down != 0
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether every id that was given out is confirmed."""
+        return self._window.last_confirmed == self._next - 1
+
+    # --- the machine -------------------------------------------------------------------------
+
+    def step(self, event: Event) -> list[Effect]:
+        """What to do about an event."""
+        self._out = []
+        match event:
+            case AddAnswered():
+                self._add_answered(event)
+            case AppendRequested():
+                self._append(event)
+            case MetadataAnswered():
+                self._metadata_answered(event)
+            case BookiesFound():
+                self._bookies_found(event)
+            case TimerFired():
+                self._timer_fired(event)
+            case CloseRequested():
+                self._close_requested()
+            case ReplaceRequested():
+                self._replace_requested(event)
+            case FenceAnswered() | ReadAnswered() | RecoverRequested():
+                raise AssertionError(f"{event} is not for a writer")
+            case _:
+                assert_never(event)
+        self._go_on()
+        out, self._out = self._out, []
+        return out
+
+    def copy(self) -> "Writer":
+        """An independent copy."""
+        other = Writer.__new__(Writer)
+        other.__dict__.update(
+            self.__dict__,
+            _window=self._window.copy(),
+            _refusals=list(self._refusals),
+            _generations=list(self._generations),
+            _since=list(self._since),
+        )
+        return other
+
+    def key(self) -> tuple[object, ...]:
+        """All of it, hashable, the same in every process."""
+        row, task = self.metadata, self._task
+        return (
+            self.state.value,
+            self.end_code,
+            row.version,
+            row.state.value,
+            row.last_entry,
+            tuple((f.first_entry, f.bookies) for f in row.fragments),
+            self._next,
+            self._window.key(),
+            self._down,
+            self._unwanted,
+            tuple(self._refusals),
+            tuple(self._generations),
+            tuple(self._since),
+            self._suspects,
+            tuple((m.member, m.first, m.last) for m in self._missed),
+            task and (task.kind.value, task.attempt, task.replaced, task.first, task.is_stalled),
+            self._attempt,
+            self._must_verify,
+            self._must_search,
+            self._tick,
+            tuple(timer in self._armed for timer in Timer),
+            self._is_grace_over,
+        )
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        self.metadata.check()
+        self._window.check()
+        assert self._window.last_confirmed < self._next, "I10: LAC <= LAP"
+        assert not (self._down | self._unwanted) & ~self._all
+        task = self._task
+        if self.state in (WriterState.OPEN, WriterState.DRAINING):
+            assert self.metadata.state is State.OPEN, "I24"
+            waiting = 0
+            for pending in self._window.runs.values():
+                waiting |= pending.waiting
+                assert (
+                    pending.run.last <= self._window.last_confirmed
+                    or pending.holders & ~self._down
+                    == (pending.acked | pending.waiting) & ~self._down
+                ), "every usable position was asked for every unconfirmed run"
+            assert not waiting & self._down, "nobody waits for a position that is down"
+            if self.state is WriterState.OPEN and self._down | self._unwanted:
+                assert task is not None or Timer.RETRY in self._armed, "failures are looked after"
+        else:
+            assert not self._window.runs, "an ended handle has nothing pending"
+        is_change = task is not None and task.kind is _Kind.CHANGE
+        assert self._window.is_held == (
+            is_change and self.state in (WriterState.OPEN, WriterState.DRAINING)
+        )
+
+    # --- appending ---------------------------------------------------------------------------
+
+    def _append(self, event: AppendRequested) -> None:
+        if self.state is not WriterState.OPEN:
+            self._out.append(Failed(self._refusal_code(), first=self._next))
+            return
+        run = record.make(
+            ledger_id=self.metadata.ledger_id,
+            first_entry=self._next,
+            last_add_confirmed=self._window.last_confirmed,  # as of now: reference 2.1.1
+            length_before=self._length,
+            payloads=event.payloads,
+            codec=self._codec,
+        )
+        self._next = run.last + 1
+        self._length = run.last_length
+        pending = self._window.push(run, usable=self._all & ~self._down, tick=self._tick + 1)
+        for position in positions(pending.waiting):
+            self._send(position, run)
+
+    def _refusal_code(self) -> str:
+        if self.state is WriterState.ENDED and self.end_code is not None:
+            return self.end_code
+        return "ledger-closed"
+
+    def _send(self, position: int, run: record.Run) -> None:
+        row = self.metadata
+        self._out.append(
+            SendAdd(
+                position,
+                row.last_fragment.bookies[position],
+                self._generations[position],
+                part_of(run, row.quorum, position),
+                row.ledger_key,
+            )
+        )
+
+    def _add_answered(self, event: AddAnswered) -> None:
+        position = event.position
+        if self.state not in (WriterState.OPEN, WriterState.DRAINING):
+            return
+        if not self._is_current(event):
+            return
+        pending = self._window.find(event.first)
+        if event.status is Status.OK:
+            if pending is not None:
+                self._window.ack(pending, position)
+            is_silent = self._down & 1 << position and self._refusals[position] is None
+            if is_silent and not self._uncounted() & 1 << position:
+                self._revive(position)  # it was slow, not dead
+        elif event.status is Status.CONFLICT:
+            # Rule 2: other bytes under this id. Nothing that this handle says can be believed.
+            self._fail("entry-conflict", bookie=event.member, entry_id=event.first)
+        else:
+            self._slot_failed(position, event.status)
+
+    def _is_current(self, event: AddAnswered) -> bool:
+        # Rule 7, I18, X7: an answer of a replaced member, or of an earlier stay, does not count.
+        return (
+            event.generation == self._generations[event.position]
+            and event.member == self.metadata.last_fragment.bookies[event.position]
+        )
+
+    # --- positions that fail -----------------------------------------------------------------
+
+    def _slot_failed(self, position: int, status: Status) -> None:
+        if status is Status.FENCED:
+            self._must_verify = True  # rule 9: the row is read again before it is believed
+        if status in _REFUSALS:
+            self._refusals[position] = status
+        if self._down & 1 << position:
+            return
+        self._down |= 1 << position
+        self._suspects += (self.metadata.last_fragment.bookies[position],)
+        self._must_search = True
+        self._window.give_up(1 << position)
+        self._window.sweep()
+
+    def _revive(self, position: int) -> None:
+        """Use a member again that is still in the ensemble; the pending runs are sent again."""
+        self._down &= ~(1 << position)
+        self._refusals[position] = None
+        self._ask_again(1 << position, first=0, is_anew=False)
+
+    def _ask_again(self, mask: int, *, first: int, is_anew: bool) -> None:
+        self._generation += 1
+        for position in positions(mask):
+            self._generations[position] = self._generation
+            self._since[position] = self._tick + 1
+        for position, run in self._window.ask(mask, first=first, is_anew=is_anew):
+            self._send(position, run)
+
+    def _replace_requested(self, event: ReplaceRequested) -> None:
+        members = self.metadata.last_fragment.bookies
+        if self.state is WriterState.OPEN and event.member in members:
+            self._unwanted |= 1 << members.index(event.member)
+            self._must_search = True
+
+    def _bookies_found(self, event: BookiesFound) -> None:
+        task = self._task
+        if task is None or task.kind is not _Kind.FIND or task.attempt != event.attempt:
+            return
+        self._task = None
+        is_needed = self.state is WriterState.DRAINING and not self.is_drained
+        if self.state is not WriterState.OPEN and not is_needed:
+            return
+        self._must_search = False
+        leaving = (*positions(self._down), *positions(self._unwanted & ~self._down))
+        members = self.metadata.last_fragment.bookies
+        chosen = placement.replacements(members, leaving, event.members)
+        for position in positions(self._down):
+            is_back = members[position] in event.members and self._may_come_back(position)
+            if position not in chosen and is_back:
+                self._revive(position)
+        if chosen:
+            self._start_change(chosen)
+        elif self._is_refused():
+            codes = {status for status in self._refusals if status is not None}
+            code = "read-only" if codes == {Status.READ_ONLY} else "not-enough-bookies"
+            self._fail(code, detail="bookies refused and no other is live")
+
+    def _may_come_back(self, position: int) -> bool:
+        # Rule 15: as this incarnation it never takes a normal add again.
+        return self._refusals[position] in (None, Status.READ_ONLY)
+
+    def _is_refused(self) -> bool:
+        # Rule 9: below Qa by refusals ends at once; by silence the quorum timeout decides.
+        refusing = sum(1 << p for p, status in enumerate(self._refusals) if status is not None)
+        return not self.is_drained and not self.metadata.quorum.can_reach(self._all & ~refusing)
+
+    # --- ensemble change ---------------------------------------------------------------------
+
+    def _start_change(self, chosen: dict[int, str]) -> None:
+        """Rule 7: from here on completions are blocked on what is replaced; then the LAC is read."""
+        row, replaced = self.metadata, sum(1 << position for position in chosen)
+        self._window.write_off(replaced)
+        self._take_missed()
+        self._window.is_held = True
+        first = self._window.last_confirmed + 1
+        members = tuple(
+            chosen.get(position, member)
+            for position, member in enumerate(row.last_fragment.bookies)
+        )
+        self._update(
+            _Kind.CHANGE, row.with_ensemble(first, members), replaced=replaced, first=first
+        )
+
+    def _uncounted(self) -> int:
+        # Rule 6, I19, X8, X9: until the change is settled, both ensembles must have acknowledged.
+        task = self._task
+        return task.replaced if task is not None and task.kind is _Kind.CHANGE else 0
+
+    def _changed(self, row: LedgerMetadata, task: _Task) -> None:
+        """The change is in metadata: only now its new members hear of the ledger (X8, BK#1591)."""
+        self.metadata = row
+        self._down &= ~task.replaced
+        self._unwanted &= ~task.replaced
+        for position in positions(task.replaced):
+            self._refusals[position] = None
+            if self.state is WriterState.ENDING and task.first <= self._window.last_confirmed:
+                # Confirmed while the change was not settled; no run is left to send again.
+                member = row.last_fragment.bookies[position]
+                last = self._window.last_confirmed
+                self._missed = self._merged((MissedRange(member, task.first, last),))
+        self._ask_again(task.replaced, first=task.first, is_anew=True)
+
+    # --- metadata ----------------------------------------------------------------------------
+
+    def _update(
+        self, kind: _Kind, row: LedgerMetadata, *, replaced: int = 0, first: int = 0
+    ) -> None:
+        missed, self._missed = self._missed, ()
+        self._attempt += 1
+        effect = UpdateMetadata(self._attempt, row, missed)
+        self._task = _Task(kind, self._attempt, effect, replaced, first)
+        self._out.append(effect)
+
+    def _metadata_answered(self, event: MetadataAnswered) -> None:
+        task = self._task
+        if task is None or task.kind is _Kind.FIND or task.attempt != event.attempt:
+            return
+        row = event.metadata
+        if event.status is CasStatus.UNKNOWN or (
+            row is None and event.status is not CasStatus.MISSING
+        ):
+            # Not settled: the same attempt is asked again, and until then rule 6 holds.
+            self._task = _Task(
+                task.kind, task.attempt, task.effect, task.replaced, task.first, is_stalled=True
+            )
+            self._arm(Timer.RETRY)
+            return
+        self._task = None
+        if event.status is not CasStatus.OK and isinstance(task.effect, UpdateMetadata):
+            self._missed = self._merged(task.effect.missed)
+        if task.kind is _Kind.CHANGE:
+            self._window.is_held = False
+        if row is None:
+            self._end("no-such-ledger")
+        elif row.state is not State.OPEN:
+            self._met_end(row)
+        elif row.last_fragment != self._expected(task, event.status).last_fragment:
+            # Nobody but the writer changes the last fragment of an open ledger.
+            self._end("ledger-fenced", detail="somebody else changed the ensemble")
+        elif task.kind is _Kind.CHANGE and event.status is CasStatus.OK:
+            self._changed(row, task)
+        else:
+            self.metadata = row
+            if task.kind is _Kind.VERIFY:
+                self._must_verify = False
+            self._must_search = True
+        self._window.sweep()
+
+    def _expected(self, task: _Task, status: CasStatus) -> LedgerMetadata:
+        if isinstance(task.effect, UpdateMetadata) and status is CasStatus.OK:
+            return task.effect.metadata
+        return self.metadata
+
+    def _met_end(self, row: LedgerMetadata) -> None:
+        """Metadata says that the ledger is IN_RECOVERY or CLOSED, by this writer or by others."""
+        was_open = self.state is WriterState.OPEN
+        self.metadata = row
+        if row.state is State.IN_RECOVERY:
+            self._end("ledger-fenced")
+            self._out.append(RecoverLedger())  # rule 10
+        elif row.last_entry == self._window.last_confirmed and not was_open:
+            self._closed(row)
+        else:
+            self._end("ledger-closed", detail=f"its last entry is {row.last_entry}")
+
+    # --- ends --------------------------------------------------------------------------------
+
+    def _close_requested(self) -> None:
+        if self.state is WriterState.OPEN:
+            self.state = WriterState.DRAINING
+        elif self.state is WriterState.CLOSED:
+            self._out.append(Closed(self.metadata))
+        elif self.state is WriterState.ENDED:
+            row = self.metadata
+            if row.state is State.CLOSED and row.last_entry == self._window.last_confirmed:
+                self.state = WriterState.CLOSED  # api.md: closed by others at our own end
+                self._out.append(Closed(row))
+            else:
+                self._out.append(Failed(self._refusal_code()))
+
+    def _closed(self, row: LedgerMetadata) -> None:
+        if not self.is_drained and self.state is WriterState.DRAINING:
+            self._out.append(Failed("ledger-closed", first=self._window.last_confirmed + 1))
+        self.state = WriterState.CLOSED
+        self._window.clear()
+        self._out.append(Closed(row))
+
+    def _fail(
+        self, code: str, *, detail: str = "", bookie: str | None = None, entry_id: int | None = None
+    ) -> None:
+        """Fail what is pending, and close at the last confirmed entry (reference 2.1.5)."""
+        first = self._window.last_confirmed + 1
+        self._out.append(Failed(code, first, detail, bookie, entry_id))
+        self._window.write_off(self._all)
+        self._take_missed()
+        self._window.clear()
+        self.state = WriterState.ENDING
+        self.end_code = code
+
+    def _end(self, code: str, *, detail: str = "") -> None:
+        """Fail what is pending; the ledger is not ours to close (rule 10)."""
+        self._out.append(Failed(code, self._window.last_confirmed + 1, detail))
+        self._window.clear()
+        self.state = WriterState.ENDED
+        self.end_code = code
+
+    # --- after every event -------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        if self.state in (WriterState.OPEN, WriterState.DRAINING):
+            confirmed = self._window.confirm(self._uncounted())
+            if confirmed is not None:
+                self._out.append(Confirmed(*confirmed))
+        if self._window.missed:
+            self._take_missed()
+        if self._task is None:
+            self._next_task()
+        self._arm_timers()
+
+    def _next_task(self) -> None:
+        if self.state is WriterState.ENDING:
+            self._close()
+        elif self.state is WriterState.DRAINING and self.is_drained:
+            if self._window.is_waiting() and not self._is_grace_over:
+                self._arm(Timer.HEDGE)  # a moment for the slower bookies, so that nothing is missed
+            else:
+                self._close()
+        elif self.state in (WriterState.OPEN, WriterState.DRAINING):
+            if self._must_verify:
+                self._attempt += 1
+                read = ReadMetadata(self._attempt)
+                self._task = _Task(_Kind.VERIFY, self._attempt, read)
+                self._out.append(read)
+            elif self._must_search and self._down | self._unwanted:
+                self._search()
+            elif self._down | self._unwanted:
+                self._arm(Timer.RETRY)
+
+    def _search(self) -> None:
+        self._must_search = False
+        self._attempt += 1
+        members = self.metadata.last_fragment.bookies
+        staying = [m for p, m in enumerate(members) if not self._down & 1 << p]
+        exclude = tuple(dict.fromkeys((*staying, *self._suspects)))
+        find = FindBookies(self._attempt, members, exclude)
+        self._task = _Task(_Kind.FIND, self._attempt, find)
+        self._out.append(find)
+
+    def _close(self) -> None:
+        window = self._window
+        window.write_off(self._all)
+        self._take_missed()
+        window.clear()
+        self._update(
+            _Kind.CLOSE,
+            self.metadata.closed(last_entry=window.last_confirmed, length=window.length),
+        )
+
+    def _take_missed(self) -> None:
+        members = self.metadata.last_fragment.bookies
+        missed, self._window.missed = self._window.missed, []
+        self._missed = self._merged(
+            tuple(MissedRange(members[position], first, last) for position, first, last in missed)
+        )
+
+    def _merged(self, missed: tuple[MissedRange, ...]) -> tuple[MissedRange, ...]:
+        quorum = self.metadata.quorum
+        stride = quorum.ensemble_size - quorum.write_quorum + 1
+        return merged(self._missed + missed, stride)
+
+    # --- timers ------------------------------------------------------------------------------
+
+    def _arm(self, timer: Timer, tag: int = 0) -> None:
+        if timer not in self._armed:
+            self._armed |= {timer}
+            self._out.append(StartTimer(timer, tag))
+
+    def _arm_timers(self) -> None:
+        """One timer of each kind, not one a run: what it covers is as old as the timer, so that
+        silence is noticed after between one and two of its times.
+        """
+        if Timer.ADD not in self._armed and self._window.is_waiting():
+            self._tick += 1
+            self._arm(Timer.ADD, self._tick)
+        if Timer.QUORUM not in self._armed and self._window.unconfirmed is not None:
+            self._arm(Timer.QUORUM, self.last_add_pushed)
+        if self._suspects:
+            self._arm(Timer.RETRY)
+
+    def _timer_fired(self, event: TimerFired) -> None:
+        if event.timer not in self._armed:
+            return
+        is_live = self.state in (WriterState.OPEN, WriterState.DRAINING)
+        self._armed -= {event.timer}
+        if event.timer is Timer.ADD and is_live:
+            for position in positions(self._window.silent(event.tag, self._since)):
+                self._slot_failed(position, Status.UNKNOWN)
+        elif event.timer is Timer.QUORUM and is_live:
+            if self._window.last_confirmed < event.tag:
+                self._fail("quorum-timeout")
+        elif event.timer is Timer.HEDGE:
+            self._is_grace_over = True
+        elif event.timer is Timer.RETRY:
+            self._retry()
+
+    def _retry(self) -> None:
+        self._suspects = ()
+        self._must_search = True
+        task = self._task
+        if task is not None and task.is_stalled:
+            self._task = _Task(task.kind, task.attempt, task.effect, task.replaced, task.first)
+            self._out.append(task.effect)

@@ -1,0 +1,731 @@
+"""The writer: ids, confirmation, ensemble changes, refusals, ends. Rules 6 to 10 and 21."""
+
+from dataclasses import replace
+
+import pytest
+
+from quorumlog.protocol.messages import (
+    AddAnswered,
+    AppendRequested,
+    BookiesFound,
+    CasStatus,
+    Closed,
+    CloseRequested,
+    Confirmed,
+    Failed,
+    FindBookies,
+    MetadataAnswered,
+    MissedRange,
+    ReadMetadata,
+    RecoverLedger,
+    ReplaceRequested,
+    SendAdd,
+    StartTimer,
+    Status,
+    Timer,
+    TimerFired,
+    UpdateMetadata,
+)
+from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
+from quorumlog.protocol.writer import Writer, WriterState
+from tests.protocol.hands import B1, B2, B3, B4, B5, CODEC, Hand, answer, applied, ledger
+
+
+class Bench(Hand):
+    """A writer and the adds that it sent, by (first, position)."""
+
+    def __init__(self, metadata: LedgerMetadata | None = None) -> None:
+        self.writer = Writer(metadata or ledger(), CODEC)
+        super().__init__(self.writer)
+        self.adds: dict[tuple[int, int], SendAdd] = {}
+
+    def append(self, *payloads: bytes) -> list[SendAdd]:
+        self.do(AppendRequested(payloads or (b"x",)))
+        return self.keep()
+
+    def keep(self) -> list[SendAdd]:
+        sent = self.all(SendAdd)
+        self.adds.update({(add.run.first, add.position): add for add in sent})
+        return sent
+
+    def ok(self, first: int, *positions: int) -> list[Confirmed]:
+        confirmed = []
+        for position in positions:
+            self.do(answer(self.adds[first, position]))
+            self.keep()
+            confirmed += self.all(Confirmed)
+        return confirmed
+
+    def fails(self, first: int, position: int, status: Status = Status.UNKNOWN) -> None:
+        self.do(answer(self.adds[first, position], status))
+        self.keep()
+
+    def found(self, *members: str) -> None:
+        self.do(BookiesFound(self.attempt(), members))
+        self.keep()
+
+    def attempt(self) -> int:
+        return self.writer._attempt
+
+    def cas(self, status: CasStatus = CasStatus.OK, row: LedgerMetadata | None = None) -> None:
+        self.do(MetadataAnswered(self.attempt(), status, row))
+        self.keep()
+
+
+def changing(*, at: int = 0) -> tuple[Bench, UpdateMetadata]:
+    """Entry 0 pending, position `at` failed, the change to B4 not settled."""
+    bench = Bench()
+    bench.append()
+    bench.fails(0, at)
+    bench.found(B4)
+    return bench, bench.one(UpdateMetadata)
+
+
+# --- appending and confirming ----------------------------------------------------------------
+
+
+def test_an_append_goes_to_every_member_as_one_run() -> None:
+    bench = Bench()
+
+    sent = bench.append(b"a", b"bc")
+
+    assert [(add.position, add.member) for add in sent] == [(0, B1), (1, B2), (2, B3)]
+    assert {add.run.body for add in sent} == {sent[0].run.body}
+    assert (sent[0].run.first, sent[0].run.last, sent[0].run.last_length) == (0, 1, 3)
+    assert (bench.writer.last_add_pushed, bench.writer.length) == (1, 3)
+
+
+def test_an_entry_is_confirmed_at_the_ack_quorum_and_not_before() -> None:
+    bench = Bench()
+    bench.append()
+
+    assert bench.ok(0, 0) == []
+    assert bench.ok(0, 0) == []  # the same bookie again is one bookie
+    assert bench.ok(0, 1) == [Confirmed(0, 0)]
+    assert bench.ok(0, 2) == []
+    assert bench.writer.last_add_confirmed == 0
+
+
+def test_confirmations_come_in_order_of_ids() -> None:
+    bench = Bench()
+    bench.append(b"a", b"b")
+    bench.append(b"c")
+
+    assert bench.ok(2, 0, 1, 2) == []
+    assert bench.ok(0, 0, 2) == [Confirmed(0, 2)]
+
+
+def test_the_lac_is_stamped_when_a_run_is_sent() -> None:
+    bench = Bench()
+    (first, *_) = bench.append()
+    (second, *_) = bench.append()
+    bench.ok(0, 0, 1)
+    (third, *_) = bench.append()
+
+    assert [add.run.last_add_confirmed for add in (first, second, third)] == [-1, -1, 0]
+
+
+def test_acks_after_completion_are_recorded_and_free_the_bytes() -> None:
+    bench = Bench()
+    bench.append(b"x" * 100)
+
+    bench.ok(0, 0, 1)
+    assert bench.writer.pending_bytes > 100
+    bench.ok(0, 2)
+
+    assert bench.writer.pending_bytes == 0
+
+
+def test_a_striped_run_gives_each_position_its_part() -> None:
+    bench = Bench(ledger(4, 3, 2))
+
+    sent = bench.append(*(b"%d" % n for n in range(6)))
+
+    assert [list(add.run.ids) for add in sent] == [
+        [0, 2, 3, 4],
+        [0, 1, 3, 4, 5],
+        [0, 1, 2, 4, 5],
+        [1, 2, 3, 5],
+    ]
+
+
+def test_a_striped_entry_alone_goes_to_its_write_set_only() -> None:
+    bench = Bench(ledger(4, 2, 2))
+    bench.append()
+    sent = bench.append()
+
+    assert [add.position for add in sent] == [1, 2]
+    assert bench.ok(1, 1, 2) == []
+    assert bench.ok(0, 0, 1) == [Confirmed(0, 1)]
+
+
+def test_a_striped_run_is_confirmed_only_when_every_entry_has_its_ack_quorum() -> None:
+    bench = Bench(ledger(4, 2, 2))
+    sent = bench.append(b"0", b"1", b"2", b"3")
+
+    got = []
+    for add in sent:
+        bench.do(answer(add))
+        got.append(bool(bench.all(Confirmed)))
+
+    assert got == [False, False, False, True]
+
+
+# --- ensemble change -------------------------------------------------------------------------
+
+
+def test_a_failed_bookie_is_replaced_from_the_first_unconfirmed_entry_on() -> None:
+    bench = Bench()
+    bench.append()
+    bench.ok(0, 0, 1)
+    bench.append()
+
+    bench.fails(1, 0)
+    assert bench.one(FindBookies).exclude == (B2, B3, B1)
+    bench.found(B4)
+
+    update = bench.one(UpdateMetadata)
+    assert update.metadata.fragments == (Fragment(0, (B1, B2, B3)), Fragment(1, (B4, B2, B3)))
+
+
+def test_a_new_bookie_gets_nothing_before_the_cas_that_names_it() -> None:
+    bench, update = changing()
+    assert bench.all(SendAdd) == []
+    assert [add.member for add in bench.append()] == [B2, B3]
+
+    bench.cas(row=applied(update))
+
+    assert [(add.member, add.run.first) for add in bench.all(SendAdd)] == [(B4, 0), (B4, 1)]
+
+
+def test_acks_of_a_replaced_bookie_do_not_count_while_a_change_is_pending() -> None:
+    bench = Bench()
+    bench.append()
+    bench.ok(0, 0)
+    bench.do(ReplaceRequested(B1))
+    bench.found(B4)
+    update = bench.one(UpdateMetadata)
+
+    assert bench.ok(0, 1) == []  # Qa of the old ensemble, but not of both (rule 6)
+    bench.cas(row=applied(update))
+    assert bench.all(Confirmed) == []
+    assert bench.ok(0, 0) == [Confirmed(0, 0)]
+
+
+def test_an_entry_with_ack_quorums_of_both_ensembles_is_confirmed_while_a_change_is_pending() -> (
+    None
+):
+    bench, update = changing()
+
+    assert bench.ok(0, 1, 2) == [Confirmed(0, 0)]
+    bench.cas(row=applied(update))
+
+    # The new fragment begins at 0, so the new member must hold entry 0 as well.
+    assert [(add.member, add.run.first) for add in bench.all(SendAdd)] == [(B4, 0)]
+
+
+def test_a_late_answer_of_a_replaced_bookie_is_ignored() -> None:
+    bench = Bench()
+    old = bench.append()[0]
+    bench.fails(0, 0)
+    bench.found(B4)
+    bench.cas(row=applied(bench.one(UpdateMetadata)))
+
+    bench.ok(0, 1)
+    bench.do(answer(old))
+    bench.none(Confirmed)
+    bench.do(replace(answer(old), member=B4))
+    bench.none(Confirmed)
+    bench.do(answer(old, Status.UNKNOWN))
+    bench.none(FindBookies)
+
+
+def test_pending_entries_are_all_unacknowledged_before_one_is_confirmed() -> None:
+    """BK#3005: with E > Qw an unaffected head must not release entries on a replaced bookie's acks."""
+    bench = Bench(ledger(3, 2, 2))
+    bench.append()  # entry 0: positions 0, 1
+    bench.append()  # entry 1: positions 1, 2
+    bench.append()  # entry 2: positions 2, 0
+    bench.ok(2, 2, 0)
+    bench.ok(1, 1, 2)
+    bench.do(ReplaceRequested(B3))  # position 2
+    bench.found(B4)
+    update = bench.one(UpdateMetadata)
+    assert bench.ok(0, 0, 1) == [Confirmed(0, 0)]
+
+    bench.cas(row=applied(update))
+
+    bench.none(Confirmed)
+    assert bench.ok(1, 2) == [Confirmed(1, 1)]
+    assert bench.ok(2, 2) == [Confirmed(2, 2)]
+
+
+def test_an_entry_outside_the_replaced_write_set_is_still_offered_for_confirmation() -> None:
+    """BK#1857: nothing hangs because its write set was not touched."""
+    bench = Bench(ledger(4, 2, 2))
+    bench.append()
+    bench.append()
+    bench.append()
+    bench.fails(1, 2)
+    bench.found(B5)
+    bench.ok(0, 0)
+    bench.do(answer(bench.adds[0, 1]))
+    assert bench.all(Confirmed) == [Confirmed(0, 0)]
+
+
+def test_a_round_that_changes_nothing_still_evaluates_again() -> None:
+    """BK#4459: no spare, and the entry is confirmed by those that are left."""
+    bench = Bench()
+    bench.append()
+    bench.fails(0, 0)
+    bench.found()
+
+    assert bench.ok(0, 1, 2) == [Confirmed(0, 0)]
+
+
+def test_one_failure_reported_by_many_runs_is_one_change() -> None:
+    bench = Bench()
+    bench.append()
+    bench.append()
+    bench.fails(0, 0)
+    assert len(bench.all(FindBookies)) == 1
+    bench.fails(1, 0)
+    bench.none(FindBookies, UpdateMetadata)
+
+
+def test_a_second_failure_during_a_change_gets_its_own_round() -> None:
+    bench, update = changing()
+    bench.fails(0, 1)
+    bench.none(FindBookies, UpdateMetadata)
+
+    bench.cas(row=applied(update))
+
+    assert bench.one(FindBookies).exclude == (B4, B3, B1, B2)
+
+
+def test_a_change_whose_fragment_starts_where_the_last_one_does_replaces_it() -> None:
+    bench, update = changing()
+    bench.cas(row=applied(update))
+    bench.fails(0, 1)
+    bench.found(B5)
+
+    assert bench.one(UpdateMetadata).metadata.fragments == (Fragment(0, (B4, B5, B3)),)
+
+
+def test_a_change_that_lost_to_a_repair_is_made_again_on_the_new_row() -> None:
+    bench, _ = changing()
+
+    bench.cas(CasStatus.CONFLICT, ledger(version=5))
+    bench.one(FindBookies)
+    bench.found(B4)
+
+    assert bench.one(UpdateMetadata).metadata.version == 5
+
+
+def test_a_change_that_is_not_settled_is_asked_again_as_the_same_attempt() -> None:
+    bench, update = changing()
+
+    bench.cas(CasStatus.UNKNOWN)
+    bench.none(UpdateMetadata)
+    bench.do(TimerFired(Timer.RETRY))
+
+    assert bench.one(UpdateMetadata) == update
+
+
+def test_a_bookie_that_came_back_takes_its_place_again_without_a_change() -> None:
+    bench = Bench()
+    bench.append()
+    bench.fails(0, 0)
+    bench.found()
+    bench.do(TimerFired(Timer.RETRY))
+    assert bench.one(FindBookies).exclude == (B2, B3)
+    bench.found(B1)
+
+    bench.none(UpdateMetadata)
+    assert [(add.member, add.generation > 0) for add in bench.all(SendAdd)] == [(B1, True)]
+    assert not bench.writer.is_degraded
+
+
+def test_a_new_incarnation_takes_the_place_of_the_old_one() -> None:
+    bench = Bench()
+    bench.append()
+    bench.fails(0, 1, Status.NOT_MINE)
+    bench.found(B4, "b2@2")
+
+    assert bench.one(UpdateMetadata).metadata.last_fragment.bookies == (B1, "b2@2", B3)
+
+
+def test_a_bookie_refusing_as_an_older_incarnation_is_never_used_again_as_that() -> None:
+    bench = Bench()
+    bench.append()
+    bench.fails(0, 1, Status.NOT_MINE)
+    bench.found(B2)
+    bench.do(TimerFired(Timer.RETRY))
+    bench.found(B2)
+
+    bench.none(SendAdd)
+    assert bench.writer.is_degraded
+
+
+def test_a_late_answer_of_a_bookie_that_was_only_slow_brings_it_back() -> None:
+    bench = Bench()
+    bench.append()
+    bench.do(TimerFired(Timer.ADD, 1))
+    bench.one(FindBookies)
+    bench.found()
+    assert bench.writer.is_degraded
+
+    bench.ok(0, 2)
+
+    assert bench.all(SendAdd) == []  # it had stored the only pending run
+    assert len(bench.append()) == 1
+
+
+# --- no spare --------------------------------------------------------------------------------
+
+
+def test_without_a_spare_the_writer_goes_on_and_hands_over_what_was_missed() -> None:
+    bench = Bench()
+    bench.append()
+    bench.fails(0, 2)
+    bench.found()
+    bench.ok(0, 0, 1)
+    bench.append(b"a", b"b")
+    bench.ok(1, 0, 1)
+    assert bench.writer.is_degraded
+    assert bench.writer.pending_bytes == 0
+
+    bench.do(TimerFired(Timer.RETRY))
+    bench.found(B4)
+
+    update = bench.one(UpdateMetadata)
+    assert update.missed == (MissedRange(B3, 0, 2),)
+    assert update.metadata.last_fragment == Fragment(3, (B1, B2, B4))
+
+
+def test_what_was_missed_is_handed_over_once() -> None:
+    bench = Bench()
+    bench.append()
+    bench.fails(0, 2)
+    bench.found()
+    bench.ok(0, 0, 1)
+    bench.do(TimerFired(Timer.RETRY))
+    bench.found(B4)
+    bench.cas(CasStatus.CONFLICT, ledger(version=4))
+    bench.found(B4)
+    update = bench.one(UpdateMetadata)
+    assert update.missed == (MissedRange(B3, 0, 0),)
+    bench.cas(row=applied(update))
+
+    bench.do(CloseRequested())
+
+    assert bench.one(UpdateMetadata).missed == ()
+
+
+def test_a_close_hands_over_what_was_missed() -> None:
+    bench = Bench()
+    bench.append()
+    bench.fails(0, 2)
+    bench.found()
+    bench.ok(0, 0, 1)
+
+    bench.do(CloseRequested())
+
+    assert bench.one(UpdateMetadata).missed == (MissedRange(B3, 0, 0),)
+
+
+def test_a_bookie_to_be_replaced_serves_until_a_spare_is_there() -> None:
+    bench = Bench()
+    bench.do(ReplaceRequested(B1))
+    bench.found()
+    assert not bench.writer.is_degraded
+    assert len(bench.append()) == 3
+
+    bench.do(TimerFired(Timer.RETRY))
+    bench.found(B4)
+
+    assert bench.one(UpdateMetadata).metadata.last_fragment.bookies == (B4, B2, B3)
+
+
+def test_a_bookie_that_fails_again_and_again_is_asked_once_a_retry() -> None:
+    """L6: no loop spins, whatever liveness says (I31)."""
+    bench = Bench()
+    bench.append()
+    bench.fails(0, 0)
+    bench.found(B4)
+    bench.cas(row=applied(bench.one(UpdateMetadata)))
+    bench.fails(0, 0)
+
+    assert set(bench.one(FindBookies).exclude) == {B1, B2, B3, B4}
+
+
+# --- refusals, silence -----------------------------------------------------------------------
+
+
+def test_fenced_is_believed_only_after_metadata_was_read_again() -> None:
+    bench = Bench()
+    bench.append()
+    bench.fails(0, 0, Status.FENCED)
+    bench.one(ReadMetadata)
+    bench.none(Failed)
+
+    bench.cas(row=replace(ledger(version=2), state=State.IN_RECOVERY))
+
+    assert bench.one(Failed).code == "ledger-fenced"
+    bench.one(RecoverLedger)
+    assert bench.writer.state is WriterState.ENDED
+
+
+def test_a_fenced_answer_while_the_row_is_open_fails_only_the_slot() -> None:
+    bench = Bench()
+    bench.append()
+    bench.fails(0, 0, Status.FENCED)
+    bench.cas(row=ledger())
+    bench.one(FindBookies)
+    bench.found(B4)
+    bench.one(UpdateMetadata)
+
+
+@pytest.mark.parametrize("status", [Status.NOT_MINE, Status.READ_ONLY, Status.WRONG_KEY])
+def test_other_refusals_fail_only_the_slot(status: Status) -> None:
+    bench = Bench()
+    bench.append()
+    bench.fails(0, 0, status)
+    bench.none(Failed, ReadMetadata)
+    bench.one(FindBookies)
+
+
+def test_below_the_ack_quorum_by_refusals_ends_at_once() -> None:
+    bench = Bench()
+    bench.append()
+    bench.fails(0, 0, Status.READ_ONLY)
+    bench.found()
+    bench.none(Failed)
+    bench.fails(0, 1, Status.READ_ONLY)
+    bench.found()
+
+    assert bench.one(Failed) == Failed("read-only", 0, "bookies refused and no other is live")
+    assert bench.one(UpdateMetadata).metadata.last_entry == -1
+
+
+def test_below_the_ack_quorum_by_silence_waits_for_the_quorum_timeout() -> None:
+    bench = Bench()
+    bench.append()
+    bench.append()
+    bench.ok(0, 0, 1)
+    bench.fails(1, 0)
+    bench.found()
+    bench.fails(1, 1)
+    bench.found()
+    bench.none(Failed)
+    bench.do(TimerFired(Timer.QUORUM, 0))
+    bench.none(Failed)  # it covered entry 0 only
+    assert StartTimer(Timer.QUORUM, 1) in bench.out
+
+    bench.do(TimerFired(Timer.QUORUM, 1))
+
+    assert bench.one(Failed) == Failed("quorum-timeout", 1)
+    update = bench.one(UpdateMetadata)
+    assert (update.metadata.last_entry, update.metadata.length) == (0, 1)
+
+
+def test_silence_fails_only_the_silent_position() -> None:
+    bench = Bench()
+    bench.append()
+    assert StartTimer(Timer.ADD, 1) in bench.out
+    bench.ok(0, 0, 1)
+
+    bench.do(TimerFired(Timer.ADD, 1))
+
+    assert bench.one(FindBookies).exclude == (B1, B2, B3)
+    assert bench.writer.is_degraded
+
+
+def test_a_run_sent_after_the_timer_was_started_is_not_silent_yet() -> None:
+    bench = Bench()
+    bench.append()
+    bench.ok(0, 0, 1, 2)
+    bench.append()
+
+    bench.do(TimerFired(Timer.ADD, 1))
+
+    bench.none(FindBookies)
+    assert StartTimer(Timer.ADD, 2) in bench.out
+
+
+def test_other_bytes_under_an_id_are_final() -> None:
+    bench = Bench()
+    bench.append()
+    bench.append()
+    bench.ok(0, 0, 1)
+
+    bench.fails(1, 2, Status.CONFLICT)
+
+    failed = bench.one(Failed)
+    assert (failed.code, failed.first, failed.bookie, failed.entry_id) == (
+        "entry-conflict",
+        1,
+        B3,
+        1,
+    )
+    assert bench.one(UpdateMetadata).metadata.last_entry == 0
+
+
+# --- ends ------------------------------------------------------------------------------------
+
+
+def test_close_drains_first_and_ends_at_the_last_acknowledged_entry() -> None:
+    bench = Bench()
+    bench.append(b"abc")
+    bench.do(CloseRequested())
+    bench.none(UpdateMetadata)
+    bench.ok(0, 0, 1)
+    bench.none(UpdateMetadata)  # a moment for the third bookie
+    bench.ok(0, 2)
+
+    update = bench.one(UpdateMetadata)
+    assert (update.metadata.state, update.metadata.last_entry) == (State.CLOSED, 0)
+    assert (update.metadata.length, update.missed) == (3, ())
+    bench.cas(row=applied(update))
+    assert bench.one(Closed).metadata.version == 2
+
+
+def test_close_waits_only_a_moment_for_a_slow_bookie_and_then_tells_what_it_missed() -> None:
+    bench = Bench()
+    bench.append()
+    bench.ok(0, 0, 1)
+    bench.do(CloseRequested())
+    assert bench.one(StartTimer).timer is Timer.HEDGE
+
+    bench.do(TimerFired(Timer.HEDGE))
+
+    assert bench.one(UpdateMetadata).missed == (MissedRange(B3, 0, 0),)
+
+
+def test_close_of_an_empty_ledger_ends_at_minus_one() -> None:
+    bench = Bench()
+    bench.do(CloseRequested())
+    update = bench.one(UpdateMetadata)
+    assert (update.metadata.last_entry, update.metadata.length) == (-1, 0)
+
+
+def test_close_twice_is_one_close_with_one_outcome() -> None:
+    bench = Bench()
+    bench.do(CloseRequested())
+    update = bench.one(UpdateMetadata)
+    bench.do(CloseRequested())
+    bench.none(UpdateMetadata)
+    bench.cas(row=applied(update))
+    bench.do(CloseRequested())
+    bench.one(Closed)
+
+
+def test_close_of_a_ledger_closed_by_others_at_our_end_succeeds() -> None:
+    bench = Bench()
+    bench.append()
+    bench.ok(0, 0, 1, 2)
+    bench.do(CloseRequested())
+    closed = ledger(state=State.CLOSED, last_entry=0, length=1, version=3)
+    bench.cas(CasStatus.CONFLICT, closed)
+    assert bench.one(Closed).metadata == closed
+
+
+def test_close_of_a_ledger_closed_by_others_elsewhere_fails() -> None:
+    bench = Bench()
+    bench.append()
+    bench.ok(0, 0, 1, 2)
+    bench.do(CloseRequested())
+    bench.cas(CasStatus.CONFLICT, ledger(state=State.CLOSED, last_entry=1, length=2, version=3))
+    assert bench.one(Failed).code == "ledger-closed"
+    bench.do(CloseRequested())
+    assert bench.one(Failed).code == "ledger-closed"
+
+
+def test_close_met_by_recovery_fails_as_fenced_and_asks_for_the_recovery() -> None:
+    bench = Bench()
+    bench.do(CloseRequested())
+    bench.cas(CasStatus.CONFLICT, ledger(state=State.IN_RECOVERY, version=2))
+    assert bench.one(Failed).code == "ledger-fenced"
+    bench.one(RecoverLedger)
+
+
+def test_close_that_lost_to_a_repair_is_made_again_on_the_new_row() -> None:
+    bench = Bench()
+    bench.do(CloseRequested())
+    bench.cas(CasStatus.CONFLICT, ledger(version=9))
+    assert bench.one(UpdateMetadata).metadata.version == 9
+
+
+def test_a_change_that_meets_recovery_fails_what_is_pending() -> None:
+    bench, _ = changing()
+    bench.append()
+    bench.cas(CasStatus.CONFLICT, ledger(state=State.IN_RECOVERY, version=2))
+    assert bench.one(Failed) == Failed("ledger-fenced", 0)
+    bench.one(RecoverLedger)
+
+
+def test_a_change_that_was_applied_before_recovery_began_meets_recovery_too() -> None:
+    bench, update = changing()
+    bench.cas(CasStatus.OK, replace(applied(update), state=State.IN_RECOVERY, version=3))
+    assert bench.one(Failed).code == "ledger-fenced"
+
+
+def test_a_deleted_ledger_ends_the_handle() -> None:
+    bench, _ = changing()
+    bench.cas(CasStatus.MISSING)
+    assert bench.one(Failed).code == "no-such-ledger"
+
+
+def test_nothing_is_taken_after_the_end() -> None:
+    bench = Bench()
+    bench.do(CloseRequested())
+    bench.append()
+    assert bench.one(Failed) == Failed("ledger-closed", 0)
+    assert bench.writer.last_add_pushed == -1
+
+
+def test_closing_goes_on_after_a_quorum_timeout_that_met_an_unsettled_change() -> None:
+    bench, update = changing()
+    bench.do(answer(bench.adds[0, 1]))
+    bench.do(TimerFired(Timer.QUORUM, 0))
+    assert bench.one(Failed).code == "quorum-timeout"
+    bench.none(UpdateMetadata)
+
+    bench.cas(row=applied(update))
+
+    closing = bench.one(UpdateMetadata).metadata
+    assert (closing.state, closing.version, closing.last_entry) == (State.CLOSED, 2, -1)
+
+
+def test_the_store_being_away_while_closing_is_waited_for() -> None:
+    bench = Bench()
+    bench.do(CloseRequested())
+    update = bench.one(UpdateMetadata)
+    bench.cas(CasStatus.UNKNOWN)
+    assert StartTimer(Timer.RETRY) in bench.out
+    bench.do(TimerFired(Timer.RETRY))
+    assert bench.one(UpdateMetadata) == update
+    bench.cas(row=applied(update))
+    bench.one(Closed)
+
+
+def test_late_and_repeated_answers_are_harmless() -> None:
+    bench, update = changing()
+    bench.cas(row=applied(update))
+    bench.do(MetadataAnswered(update.attempt, CasStatus.OK, applied(update)))
+    bench.do(BookiesFound(1, (B5,)))
+    bench.do(AddAnswered(0, B1, 0, 99, 99, Status.OK))
+    bench.do(TimerFired(Timer.RETRY))
+    bench.do(TimerFired(Timer.RETRY))
+    bench.none(UpdateMetadata, Failed)
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    bench = Bench()
+    bench.append()
+    before = bench.writer.key()
+    other = bench.writer.copy()
+
+    bench.ok(0, 0, 1)
+
+    assert other.key() == before != bench.writer.key()
