@@ -1,1 +1,1 @@
-"""The metadata service: the only one that knows Postgres and Redis."""
+"""The metadata service: ledger rows with compare-and-swap (Postgres), liveness (Redis)."""

@@ -1,0 +1,138 @@
+"""Builds the metadata service: its stores, its routes, its background work."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Final
+
+import asyncpg
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from prometheus_client import Counter, Gauge, Histogram
+
+from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
+from services.metadata.changes import ChangeHub
+from services.metadata.config import Config
+from services.metadata.cookies import CookieStore
+from services.metadata.database import Database
+from services.metadata.handlers import PARTS, ROUTES, Parts
+from services.metadata.ledgers import LedgerStore
+from services.metadata.liveness import Liveness
+from services.metadata.migrate import migrate
+from services.metadata.routes import openapi
+
+log = logging.getLogger(__name__)
+
+_RETRY_S: Final = 0.5
+_MIGRATION_S: Final = 60.0
+"""A migration may wait for another process's one, or move a table."""
+
+
+def build(config: Config) -> web.Application:
+    """The application. It starts while its databases are away, and serves once they are there."""
+    database = Database(
+        config.postgres_dsn,
+        connections_max=config.connections_max,
+        deadline_s=config.database_deadline_s,
+    )
+    liveness = Liveness(
+        config.redis_url, prefix=config.redis_prefix, deadline_s=config.redis_deadline_s
+    )
+    changes = ChangeHub(database)
+    app = web.Application(
+        middlewares=[_measured, answers_problems], client_max_size=config.body_bytes_max
+    )
+    app[PARTS] = Parts(
+        ledgers=LedgerStore(database),
+        cookies=CookieStore(database),
+        liveness=liveness,
+        changes=changes,
+        change_heartbeat_s=config.change_heartbeat_s,
+    )
+
+    async def ready() -> None:
+        await database.run(lambda connection: connection.fetchval("SELECT 1"))
+
+    async def background(_app: web.Application) -> AsyncIterator[None]:
+        async def work() -> None:
+            await _migrated(database)
+            await changes.run()
+
+        task = asyncio.create_task(work(), name="database")
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await database.close()
+        await liveness.close()
+
+    add_shared_routes(app, ready=ready, openapi=lambda: openapi("quorumlog metadata", ROUTES))
+    for route in ROUTES:
+        app.router.add_route(route.method, route.path, route.handler)
+    app.cleanup_ctx.append(background)
+    app[_MEASURES] = _Measures(app, database, liveness, changes)
+    return app
+
+
+async def _migrated(database: Database) -> None:
+    """Bring the tables to this version, as soon as the database is there."""
+    while True:
+        try:
+            connection = await database.connect(statement_timeout=str(int(_MIGRATION_S * 1000)))
+            try:
+                applied = await migrate(connection)
+            finally:
+                connection.terminate()
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            log.warning("database-away", extra={"error": repr(error)})
+            await asyncio.sleep(_RETRY_S)
+        else:
+            log.info("database-open", extra={"applied": applied})
+            database.is_open = True
+            return
+
+
+class _Measures:
+    """What the service tells Prometheus."""
+
+    def __init__(
+        self, app: web.Application, database: Database, liveness: Liveness, changes: ChangeHub
+    ) -> None:
+        registry = app[METRICS]
+        self.requests = Counter(
+            "quorumlog_metadata_requests",
+            "Requests by route and status",
+            ("method", "route", "status"),
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "quorumlog_metadata_request_seconds",
+            "How long requests took, streams excepted",
+            ("method", "route"),
+            registry=registry,
+        )
+        gauges = {
+            "quorumlog_metadata_postgres_up": ("Postgres answered", lambda: database.is_up),
+            "quorumlog_metadata_redis_up": ("Redis answered", lambda: liveness.is_up),
+            "quorumlog_metadata_followers": ("Open streams", lambda: changes.follower_count),
+        }
+        for name, (text, value) in gauges.items():
+            Gauge(name, text, registry=registry).set_function(value)
+
+
+_MEASURES: Final = web.AppKey("measures", _Measures)
+
+
+@web.middleware
+async def _measured(request: web.Request, handler: Handler) -> web.StreamResponse:
+    began = asyncio.get_running_loop().time()
+    response = await handler(request)
+    measures = request.app[_MEASURES]
+    resource = request.match_info.route.resource
+    route = "unknown" if resource is None else resource.canonical
+    measures.requests.labels(request.method, route, response.status).inc()
+    if response.content_length is not None:
+        took_s = asyncio.get_running_loop().time() - began
+        measures.seconds.labels(request.method, route).observe(took_s)
+    return response

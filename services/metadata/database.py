@@ -1,0 +1,140 @@
+"""Connections to Postgres that never hang: every piece of work ends within one deadline.
+
+A small pool of our own: asyncpg's asks the server to cancel a statement that ran out of time and
+waits for that, which is one more thing that hangs when the server does. Here the connection is
+cut instead, and what became of the work is unknown.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias, TypeVar
+
+import asyncpg
+
+from quorumlog.errors import UNKNOWN, MetadataUnavailable
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+T = TypeVar("T")
+
+_AWAY: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.InvalidTransactionStateError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.ObjectNotInPrerequisiteStateError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.PostgresSystemError,
+    asyncpg.InternalServerError,
+)
+"""What says that the database can't do it now: shutting down, read-only, full, locked, gone."""
+
+
+class Database:
+    """Postgres, which may vanish and come back at any time.
+
+    Invariants: at most `connections_max` connections; one that failed is never used again.
+    """
+
+    def __init__(self, dsn: str, *, connections_max: int, deadline_s: float) -> None:
+        self._dsn = dsn
+        self._deadline_s = deadline_s
+        self._idle: list[Connection] = []
+        self._slots = asyncio.Semaphore(connections_max)
+        self.is_up = False
+        """Whether the last piece of work found the database there."""
+        self.is_open = False
+        """Whether the tables are of this version; until then nothing is asked of them."""
+
+    async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Do `work` on a connection of its own, outside a transaction.
+
+        Raises: MetadataUnavailable within the deadline; its outcome is `unknown` once the work
+        had begun.
+        """
+        if not self.is_open:
+            raise MetadataUnavailable("the database was not reached yet")
+        deadline = asyncio.get_running_loop().time() + self._deadline_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._slots.acquire()
+        except TimeoutError as error:
+            raise MetadataUnavailable("every connection to the database is busy") from error
+        try:
+            connection = await self._connection(deadline)
+            result = await self._on(connection, work, deadline)
+        finally:
+            self._slots.release()
+        return result
+
+    async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Do `work` in one transaction: all of it or, when it raises, nothing."""
+
+        async def transaction(connection: Connection) -> T:
+            async with connection.transaction():
+                return await work(connection)
+
+        return await self.run(transaction)
+
+    async def connect(self, timeout_s: float | None = None, **settings: str) -> Connection:
+        """A connection outside the pool; the caller closes it. Raises as asyncpg does."""
+        limit_ms = str(int(self._deadline_s * 1000))
+        return await asyncpg.connect(
+            self._dsn,
+            timeout=self._deadline_s if timeout_s is None else timeout_s,
+            server_settings={
+                "application_name": "quorumlog-metadata",
+                # Without it a crash of the database takes back what was answered (I4).
+                "synchronous_commit": "on",
+                "statement_timeout": limit_ms,
+                "idle_in_transaction_session_timeout": limit_ms,
+            }
+            | settings,
+        )
+
+    async def close(self) -> None:
+        """Cut all idle connections."""
+        while self._idle:
+            self._idle.pop().terminate()
+
+    async def _connection(self, deadline: float) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+        left_s = deadline - asyncio.get_running_loop().time()
+        try:
+            return await self.connect(max(left_s, 0.01))
+        except _AWAY as error:
+            self.is_up = False
+            raise MetadataUnavailable("the database can't be reached") from error
+
+    async def _on(
+        self, connection: Connection, work: Callable[[Connection], Awaitable[T]], deadline: float
+    ) -> T:
+        watchdog = asyncio.get_running_loop().call_at(deadline, connection.terminate)
+        is_sound = False
+        try:
+            result = await work(connection)
+            self.is_up = is_sound = True
+            return result
+        except _AWAY as error:
+            if isinstance(error, ValueError):  # our own bug: a value that asyncpg can't encode
+                raise
+            self.is_up = False
+            raise MetadataUnavailable(
+                "the database did not answer in time or went away", outcome=UNKNOWN
+            ) from error
+        except Exception:
+            is_sound = True
+            raise
+        finally:
+            watchdog.cancel()
+            if is_sound and not connection.is_closed() and not connection.is_in_transaction():
+                self._idle.append(connection)
+            else:
+                connection.terminate()

@@ -1,0 +1,357 @@
+"""Ledger rows in Postgres: create, read, compare-and-swap, delete, list.
+
+Every change is one transaction that writes the row, the attempt's token (rule 6), what members
+lack (rule 8) and the index of members together; a trigger announces it. The row's lock is taken
+before the token is looked up, so two tries of one attempt see each other.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import asyncpg
+import orjson
+
+from quorumlog.errors import (
+    InvalidRequest,
+    LedgerExists,
+    NoSuchLedger,
+    OwnedByLog,
+    VersionConflict,
+)
+from quorumlog.protocol.ids import member_incarnation, member_name
+from quorumlog.protocol.metadata import State
+from quorumlog.wire.bodies import LedgerCreate, LedgerDraft, LedgerRow, MissedBody
+from services.metadata.database import Connection, Database
+from services.metadata.transitions import check_change, check_new
+
+_ROW: Final = (
+    "ledger_id, version, body::text AS body,"
+    " to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS created_at"
+)
+_KEY_HOURS: Final = 24
+"""For how long an idempotency key is remembered (taste: longer than any client retries)."""
+
+
+_CREATE: Final = "create ledger "
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFilter:
+    """Which ledgers to list; None means any."""
+
+    state: State | None = None
+    bookie: str | None = None
+    """A member (`name@incarnation`), or a bookie's name in any incarnation."""
+    log: str | None = None
+    metadata: Mapping[str, str] | None = None
+
+
+class LedgerStore:
+    """The ledgers' rows."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def get(self, ledger_id: int) -> LedgerRow:
+        """One row. Raises: NoSuchLedger."""
+        record = await self._database.run(
+            lambda connection: connection.fetchrow(
+                f"SELECT {_ROW} FROM ledgers WHERE ledger_id = $1", ledger_id
+            )
+        )
+        return row_of(record, ledger_id)
+
+    async def create(self, request: LedgerCreate) -> LedgerRow:
+        """A new row; a repeat (same attempt, or same idempotency key) gets the first one.
+
+        Raises: InvalidRequest, LedgerExists; NoSuchLedger when the first one was deleted since.
+        """
+        check_new(request.row)
+        try:
+            return await self._database.transact(lambda connection: _create(connection, request))
+        except _Repeated as repeated:
+            return await self.get(repeated.ledger_id)
+
+    async def change(
+        self, row: LedgerRow, *, attempt: str, missed: Iterable[MissedBody] = ()
+    ) -> LedgerRow:
+        """Compare-and-swap on `row.version`; gives the row as it is afterwards.
+
+        Raises: NoSuchLedger, VersionConflict (with `current`), InvalidRequest.
+        """
+
+        async def work(connection: Connection) -> LedgerRow:
+            old = await _lock(connection, row.ledger_id)
+            target = f"ledger {row.ledger_id}"
+            if await is_settled(connection, attempt, target):
+                return old
+            if old.version != row.version:
+                raise conflict(old)
+            check_change(old, row, ledger_id=row.ledger_id)
+            # The condition is what decides; the lock above only spares the losers' work.
+            record = await connection.fetchrow(
+                "UPDATE ledgers SET version = version + 1, body = $3::text::jsonb,"
+                " changed_at = now() WHERE ledger_id = $1 AND version = $2 AND body IS NOT NULL"
+                f" RETURNING {_ROW}",
+                row.ledger_id,
+                row.version,
+                body_of(row),
+            )
+            await settle(connection, attempt, target)
+            if row.fragments != old.fragments:
+                await _index_members(connection, row.ledger_id, row)
+            await queue_missed(connection, row.ledger_id, missed)
+            return row_of(record, row.ledger_id)
+
+        return await self._database.transact(work)
+
+    async def delete(self, ledger_id: int, *, version: int, attempt: str) -> None:
+        """Leave a tombstone in the row's place.
+
+        A ledger that a log names goes only with its log; one that was made for a log and is not
+        named by it goes even while it is open, since its writer then never wrote (rule 22).
+        Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest when it is not CLOSED.
+        """
+
+        async def work(connection: Connection) -> None:
+            target = f"delete ledger {ledger_id}"
+            try:
+                old = await _lock(connection, ledger_id)
+            except NoSuchLedger:
+                if await is_settled(connection, attempt, target):
+                    return
+                raise
+            if old.version != version:
+                raise conflict(old)
+            if old.log is not None:
+                await _check_unnamed(connection, old)
+            elif old.state is not State.CLOSED:
+                raise InvalidRequest(
+                    "only a CLOSED ledger is deleted: recover it first", ledger_id=ledger_id
+                )
+            await connection.execute("DELETE FROM ledger_members WHERE ledger_id = $1", ledger_id)
+            await connection.execute("DELETE FROM repairs WHERE ledger_id = $1", ledger_id)
+            await connection.execute(
+                "UPDATE ledgers SET version = version + 1, body = NULL, changed_at = now()"
+                " WHERE ledger_id = $1 AND version = $2",
+                ledger_id,
+                version,
+            )
+            await settle(connection, attempt, target)
+
+        await self._database.transact(work)
+
+    async def list(
+        self, wanted: LedgerFilter, *, after: int | None, limit: int
+    ) -> tuple[list[LedgerRow], int | None]:
+        """One page in the order of ids, and the `after` of the next one."""
+        query, values = list_query(wanted, after=after, limit=limit + 1)
+        records = await self._database.run(lambda connection: connection.fetch(query, *values))
+        rows = [row_of(record) for record in records[:limit]]
+        return rows, rows[-1].ledger_id if len(records) > limit else None
+
+
+def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[str, list[object]]:
+    """The SQL of a page, and its values."""
+    values: list[object] = [-1 if after is None else after]
+    conditions = ["l.ledger_id > $1", "l.body IS NOT NULL"]
+
+    def value(given: object) -> str:
+        values.append(given)
+        return f"${len(values)}"
+
+    if wanted.state is not None:
+        conditions.append(f"l.state = {value(wanted.state.value)}")
+    if wanted.log is not None:
+        conditions.append(f"l.log = {value(wanted.log)}")
+    if wanted.metadata:
+        text = orjson.dumps(dict(wanted.metadata)).decode()
+        conditions.append(f"l.body -> 'metadata' @> {value(text)}::text::jsonb")
+    if wanted.bookie is not None:
+        name, at, incarnation = wanted.bookie.rpartition("@")
+        member = f"m.name = {value(name if at else wanted.bookie)}"
+        if at:
+            member += f" AND m.incarnation = {value(int(incarnation))}"
+        conditions.append(
+            "l.ledger_id IN (SELECT m.ledger_id FROM ledger_members m"
+            f" WHERE {member} AND m.ledger_id > $1)"
+        )
+    where = " AND ".join(conditions)
+    return (
+        f"SELECT {_ROW} FROM ledgers l WHERE {where} ORDER BY l.ledger_id LIMIT {value(limit)}",
+        (values),
+    )
+
+
+def row_of(record: asyncpg.Record | None, ledger_id: int | None = None) -> LedgerRow:
+    """A database row as a body. Raises: NoSuchLedger, with `deleted`."""
+    if record is None or record["body"] is None:
+        raise NoSuchLedger(ledger_id=ledger_id, deleted=record is not None)
+    return LedgerRow.model_validate_json(
+        orjson.dumps(
+            orjson.loads(record["body"])
+            | {
+                "ledger_id": record["ledger_id"],
+                "version": record["version"],
+                "created_at": record["created_at"],
+            }
+        )
+    )
+
+
+def body_of(row: LedgerDraft) -> str:
+    """What is kept in the database's `body`: all but what has a column of its own."""
+    return row.model_dump_json(exclude={"ledger_id", "version", "created_at"})
+
+
+def conflict(current: LedgerRow) -> VersionConflict:
+    """The answer to a compare-and-swap from another version than the current one."""
+    return VersionConflict(
+        f"the ledger's version is {current.version}",
+        ledger_id=current.ledger_id,
+        current=current.model_dump(mode="json"),
+    )
+
+
+async def is_settled(connection: Connection, attempt: str, target: str) -> bool:
+    """Whether this attempt was applied already. Ask with the target's lock held (rule 6).
+
+    Raises: InvalidRequest when the token was used for something else.
+    """
+    found = await connection.fetchval("SELECT target FROM attempts WHERE attempt = $1", attempt)
+    if found is not None and found != target:
+        raise InvalidRequest(f"this attempt was used for another change ({found})")
+    return found is not None
+
+
+async def settle(connection: Connection, attempt: str, target: str) -> None:
+    """Note that this attempt is applied by the transaction that this is a part of."""
+    try:
+        await connection.execute(
+            "INSERT INTO attempts (attempt, target) VALUES ($1, $2)", attempt, target
+        )
+    except asyncpg.UniqueViolationError as error:
+        raise InvalidRequest("this attempt was used for another change") from error
+
+
+async def queue_missed(
+    connection: Connection, ledger_id: int, missed: Iterable[MissedBody]
+) -> None:
+    """Add to what members lack; ranges of one member are merged (rule 8)."""
+    ranges: dict[str, list[asyncpg.Range[int]]] = defaultdict(list)
+    for item in missed:
+        ranges[item.member].append(asyncpg.Range(item.first, item.last, upper_inc=True))
+    # Sorted, so that two transactions never wait for each other's rows in a circle.
+    for member in sorted(ranges):
+        await connection.execute(
+            "INSERT INTO repairs (ledger_id, member, ranges) VALUES ($1, $2, $3)"
+            " ON CONFLICT (ledger_id, member) DO UPDATE SET"
+            " ranges = repairs.ranges + excluded.ranges, version = repairs.version + 1",
+            ledger_id,
+            member,
+            ranges[member],
+        )
+
+
+class _Repeated(Exception):
+    """A create that was done already, by another try that made the ledger of this id."""
+
+    def __init__(self, ledger_id: int) -> None:
+        super().__init__(ledger_id)
+        self.ledger_id = ledger_id
+
+
+async def _create(connection: Connection, request: LedgerCreate) -> LedgerRow:
+    await _raise_if_repeated(connection, request.attempt)
+    record = await _insert(connection, request)
+    row = row_of(record)
+    if request.idempotency_key is not None:
+        await _claim_key(connection, request.idempotency_key, row.ledger_id)
+    # Two tries at once: the later one waits here for the earlier one's end.
+    inserted = await connection.fetchval(
+        "INSERT INTO attempts (attempt, target) VALUES ($1, $2)"
+        " ON CONFLICT DO NOTHING RETURNING target",
+        request.attempt,
+        f"{_CREATE}{row.ledger_id}",
+    )
+    if inserted is None:
+        await _raise_if_repeated(connection, request.attempt)
+    await _index_members(connection, row.ledger_id, request.row)
+    return row
+
+
+async def _insert(connection: Connection, request: LedgerCreate) -> asyncpg.Record:
+    chosen = request.row.ledger_id
+    while True:
+        ledger_id = chosen
+        if ledger_id is None:
+            ledger_id = await connection.fetchval("SELECT next_ledger_id()")
+        record = await connection.fetchrow(
+            "INSERT INTO ledgers (ledger_id, version, body) VALUES ($1, 1, $2::text::jsonb)"
+            f" ON CONFLICT DO NOTHING RETURNING {_ROW}",
+            ledger_id,
+            body_of(request.row),
+        )
+        if record is not None:
+            return record
+        if chosen is not None:
+            await _raise_if_repeated(connection, request.attempt)
+            raise LedgerExists(ledger_id=chosen)
+
+
+async def _claim_key(connection: Connection, key: str, ledger_id: int) -> None:
+    """Bind an idempotency key to a ledger, unless it still is bound to an earlier one."""
+    claimed = await connection.fetchval(
+        "INSERT INTO create_keys AS k (key, ledger_id, expires_at)"
+        " VALUES ($1, $2, now() + make_interval(hours => $3))"
+        " ON CONFLICT (key) DO UPDATE SET ledger_id = excluded.ledger_id,"
+        " expires_at = excluded.expires_at WHERE k.expires_at < now() RETURNING k.ledger_id",
+        key,
+        ledger_id,
+        _KEY_HOURS,
+    )
+    if claimed is None:
+        first = await connection.fetchval("SELECT ledger_id FROM create_keys WHERE key = $1", key)
+        raise _Repeated(first)
+
+
+async def _raise_if_repeated(connection: Connection, attempt: str) -> None:
+    target = await connection.fetchval("SELECT target FROM attempts WHERE attempt = $1", attempt)
+    if target is None:
+        return
+    if not target.startswith(_CREATE):
+        raise InvalidRequest(f"this attempt was used for another change ({target})")
+    raise _Repeated(int(target.removeprefix(_CREATE)))
+
+
+async def _lock(connection: Connection, ledger_id: int) -> LedgerRow:
+    record = await connection.fetchrow(
+        f"SELECT {_ROW} FROM ledgers WHERE ledger_id = $1 FOR UPDATE", ledger_id
+    )
+    return row_of(record, ledger_id)
+
+
+async def _index_members(connection: Connection, ledger_id: int, row: LedgerDraft) -> None:
+    members = sorted({member for fragment in row.fragments for member in fragment.bookies})
+    await connection.execute("DELETE FROM ledger_members WHERE ledger_id = $1", ledger_id)
+    await connection.execute(
+        "INSERT INTO ledger_members (ledger_id, name, incarnation)"
+        " SELECT $1, * FROM unnest($2::text[], $3::bigint[])",
+        ledger_id,
+        [member_name(member) for member in members],
+        [member_incarnation(member) for member in members],
+    )
+
+
+async def _check_unnamed(connection: Connection, row: LedgerRow) -> None:
+    """Raise OwnedByLog if the ledger's log names it; holds the log's row until the end."""
+    named = await connection.fetchval(
+        "SELECT body -> 'ledgers' @> jsonb_build_array(jsonb_build_object('ledger_id', $2::bigint))"
+        " FROM logs WHERE name = $1 FOR UPDATE",
+        row.log,
+        row.ledger_id,
+    )
+    if named:
+        raise OwnedByLog(ledger_id=row.ledger_id, log=row.log)

@@ -1,0 +1,190 @@
+"""Who lives, in Redis with a time to live. It is advice only (I31): nothing is decided by it.
+
+While Redis is away the last known list stands, with what this process itself has heard since, and
+heartbeats go on to succeed: a bookie has done nothing wrong.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar, cast
+
+import orjson
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from quorumlog.protocol.ids import member_of
+from quorumlog.wire.bodies import (
+    BookieHeartbeat,
+    BookieInfo,
+    BookieList,
+    CookieRow,
+    ServiceHeartbeat,
+    ServiceInfo,
+    ServiceList,
+)
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_HEARD_MAX: Final = 10_000
+"""Heartbeats that one process remembers for while Redis is away; the oldest go first."""
+
+# Since when liveness is recorded without a break: a flushed Redis begins anew. Milliseconds.
+_AGE: Final = """
+local now = redis.call('TIME')
+now = now[1] * 1000 + math.floor(now[2] / 1000)
+redis.call('SET', KEYS[1], now, 'NX')
+return now - redis.call('GET', KEYS[1])
+"""
+
+
+class Liveness:
+    """Heartbeats of bookies and services.
+
+    Invariant: no method raises because Redis is away.
+    """
+
+    def __init__(self, url: str, *, prefix: str, deadline_s: float) -> None:
+        self._redis = Redis.from_url(
+            url,
+            socket_timeout=deadline_s,
+            socket_connect_timeout=deadline_s,
+            max_connections=16,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._prefix = prefix
+        self._deadline_s = deadline_s
+        self._heard: dict[str, bytes] = {}
+        self.is_up = False
+        """Whether Redis answered the last time that it was asked."""
+
+    async def bookie_lives(self, name: str, heartbeat: BookieHeartbeat) -> bool:
+        """Take a heartbeat; tells whether Redis has it."""
+        key = self._key("bookie", name)
+        body = heartbeat.model_dump_json().encode()
+        self._hear(key, body)
+        return await self._asked(lambda: self._set(key, body, heartbeat.ttl_s), False)
+
+    async def service_lives(self, kind: str, name: str, heartbeat: ServiceHeartbeat) -> bool:
+        """Take a heartbeat; tells whether Redis has it."""
+        info = ServiceInfo(kind=kind, id=name, url=heartbeat.url, state=heartbeat.state)
+        key = self._key("service", kind, name)
+        body = info.model_dump_json().encode()
+        self._hear(key, body)
+
+        async def record() -> bool:
+            await self._set(key, body, heartbeat.ttl_s)
+            await _result(self._redis.sadd(self._key("services"), key))
+            return True
+
+        return await self._asked(record, False)
+
+    async def bookies(self, cookies: Sequence[CookieRow]) -> BookieList:
+        """Registered bookies with their liveness. A heartbeat of another incarnation than the
+        cookie's counts as none.
+        """
+        keys = [self._key("bookie", cookie.name) for cookie in cookies]
+        found = await self._asked(lambda: self._fetch(keys), None)
+        bodies = [self._heard.get(key) for key in keys] if found is None else found
+        age_s = await self._asked(self._age_s, 0.0)
+        return BookieList(
+            bookies=tuple(
+                _bookie(cookie, body) for cookie, body in zip(cookies, bodies, strict=True)
+            ),
+            stale=found is None,
+            liveness_age_s=age_s,
+        )
+
+    async def services(self) -> ServiceList:
+        """Services whose heartbeat came in time, by kind and id."""
+        found = await self._asked(self._fetch_services, None)
+        mine = [body for key, body in self._heard.items() if ":service:" in key]
+        bodies = mine if found is None else [body for body in found if body is not None]
+        infos = [ServiceInfo.model_validate_json(body) for body in bodies]
+        return ServiceList(
+            services=tuple(sorted(infos, key=lambda info: (info.kind, info.id))),
+            stale=found is None,
+        )
+
+    async def close(self) -> None:
+        """Close the connections to Redis."""
+        await self._redis.aclose()
+
+    def _key(self, *parts: str) -> str:
+        return ":".join((self._prefix, *parts))
+
+    def _hear(self, key: str, body: bytes) -> None:
+        self._heard.pop(key, None)
+        self._heard[key] = body
+        while len(self._heard) > _HEARD_MAX:
+            self._heard.pop(next(iter(self._heard)))
+
+    async def _set(self, key: str, body: bytes, ttl_s: float) -> bool:
+        await _result(self._redis.set(key, body, px=max(int(ttl_s * 1000), 1)))
+        return True
+
+    async def _fetch(self, keys: list[str]) -> list[bytes | None]:
+        if not keys:
+            return []
+        bodies = cast("list[bytes | None]", await _result(self._redis.mget(keys)))
+        for key, body in zip(keys, bodies, strict=True):
+            if body is None:
+                self._heard.pop(key, None)
+            else:
+                self._hear(key, body)
+        return bodies
+
+    async def _fetch_services(self) -> list[bytes | None]:
+        index = self._key("services")
+        members = cast("set[bytes]", await _result(self._redis.smembers(index)))
+        keys = sorted(member.decode() for member in members)
+        bodies = await self._fetch(keys)
+        gone = [key for key, body in zip(keys, bodies, strict=True) if body is None]
+        if gone:
+            await _result(self._redis.srem(index, *gone))
+        return bodies
+
+    async def _age_s(self) -> float:
+        milliseconds = await _result(self._redis.eval(_AGE, 1, self._key("since")))
+        server = cast("dict[str, Any]", await _result(self._redis.info("server")))
+        return min(int(milliseconds) / 1000, float(server.get("uptime_in_seconds", 0)))
+
+    async def _asked(self, ask: Callable[[], Awaitable[T]], away: T) -> T:
+        """Ask Redis within the deadline, or answer `away`."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                answer = await ask()
+        except (RedisError, OSError, TimeoutError) as error:
+            if self.is_up:
+                log.warning("redis-away", extra={"error": repr(error)})
+            self.is_up = False
+            return away
+        if not self.is_up:
+            log.info("redis-there")
+        self.is_up = True
+        return answer
+
+
+def _bookie(cookie: CookieRow, body: bytes | None) -> BookieInfo:
+    incarnation = cookie.cookie.incarnation
+    if body is None:
+        return BookieInfo.lost(cookie.name, incarnation)
+    heard = BookieHeartbeat.model_validate(orjson.loads(body))
+    if heard.incarnation != incarnation:
+        return BookieInfo.lost(cookie.name, incarnation, heard.url)
+    return BookieInfo(
+        id=member_of(cookie.name, incarnation),
+        state=heard.state,
+        url=heard.url,
+        zone=heard.zone,
+        free_bytes=heard.free_bytes,
+    )
+
+
+async def _result(answer: Any) -> Any:
+    """What redis-py answers; its types leave open whether that is awaitable."""
+    return await answer if inspect.isawaitable(answer) else answer

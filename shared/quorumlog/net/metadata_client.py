@@ -1,0 +1,366 @@
+"""The client of the metadata service: fail-over, deadlines, and changes that are always settled.
+
+Each call tries the services in turn until one answers or its deadline passes. A change carries an
+attempt token, so a try whose answer got lost is simply made again: the service says what became
+of it (rule 6).
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Final, TypeVar
+from urllib.parse import quote
+from uuid import uuid4
+
+import aiohttp
+import orjson
+from pydantic import ValidationError
+
+from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    MetadataUnavailable,
+    NoSuchLedger,
+    Outcome,
+    QuorumLogError,
+    RouteNotFound,
+    VersionConflict,
+)
+from quorumlog.protocol.messages import CasStatus, MissedRange
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.wire.bodies import (
+    Body,
+    BookieHeartbeat,
+    BookieList,
+    Change,
+    ClusterId,
+    Cookie,
+    CookiePut,
+    CookieRow,
+    HeartbeatTaken,
+    LedgerChange,
+    LedgerCreate,
+    LedgerDelete,
+    LedgerDraft,
+    LedgerList,
+    LedgerRow,
+    MissedBody,
+    ServiceHeartbeat,
+    ServiceList,
+)
+from quorumlog.wire.problems import from_answer
+
+B = TypeVar("B", bound=Body)
+
+_TRY_S: Final = 3.0
+"""One try: the service itself answers within 2 s, whatever its databases do."""
+_DEADLINE_S: Final = 10.0
+_PAUSE_S: Final = (0.02, 1.0)
+"""Least and greatest pause between rounds over the services; it doubles, with jitter."""
+_SILENCE_S: Final = 15.0
+"""A stream of changes that is silent for three heartbeats is broken."""
+_LINE_BYTES_MAX: Final = 1 << 16
+
+_jitter = random.SystemRandom()
+
+
+def new_attempt() -> str:
+    """A token for one change (rule 6)."""
+    return str(uuid4())
+
+
+class _Unsettled(Exception):
+    """One try brought no verdict; `outcome` says whether it may have been done."""
+
+    def __init__(self, outcome: Outcome, why: str) -> None:
+        super().__init__(why)
+        self.outcome = outcome
+
+
+class MetadataClient:
+    """Talks to one of several metadata services; any of them is as good.
+
+    Invariant: a change that may have reached a service is never given up by itself; cancel the
+    call to give it up, and count its outcome as unknown.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        session: aiohttp.ClientSession | None = None,
+        *,
+        deadline_s: float = _DEADLINE_S,
+        try_s: float = _TRY_S,
+    ) -> None:
+        if not urls:
+            raise ValueError("needs the URL of a metadata service")
+        self._urls = [url.rstrip("/") for url in urls]
+        self._current = 0
+        self._given = session
+        self._own: aiohttp.ClientSession | None = None
+        self._deadline_s = deadline_s
+        self._timeout = aiohttp.ClientTimeout(total=try_s)
+
+    async def close(self) -> None:
+        """Close the session, where it is our own."""
+        if self._own is not None:
+            await self._own.close()
+
+    # A ledger's row.
+
+    async def get(self, ledger_id: int) -> LedgerMetadata:
+        """The row from the primary.
+
+        Raises: NoSuchLedger (`members["deleted"]` says whether it ever was), MetadataUnavailable.
+        """
+        row = await self._ask("GET", f"/v1/ledgers/{ledger_id}", gives=LedgerRow)
+        if row.ledger_id != ledger_id:
+            raise MetadataUnavailable(f"asked for ledger {ledger_id}, got {row.ledger_id}")
+        return row.to_core()
+
+    async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
+        """The row as a machine wants it: UNKNOWN where no service can tell."""
+        try:
+            return CasStatus.OK, await self.get(ledger_id)
+        except NoSuchLedger as error:
+            # Without a tombstone the row is not deleted but lost: an alarm, no verdict (rule 18).
+            deleted = error.members.get("deleted") is True
+            return (CasStatus.MISSING if deleted else CasStatus.UNKNOWN), None
+        except MetadataUnavailable:
+            return CasStatus.UNKNOWN, None
+
+    async def create(
+        self,
+        draft: LedgerMetadata,
+        *,
+        attempt: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> LedgerMetadata:
+        """Create a ledger; a negative `draft.ledger_id` takes the next free one.
+
+        Raises: LedgerExists, InvalidRequest, MetadataUnavailable (outcome unknown if a try may
+        have arrived: then the same attempt may be sent again).
+        """
+        body = LedgerCreate(
+            row=LedgerDraft.draft_of(draft),
+            attempt=attempt or new_attempt(),
+            idempotency_key=idempotency_key,
+        )
+        return (await self._ask("POST", "/v1/ledgers", body, gives=LedgerRow)).to_core()
+
+    async def cas(
+        self,
+        metadata: LedgerMetadata,
+        missed: tuple[MissedRange, ...] = (),
+        *,
+        attempt: str | None = None,
+    ) -> tuple[CasStatus, LedgerMetadata | None]:
+        """Replace the row that has `metadata.version`, and give the row as it is then.
+
+        Returns once that is settled, however long it takes; UNKNOWN only where nothing was sent.
+        Raises: InvalidRequest for a change that is not legal.
+        """
+        body = LedgerChange(
+            row=LedgerRow.from_core(metadata),
+            attempt=attempt or new_attempt(),
+            missed=tuple(map(MissedBody.from_core, missed)),
+        )
+        path = f"/v1/ledgers/{metadata.ledger_id}"
+        try:
+            row = await self._ask("PUT", path, body, gives=LedgerRow, settles=True)
+        except VersionConflict as error:
+            current = orjson.dumps(error.members["current"])
+            return CasStatus.CONFLICT, LedgerRow.model_validate_json(current).to_core()
+        except NoSuchLedger:
+            return CasStatus.MISSING, None
+        except MetadataUnavailable:
+            return CasStatus.UNKNOWN, None
+        return CasStatus.OK, row.to_core()
+
+    async def delete(self, ledger_id: int, *, version: int, attempt: str | None = None) -> None:
+        """Leave a tombstone. Returns once that is settled.
+
+        Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest, and MetadataUnavailable
+        where nothing was sent.
+        """
+        body = LedgerDelete(version=version, attempt=attempt or new_attempt())
+        await self._ask("DELETE", f"/v1/ledgers/{ledger_id}", body, gives=Body, settles=True)
+
+    async def list(
+        self,
+        *,
+        state: State | None = None,
+        bookie: str | None = None,
+        log: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        after: int | None = None,
+        limit: int = 100,
+    ) -> tuple[list[LedgerMetadata], int | None]:
+        """One page in the order of ids, and the `after` of the next one (None at the end)."""
+        query = {
+            "limit": str(limit),
+            **({} if after is None else {"after": str(after)}),
+            **({} if state is None else {"state": state.value}),
+            **({} if bookie is None else {"bookie": bookie}),
+            **({} if log is None else {"log": log}),
+            **{f"metadata[{key}]": value for key, value in (metadata or {}).items()},
+        }
+        page = await self._ask("GET", "/v1/ledgers", gives=LedgerList, query=query)
+        return [row.to_core() for row in page.ledgers], page.next
+
+    async def changes(self) -> AsyncGenerator[Change]:
+        """Changes as they are committed, for ever; heartbeats are kept back.
+
+        Yields a `gap` first, and whenever something may have been missed: what was read of the
+        rows before it may be old.
+        """
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValidationError, OSError):
+                async with contextlib.aclosing(self._stream(self._urls[self._current])) as stream:
+                    async for change in stream:
+                        yield change
+            self._turn(self._current)
+            await asyncio.sleep(_jitter.uniform(0.1, 1.0))
+
+    # Bookies and services.
+
+    async def bookies(self) -> BookieList:
+        """Registered bookies with what is known of their liveness."""
+        return await self._ask("GET", "/v1/bookies", gives=BookieList)
+
+    async def cookie(self, name: str) -> CookieRow | None:
+        """A bookie's cookie, or None where it is not registered."""
+        try:
+            return await self._ask("GET", f"/v1/bookies/{quote(name)}/cookie", gives=CookieRow)
+        except RouteNotFound as error:
+            if error.bookie == name:
+                return None
+            raise
+
+    async def put_cookie(self, name: str, cookie: Cookie, *, version: int | None) -> CookieRow:
+        """Register a bookie (no version) or change its cookie. Returns once that is settled.
+
+        Raises: VersionConflict, InvalidRequest, and MetadataUnavailable where nothing was sent.
+        """
+        body = CookiePut(cookie=cookie, version=version, attempt=new_attempt())
+        path = f"/v1/bookies/{quote(name)}/cookie"
+        return await self._ask("PUT", path, body, gives=CookieRow, settles=True)
+
+    async def bookie_lives(self, name: str, heartbeat: BookieHeartbeat) -> bool:
+        """Send a heartbeat; tells whether it was recorded. Raises: MetadataUnavailable."""
+        path = f"/v1/bookies/{quote(name)}/heartbeat"
+        return (await self._ask("PUT", path, heartbeat, gives=HeartbeatTaken)).recorded
+
+    async def service_lives(self, kind: str, name: str, heartbeat: ServiceHeartbeat) -> bool:
+        """Send a heartbeat; tells whether it was recorded. Raises: MetadataUnavailable."""
+        path = f"/v1/services/{quote(kind)}/{quote(name)}/heartbeat"
+        return (await self._ask("PUT", path, heartbeat, gives=HeartbeatTaken)).recorded
+
+    async def services(self) -> ServiceList:
+        """Services whose heartbeat came in time."""
+        return await self._ask("GET", "/v1/services", gives=ServiceList)
+
+    async def cluster_id(self) -> str:
+        """The cluster's id; another database is another cluster (rule 18)."""
+        return (await self._ask("GET", "/v1/cluster-id", gives=ClusterId)).cluster_id
+
+    # How it is asked.
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        if self._given is not None:
+            return self._given
+        if self._own is None:
+            self._own = aiohttp.ClientSession()
+        return self._own
+
+    def _turn(self, failed: int) -> None:
+        """Go on with the next service, unless another call already did."""
+        if self._current == failed:
+            self._current = (failed + 1) % len(self._urls)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Body | None = None,
+        *,
+        gives: type[B],
+        query: Mapping[str, str] | None = None,
+        settles: bool = False,
+    ) -> B:
+        """Try until there is a verdict. With `settles`, a try that may have arrived takes the
+        deadline away: only a verdict ends the call then.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._deadline_s
+        data = None if body is None else body.model_dump_json().encode()
+        outcome: Outcome = NOT_DONE
+        pause_s = _PAUSE_S[0]
+        tries = 0
+        while True:
+            current = self._current
+            try:
+                return await self._try(self._urls[current] + path, method, data, gives, query)
+            except _Unsettled as error:
+                why = str(error)
+                if error.outcome == UNKNOWN:
+                    outcome = UNKNOWN
+            self._turn(current)
+            tries += 1
+            if loop.time() >= end and not (settles and outcome == UNKNOWN):
+                raise MetadataUnavailable(why, outcome=outcome if body is not None else NOT_DONE)
+            if tries % len(self._urls) == 0:
+                await asyncio.sleep(_jitter.uniform(pause_s / 2, pause_s))
+                pause_s = min(pause_s * 2, _PAUSE_S[1])
+
+    async def _try(
+        self,
+        url: str,
+        method: str,
+        data: bytes | None,
+        gives: type[B],
+        query: Mapping[str, str] | None,
+    ) -> B:
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        try:
+            async with self._session.request(
+                method, url, data=data, params=query, headers=headers, timeout=self._timeout
+            ) as response:
+                answered = await response.read()
+        except aiohttp.ClientConnectorError as error:
+            raise _Unsettled(NOT_DONE, f"{url}: {error}") from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _Unsettled(UNKNOWN, f"{url}: {error!r}") from error
+        if response.status < 400:
+            try:
+                return gives.model_validate_json(answered or b"{}")
+            except ValidationError as error:
+                # Something in between answered in the service's place (rule 4).
+                raise _Unsettled(UNKNOWN, f"{url}: not an answer of the service") from error
+        problem = from_answer(response.status, answered, response.headers)
+        if _is_verdict(problem):
+            raise problem
+        raise _Unsettled(problem.outcome, f"{url}: {problem.code}: {problem.detail}")
+
+    async def _stream(self, url: str) -> AsyncGenerator[Change]:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TRY_S, sock_read=_SILENCE_S)
+        async with self._session.get(
+            f"{url}/v1/changes", timeout=timeout, read_bufsize=_LINE_BYTES_MAX
+        ) as response:
+            if response.status != 200:
+                return
+            async for line in response.content:
+                change = Change.model_validate_json(line)
+                if change.kind == "hello":
+                    change = Change(kind="gap")
+                if change.kind != "heartbeat":
+                    yield change
+
+
+def _is_verdict(error: QuorumLogError) -> bool:
+    """Whether the service itself has decided; all else is asked again."""
+    if isinstance(error, RouteNotFound):
+        return error.bookie is not None  # else it is another kind of service that answers there
+    return type(error) is not QuorumLogError and error.status < 500 and not error.retryable

@@ -1,0 +1,84 @@
+"""A metadata service in this process, on stores of its own, and ledgers to put into it."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from loadtest.ports import free_ports
+from loadtest.stores import Stores
+from quorumlog.net.listen import ListenLimits, listening
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Writer
+from quorumlog.protocol.quorum import Quorum
+from services.metadata.app import build
+from services.metadata.config import Config
+from tests.support.waiting import until
+
+PATIENT_S = 30.0
+"""Deadlines where a test does not speak of them: a slow machine is no outage."""
+
+DRAFT = LedgerMetadata(
+    ledger_id=-1,
+    quorum=Quorum(3, 3, 2),
+    digest=DigestKind.CRC32C,
+    fragments=(Fragment(0, ("b1@1", "b2@1", "b3@1")),),
+    writer=Writer("gateway-1", "http://gateway-1"),
+    ledger_key=b"\x01" * 32,
+    custom=(("colour", "red"),),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A running service and who talks to it."""
+
+    url: str
+    client: MetadataClient
+    session: aiohttp.ClientSession
+
+    async def send(
+        self, method: str, path: str, body: object = None, **kwargs: Any
+    ) -> tuple[int, Any]:
+        """One plain request, as anybody can make it: status and JSON body."""
+        data = body if isinstance(body, bytes) or body is None else orjson.dumps(body)
+        headers = {"Content-Type": "application/json"} | kwargs.pop("headers", {})
+        async with self.session.request(
+            method, self.url + path, data=data, headers=headers, **kwargs
+        ) as response:
+            answered = await response.read()
+            return response.status, orjson.loads(answered) if answered else None
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    stores: Stores, *, port: int | None = None, wait: bool = True, **settings: Any
+) -> AsyncIterator[Service]:
+    """Run a service until the end of the block; returns once it is ready."""
+    port = port or free_ports(1)[0]
+    config = Config(
+        port=port,
+        postgres_dsn=stores.postgres_dsn,
+        redis_url=stores.redis_url,
+        **{"database_deadline_s": PATIENT_S, "redis_deadline_s": PATIENT_S} | settings,
+    )
+    url = f"http://127.0.0.1:{port}"
+    timeout = aiohttp.ClientTimeout(total=2 * PATIENT_S)
+    async with (
+        listening(
+            build(config), host=config.host, port=port, limits=ListenLimits(drain_timeout_s=1.0)
+        ),
+        aiohttp.ClientSession(timeout=timeout) as session,
+    ):
+        client = MetadataClient([url], session, deadline_s=PATIENT_S, try_s=PATIENT_S)
+        service = Service(url, client, session)
+        if wait:
+            await until(lambda: is_ready(service), "the metadata service is ready")
+        yield service
+
+
+async def is_ready(service: Service) -> bool:
+    return (await service.send("GET", "/health/ready"))[0] == 200

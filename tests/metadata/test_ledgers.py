@@ -1,0 +1,315 @@
+"""Ledger rows: ids, compare-and-swap, attempts, what a row may become, tombstones."""
+
+import asyncio
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from quorumlog.errors import InvalidRequest, LedgerExists, NoSuchLedger, VersionConflict
+from quorumlog.net.metadata_client import new_attempt
+from quorumlog.protocol.messages import CasStatus
+from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
+from quorumlog.wire.bodies import LedgerRow
+from tests.metadata.support import DRAFT, Service
+
+
+async def closed(service: Service, row: LedgerMetadata) -> LedgerMetadata:
+    status, row_now = await service.client.cas(row.closed(last_entry=4, length=40))
+    assert status is CasStatus.OK
+    assert row_now is not None
+    return row_now
+
+
+async def test_a_created_row_is_read_back_as_it_was_sent(service: Service) -> None:
+    created = await service.client.create(DRAFT)
+
+    assert await service.client.get(created.ledger_id) == created
+    assert replace(created, ledger_id=-1, created_at="") == DRAFT
+    assert created.created_at.endswith("Z")
+
+
+async def test_ids_from_the_sequence_skip_those_that_callers_took(service: Service) -> None:
+    taken = [(await service.client.create(replace(DRAFT, ledger_id=n))).ledger_id for n in (1, 3)]
+
+    given = [(await service.client.create(DRAFT)).ledger_id for _ in range(3)]
+
+    assert taken == [1, 3]
+    assert given == [2, 4, 5]
+
+
+@pytest.mark.parametrize("ledger_id", [0, 2**53, 2**63 - 1])
+async def test_a_caller_may_choose_any_id(service: Service, ledger_id: int) -> None:
+    await service.client.create(replace(DRAFT, ledger_id=ledger_id))
+
+    assert (await service.client.get(ledger_id)).ledger_id == ledger_id
+    with pytest.raises(LedgerExists):
+        await service.client.create(replace(DRAFT, ledger_id=ledger_id))
+
+
+async def test_the_same_create_attempt_gets_the_same_ledger(service: Service) -> None:
+    attempt = new_attempt()
+
+    rows = await asyncio.gather(
+        *(service.client.create(DRAFT, attempt=attempt) for _ in range(8)),
+        *(service.client.create(DRAFT, idempotency_key="key") for _ in range(8)),
+    )
+
+    assert len({row.ledger_id for row in rows[:8]}) == 1
+    assert len({row.ledger_id for row in rows[8:]}) == 1
+    page, _ = await service.client.list()
+    assert len(page) == 2
+
+
+async def test_an_attempt_with_a_chosen_id_is_repeated_without_a_conflict(service: Service) -> None:
+    attempt = new_attempt()
+    draft = replace(DRAFT, ledger_id=77)
+
+    rows = await asyncio.gather(*(service.client.create(draft, attempt=attempt) for _ in range(8)))
+
+    assert {row.ledger_id for row in rows} == {77}
+
+
+async def test_of_changes_at_once_one_wins_and_the_others_see_it(service: Service) -> None:
+    row = await service.client.create(DRAFT)
+    wanted = [row.with_ensemble(n, ("b1@1", "b2@1", f"b{n}@1")) for n in range(10, 20)]
+
+    answers = await asyncio.gather(*map(service.client.cas, wanted))
+
+    winners = [now for status, now in answers if status is CasStatus.OK]
+    assert len(winners) == 1
+    assert {status for status, _ in answers} == {CasStatus.OK, CasStatus.CONFLICT}
+    assert {now for _, now in answers} == {winners[0]}
+    assert winners[0] is not None
+    assert winners[0].version == 2
+    assert await service.client.get(row.ledger_id) == winners[0]
+
+
+async def test_an_attempt_is_applied_once_however_often_it_comes(service: Service) -> None:
+    row = await service.client.create(DRAFT)
+    change = row.with_ensemble(5, ("b1@1", "b2@1", "b4@1"))
+    attempt = new_attempt()
+
+    answers = await asyncio.gather(*(service.client.cas(change, attempt=attempt) for _ in range(8)))
+
+    assert answers == [answers[0]] * 8
+    assert answers[0][0] is CasStatus.OK
+    assert (await service.client.get(row.ledger_id)).version == 2
+
+
+async def test_a_settled_attempt_is_answered_with_the_row_as_it_is_now(service: Service) -> None:
+    row = await service.client.create(DRAFT)
+    attempt = new_attempt()
+    _, second = await service.client.cas(row.in_recovery(), attempt=attempt)
+    assert second is not None
+    third = await closed(service, second)
+
+    assert await service.client.cas(row.in_recovery(), attempt=attempt) == (CasStatus.OK, third)
+
+
+async def test_a_conflict_stays_one(service: Service) -> None:
+    row = await service.client.create(DRAFT)
+    attempt = new_attempt()
+    await service.client.cas(row.in_recovery())
+
+    first = await service.client.cas(row.in_recovery(), attempt=attempt)
+    again = await service.client.cas(row.in_recovery(), attempt=attempt)
+
+    assert first == again
+    assert first[0] is CasStatus.CONFLICT
+
+
+async def test_an_attempt_is_bound_to_its_change(service: Service) -> None:
+    one, other = [await service.client.create(DRAFT) for _ in range(2)]
+    attempt = new_attempt()
+    await service.client.cas(one.in_recovery(), attempt=attempt)
+
+    with pytest.raises(InvalidRequest):
+        await service.client.cas(other.in_recovery(), attempt=attempt)
+
+    assert await service.client.get(other.ledger_id) == other
+
+
+THREE = DRAFT.with_ensemble(10, ("b1@1", "b2@1", "b4@1")).with_ensemble(
+    20, ("b1@1", "b2@1", "b5@1")
+)
+CLOSED = THREE.closed(last_entry=25, length=250)
+RECOVERY = THREE.in_recovery()
+ILLEGAL = [
+    (THREE, replace(THREE, ledger_key=b"\x02" * 32), "the key changes"),
+    (THREE, replace(THREE, custom=()), "the metadata changes"),
+    (THREE, replace(THREE, writer=None), "the writer changes"),
+    (THREE, replace(THREE, fragments=THREE.fragments[:2]), "a border goes"),
+    (THREE, replace(THREE, fragments=THREE.fragments[::2]), "a border goes in the middle"),
+    (
+        THREE,
+        replace(
+            THREE,
+            fragments=(*THREE.fragments[:1], Fragment(9, ("b1@1", "b2@1", "b4@1"))),
+        ),
+        "a border moves",
+    ),
+    (THREE, replace(THREE, fragments=THREE.fragments[:2]).closed(last_entry=15, length=1), "I22"),
+    (RECOVERY, replace(RECOVERY, state=State.OPEN), "recovery goes back"),
+    (RECOVERY, RECOVERY.with_ensemble(30, ("b1@1", "b2@1", "b6@1")), "I24: appended"),
+    (RECOVERY, RECOVERY.with_ensemble(20, ("b1@1", "b2@1", "b6@1")), "I24: replaced"),
+    (THREE, RECOVERY.with_ensemble(20, ("b1@1", "b2@1", "b6@1")), "I24: on the way"),
+    (CLOSED, THREE, "closed is opened"),
+    (CLOSED, RECOVERY, "closed is recovered"),
+    (CLOSED, replace(CLOSED, last_entry=24), "I4: the end moves down"),
+    (CLOSED, replace(CLOSED, last_entry=26), "I4: the end moves up"),
+    (CLOSED, replace(CLOSED, length=251), "I4: the length changes"),
+    (CLOSED, CLOSED.with_ensemble(26, ("b1@1", "b2@1", "b6@1")), "I4: a fragment is added"),
+    (
+        replace(THREE, declared_lost=("b1@1",), may_lack_entries=True),
+        replace(THREE, may_lack_entries=True),
+        "the lost are forgotten",
+    ),
+    (replace(THREE, may_lack_entries=True), THREE, "what may lack is forgotten"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "why"), ILLEGAL, ids=[why for _, _, why in ILLEGAL])
+async def test_an_illegal_change_is_refused_and_changes_nothing(
+    service: Service, before: LedgerMetadata, after: LedgerMetadata, why: str
+) -> None:
+    row = await _stepwise(service, before)
+
+    with pytest.raises(InvalidRequest):
+        await service.client.cas(replace(after, ledger_id=row.ledger_id, version=row.version))
+
+    assert await service.client.get(row.ledger_id) == row, why
+
+
+async def _stepwise(service: Service, wanted: LedgerMetadata) -> LedgerMetadata:
+    """A row that became `wanted` in legal steps."""
+    row = await service.client.create(
+        replace(wanted, fragments=wanted.fragments[:1], state=State.OPEN, last_entry=None,
+                length=None, declared_lost=(), may_lack_entries=False)
+    )  # fmt: skip
+    opened = replace(wanted, state=State.OPEN, last_entry=None, length=None)
+    for step in (opened, wanted):
+        status, now = await service.client.cas(
+            replace(step, ledger_id=row.ledger_id, version=row.version, created_at=row.created_at)
+        )
+        assert status is CasStatus.OK
+        assert now is not None
+        row = now
+    return row
+
+
+async def test_a_repair_may_change_who_holds_a_closed_fragment(service: Service) -> None:
+    row = await _stepwise(service, CLOSED)
+
+    status, now = await service.client.cas(row.with_member_replaced(1, "b4@1", "b9@3"))
+
+    assert status is CasStatus.OK
+    assert now is not None
+    assert now.fragments[1].bookies == ("b1@1", "b2@1", "b9@3")
+
+
+async def test_a_recovery_may_commit_its_ensemble_change_with_the_end(service: Service) -> None:
+    row = await _stepwise(service, RECOVERY)
+    changed = row.with_ensemble(22, ("b1@1", "b2@1", "b7@1"))
+
+    status, _ = await service.client.cas(changed.closed(last_entry=25, length=1))
+
+    assert status is CasStatus.OK
+
+
+async def test_only_a_closed_ledger_is_deleted(service: Service) -> None:
+    row = await service.client.create(DRAFT)
+
+    with pytest.raises(InvalidRequest):
+        await service.client.delete(row.ledger_id, version=row.version)
+
+    assert await service.client.get(row.ledger_id) == row
+
+
+async def test_a_tombstone_keeps_the_id_for_ever(service: Service) -> None:
+    row = await closed(service, await service.client.create(replace(DRAFT, ledger_id=1)))
+    attempt = new_attempt()
+    await service.client.delete(1, version=row.version, attempt=attempt)
+
+    await service.client.delete(1, version=row.version, attempt=attempt)
+
+    with pytest.raises(NoSuchLedger) as missing:
+        await service.client.get(1)
+    assert missing.value.members["deleted"] is True
+    assert await service.client.read(1) == (CasStatus.MISSING, None)
+    assert await service.client.cas(row) == (CasStatus.MISSING, None)
+    with pytest.raises(NoSuchLedger):
+        await service.client.delete(1, version=row.version)
+    with pytest.raises(LedgerExists):
+        await service.client.create(replace(DRAFT, ledger_id=1))
+    assert (await service.client.create(DRAFT)).ledger_id == 2
+
+
+async def test_a_row_that_never_was_is_no_tombstone(service: Service) -> None:
+    with pytest.raises(NoSuchLedger) as missing:
+        await service.client.get(5)
+
+    assert missing.value.members["deleted"] is False
+    assert await service.client.read(5) == (CasStatus.UNKNOWN, None)
+
+
+async def test_a_delete_from_another_version_is_a_conflict(service: Service) -> None:
+    row = await closed(service, await service.client.create(DRAFT))
+
+    with pytest.raises(VersionConflict):
+        await service.client.delete(row.ledger_id, version=row.version - 1)
+
+
+BAD_BODIES = [
+    (b"{", 400, "bad-request"),
+    (b"", 422, "invalid"),
+    (b"[]", 422, "invalid"),
+    (b'{"row":{},"attempt":"x"}', 422, "invalid"),
+    (b"\xff", 400, "bad-request"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "code"), BAD_BODIES)
+async def test_a_bad_body_is_a_4xx(service: Service, body: bytes, status: int, code: str) -> None:
+    for method, path in (("POST", "/v1/ledgers"), ("PUT", "/v1/ledgers/1")):
+        answered, problem = await service.send(method, path, body)
+
+        assert (answered, problem["code"]) == (status, code)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/ledgers/x", "/v1/ledgers/-1", "/v1/ledgers/01", "/v1/ledgers/9223372036854775808",
+        "/v1/ledgers?state=SEALED", "/v1/ledgers?limit=0", "/v1/ledgers?limit=10001",
+        "/v1/ledgers?after=-1", "/v1/ledgers?colour=red", "/v1/ledgers?limit=1&limit=2",
+        "/v1/ledgers?bookie=a@b@1", "/v1/ledgers?log=%00", "/v1/ledgers?metadata[a]=%00",
+        "/v1/ledgers/1?x=1", "/v1/bookies?x=1", "/v1/bookies/..%2f/cookie",
+    ],
+)  # fmt: skip
+async def test_a_bad_address_is_a_4xx(service: Service, path: str) -> None:
+    status, problem = await service.send("GET", path)
+
+    assert 400 <= status < 500
+    assert problem["code"] in {"invalid", "not-found"}
+
+
+async def test_a_path_and_a_row_of_different_ledgers_are_refused(service: Service) -> None:
+    row = LedgerRow.from_core(await service.client.create(DRAFT))
+    body = {"row": orjson.loads(row.model_dump_json()), "attempt": new_attempt()}
+
+    status, problem = await service.send("PUT", f"/v1/ledgers/{row.ledger_id + 1}", body)
+
+    assert (status, problem["code"]) == (422, "invalid")
+
+
+async def test_a_version_in_the_header_must_be_the_rows(service: Service) -> None:
+    row = LedgerRow.from_core(await service.client.create(DRAFT))
+    body = {"row": orjson.loads(row.model_dump_json()), "attempt": new_attempt()}
+    path = f"/v1/ledgers/{row.ledger_id}"
+
+    refused, _ = await service.send("PUT", path, body, headers={"If-Match": '"2"'})
+    taken, now = await service.send("PUT", path, body, headers={"If-Match": '"1"'})
+
+    assert refused == 422
+    assert (taken, now["version"]) == (200, 2)

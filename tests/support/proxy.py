@@ -1,0 +1,120 @@
+"""A TCP proxy that cuts connections where a test says: after so many bytes, either way."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from loadtest.ports import free_ports
+
+Direction = Literal["up", "down"]
+"""`up` is from the client to the server."""
+
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass(slots=True)
+class Proxy:
+    """Forwards 127.0.0.1:port to a server.
+
+    `cut_after` is a plan for the next connections: each takes one item, the direction and the
+    number of its bytes that are let through before both ends are reset; those without an item
+    live. `is_down` resets every new connection at once.
+    """
+
+    port: int
+    host_up: str
+    port_up: int
+    cut_after: list[tuple[Direction, int]] = field(default_factory=list)
+    is_down: bool = False
+    is_silent: bool = False
+    """Takes connections and bytes, and forwards nothing: a server that hangs."""
+    cuts: int = 0
+    _open: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    def url(self, url_up: str) -> str:
+        """The same URL (or DSN) by way of the proxy."""
+        parts = urlsplit(url_up)
+        login, at, _ = parts.netloc.rpartition("@")
+        return urlunsplit(parts._replace(netloc=f"{login}{at}127.0.0.1:{self.port}"))
+
+    def cut_all(self) -> None:
+        """Reset every connection that is open now."""
+        for writer in list(self._open):
+            _reset(writer)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        plan = self.cut_after.pop(0) if self.cut_after else None
+        if self.is_down:
+            _reset(writer)
+            return
+        try:
+            up_reader, up_writer = await asyncio.open_connection(self.host_up, self.port_up)
+        except OSError:
+            _reset(writer)
+            return
+        both = (writer, up_writer)
+        self._open.update(both)
+        try:
+            await asyncio.gather(
+                self._pump(reader, up_writer, _left(plan, "up"), both),
+                self._pump(up_reader, writer, _left(plan, "down"), both),
+            )
+        finally:
+            self._open.difference_update(both)
+            for end in both:
+                end.close()
+
+    async def _pump(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        left: int | None,
+        both: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
+    ) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(_CHUNK_BYTES):
+                if self.is_silent:
+                    continue
+                if left is not None and len(data) >= left:
+                    writer.write(data[:left])
+                    # What was let through is to arrive: the reset comes after it was sent.
+                    await writer.drain()
+                    self.cuts += 1
+                    for end in both:
+                        end.close() if end is writer else _reset(end)
+                    return
+                if left is not None:
+                    left -= len(data)
+                writer.write(data)
+                await writer.drain()
+        with contextlib.suppress(OSError, RuntimeError):
+            if writer.can_write_eof():
+                writer.write_eof()
+
+
+def _left(plan: tuple[Direction, int] | None, direction: Direction) -> int | None:
+    return plan[1] if plan is not None and plan[0] == direction else None
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def proxy_to(url_up: str) -> AsyncIterator[Proxy]:
+    """A proxy in front of the server that a URL (or DSN) names."""
+    parts = urlsplit(url_up)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    proxy = Proxy(free_ports(1)[0], parts.hostname, parts.port)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", proxy.port)
+    try:
+        yield proxy
+    finally:
+        server.close()
+        proxy.cut_all()
+        await server.wait_closed()
