@@ -1,14 +1,19 @@
-"""What all tests share."""
+"""What all tests share: the stores, and which tests start processes."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from loadtest.stores import Stores, StoreServers, store_servers
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT: Final = Path(__file__).resolve().parent.parent
+_PURE: Final = ("explore", "mutants", "protocol", "scenarios", "sim", "wire")
+"""Folders whose tests run in one process, without servers; all others count as `processes`."""
+
+pytest_plugins = ["tests.support.retry"]
 
 # For the processes that tests start: they import what the tests import.
 os.environ["PYTHONPATH"] = os.pathsep.join((str(_ROOT), str(_ROOT / "shared")))
@@ -25,3 +30,12 @@ def servers() -> Iterator[StoreServers]:
 def stores(servers: StoreServers) -> Stores:
     """A fresh database in Postgres and in Redis."""
     return servers.fresh()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes run one after another, in one worker."""
+    for item in items:
+        folder = item.path.relative_to(_ROOT / "tests").parts[0]
+        if folder not in _PURE and not folder.endswith(".py"):
+            item.add_marker(pytest.mark.processes)
+            item.add_marker(pytest.mark.xdist_group("processes"))
