@@ -6,17 +6,13 @@ A service's `config.py` reads the environment into a frozen model made from Serv
 """
 
 import asyncio
-import contextlib
 import errno
 import inspect
-import itertools
 import logging
-import re
-import secrets
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Literal, Self, TypeVar
 
 import orjson
@@ -28,10 +24,16 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from quorumlog.errors import BadRequest, MethodNotAllowed, QuorumLogError, ReadOnly, RouteNotFound
+from quorumlog.errors import QuorumLogError, ReadOnly
 from quorumlog.net import docs_page
 from quorumlog.net.json_logs import log_as_json
-from quorumlog.wire import problems
+from quorumlog.net.listen import (
+    ListenLimits,
+    error_of_http,
+    listening,
+    problem_response,
+    request_id,
+)
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +58,6 @@ class _Drain:
 
 
 _DRAIN: Final = web.AppKey("drain", _Drain)
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-_ids = itertools.count(1)
-_process = secrets.token_hex(4)
 _TAKEN: Final = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 
 
@@ -164,19 +163,19 @@ async def answers_problems(request: web.Request, handler: Handler) -> web.Stream
 
     For services that need no more than that; the gateway has its own.
     """
-    instance = _request_id(request.headers.get("X-Request-Id"))
+    instance = request_id(request.headers.get("X-Request-Id"))
     request[REQUEST_ID] = instance
     try:
         response = await handler(request)
     except QuorumLogError as error:
-        return _problem(error, instance)
+        return problem_response(error, instance)
     except web.HTTPException as error:
-        return _problem(_error_of_http(error, request), instance)
+        return problem_response(error_of_http(error, request.method, request.path), instance)
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception:
         log.exception("unhandled-error", extra={"request_id": instance, "path": request.path})
-        return _problem(QuorumLogError(), instance)
+        return problem_response(QuorumLogError(), instance)
     if not response.prepared:
         response.headers["X-Request-Id"] = instance
     return response
@@ -207,7 +206,8 @@ async def _serve(
     built = app_factory(settings)
     app = await built if inspect.isawaitable(built) else built
     try:
-        async with _listening(app, settings):
+        limits = ListenLimits(drain_timeout_s=settings.drain_s)
+        async with listening(app, host=settings.host, port=settings.port, limits=limits):
             log.info("started", extra={"url": settings.url})
             await asked_to_end.wait()
             log.info("draining")
@@ -234,41 +234,6 @@ async def _drain(app: web.Application, deadline_s: float) -> None:
         log.warning("drain-cut-short", extra={"deadline_s": deadline_s})
     except Exception:
         log.exception("drain-failed")
-
-
-@contextlib.asynccontextmanager
-async def _listening(app: web.Application, settings: ServiceSettings) -> AsyncIterator[None]:
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=settings.drain_s)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, settings.host, settings.port, backlog=1024).start()
-        yield
-    finally:
-        await runner.cleanup()
-
-
-def _request_id(offered: str | None) -> str:
-    if offered is not None and _REQUEST_ID.fullmatch(offered):
-        return offered
-    return f"{_process}-{next(_ids):x}"
-
-
-def _problem(error: QuorumLogError, instance: str) -> web.Response:
-    return web.Response(
-        body=problems.to_bytes(error, instance),
-        status=error.status,
-        content_type=problems.CONTENT_TYPE,
-        headers={**error.headers, "X-Request-Id": instance},
-    )
-
-
-def _error_of_http(error: web.HTTPException, request: web.Request) -> QuorumLogError:
-    if isinstance(error, web.HTTPMethodNotAllowed):
-        allow = ", ".join(sorted(error.allowed_methods))
-        return MethodNotAllowed(f"{request.path} has {allow}", headers={"Allow": allow})
-    if error.status == 404:
-        return RouteNotFound(f"{request.method} {request.path}")
-    return BadRequest(error.reason) if error.status < 500 else QuorumLogError(error.reason)
 
 
 def _json(value: object) -> web.Response:
