@@ -67,7 +67,16 @@ def build(config: Config) -> web.Application:
         await database.close()
         await liveness.close()
 
-    add_shared_routes(app, ready=ready, openapi=lambda: openapi("quorumlog metadata", ROUTES))
+    async def end_streams(_app: web.Application) -> None:
+        await changes.end()
+
+    add_shared_routes(
+        app,
+        ready=ready,
+        openapi=lambda: openapi("quorumlog metadata", ROUTES),
+        drain=changes.end,
+    )
+    app.on_shutdown.append(end_streams)
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
     app.cleanup_ctx.append(background)

@@ -33,6 +33,8 @@ class ChangeHub:
         self._database = database
         self._followers: set[asyncio.Queue[Change]] = set()
         self._listening = asyncio.Event()
+        self.is_over = False
+        """Whether streams are to end now."""
 
     @property
     def follower_count(self) -> int:
@@ -47,6 +49,11 @@ class ChangeHub:
             ):
                 await self._listen()
             await asyncio.sleep(_RETRY_S)
+
+    async def end(self) -> None:
+        """Let every stream end: the process is about to."""
+        self.is_over = True
+        self._tell(Change(kind="heartbeat"))
 
     @contextlib.asynccontextmanager
     async def follow(self) -> AsyncIterator[asyncio.Queue[Change]]:

@@ -7,7 +7,6 @@ from typing import Final
 from aiohttp import web
 
 from quorumlog.errors import InvalidRequest
-from quorumlog.net.service import DRAINING
 from quorumlog.protocol.metadata import State
 from quorumlog.wire.bodies import (
     BOOKIE_NAME,
@@ -125,11 +124,10 @@ async def follow_changes(request: web.Request) -> web.StreamResponse:
     """Every change of a ledger from now on, one JSON object a line."""
     query_of(request, ())
     parts = request.app[PARTS]
-    draining = request.app[DRAINING]
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
     async with parts.changes.follow() as queue:
-        while not draining.is_set():
+        while not parts.changes.is_over:
             change = Change(kind="heartbeat")
             try:
                 async with asyncio.timeout(parts.change_heartbeat_s):

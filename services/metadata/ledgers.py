@@ -5,10 +5,11 @@ lack (rule 8) and the index of members together; a trigger announces it. The row
 before the token is looked up, so two tries of one attempt see each other.
 """
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import asyncpg
 import orjson
@@ -132,6 +133,7 @@ class LedgerStore:
                     "only a CLOSED ledger is deleted: recover it first", ledger_id=ledger_id
                 )
             await connection.execute("DELETE FROM ledger_members WHERE ledger_id = $1", ledger_id)
+            await connection.execute("DELETE FROM ledger_tags WHERE ledger_id = $1", ledger_id)
             await connection.execute("DELETE FROM repairs WHERE ledger_id = $1", ledger_id)
             await connection.execute(
                 "UPDATE ledgers SET version = version + 1, body = NULL, changed_at = now()"
@@ -153,9 +155,9 @@ class LedgerStore:
         return rows, rows[-1].ledger_id if len(records) > limit else None
 
 
-def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[str, list[object]]:
+def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[str, list[Any]]:
     """The SQL of a page, and its values."""
-    values: list[object] = [-1 if after is None else after]
+    values: list[Any] = [-1 if after is None else after]
     conditions = ["l.ledger_id > $1", "l.body IS NOT NULL"]
 
     def value(given: object) -> str:
@@ -167,6 +169,12 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
     if wanted.log is not None:
         conditions.append(f"l.log = {value(wanted.log)}")
     if wanted.metadata:
+        conditions += [
+            f"l.ledger_id IN (SELECT t.ledger_id FROM ledger_tags t WHERE t.tag = {value(tag)}"
+            " AND t.ledger_id > $1)"
+            for tag in map(_tag, wanted.metadata.items())
+        ]
+        # Hashes may be equal where pairs are not.
         text = orjson.dumps(dict(wanted.metadata)).decode()
         conditions.append(f"l.body -> 'metadata' @> {value(text)}::text::jsonb")
     if wanted.bookie is not None:
@@ -279,6 +287,12 @@ async def _create(connection: Connection, request: LedgerCreate) -> LedgerRow:
     if inserted is None:
         await _raise_if_repeated(connection, request.attempt)
     await _index_members(connection, row.ledger_id, request.row)
+    if request.row.metadata:
+        await connection.execute(
+            "INSERT INTO ledger_tags (ledger_id, tag) SELECT $1, unnest($2::bytea[])",
+            row.ledger_id,
+            [_tag(pair) for pair in request.row.metadata.items()],
+        )
     return row
 
 
@@ -343,6 +357,11 @@ async def _index_members(connection: Connection, ledger_id: int, row: LedgerDraf
         [member_name(member) for member in members],
         [member_incarnation(member) for member in members],
     )
+
+
+def _tag(pair: tuple[str, str]) -> bytes:
+    key, value = pair
+    return hashlib.blake2b(f"{len(key)} {key}{value}".encode(), digest_size=16).digest()
 
 
 async def _check_unnamed(connection: Connection, row: LedgerRow) -> None:

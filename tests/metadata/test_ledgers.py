@@ -169,16 +169,14 @@ ILLEGAL = [
 ]
 
 
-@pytest.mark.parametrize(("before", "after", "why"), ILLEGAL, ids=[why for _, _, why in ILLEGAL])
-async def test_an_illegal_change_is_refused_and_changes_nothing(
-    service: Service, before: LedgerMetadata, after: LedgerMetadata, why: str
-) -> None:
-    row = await _stepwise(service, before)
+async def test_an_illegal_change_is_refused_and_changes_nothing(service: Service) -> None:
+    for before, after, why in ILLEGAL:
+        row = await _stepwise(service, before)
 
-    with pytest.raises(InvalidRequest):
-        await service.client.cas(replace(after, ledger_id=row.ledger_id, version=row.version))
+        with pytest.raises(InvalidRequest):
+            await service.client.cas(replace(after, ledger_id=row.ledger_id, version=row.version))
 
-    assert await service.client.get(row.ledger_id) == row, why
+        assert await service.client.get(row.ledger_id) == row, why
 
 
 async def _stepwise(service: Service, wanted: LedgerMetadata) -> LedgerMetadata:
@@ -269,29 +267,40 @@ BAD_BODIES = [
 ]
 
 
-@pytest.mark.parametrize(("body", "status", "code"), BAD_BODIES)
-async def test_a_bad_body_is_a_4xx(service: Service, body: bytes, status: int, code: str) -> None:
-    for method, path in (("POST", "/v1/ledgers"), ("PUT", "/v1/ledgers/1")):
-        answered, problem = await service.send(method, path, body)
+async def test_a_bad_body_is_a_4xx(service: Service) -> None:
+    for body, status, code in BAD_BODIES:
+        for method, path in (("POST", "/v1/ledgers"), ("PUT", "/v1/ledgers/1")):
+            answered, problem = await service.send(method, path, body)
 
-        assert (answered, problem["code"]) == (status, code)
+            assert (answered, problem["code"]) == (status, code)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/ledgers/x", "/v1/ledgers/-1", "/v1/ledgers/01", "/v1/ledgers/9223372036854775808",
-        "/v1/ledgers?state=SEALED", "/v1/ledgers?limit=0", "/v1/ledgers?limit=10001",
-        "/v1/ledgers?after=-1", "/v1/ledgers?colour=red", "/v1/ledgers?limit=1&limit=2",
-        "/v1/ledgers?bookie=a@b@1", "/v1/ledgers?log=%00", "/v1/ledgers?metadata[a]=%00",
-        "/v1/ledgers/1?x=1", "/v1/bookies?x=1", "/v1/bookies/..%2f/cookie",
-    ],
-)  # fmt: skip
-async def test_a_bad_address_is_a_4xx(service: Service, path: str) -> None:
-    status, problem = await service.send("GET", path)
+BAD_ADDRESSES = [
+    "/v1/ledgers/x",
+    "/v1/ledgers/-1",
+    "/v1/ledgers/01",
+    "/v1/ledgers/9223372036854775808",
+    "/v1/ledgers?state=SEALED",
+    "/v1/ledgers?limit=0",
+    "/v1/ledgers?limit=10001",
+    "/v1/ledgers?after=-1",
+    "/v1/ledgers?colour=red",
+    "/v1/ledgers?limit=1&limit=2",
+    "/v1/ledgers?bookie=a@b@1",
+    "/v1/ledgers?log=%00",
+    "/v1/ledgers?metadata[a]=%00",
+    "/v1/ledgers/1?x=1",
+    "/v1/bookies?x=1",
+    "/v1/bookies/..%2f/cookie",
+]
 
-    assert 400 <= status < 500
-    assert problem["code"] in {"invalid", "not-found"}
+
+async def test_a_bad_address_is_a_4xx(service: Service) -> None:
+    for path in BAD_ADDRESSES:
+        status, problem = await service.send("GET", path)
+
+        assert 400 <= status < 500, path
+        assert problem["code"] in {"invalid", "not-found"}, path
 
 
 async def test_a_path_and_a_row_of_different_ledgers_are_refused(service: Service) -> None:

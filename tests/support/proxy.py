@@ -21,7 +21,7 @@ class Proxy:
 
     `cut_after` is a plan for the next connections: each takes one item, the direction and the
     number of its bytes that are let through before both ends are reset; those without an item
-    live. `is_down` resets every new connection at once.
+    live. `is_down` resets every new connection at once; `down_after_cut` sets it with a cut.
     """
 
     port: int
@@ -29,6 +29,7 @@ class Proxy:
     port_up: int
     cut_after: list[tuple[Direction, int]] = field(default_factory=list)
     is_down: bool = False
+    down_after_cut: bool = False
     is_silent: bool = False
     """Takes connections and bytes, and forwards nothing: a server that hangs."""
     cuts: int = 0
@@ -84,6 +85,7 @@ class Proxy:
                     # What was let through is to arrive: the reset comes after it was sent.
                     await writer.drain()
                     self.cuts += 1
+                    self.is_down = self.is_down or self.down_after_cut
                     for end in both:
                         end.close() if end is writer else _reset(end)
                     return

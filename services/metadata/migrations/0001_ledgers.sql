@@ -21,7 +21,6 @@ CREATE TABLE ledgers (
 CREATE INDEX ledgers_live ON ledgers (ledger_id) WHERE body IS NOT NULL;
 CREATE INDEX ledgers_by_state ON ledgers (state, ledger_id) WHERE body IS NOT NULL;
 CREATE INDEX ledgers_by_log ON ledgers (log, ledger_id) WHERE log IS NOT NULL;
-CREATE INDEX ledgers_by_metadata ON ledgers USING gin ((body -> 'metadata') jsonb_path_ops);
 
 -- Which ledgers name a bookie, in any fragment; follows `fragments` of the body.
 CREATE TABLE ledger_members (
@@ -31,6 +30,15 @@ CREATE TABLE ledger_members (
     PRIMARY KEY (name, ledger_id, incarnation)
 );
 CREATE INDEX ledger_members_of ON ledger_members (ledger_id);
+
+-- Which ledgers have a pair of custom metadata, by the pair's hash. Pairs never change. A table and
+-- no GIN index: that has no order, so a page would cost as much as all pages.
+CREATE TABLE ledger_tags (
+    tag bytea NOT NULL,
+    ledger_id bigint NOT NULL REFERENCES ledgers,
+    PRIMARY KEY (tag, ledger_id)
+);
+CREATE INDEX ledger_tags_of ON ledger_tags (ledger_id);
 
 -- Rule 6: a change whose result got lost is settled by its token. Only ever inserted into.
 CREATE TABLE attempts (

@@ -101,6 +101,8 @@ class MetadataClient:
         self._own: aiohttp.ClientSession | None = None
         self._deadline_s = deadline_s
         self._timeout = aiohttp.ClientTimeout(total=try_s)
+        self.tries = 0
+        """Tries of all calls so far."""
 
     async def close(self) -> None:
         """Close the session, where it is our own."""
@@ -324,6 +326,7 @@ class MetadataClient:
         query: Mapping[str, str] | None,
     ) -> B:
         headers = {} if data is None else {"Content-Type": "application/json"}
+        self.tries += 1
         try:
             async with self._session.request(
                 method, url, data=data, params=query, headers=headers, timeout=self._timeout

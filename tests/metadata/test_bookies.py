@@ -1,0 +1,185 @@
+"""Cookies decide who a bookie is; liveness is advice, and Redis may vanish."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from redis.asyncio import Redis
+
+from loadtest.stores import Stores
+from quorumlog.errors import InvalidRequest, VersionConflict
+from quorumlog.wire.bodies import BookieHeartbeat, BookieInfo, Cookie, ServiceHeartbeat
+from tests.metadata.support import Service, serving
+from tests.support.proxy import Proxy, proxy_to
+from tests.support.waiting import until
+
+LONG_S = 3600.0
+
+
+async def cookie(service: Service, incarnation: int = 1, **fields: object) -> Cookie:
+    return Cookie(
+        incarnation=incarnation,
+        cluster_id=await service.client.cluster_id(),
+        instance=f"data-{incarnation}",
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def beat(incarnation: int = 1, ttl_s: float = LONG_S, **fields: object) -> BookieHeartbeat:
+    return BookieHeartbeat(
+        incarnation=incarnation,
+        url="http://b1",
+        zone="a",
+        free_bytes=7,
+        ttl_s=ttl_s,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+async def test_a_cookie_is_created_once_and_changed_by_its_version(service: Service) -> None:
+    client = service.client
+    first = await client.put_cookie("b1", await cookie(service, directories=("/d",)), version=None)
+
+    with pytest.raises(VersionConflict):
+        await client.put_cookie("b1", await cookie(service, 2), version=None)
+    second = await client.put_cookie("b1", await cookie(service, 2), version=first.version)
+    with pytest.raises(VersionConflict):
+        await client.put_cookie("b1", await cookie(service, 3), version=first.version)
+
+    assert (first.version, second.version) == (1, 2)
+    assert await client.cookie("b1") == second
+    assert await client.cookie("b2") is None
+
+
+async def test_a_cookie_never_goes_back(service: Service) -> None:
+    client = service.client
+    now = await client.put_cookie("b1", await cookie(service, 2, boots=5), version=None)
+
+    for wrong in (
+        await cookie(service, 1, boots=5),
+        await cookie(service, 2, boots=4),
+        (await cookie(service, 2, boots=5)).model_copy(update={"instance": "other"}),
+        (await cookie(service, 2, boots=5)).model_copy(update={"cluster_id": "other"}),
+    ):
+        with pytest.raises(InvalidRequest):
+            await client.put_cookie("b1", wrong, version=now.version)
+
+    assert await client.cookie("b1") == now
+
+
+async def test_a_registered_bookie_is_lost_until_its_heartbeat_and_after_it(
+    service: Service,
+) -> None:
+    client = service.client
+    await client.put_cookie("b1", await cookie(service), version=None)
+    lost = BookieInfo(id="b1@1", state="lost", url="")
+    assert (await client.bookies()).bookies == (lost,)
+
+    await client.bookie_lives("b1", beat(state="read-only"))
+    await client.bookie_lives("stranger", beat())
+
+    live = BookieInfo(id="b1@1", state="read-only", url="http://b1", zone="a", free_bytes=7)
+    assert (await client.bookies()).bookies == (live,)
+    await client.bookie_lives("b1", beat(ttl_s=0.05))
+
+    async def is_lost() -> bool:
+        return (await client.bookies()).bookies == (lost,)
+
+    await until(is_lost, "the heartbeat runs out")
+
+
+async def test_a_heartbeat_of_another_incarnation_does_not_count(service: Service) -> None:
+    client = service.client
+    await client.put_cookie("b1", await cookie(service, 2), version=None)
+
+    await client.bookie_lives("b1", beat(incarnation=1))
+
+    found = (await client.bookies()).bookies
+    assert [(bookie.id, bookie.state) for bookie in found] == [("b1@2", "lost")]
+
+
+async def test_a_flushed_redis_forgets_and_learns_anew(service: Service, stores: Stores) -> None:
+    client = service.client
+    await client.put_cookie("b1", await cookie(service), version=None)
+    await client.bookie_lives("b1", beat())
+    await client.service_lives("gateway", "g1", ServiceHeartbeat(url="http://g1", ttl_s=LONG_S))
+
+    async with Redis.from_url(stores.redis_url) as redis:
+        await redis.flushdb()
+
+    assert [bookie.state for bookie in (await client.bookies()).bookies] == ["lost"]
+    assert (await client.services()).services == ()
+    await client.bookie_lives("b1", beat())
+    assert [bookie.state for bookie in (await client.bookies()).bookies] == ["writable"]
+
+
+async def test_services_are_listed_by_kind_until_their_time_is_over(service: Service) -> None:
+    client = service.client
+    await client.service_lives("gateway", "g2", ServiceHeartbeat(url="http://g2", ttl_s=LONG_S))
+    await client.service_lives("gateway", "g1", ServiceHeartbeat(url="http://g1", ttl_s=LONG_S))
+    await client.service_lives("autorecovery", "a", ServiceHeartbeat(url="http://a", ttl_s=0.05))
+
+    async def remaining() -> list[str]:
+        return [found.id for found in (await client.services()).services]
+
+    async def are_two() -> bool:
+        return await remaining() == ["g1", "g2"]
+
+    await until(are_two, "the third one's time is over")
+
+
+@pytest.fixture
+async def redis_proxy(stores: Stores) -> AsyncIterator[Proxy]:
+    async with proxy_to(stores.redis_url) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs"])
+async def test_without_redis_heartbeats_succeed_and_the_last_list_stands(
+    stores: Stores, redis_proxy: Proxy, how: str
+) -> None:
+    through = replace(stores, redis_url=redis_proxy.url(stores.redis_url))
+    async with serving(through, redis_deadline_s=0.5) as service:
+        client = service.client
+        for name in ("b1", "b2"):
+            await client.put_cookie(name, await cookie(service), version=None)
+        await until(lambda: client.bookie_lives("b1", beat()), "the heartbeat is recorded")
+        await client.service_lives("gateway", "g", ServiceHeartbeat(url="http://g", ttl_s=LONG_S))
+        redis_proxy.is_down = how == "refuses"
+        redis_proxy.is_silent = how == "hangs"
+        redis_proxy.cut_all()
+
+        assert await client.bookie_lives("b2", beat()) is False
+        listed = await client.bookies()
+        assert listed.stale
+        assert listed.liveness_age_s == 0.0
+        assert [bookie.state for bookie in listed.bookies] == ["writable", "writable"]
+        services = await client.services()
+        assert services.stale
+        assert [found.id for found in services.services] == ["g"]
+
+        redis_proxy.is_down = redis_proxy.is_silent = False
+        redis_proxy.cut_all()
+        await until(lambda: client.bookie_lives("b2", beat()), "Redis is used again")
+
+        async def is_fresh() -> bool:
+            return not (await client.bookies()).stale
+
+        await until(is_fresh, "the list is fresh again")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/bookies/b1/heartbeat", {"incarnation": "1", "url": "x"}),
+        ("/v1/bookies/b1/heartbeat", {"incarnation": 1, "url": "x", "ttl_s": 0}),
+        ("/v1/bookies/b1/heartbeat", {"incarnation": 1, "url": "x", "state": "lost"}),
+        ("/v1/bookies/-/heartbeat", {"incarnation": 1, "url": "x"}),
+        ("/v1/services/gateway/a b/heartbeat", {"url": "x"}),
+        ("/v1/bookies/b1/cookie", {"cookie": {}, "attempt": "x"}),
+    ],
+)
+async def test_bad_input_is_refused(service: Service, path: str, body: object) -> None:
+    status, problem = await service.send("PUT", path, body)
+
+    assert (status, problem["code"]) == (422, "invalid")

@@ -1,0 +1,148 @@
+"""Lists: filters, pages, and that an index serves every query."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+import orjson
+import pytest
+
+from loadtest.stores import Stores
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from services.metadata.ledgers import LedgerFilter, list_query
+from tests.metadata.support import DRAFT, Service
+
+
+async def made(service: Service) -> list[LedgerMetadata]:
+    """Twelve ledgers that differ in what can be asked for."""
+    rows = []
+    for number in range(12):
+        draft = replace(DRAFT, custom=(("n", str(number % 3)), ("all", "x")))
+        if number % 4 == 0:
+            draft = replace(draft, log="a-log")
+        row = await service.client.create(draft)
+        if number % 2:
+            _, changed = await service.client.cas(
+                row.with_ensemble(5, ("b1@1", "b2@1", f"b4@{number}"))
+            )
+            assert changed is not None
+            row = changed
+        if number % 3 == 0:
+            _, changed = await service.client.cas(row.in_recovery())
+            assert changed is not None
+            row = changed
+        rows.append(row)
+    return rows
+
+
+async def test_filters_choose_and_combine(service: Service) -> None:
+    rows = await made(service)
+    client = service.client
+
+    async def listed(**wanted: Any) -> list[LedgerMetadata]:
+        return (await client.list(**wanted))[0]
+
+    assert await listed() == rows
+    assert await listed(state=State.IN_RECOVERY) == rows[::3]
+    assert await listed(state=State.CLOSED) == []
+    assert await listed(log="a-log") == rows[::4]
+    assert await listed(bookie="b1@1") == rows
+    assert await listed(bookie="b4") == rows[1::2]
+    assert await listed(bookie="b4@5") == [rows[5]]
+    assert await listed(bookie="b") == []
+    assert await listed(metadata={"n": "1", "all": "x"}) == rows[1::3]
+    assert await listed(metadata={"n": "3"}) == []
+    assert await listed(state=State.IN_RECOVERY, log="a-log", bookie="b3") == rows[::12]
+
+
+async def test_pages_cover_everything_once_though_rows_come_and_go(service: Service) -> None:
+    rows = await made(service)
+    seen: list[LedgerMetadata] = []
+    after = None
+
+    while True:
+        page, after = await service.client.list(after=after, limit=5)
+        seen += page
+        if after is None:
+            break
+        # Before and behind the page: neither shifts it.
+        await service.client.create(replace(DRAFT, ledger_id=1000 + len(seen)))
+        await service.client.create(replace(DRAFT, ledger_id=0 if len(seen) == 5 else 999))
+
+    assert [row for row in seen if row.ledger_id < 900 and row.ledger_id] == rows
+    assert len({row.ledger_id for row in seen}) == len(seen)
+
+
+async def test_a_deleted_ledger_is_in_no_list(service: Service) -> None:
+    row = await service.client.create(DRAFT)
+    _, row2 = await service.client.cas(row.closed(last_entry=-1, length=0))
+    assert row2 is not None
+    await service.client.delete(row.ledger_id, version=row2.version)
+
+    assert await service.client.list() == ([], None)
+    assert await service.client.list(bookie="b1") == ([], None)
+
+
+QUERIES: list[tuple[tuple[str, list[Any]], str]] = [
+    (list_query(LedgerFilter(), after=40, limit=9), "ledgers_live"),
+    (list_query(LedgerFilter(state=State.IN_RECOVERY), after=0, limit=9), "ledgers_by_state"),
+    (list_query(LedgerFilter(log="log-7"), after=0, limit=9), "ledgers_by_log"),
+    (list_query(LedgerFilter(metadata={"n": "7"}), after=0, limit=9), "ledger_tags_pkey"),
+    (list_query(LedgerFilter(bookie="b7"), after=0, limit=9), "ledger_members_pkey"),
+    (list_query(LedgerFilter(bookie="b7@1"), after=0, limit=9), "ledger_members_pkey"),
+    (("SELECT FROM ledgers WHERE ledger_id = $1 FOR UPDATE", [7]), "ledgers_pkey"),
+    (("SELECT FROM ledgers WHERE ledger_id = $1 AND version = $2", [7, 1]), "ledgers_pkey"),
+    (("DELETE FROM ledger_members WHERE ledger_id = $1", [7]), "ledger_members_of"),
+    (("SELECT target FROM attempts WHERE attempt = $1", ["0" * 32]), "attempts_pkey"),
+    (("SELECT ledger_id FROM create_keys WHERE key = $1", ["7"]), "create_keys_pkey"),
+    (("SELECT FROM cookies WHERE name = $1", ["b7"]), "cookies_pkey"),
+]
+
+FILL = """
+INSERT INTO ledgers (ledger_id, version, body) SELECT n, 1, jsonb_build_object(
+    'state', CASE WHEN n % 500 = 0 THEN 'IN_RECOVERY' ELSE 'CLOSED' END,
+    'log', CASE WHEN n % 50 = 0 THEN 'log-' || n / 500 END,
+    'metadata', jsonb_build_object('n', (n / 10)::text))
+FROM generate_series(1, 5000) n;
+INSERT INTO ledger_members SELECT 'b' || n % 500, n, 1 FROM generate_series(1, 5000) n;
+INSERT INTO ledger_tags SELECT decode(md5((n % 500)::text), 'hex'), n
+    FROM generate_series(1, 5000) n;
+INSERT INTO attempts (attempt, target) SELECT gen_random_uuid(), '' FROM generate_series(1, 5000);
+INSERT INTO create_keys SELECT n::text, n, now() FROM generate_series(1, 5000) n;
+INSERT INTO cookies SELECT 'b' || n, 1, '{}' FROM generate_series(1, 5000) n;
+ANALYZE;
+"""
+
+
+@pytest.mark.usefixtures("service")
+async def test_an_index_serves_every_query(stores: Stores) -> None:
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    try:
+        await connection.execute(FILL)
+
+        for (query, values), index in QUERIES:
+            plan = await connection.fetchval(f"EXPLAIN (FORMAT JSON) {query}", *values)
+            nodes = list(_nodes(orjson.loads(plan)[0]["Plan"]))
+            assert not [node for node in nodes if node["Node Type"] == "Seq Scan"], query
+            assert index in {node.get("Index Name") for node in nodes}, (query, plan)
+    finally:
+        await connection.close()
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from _nodes(child)
+
+
+@pytest.mark.parametrize("limit", [1, 10_000])
+async def test_a_page_may_be_as_small_or_large_as_the_api_says(
+    service: Service, limit: int
+) -> None:
+    rows = [await service.client.create(DRAFT) for _ in range(2)]
+
+    page, following = await service.client.list(limit=limit)
+
+    assert page == rows[:limit]
+    assert following == (rows[0].ledger_id if limit == 1 else None)
