@@ -1,0 +1,24 @@
+"""The gateway's settings."""
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from quorumlog.net.service import ServiceSettings
+from services.gateway.edge.limits import Limits
+
+
+class GatewaySettings(ServiceSettings, Limits):
+    """What a gateway can be told; each field is the environment variable of the same name."""
+
+    metadata_urls: tuple[str, ...] = Field(
+        min_length=1, description="Metadata services; one that does not answer is passed over."
+    )
+    cors_origins: tuple[str, ...] = Field(
+        default=(), description="Origins whose pages may call; `*` for all. Off by default."
+    )
+
+
+def read_settings(environ: Mapping[str, str]) -> GatewaySettings:
+    """The settings of this process. Ends it with a sentence where one is wrong."""
+    return GatewaySettings.read(environ)

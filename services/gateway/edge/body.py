@@ -1,0 +1,165 @@
+"""Read a request's body: the right type, in time, and never more than there is room for.
+
+Everything that can be refused by the headers alone is refused before a byte of the body is read.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+from aiohttp import hdrs, web
+
+from quorumlog.errors import BadRequest, Overloaded, RequestTimeout, TooLarge, UnsupportedMediaType
+from services.gateway.edge import strict
+from services.gateway.edge.limits import Limits
+from services.gateway.edge.params import JSON, invalid
+
+_FORM: Final = "application/x-www-form-urlencoded"
+HELD: Final = web.RequestKey("held_bytes", int)
+"""The request's key for what its body takes of the room; the middleware gives it back."""
+
+
+class Room:
+    """What is in work now. Invariant: no count is below 0; each take is given back once."""
+
+    __slots__ = ("held_bytes", "limits", "requests", "waiters")
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.requests = 0
+        self.waiters = 0
+        self.held_bytes = 0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A request that only waits takes no place among those in work. Raises Overloaded."""
+        if self.waiters >= self.limits.waiters_max:
+            raise Overloaded("too many long polls and tails")
+        self.waiters += 1
+        self.requests -= 1
+        try:
+            yield
+        finally:
+            self.waiters -= 1
+            self.requests += 1
+
+    def hold(self, request: web.Request, count: int) -> None:
+        """Take room for a body of `count` bytes. Raises Overloaded."""
+        if self.held_bytes + count > self.limits.held_bytes_max and self.held_bytes:
+            raise Overloaded("too many bytes are being appended at once")
+        self.held_bytes += count
+        request[HELD] = request.get(HELD, 0) + count
+
+    def release(self, request: web.Request) -> None:
+        """Give back what a request's body took."""
+        self.held_bytes -= request.get(HELD, 0)
+
+
+def media_type(request: web.Request, known: tuple[str, ...]) -> str:
+    """The body's media type without its parameters, one of `known`; the first one where there is
+    no body.
+
+    Raises: UnsupportedMediaType, whose detail says what to add to a curl command.
+    """
+    if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
+        raise UnsupportedMediaType(
+            "the body has a Content-Encoding; send it as it is",
+            headers={"Accept-Encoding": "identity"},
+        )
+    given = request.headers.get(hdrs.CONTENT_TYPE)
+    if given == known[0]:
+        return given
+    media = (given or "").partition(";")[0].strip().lower()
+    if media in known:
+        return media
+    if not request.body_exists or request.content_length == 0:
+        return known[0]
+    hint = f"add -H 'Content-Type: {known[0]}'"
+    if media == _FORM:
+        hint = f"curl -d sends {_FORM} by itself; {hint}"
+    elif not media:
+        hint = f"the request has no Content-Type; {hint}"
+    raise UnsupportedMediaType(
+        f"this route takes {', '.join(known)}: {hint}", headers={"Accept": ", ".join(known)}
+    )
+
+
+async def read(request: web.Request, room: Room, bytes_max: int) -> bytes:
+    """The whole body. Raises TooLarge, RequestTimeout, Overloaded or BadRequest."""
+    length = request.content_length
+    if length is not None and length > bytes_max:
+        raise TooLarge(f"the body has {length} bytes; the limit is {bytes_max}")
+    if not request.body_exists:
+        return b""
+    content = request.content
+    room.hold(request, length or 0)
+    if content.is_eof():
+        # It came together with the headers: nothing to wait for.
+        data = content.read_nowait(-1)
+        if length is None:
+            _check_total(len(data), bytes_max)
+        return data
+    return await _read_slowly(request, room, bytes_max)
+
+
+async def _read_slowly(request: web.Request, room: Room, bytes_max: int) -> bytes:
+    await send_continue(request)
+    limits, loop = room.limits, asyncio.get_running_loop()
+    chunks: list[bytes] = []
+    total, chunked = 0, request.content_length is None
+    started = loop.time()
+    limit = asyncio.timeout_at(started + limits.body_timeout_s)
+    try:
+        async with limit:
+            while chunk := await request.content.readany():
+                total += len(chunk)
+                _check_total(total, bytes_max)
+                if chunked:
+                    room.hold(request, len(chunk))
+                chunks.append(chunk)
+                earned_s = total / limits.body_rate_bytes_s_min
+                limit.reschedule(started + limits.body_timeout_s + earned_s)
+    except TimeoutError as error:
+        raise RequestTimeout(
+            f"the body was not complete within {limits.body_timeout_s:g} s: {total} bytes came"
+        ) from error
+    except web.RequestPayloadError as error:
+        raise BadRequest("the body's transfer encoding is broken, or it was cut short") from error
+    return b"".join(chunks)
+
+
+def _check_total(total: int, bytes_max: int) -> None:
+    if total > bytes_max:
+        raise TooLarge(f"the body has more than {bytes_max} bytes")
+
+
+async def send_continue(request: web.Request) -> None:
+    """Ask for the body, where the client waits to be asked."""
+    if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # The interim answer is not part of the answer, which has not begun.
+        request.writer.output_size = 0
+
+
+async def ignore_expect(_request: web.Request) -> None:
+    """A route's `Expect` handler: the body is asked for when it is read, not before."""
+
+
+async def read_object(request: web.Request, room: Room) -> dict[str, Any]:
+    """A JSON object; no body is `{}`."""
+    media_type(request, (JSON,))
+    data = await read(request, room, room.limits.body_bytes_max)
+    if not data:
+        return {}
+    value = strict.loads(data)
+    if not isinstance(value, dict):
+        raise invalid("", "must be a JSON object")
+    return value
+
+
+async def expect_nothing(request: web.Request, room: Room) -> None:
+    """For routes that take no body: `{}` is forgiven."""
+    if request.body_exists:
+        for name in await read_object(request, room):
+            raise invalid(f"/{name}", "is not a field of this request")

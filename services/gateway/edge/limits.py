@@ -1,0 +1,44 @@
+"""What the edge grants to one request, and to all of them together."""
+
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+BATCH_ENTRIES_MAX: Final = 10_000
+"""Entries of one append, and of one page (api.md)."""
+
+WAIT_MS_MAX: Final = 60_000
+CUSTOM_KEYS_MAX: Final = 64
+CUSTOM_BYTES_MAX: Final = 16 * 1024
+PASSWORD_CHARS_MAX: Final = 1024
+"""Long enough for any secret; short enough for a header (taste)."""
+IDEMPOTENCY_KEY_CHARS_MAX: Final = 255
+READ_BYTES_MAX: Final = 64 << 20
+"""The greatest `max_bytes`: what a body of frames may have too."""
+
+
+class Limits(BaseModel):
+    """Limits that an operator may set. Sizes in bytes, times in seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    entry_bytes_max: int = Field(default=1 << 20, ge=1, le=64 << 20, description="One entry.")
+    body_bytes_max: int = Field(default=16 << 20, ge=1, le=1 << 30, description="A JSON body.")
+    frames_bytes_max: int = Field(
+        default=64 << 20, ge=1, le=1 << 30, description="A body of frames; they need no decoding."
+    )
+    body_timeout_s: float = Field(
+        default=10.0, gt=0, le=3600, description="For a body; longer while it comes at a fair rate."
+    )
+    body_rate_bytes_s_min: int = Field(
+        default=256 << 10, ge=1, description="The fair rate: what earns a body more time."
+    )
+    requests_max: int = Field(
+        default=4096, ge=1, description="Requests in work at once; beyond: 429 overloaded."
+    )
+    held_bytes_max: int = Field(
+        default=512 << 20, ge=1, description="Bodies in memory at once; beyond: 429 overloaded."
+    )
+    waiters_max: int = Field(
+        default=10_000, ge=1, description="Long polls and tails at once; they cost no work."
+    )

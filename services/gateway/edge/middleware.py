@@ -1,0 +1,150 @@
+"""What surrounds every request: its id, a place in the queue, errors as documents, metrics.
+
+Handlers contain no `try`: they raise, and here it becomes an answer.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler, Middleware
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from quorumlog.errors import BadRequest, MethodNotAllowed, Overloaded, QuorumLogError, ReadOnly
+from quorumlog.net.listen import error_of_http, problem_response, request_id
+from services.gateway.edge.body import Room
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID: Final = web.RequestKey("request_id", str)
+_SAFE: Final = frozenset((hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS))
+_KNOWN: Final = _SAFE | {hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_DELETE, hdrs.METH_PATCH}
+_EXPOSED: Final = (
+    "ETag, Location, Retry-After, X-Request-Id, Next-Entry-Id, Last-Add-Confirmed, Ledger-Closed, "
+    "Lac-Source, Next-Offset, Producer-Epoch, Producer-Expected-Seq, Producer-Duplicate"
+)
+_BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+
+
+class Metrics:
+    """How many requests of which kind, how long they took, and what is in work."""
+
+    def __init__(self, registry: CollectorRegistry, room: Room) -> None:
+        labels = ("method", "route", "status")
+        self._count = Counter(
+            "quorumlog_http_requests", "Answered requests.", labels, registry=registry
+        )
+        self._seconds = Histogram(
+            "quorumlog_http_request_seconds",
+            "From a request's head to its answer.",
+            ("method", "route"),
+            registry=registry,
+            buckets=_BUCKETS,
+        )
+        for name, text, read in (
+            ("requests_in_work", "Requests in work.", lambda: room.requests),
+            ("waiters", "Long polls and tails.", lambda: room.waiters),
+            ("held_bytes", "Bodies in memory.", lambda: room.held_bytes),
+        ):
+            gauge = Gauge(f"quorumlog_http_{name}", text, registry=registry)
+            gauge.set_function(read)
+        self._known: dict[tuple[str, str, int], tuple[Any, Any]] = {}
+
+    def observe(self, method: str, route: str, status: int, seconds: float) -> None:
+        """One request was answered."""
+        key = (method if method in _KNOWN else "other", route, status)
+        known = self._known.get(key)
+        if known is None:
+            known = (
+                self._count.labels(key[0], route, str(status)),
+                self._seconds.labels(key[0], route),
+            )
+            self._known[key] = known
+        known[0].inc()
+        known[1].observe(seconds)
+
+
+def edge_middleware(
+    room: Room,
+    metrics: Metrics,
+    *,
+    is_draining: Callable[[], bool],
+    cors_origins: frozenset[str] = frozenset(),
+) -> Middleware:
+    """The one middleware of the gateway."""
+
+    @web.middleware
+    async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
+        started = time.perf_counter()
+        instance = request_id(request.headers.get("X-Request-Id"))
+        request[REQUEST_ID] = instance
+        room.requests += 1
+        response: web.StreamResponse
+        try:
+            _admit(request, room, is_draining)
+            response = await handler(request)
+        except QuorumLogError as error:
+            response = problem_response(error, instance)
+        except web.HTTPException as error:
+            response = _answer_to(request, error, instance)
+        except (asyncio.CancelledError, ConnectionError):
+            raise
+        except web.RequestPayloadError:
+            response = problem_response(BadRequest("the body is broken or cut short"), instance)
+        except Exception:
+            log.exception("unhandled-error", extra={"request_id": instance, "path": request.path})
+            response = problem_response(QuorumLogError(), instance)
+        finally:
+            room.requests -= 1
+            room.release(request)
+        resource = request.match_info.route.resource
+        route = "none" if resource is None else resource.canonical
+        metrics.observe(request.method, route, response.status, time.perf_counter() - started)
+        if not response.prepared:
+            response.headers["X-Request-Id"] = instance
+            if cors_origins:
+                allow_origin(request, response, cors_origins)
+        return response
+
+    return edge
+
+
+def _admit(request: web.Request, room: Room, is_draining: Callable[[], bool]) -> None:
+    """Refuse what can't be taken now, before a byte of the body is read."""
+    if request.version < (1, 0) or (hdrs.HOST not in request.headers and request.version >= (1, 1)):
+        raise BadRequest("the request is not HTTP/1.1: it needs a version and a Host")
+    if room.requests > room.limits.requests_max and not request.path.startswith("/health"):
+        raise Overloaded("too many requests are in work")
+    if is_draining() and request.method not in _SAFE and not request.path.startswith("/internal"):
+        raise ReadOnly("this gateway is about to end; ask another one")
+
+
+def _answer_to(request: web.Request, error: web.HTTPException, instance: str) -> web.StreamResponse:
+    """OPTIONS is answered with what a path allows; everything else is a problem."""
+    problem = error_of_http(error, request.method, request.path)
+    if request.method == hdrs.METH_OPTIONS and isinstance(problem, MethodNotAllowed):
+        allow = problem.headers["Allow"]
+        return web.Response(status=204, headers={"Allow": allow, "Cache-Control": "no-store"})
+    return problem_response(problem, instance)
+
+
+def allow_origin(
+    request: web.Request, response: web.StreamResponse, origins: frozenset[str]
+) -> None:
+    """Tell a browser that a page of an allowed origin may read the answer (CORS)."""
+    response.headers.add(hdrs.VARY, hdrs.ORIGIN)
+    origin = request.headers.get(hdrs.ORIGIN)
+    if origin is None or not ("*" in origins or origin in origins):
+        return
+    response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
+    response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
+    asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
+    if request.method == hdrs.METH_OPTIONS and asked is not None:
+        response.headers[hdrs.ACCESS_CONTROL_ALLOW_METHODS] = response.headers.get("Allow", "")
+        wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS)
+        if wanted:
+            response.headers[hdrs.ACCESS_CONTROL_ALLOW_HEADERS] = wanted
+        response.headers[hdrs.ACCESS_CONTROL_MAX_AGE] = "600"

@@ -1,0 +1,349 @@
+"""The public bodies as pydantic models: what the OpenAPI description is made of.
+
+They parse what comes once per ledger. Appends and reads never pass through them; the tests hold
+their hand-made JSON against these models.
+"""
+
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
+
+from quorumlog.errors import NOT_DONE, Outcome
+from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
+from quorumlog.protocol.metadata import DigestKind, LedgerMetadata
+from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
+from quorumlog.wire.bodies import Member
+from services.gateway.edge.limits import (
+    BATCH_ENTRIES_MAX,
+    CUSTOM_BYTES_MAX,
+    CUSTOM_KEYS_MAX,
+    PASSWORD_CHARS_MAX,
+)
+from services.gateway.interface import DEGRADED, LedgerOptions
+
+DATE_TIME: Final = {"type": "string", "format": "date-time"}
+BASE64: Final = {
+    "type": "string",
+    "contentEncoding": "base64",
+    "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=|[A-Za-z0-9+/][AQgw]==)?$",
+}
+"""Canonical base64 (RFC 4648, 4)."""
+
+_INT64: Final = {"format": "int64"}
+Id = Annotated[int, Field(ge=0, le=ID_MAX, json_schema_extra=_INT64)]
+IdOrNone = Annotated[int, Field(ge=NO_ENTRY, le=ID_MAX, json_schema_extra=_INT64)]
+"""An entry id, or -1 for "none"."""
+Size = Annotated[int, Field(ge=1, le=QUORUM_MAX)]
+
+
+def _storable(text: str) -> str:
+    """Postgres keeps every character but this one."""
+    if "\0" in text:
+        raise ValueError("must not contain NUL")
+    return text
+
+
+Text = Annotated[
+    str, AfterValidator(_storable), Field(json_schema_extra={"pattern": "^[^\\x00]*$"})
+]
+
+
+class Model(BaseModel):
+    """A public body: frozen, strict, and without unknown fields."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", populate_by_name=True)
+
+
+class LedgerCreate(Model):
+    """What a new ledger should be like. Everything is optional."""
+
+    ensemble_size: Size | None = Field(
+        default=None, description="E, bookies that store the ledger: 3, or Qw where that is larger."
+    )
+    write_quorum: Size | None = Field(
+        default=None,
+        description="Qw, bookies that store each entry: 3, or E where that is smaller.",
+    )
+    ack_quorum: Size | None = Field(
+        default=None, description="Qa, bookies that must have it on disk: Qw // 2 + 1."
+    )
+    digest: Literal["crc32c", "hmac-sha256", "none"] = Field(
+        default="crc32c", description="How entries prove to be unchanged; the MAC needs a password."
+    )
+    password: (
+        Annotated[str, StringConstraints(min_length=1, max_length=PASSWORD_CHARS_MAX)] | None
+    ) = Field(default=None, description="What `Ledger-Password` must say from then on.")
+    metadata: dict[Text, Text] = Field(
+        default_factory=dict,
+        max_length=CUSTOM_KEYS_MAX,
+        description=f"For the caller's use: {CUSTOM_BYTES_MAX} bytes at most, keys included.",
+    )
+    ledger_id: Id | None = Field(default=None, description="An id of the caller's choice.")
+    allow_degraded: bool = Field(
+        default=False, description="Name absent bookies too, while each write set reaches Qa."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        self.quorum()
+        size = sum(len(k.encode()) + len(v.encode()) for k, v in self.metadata.items())
+        if size > CUSTOM_BYTES_MAX:
+            raise ValueError(f"metadata has {size} bytes; the limit is {CUSTOM_BYTES_MAX}")
+        if self.digest == "hmac-sha256" and self.password is None:
+            raise ValueError("the digest hmac-sha256 needs a password")
+        return self
+
+    def quorum(self) -> Quorum:
+        """The sizes, with those that were left out. Raises ValueError where they do not fit."""
+        size = self.ensemble_size or max(3, self.write_quorum or 0)
+        write = self.write_quorum or min(3, size)
+        return Quorum(size, write, self.ack_quorum or write // 2 + 1)
+
+    def options(self, idempotency_key: str | None) -> LedgerOptions:
+        """What the engine is asked for."""
+        quorum = self.quorum()
+        return LedgerOptions(
+            ensemble_size=quorum.ensemble_size,
+            write_quorum=quorum.write_quorum,
+            ack_quorum=quorum.ack_quorum,
+            digest=DigestKind(self.digest),
+            password=self.password,
+            custom=tuple(sorted(self.metadata.items())),
+            ledger_id=self.ledger_id,
+            allow_degraded=self.allow_degraded,
+            idempotency_key=idempotency_key,
+        )
+
+
+class FragmentModel(Model):
+    """From `first_entry` to the next fragment, entries live on these bookies."""
+
+    first_entry: Id
+    bookies: list[str]
+
+
+class WriterModel(Model):
+    """The process that created the ledger, its only writer ever."""
+
+    id: str
+    url: str
+
+
+class Ledger(Model):
+    """A ledger as it is now."""
+
+    ledger_id: Id
+    state: Literal["OPEN", "IN_RECOVERY", "CLOSED"]
+    ensemble_size: Size
+    write_quorum: Size
+    ack_quorum: Size
+    digest: Literal["crc32c", "hmac-sha256", "none"]
+    last_entry: IdOrNone | None = Field(description="null until it is closed; -1: it is empty.")
+    length: Id | None = Field(description="Payload bytes; null until it is closed.")
+    fragments: list[FragmentModel]
+    metadata: dict[str, str]
+    log: str | None
+    created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
+    version: Annotated[int, Field(ge=1)]
+    writer: WriterModel | None
+    degraded: bool = Field(default=False, description="Created with absent members.")
+    may_lack_entries: bool = Field(
+        default=False, description="Recovered while an operator had declared members lost."
+    )
+
+
+def ledger_json(metadata: LedgerMetadata) -> dict[str, Any]:
+    """A ledger's row as the public API shows it: no key ever."""
+    quorum = metadata.quorum
+    shown: dict[str, Any] = {
+        "ledger_id": metadata.ledger_id,
+        "state": metadata.state,
+        "ensemble_size": quorum.ensemble_size,
+        "write_quorum": quorum.write_quorum,
+        "ack_quorum": quorum.ack_quorum,
+        "digest": metadata.digest,
+        "last_entry": metadata.last_entry,
+        "length": metadata.length,
+        "fragments": [
+            {"first_entry": fragment.first_entry, "bookies": fragment.bookies}
+            for fragment in metadata.fragments
+        ],
+        "metadata": dict(metadata.custom),
+        "log": metadata.log,
+        "created_at": metadata.created_at,
+        "version": metadata.version,
+        "writer": None
+        if metadata.writer is None
+        else {"id": metadata.writer.id, "url": metadata.writer.url},
+    }
+    if dict(metadata.extra).get(DEGRADED) == "true":
+        shown["degraded"] = True
+    if metadata.may_lack_entries:
+        shown["may_lack_entries"] = True
+    return shown
+
+
+class LedgerList(Model):
+    """One page of ledgers; `next` is the next `after`, null at the end."""
+
+    ledgers: list[Ledger]
+    next: Id | None
+
+
+class EntryData(Model):
+    """An entry as base64."""
+
+    data: Annotated[str, WithJsonSchema(BASE64)]
+
+
+class EntryText(Model):
+    """An entry that is text, stored as UTF-8."""
+
+    text: str
+
+
+class EntryJson(Model):
+    """An entry that is JSON, stored compact."""
+
+    value: Any = Field(alias="json")
+
+
+EntryIn = EntryData | EntryText | EntryJson
+
+
+class Batch(Model):
+    """Several entries; they get contiguous ids."""
+
+    entries: list[EntryIn] = Field(min_length=1, max_length=BATCH_ENTRIES_MAX)
+
+
+class AppendedEntry(Model):
+    """One entry is durable on Qa bookies."""
+
+    ledger_id: Id
+    entry_id: Id
+    last_add_confirmed: Id
+
+
+class AppendedBatch(Model):
+    """All entries of a batch are durable on Qa bookies."""
+
+    ledger_id: Id
+    first_entry: Id
+    last_entry: Id
+    last_add_confirmed: Id
+
+
+class EntryDataOut(EntryData):
+    """An entry with its id."""
+
+    entry_id: Id
+
+
+class EntryTextOut(EntryText):
+    """An entry with its id, for `encoding=text`."""
+
+    entry_id: Id
+
+
+class EntryJsonOut(EntryJson):
+    """An entry with its id, for `encoding=json`."""
+
+    entry_id: Id
+
+
+class Entries(Model):
+    """Confirmed entries, in order; go on at `next`."""
+
+    ledger_id: Id
+    entries: list[EntryDataOut | EntryTextOut | EntryJsonOut]
+    next: Id
+    last_add_confirmed: IdOrNone
+    closed: bool
+    lac_source: Literal["writer", "bookies", "metadata"]
+
+
+class OneEntryData(EntryDataOut):
+    """One confirmed entry."""
+
+    ledger_id: Id
+
+
+class OneEntryText(EntryTextOut):
+    """One confirmed entry, for `encoding=text`."""
+
+    ledger_id: Id
+
+
+class OneEntryJson(EntryJsonOut):
+    """One confirmed entry, for `encoding=json`."""
+
+    ledger_id: Id
+
+
+class LastAddConfirmed(Model):
+    """How far a ledger is confirmed."""
+
+    ledger_id: Id
+    last_add_confirmed: IdOrNone
+    closed: bool
+
+
+class Recover(Model):
+    """How to recover a ledger."""
+
+    declare_lost: list[Member] = Field(
+        default_factory=list,
+        max_length=QUORUM_MAX,
+        description="Members that will never come back: an operator's word, kept with the ledger.",
+    )
+
+
+class Bookie(Model):
+    """A registered bookie."""
+
+    id: str
+    state: Literal["writable", "read-only", "draining", "lost"]
+    url: str
+    zone: str
+    free_bytes: Annotated[int, Field(ge=0)]
+
+
+class BookieListModel(Model):
+    """Every registered bookie; `stale` where liveness can't be learned now."""
+
+    bookies: list[Bookie]
+    stale: bool = False
+
+
+class FieldError(Model):
+    """What is wrong in one place: a JSON pointer into the body, or /query/…, /header/…, /path/…."""
+
+    pointer: str
+    detail: str
+
+
+class Problem(BaseModel):
+    """RFC 9457, with what a caller needs to decide what to do next."""
+
+    type: str = Field(description="/problems/<code>, which explains it.")
+    title: str
+    status: Annotated[int, Field(ge=400, le=599)]
+    detail: str
+    instance: str = Field(description="The request's id.")
+    code: str
+    retryable: bool = Field(description="May the same request be sent again?")
+    outcome: Outcome = Field(description=f"`{NOT_DONE}`: certainly nothing happened.")
+    errors: list[FieldError] | None = None
+    ledger_id: int | None = None
+    entry_id: int | None = None
+    bookie: str | None = None
+    log: str | None = None

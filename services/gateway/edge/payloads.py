@@ -1,0 +1,161 @@
+"""The bodies of an append as payloads, and entries as text: the edge's hot path.
+
+No pydantic here: one pass over what orjson made, and one count of quotes for the whole body.
+"""
+
+import binascii
+import struct
+from typing import Any, Final
+
+import orjson
+
+from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
+from services.gateway.edge import strict
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.params import invalid
+
+_FORMS: Final = ("data", "text", "json")
+_LAST_CANONICAL: Final = (frozenset("AEIMQUYcgkosw048"), frozenset("AQgw"))
+"""What base64 may end with before one and before two `=`: the other letters have lost bits."""
+
+_SIZE: Final = struct.Struct(">I")
+
+
+def from_json(data: bytes, entry_bytes_max: int) -> tuple[list[bytes], bool]:
+    """The payloads of a JSON body, and whether it was a batch."""
+    body = strict.parse(data)
+    if type(body) is not dict:
+        raise invalid("", "must be a JSON object")
+    if "entries" not in body:
+        payload, strings = _payload(data, body, "", entry_bytes_max)
+        strict.check_strings(data, strings)
+        return [payload], False
+    entries = body["entries"]
+    if len(body) > 1:
+        raise _unknown(body, ("entries",), "")
+    if type(entries) is not list:
+        raise invalid("/entries", "must be a list")
+    _check_count(len(entries))
+    payloads, total = [], 1
+    for index, entry in enumerate(entries):
+        payload, strings = _payload(data, entry, f"/entries/{index}", entry_bytes_max)
+        payloads.append(payload)
+        total += strings
+    strict.check_strings(data, total)
+    return payloads, True
+
+
+def _payload(data: bytes, entry: Any, pointer: str, entry_bytes_max: int) -> tuple[bytes, int]:
+    """The payload of one entry, and how many strings its JSON has."""
+    if type(entry) is not dict:
+        raise invalid(pointer, "must be an object with data, text or json")
+    if len(entry) != 1:
+        raise _unknown(entry, _FORMS, pointer)
+    ((form, value),) = entry.items()
+    strings = 2
+    if form == "text":
+        if type(value) is not str:
+            raise invalid(f"{pointer}/text", "must be a string")
+        payload = value.encode()
+    elif form == "data":
+        payload = base64_of(value, f"{pointer}/data")
+    elif form == "json":
+        strings = 1 + strict.count_strings(data, value)
+        payload = orjson.dumps(value)
+    else:
+        raise _unknown(entry, _FORMS, pointer)
+    if len(payload) > entry_bytes_max:
+        raise entry_too_large(len(payload), entry_bytes_max, pointer)
+    return payload, strings
+
+
+def base64_of(value: object, pointer: str) -> bytes:
+    """The bytes of canonical base64 (RFC 4648, 4)."""
+    if type(value) is not str:
+        raise invalid(pointer, "must be a string of base64")
+    try:
+        payload = binascii.a2b_base64(value, strict_mode=True)
+    except ValueError as error:
+        raise invalid(pointer, f"is not base64: {error}") from error
+    if value.endswith("="):
+        padding = 2 if value.endswith("==") else 1
+        if value[-padding - 1] not in _LAST_CANONICAL[padding - 1]:
+            raise invalid(pointer, "is not canonical base64: its last letter has bits to spare")
+    return payload
+
+
+def _unknown(entry: dict[str, Any], known: tuple[str, ...], pointer: str) -> InvalidRequest:
+    """The error for an object that is not exactly one of the known forms."""
+    for name in entry:
+        if name not in known:
+            return invalid(f"{pointer}/{escaped(name)}", "is not a field of this request")
+    return invalid(pointer, f"must have exactly one of {', '.join(known)}")
+
+
+def escaped(name: str) -> str:
+    """A name as a part of a JSON pointer (RFC 6901), cut to a length that can be shown."""
+    return name[:100].replace("~", "~0").replace("/", "~1")
+
+
+def entry_too_large(size: int, entry_bytes_max: int, pointer: str) -> TooLarge:
+    """The error for an entry that is too large."""
+    where = f" at {pointer}" if pointer else ""
+    return TooLarge(f"the entry{where} has {size} bytes; the limit is {entry_bytes_max}")
+
+
+def _check_count(count: int) -> None:
+    if count == 0:
+        raise invalid("/entries", "must have at least one entry")
+    if count > BATCH_ENTRIES_MAX:
+        raise TooLarge(f"a batch of {count} entries; the limit is {BATCH_ENTRIES_MAX}")
+
+
+def from_frames(data: bytes, entry_bytes_max: int) -> list[bytes]:
+    """The payloads of a body of (u32 length, payload), repeated."""
+    payloads: list[bytes] = []
+    at, end = 0, len(data)
+    while at < end:
+        if at + 4 > end:
+            raise BadRequest(f"the frames are cut short: {end - at} bytes at {at} are no length")
+        (size,) = _SIZE.unpack_from(data, at)
+        if size > entry_bytes_max:
+            raise entry_too_large(size, entry_bytes_max, f"/entries/{len(payloads)}")
+        at += 4
+        if at + size > end:
+            raise BadRequest(
+                f"the frames are cut short: {size} bytes at {at}, {end - at} are there"
+            )
+        payloads.append(data[at : at + size])
+        at += size
+        if len(payloads) > BATCH_ENTRIES_MAX:
+            raise TooLarge(f"a batch of more than {BATCH_ENTRIES_MAX} entries")
+    _check_count(len(payloads))
+    return payloads
+
+
+def encoded(payload: bytes | memoryview, encoding: str, entry_id: int) -> bytes:
+    """A payload as the JSON member that carries it: `"data":"…"`, `"text":"…"` or `"json":…`.
+
+    Raises: InvalidRequest where the entry is not valid in this encoding; it names the entry.
+    """
+    if encoding == "base64":
+        return b'"data":"%b"' % binascii.b2a_base64(payload, newline=False)
+    if encoding == "text":
+        try:
+            return b'"text":' + orjson.dumps(str(payload, "utf-8"))
+        except UnicodeDecodeError as error:
+            raise _not_valid(entry_id, "UTF-8 text") from error
+    try:
+        orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        raise _not_valid(entry_id, "JSON") from error
+    return b'"json":' + bytes(payload)
+
+
+def _not_valid(entry_id: int, what: str) -> InvalidRequest:
+    detail = f"the entry {entry_id} is not {what}"
+    return InvalidRequest(
+        detail,
+        entry_id=entry_id,
+        errors=[{"pointer": "/query/encoding", "detail": detail}],
+    )

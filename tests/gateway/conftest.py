@@ -1,0 +1,117 @@
+"""A gateway's edge on a real socket, with an engine in memory behind it."""
+
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from yarl import URL
+
+from loadtest.ports import free_ports
+from quorumlog.net.listen import Listener, ListenLimits, listening
+from services.gateway.app import build_app
+from services.gateway.edge.limits import Limits
+from tests.gateway.fake_engine import FakeEngine
+from tests.support.waiting import DEADLINE_S
+
+AUTOMATIC = ("Content-Type", "Accept", "Accept-Encoding")
+
+
+@functools.cache
+def gateway_port() -> int:
+    """One lease for all these tests: they run one after another."""
+    return free_ports(1)[0]
+
+
+class Answer:
+    """A response that was read whole."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+    def __repr__(self) -> str:
+        return f"{self.status} {dict(self.headers)} {self.body[:500]!r}"
+
+    @property
+    def json(self) -> Any:
+        return orjson.loads(self.body)
+
+    @property
+    def code(self) -> str | None:
+        """The problem's code, where it is one."""
+        kind = self.headers.get("Content-Type", "")
+        return str(self.json["code"]) if kind == "application/problem+json" else None
+
+
+class Gateway:
+    """The gateway, its engine, and a client."""
+
+    def __init__(
+        self, engine: FakeEngine, listener: Listener, session: aiohttp.ClientSession
+    ) -> None:
+        self.engine = engine
+        self.listener = listener
+        self.session = session
+        self.url = f"http://127.0.0.1:{listener.port}"
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | str | None = None,
+        *,
+        json: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Send one request; a body in `json` has the JSON type, one in `body` none by itself."""
+        headers = dict(headers or {})
+        if json is not None:
+            body = orjson.dumps(json)
+            headers.setdefault("Content-Type", "application/json")
+        async with self.session.request(
+            method,
+            URL(self.url + path, encoded=True),
+            data=body.encode() if isinstance(body, str) else body,
+            headers=headers,
+            skip_auto_headers=AUTOMATIC,
+            allow_redirects=False,
+        ) as response:
+            return Answer(response.status, response.headers, await response.read())
+
+    async def create(self, **options: object) -> int:
+        """A ledger's id."""
+        answer = await self.ask("POST", "/v1/ledgers", json=options)
+        assert answer.status == 201, answer
+        return int(answer.json["ledger_id"])
+
+
+@contextlib.asynccontextmanager
+async def running(
+    *,
+    limits: Limits | None = None,
+    listen: ListenLimits | None = None,
+    cors_origins: tuple[str, ...] = (),
+) -> AsyncIterator[Gateway]:
+    """A gateway for as long as the block runs."""
+    engine = FakeEngine()
+    app = build_app(engine, limits or Limits(), cors_origins=cors_origins)
+    async with listening(
+        app,
+        host="127.0.0.1",
+        port=gateway_port(),
+        limits=listen or ListenLimits(drain_timeout_s=0.5),
+    ) as listener:
+        timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
+        async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
+            yield Gateway(engine, listener, session)
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    async with running() as started:
+        yield started

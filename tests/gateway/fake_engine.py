@@ -1,0 +1,255 @@
+"""An engine of a few dictionaries, for tests of HTTP alone: one gateway, no quorums, no bytes on
+a disk. What it raises, and when, is what the real one raises.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from quorumlog.errors import (
+    LedgerClosed,
+    LedgerExists,
+    NoSuchEntry,
+    NoSuchLedger,
+    NotEnoughBookies,
+    NotYetConfirmed,
+    QuorumLogError,
+    UnexpectedEntryId,
+    WrongPassword,
+)
+from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State, Writer
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.record import Codec, make
+from quorumlog.wire.bodies import BookieInfo, BookieList
+from services.gateway.interface import (
+    Appended,
+    Confirmation,
+    EngineInterface,
+    EntryResult,
+    LacSource,
+    LedgerOptions,
+    LedgerPage,
+    LedgerQuery,
+    ReadResult,
+)
+
+BOOKIES = 4
+
+
+class FakeEngine(EngineInterface):
+    """Holds ledgers in memory."""
+
+    def __init__(self) -> None:
+        self.ledgers: dict[int, LedgerMetadata] = {}
+        self.entries: dict[int, list[bytes]] = {}
+        self.passwords: dict[int, str | None] = {}
+        self.idempotent: dict[str, int] = {}
+        self.deleted: set[int] = set()
+        self.changed = asyncio.Condition()
+        self.fails: BaseException | None = None
+        """Raised by the next call of append, or by ready."""
+        self.gate: asyncio.Event | None = None
+        """Appends wait for it."""
+        self.waiting = 0
+
+    def state(self) -> tuple[Any, ...]:
+        """All that a request may change, for tests that nothing changed."""
+        return (
+            dict(self.ledgers),
+            {ledger_id: tuple(entries) for ledger_id, entries in self.entries.items()},
+            set(self.deleted),
+        )
+
+    async def create(self, options: LedgerOptions) -> LedgerMetadata:
+        if options.idempotency_key in self.idempotent:
+            return self.ledgers[self.idempotent[options.idempotency_key or ""]]
+        if options.ensemble_size > BOOKIES and not options.allow_degraded:
+            raise NotEnoughBookies(f"{options.ensemble_size} are needed, {BOOKIES} live")
+        ledger_id = options.ledger_id
+        if ledger_id is None:
+            used = self.ledgers.keys() | self.deleted
+            ledger_id = next(n for n in range(1, 100_000) if n not in used)
+        elif ledger_id in self.ledgers or ledger_id in self.deleted:
+            raise LedgerExists(ledger_id=ledger_id)
+        self.ledgers[ledger_id] = LedgerMetadata(
+            ledger_id=ledger_id,
+            quorum=Quorum(options.ensemble_size, options.write_quorum, options.ack_quorum),
+            digest=options.digest,
+            fragments=(Fragment(0, tuple(f"b{n}@1" for n in range(options.ensemble_size))),),
+            writer=Writer("fake", "http://127.0.0.1:1"),
+            custom=options.custom,
+            created_at="2026-01-02T03:04:05Z",
+        )
+        self.entries[ledger_id] = []
+        self.passwords[ledger_id] = options.password
+        if options.idempotency_key is not None:
+            self.idempotent[options.idempotency_key] = ledger_id
+        return self.ledgers[ledger_id]
+
+    async def get(self, ledger_id: int) -> LedgerMetadata:
+        if ledger_id not in self.ledgers:
+            raise NoSuchLedger(ledger_id=ledger_id, deleted=ledger_id in self.deleted)
+        return self.ledgers[ledger_id]
+
+    async def _open(self, ledger_id: int, password: str | None) -> LedgerMetadata:
+        ledger = await self.get(ledger_id)
+        if self.passwords[ledger_id] not in (None, password):
+            raise WrongPassword(ledger_id=ledger_id)
+        return ledger
+
+    async def list(self, query: LedgerQuery) -> LedgerPage:
+        found = [
+            ledger
+            for ledger_id, ledger in sorted(self.ledgers.items())
+            if (query.after is None or ledger_id > query.after)
+            and query.state in (None, ledger.state)
+            and set(query.custom) <= set(ledger.custom)
+            and query.log in (None, ledger.log)
+            and (query.bookie is None or query.bookie in ledger.last_fragment.bookies)
+        ]
+        page = found[: query.limit]
+        return LedgerPage(tuple(page), page[-1].ledger_id if len(found) > len(page) else None)
+
+    async def append(
+        self,
+        ledger_id: int,
+        payloads: Sequence[bytes],
+        *,
+        password: str | None = None,
+        expect: int | None = None,
+    ) -> Appended:
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.fails is not None:
+            raise self.fails
+        ledger = await self._open(ledger_id, password)
+        if ledger.state is State.CLOSED:
+            raise LedgerClosed(ledger_id=ledger_id, last_entry=ledger.last_entry)
+        entries = self.entries[ledger_id]
+        first = len(entries)
+        if expect not in (None, first):
+            raise UnexpectedEntryId(ledger_id=ledger_id, next_entry_id=first)
+        entries.extend(payloads)
+        async with self.changed:
+            self.changed.notify_all()
+        return Appended(first, len(entries) - 1, len(entries) - 1)
+
+    async def read(
+        self,
+        ledger_id: int,
+        first: int,
+        *,
+        last: int | None = None,
+        limit: int = 100,
+        max_bytes: int = 1 << 20,
+        password: str | None = None,
+    ) -> ReadResult:
+        ledger = await self._open(ledger_id, password)
+        entries = self.entries[ledger_id]
+        chosen: list[bytes] = []
+        for payload in entries[first : None if last is None else last + 1][:limit]:
+            if chosen and sum(map(len, chosen)) + len(payload) > max_bytes:
+                break
+            chosen.append(payload)
+        closed = ledger.state is State.CLOSED
+        run = (
+            make(
+                ledger_id=ledger_id,
+                first_entry=first,
+                last_add_confirmed=first - 1,
+                length_before=0,
+                payloads=chosen,
+                codec=Codec(ledger.digest, b"k"),
+            )
+            if chosen
+            else None
+        )
+        source: LacSource = "metadata" if closed else "writer"
+        return ReadResult(
+            runs=() if run is None else (run,),
+            next=first + len(chosen),
+            last_add_confirmed=len(entries) - 1,
+            closed=closed,
+            lac_source=source,
+            last_entry=ledger.last_entry,
+        )
+
+    async def entry(
+        self, ledger_id: int, entry_id: int, *, password: str | None = None
+    ) -> EntryResult:
+        ledger = await self._open(ledger_id, password)
+        entries, closed = self.entries[ledger_id], ledger.state is State.CLOSED
+        if entry_id >= len(entries):
+            missing = NoSuchEntry if closed else NotYetConfirmed
+            raise missing(ledger_id=ledger_id, entry_id=entry_id)
+        return EntryResult(entries[entry_id], len(entries) - 1, closed)
+
+    async def last_add_confirmed(
+        self,
+        ledger_id: int,
+        *,
+        after: int | None = None,
+        wait_s: float = 0.0,
+        password: str | None = None,
+    ) -> Confirmation:
+        await self._open(ledger_id, password)
+
+        def is_done() -> bool:
+            ledger = self.ledgers.get(ledger_id)
+            return (
+                after is None
+                or ledger is None
+                or ledger.state is State.CLOSED
+                or len(self.entries[ledger_id]) - 1 > after
+            )
+
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(wait_s), self.changed:
+                await self.changed.wait_for(is_done)
+        except TimeoutError:
+            pass
+        finally:
+            self.waiting -= 1
+        closed = (await self.get(ledger_id)).state is State.CLOSED
+        return Confirmation(len(self.entries[ledger_id]) - 1, closed, "writer")
+
+    async def close(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
+        ledger = await self._open(ledger_id, password)
+        if ledger.state is not State.CLOSED:
+            entries = self.entries[ledger_id]
+            length = sum(map(len, entries))
+            closed = ledger.closed(last_entry=len(entries) - 1, length=length)
+            self.ledgers[ledger_id] = replace(closed, version=ledger.version + 1)
+        async with self.changed:
+            self.changed.notify_all()
+        return self.ledgers[ledger_id]
+
+    async def recover(
+        self, ledger_id: int, *, password: str | None = None, declare_lost: Sequence[str] = ()
+    ) -> LedgerMetadata:
+        del declare_lost
+        return await self.close(ledger_id, password=password)
+
+    async def delete(self, ledger_id: int, *, password: str | None = None) -> None:
+        await self._open(ledger_id, password)
+        del self.ledgers[ledger_id]
+        self.deleted.add(ledger_id)
+
+    async def bookies(self) -> BookieList:
+        return BookieList(
+            bookies=tuple(
+                BookieInfo(id=f"b{n}@1", state="writable", url="http://127.0.0.1:1", free_bytes=1)
+                for n in range(BOOKIES)
+            )
+        )
+
+    async def cluster(self) -> dict[str, Any]:
+        return {"services": [], "under_replicated": []}
+
+    async def ready(self) -> QuorumLogError | None:
+        return self.fails if isinstance(self.fails, QuorumLogError) else None
+
+    async def drain(self) -> None:
+        return None
