@@ -250,6 +250,25 @@ class Replica:
                     self._limbo_counter = record.counter
                     self.is_limbo = record.limbo
 
+    def restore(
+        self,
+        *,
+        ledger_key: bytes | None,
+        is_fenced: bool,
+        limbo: LimboSet,
+        last_add_confirmed: int,
+    ) -> None:
+        """Take over the state of an index, which stands for the records that it was built from."""
+        self.ledger_key = ledger_key
+        self.is_fenced = is_fenced
+        self.last_add_confirmed = last_add_confirmed
+        self.apply(limbo)
+
+    @property
+    def limbo(self) -> LimboSet:
+        """Limbo as the record that says so."""
+        return LimboSet(self._limbo_counter, self.is_limbo)
+
     # --- the guards: each is one rule, and small enough to be switched off -----------------------
 
     def _is_foreign(self, member: str) -> bool:

@@ -1,0 +1,181 @@
+"""The index on disk: parts and ledger rows in RocksDB. It is a cache of the log and can be rebuilt.
+
+Why RocksDB: docs/adr/0002-index-in-rocksdb.md. Written only at checkpoints, each in one synced
+write that also names the place in the log up to which it stands (so the two can't disagree), and
+read by the event loop: a lookup takes some microseconds.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rocksdict import AccessType, Options, Rdict, WriteBatch, WriteOptions
+
+from quorumlog.protocol.ids import NO_ENTRY
+from services.bookie.parts import Part, decode_part
+from services.bookie.writer import Position
+
+_PART_KEY: Final = struct.Struct(">cQq")
+_LEDGER_KEY: Final = struct.Struct(">cQ")
+_ROW: Final = struct.Struct(">B32sBBQqqQQQ")
+_POSITION: Final = struct.Struct(">QQQ")
+_LIVE: Final = struct.Struct(">Q")
+
+FORMAT: Final = b"1"
+_FORMAT_KEY: Final = b"Aformat"
+_CHECKPOINT_KEY: Final = b"Acheckpoint"
+
+WRITE_BUFFER_BYTES: Final = 16 * 1024 * 1024
+"""Two of them bound what RocksDB holds in memory beside its block cache of 8 MiB."""
+
+
+@dataclass(slots=True)
+class LedgerRow:
+    """What the index knows of a ledger beside its parts."""
+
+    ledger_key: bytes | None = None
+    is_fenced: bool = False
+    is_limbo: bool = False
+    limbo_counter: int = 0
+    last_add_confirmed: int = NO_ENTRY
+    highest: int = NO_ENTRY
+    sparse_span: int = 0
+    """The widest part with holes; a lookup searches so far back."""
+    entry_count: int = 0
+    stored_bytes: int = 0
+
+    def encode(self) -> bytes:
+        """As bytes."""
+        return _ROW.pack(
+            self.ledger_key is not None,
+            self.ledger_key or b"",
+            self.is_fenced,
+            self.is_limbo,
+            self.limbo_counter,
+            self.last_add_confirmed,
+            self.highest,
+            self.sparse_span,
+            self.entry_count,
+            self.stored_bytes,
+        )
+
+
+def decode_row(value: bytes) -> LedgerRow:
+    """What `encode` made."""
+    has_key, key, fenced, limbo, counter, lac, highest, span, count, stored = _ROW.unpack(value)
+    return LedgerRow(
+        key if has_key else None,
+        bool(fenced),
+        bool(limbo),
+        counter,
+        lac,
+        highest,
+        span,
+        count,
+        stored,
+    )
+
+
+@dataclass(slots=True)
+class LedgerChange:
+    """What a checkpoint writes of one ledger."""
+
+    ledger_id: int
+    row: LedgerRow | None
+    """None: the ledger is forgotten."""
+    parts: list[Part]
+    hidden: list[int]
+    """Firsts of parts that are no more (or that `parts` holds anew)."""
+
+
+class Index:
+    """Parts by (ledger, first), ledgers by id, and the checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens or creates it. Raises Exception where RocksDB finds it damaged."""
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)  # noqa: FBT003 - its API
+        options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+        options.set_max_write_buffer_number(2)
+        options.set_max_open_files(64)
+        options.set_keep_log_file_num(2)
+        self.path = path
+        self._db = Rdict(str(path), options, access_type=AccessType.read_write())
+        if self._db.get(_FORMAT_KEY) is None:
+            self._db[_FORMAT_KEY] = FORMAT
+
+    def checkpoint(self) -> Position | None:
+        """Up to where in the log the index stands; None: nowhere."""
+        value = self._db.get(_CHECKPOINT_KEY)
+        return None if value is None else Position(*_POSITION.unpack(value))
+
+    def write(self, position: Position, changes: Iterable[LedgerChange]) -> None:
+        """One checkpoint: all or nothing, on disk when it returns. Any thread."""
+        batch = WriteBatch(raw_mode=True)
+        for change in changes:
+            ledger_id = change.ledger_id
+            for first in change.hidden:
+                batch.delete(_PART_KEY.pack(b"P", ledger_id, first))
+            if change.row is None:
+                batch.delete(_LEDGER_KEY.pack(b"L", ledger_id))
+            else:
+                batch.put(_LEDGER_KEY.pack(b"L", ledger_id), change.row.encode())
+            for part in change.parts:
+                batch.put(_PART_KEY.pack(b"P", ledger_id, part.first), part.encode())
+        batch.put(_CHECKPOINT_KEY, _POSITION.pack(*position))
+        synced = WriteOptions()
+        synced.sync = True
+        self._db.write(batch, synced)
+
+    def row(self, ledger_id: int) -> LedgerRow | None:
+        """A ledger's row."""
+        value = self._db.get(_LEDGER_KEY.pack(b"L", ledger_id))
+        return None if value is None else decode_row(value)
+
+    def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:
+        """All ledgers above an id, ascending."""
+        cursor = self._db.iter()
+        cursor.seek(_LEDGER_KEY.pack(b"L", after + 1))
+        while cursor.valid() and cursor.key()[:1] == b"L":
+            yield _LEDGER_KEY.unpack(cursor.key())[1], decode_row(cursor.value())
+            cursor.next()
+        cursor.status()
+
+    def parts(
+        self, ledger_id: int, first: int, last: int, sparse_span: int
+    ) -> Iterator[Part]:
+        """The parts that may hold some of first..last, ascending by first."""
+        cursor = self._db.iter()
+        prefix = _LEDGER_KEY.pack(b"P", ledger_id)
+        # The part before `first` may reach into the range; parts with holes may from further back.
+        cursor.seek_for_prev(_PART_KEY.pack(b"P", ledger_id, max(0, first - sparse_span)))
+        if not cursor.valid() or cursor.key()[:9] != prefix:
+            cursor.seek(_PART_KEY.pack(b"P", ledger_id, 0))
+        while cursor.valid():
+            key = cursor.key()
+            if key[:9] != prefix:
+                break
+            low = _PART_KEY.unpack(key)[2]
+            if low > last:
+                break
+            part = decode_part(low, cursor.value())
+            if part.last >= first:
+                yield part
+            cursor.next()
+        cursor.status()
+
+    def all_parts(self) -> Iterator[tuple[int, Part]]:
+        """All parts of all ledgers."""
+        cursor = self._db.iter()
+        cursor.seek(b"P")
+        while cursor.valid() and cursor.key()[:1] == b"P":
+            _, ledger_id, first = _PART_KEY.unpack(cursor.key())
+            yield ledger_id, decode_part(first, cursor.value())
+            cursor.next()
+        cursor.status()
+
+    def close(self) -> None:
+        """Close it."""
+        self._db.close()

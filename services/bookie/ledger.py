@@ -1,0 +1,283 @@
+"""One ledger in memory: the rules (`Replica`), the parts that no checkpoint covers yet, and the
+answers that wait for the disk.
+
+Owned by the event loop. A checkpoint is made from `change()` and ends with `checkpointed()`; what
+changes in between stays dirty.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Callable
+
+from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
+from quorumlog.protocol.replica import LimboSet, Ranges, Replica, RunStored
+from services.bookie.index import Index, LedgerChange, LedgerRow
+from services.bookie.parts import Part, part_of, present_in
+
+
+def _first(part: Part) -> int:
+    return part.first
+
+
+class Ledger:
+    """Holdings of one ledger: `recent` parts in memory, the others in the index.
+
+    Invariants: parts are disjoint as sets of ids; a part is in `recent` or in the index, or, while
+    a checkpoint runs, in both; `hidden` (and `_hiding`, while a checkpoint deletes them) names firsts whose rows in the
+        index no longer hold.
+    """
+
+    __slots__ = (
+        "_dirty_count",
+        "_entry_count",
+        "_found",
+        "_hiding",
+        "_index",
+        "_indexed_highest",
+        "_stored_bytes",
+        "_waiting",
+        "fresh",
+        "hidden",
+        "highest",
+        "is_dropped",
+        "ledger_id",
+        "recent",
+        "replica",
+        "sparse_span",
+    )
+
+    def __init__(
+        self, ledger_id: int, me: str, index: Index, *, is_deferred: bool = False
+    ) -> None:
+        """The ledger as the index knows it (an unknown one holds nothing)."""
+        self.ledger_id = ledger_id
+        self._index = index
+        self.replica = Replica(me, self, is_deferred=is_deferred)
+        self.recent: list[Part] = []
+        self.hidden: set[int] = set()
+        self._hiding: set[int] = set()
+        self.fresh: list[Part] = []
+        """Parts that `accept` just made, for whoever writes their record."""
+        self.is_dropped = False
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._found: tuple[int, int, list[Part]] | None = None
+        self._dirty_count = 0
+        row = index.row(ledger_id) or LedgerRow()
+        self.replica.restore(
+            ledger_key=row.ledger_key,
+            is_fenced=row.is_fenced,
+            limbo=LimboSet(row.limbo_counter, row.is_limbo),
+            last_add_confirmed=row.last_add_confirmed,
+        )
+        self.highest = self._indexed_highest = row.highest
+        self.sparse_span = row.sparse_span
+        self._entry_count = row.entry_count
+        self._stored_bytes = row.stored_bytes
+
+    # --- holdings (the rules ask) ----------------------------------------------------------------
+
+    def present(self, first: int, last: int) -> Ranges:
+        """Which of first..last are held, synced or not."""
+        if self._found is not None and self._found[:2] == (first, last):
+            return present_in(self._found[2], first, last)
+        return present_in(self.find(first, last), first, last)
+
+    def accept(self, record: RunStored) -> None:
+        """Hold these entries; where some are held already, the new copies take over."""
+        run = record.run
+        part = part_of(run)
+        self._insert(part)
+        self.fresh.append(part)
+
+    # --- parts -------------------------------------------------------------------------------------
+
+    def find(self, first: int, last: int) -> list[Part]:
+        """All parts that may hold some of first..last, ascending by first."""
+        return self.find_some(first, last, ID_MAX)[0]
+
+    def find_some(self, first: int, last: int, bytes_max: int) -> tuple[list[Part], int]:
+        """The parts that hold some of first..last, ascending by first, until they make up
+        `bytes_max` (at least one), and the last id up to which they are all that there is.
+        """
+        if first > self.highest:
+            return [], last
+        if first <= self._indexed_highest:
+            return self._find_both(first, last, bytes_max)
+        recent = self.recent
+        at = self._recent_start(first)
+        found: list[Part] = []
+        size = 0
+        for place in range(at, len(recent)):
+            part = recent[place]
+            if part.first > last:
+                break
+            if part.last < first:
+                continue
+            if size >= bytes_max:
+                return found, part.first - 1
+            found.append(part)
+            size += part.size or len(part.body or b"")
+        return found, last
+
+    def _recent_start(self, first: int) -> int:
+        """The first place in `recent` from which a part may reach `first`."""
+        at = bisect_right(self.recent, first - self.sparse_span, key=_first)
+        return max(0, at - 1)
+
+    def _find_both(self, first: int, last: int, bytes_max: int) -> tuple[list[Part], int]:
+        recent = iter(self.recent[self._recent_start(first) :])
+        old = self._index.parts(self.ledger_id, first, last, self.sparse_span)
+        mine = next(recent, None)
+        theirs = next(old, None)
+        found: list[Part] = []
+        size = 0
+        while True:
+            if theirs is not None and (theirs.first in self.hidden or theirs.first in self._hiding):
+                theirs = next(old, None)
+                continue
+            if mine is not None and theirs is not None and mine.first == theirs.first:
+                # The checkpoint that wrote it has not been taken note of yet.
+                theirs = next(old, None)
+                continue
+            if mine is not None and (theirs is None or mine.first < theirs.first):
+                part, mine = mine, next(recent, None)
+            elif theirs is not None:
+                part, theirs = theirs, next(old, None)
+            else:
+                return found, last
+            if part.first > last:
+                return found, last
+            if part.last < first:
+                continue
+            if size >= bytes_max:
+                return found, part.first - 1
+            found.append(part)
+            size += part.size or len(part.body or b"")
+
+    def _insert(self, part: Part) -> None:
+        if part.first <= self.highest:
+            self._take_over(part)
+        recent = self.recent
+        if recent and recent[-1].first > part.first:
+            insort(recent, part, key=_first)
+        else:
+            recent.append(part)
+        if part.mask:
+            self.sparse_span = max(self.sparse_span, part.last - part.first + 1)
+        self.highest = max(self.highest, part.last)
+        self._entry_count += part.count
+        self._stored_bytes += part.size or len(part.body or b"")
+
+    def _take_over(self, part: Part) -> None:
+        """Remove the part's ids from the parts that hold them so far."""
+        ids: set[int] | None = None
+        for old in self.find(part.first, part.last):
+            if ids is None:
+                ids = set(part.ids())
+            if not any(old.has(entry_id) for entry_id in ids):
+                continue
+            rest = old.without(ids)
+            self._entry_count -= old.count
+            place = bisect_left(self.recent, old.first, key=_first)
+            if place < len(self.recent) and self.recent[place] is old:
+                del self.recent[place]
+            self.hidden.add(old.first)
+            if rest is not None:
+                self._entry_count += rest.count
+                insort(self.recent, rest, key=_first)
+                if rest.mask:
+                    span = rest.last - rest.first + 1
+                    self.sparse_span = max(self.sparse_span, span)
+
+    def remember(self, first: int, last: int, parts: list[Part]) -> None:
+        """A lookup that the rules are about to ask for, so that it is made once."""
+        self._found = (first, last, parts)
+
+    def forget_found(self) -> None:
+        """The lookup may be old by now."""
+        self._found = None
+
+    def drop(self) -> None:
+        """Hold no entry any more."""
+        for part in self.find(0, self.highest):
+            self.hidden.add(part.first)
+        self.recent.clear()
+        self.highest = NO_ENTRY
+        self.sparse_span = self._entry_count = self._stored_bytes = 0
+        self._dirty_count += 1
+
+    # --- waiting for the disk ------------------------------------------------------------------
+
+    def when_synced(self, after: int, callback: Callable[[], None]) -> None:
+        """Call back when the first `after` records are on disk; at once where they are."""
+        if after <= self.replica.synced_count:
+            callback()
+        else:
+            self._waiting.append((after, callback))
+
+    def on_synced(self, count: int) -> None:
+        """`count` more records are on disk: answer what waited for them."""
+        replica = self.replica
+        replica.synced(replica.synced_count + count)
+        self._dirty_count += count
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= replica.synced_count:
+            waiting.popleft()[1]()
+
+    # --- checkpoints -------------------------------------------------------------------------------
+
+    def touch(self) -> None:
+        """Something changed that a checkpoint must write."""
+        self._dirty_count += 1
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether a checkpoint has something to write."""
+        return self._dirty_count > 0 or bool(self.hidden)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the index knows all of it, so that it may be forgotten here."""
+        replica = self.replica
+        return (
+            not self.recent
+            and not self.is_dirty
+            and not self._waiting
+            and replica.accepted_count == replica.synced_count
+        )
+
+    def row(self) -> LedgerRow:
+        """The ledger's row as it is now; what is not on disk yet is not counted."""
+        replica = self.replica
+        pending = [part for part in self.recent if part.segment < 0]
+        limbo = replica.limbo
+        return LedgerRow(
+            replica.ledger_key,
+            replica.is_fenced,
+            limbo.limbo,
+            limbo.counter,
+            replica.last_add_confirmed,
+            self.highest,
+            self.sparse_span,
+            self._entry_count - sum(part.count for part in pending),
+            self._stored_bytes - sum(len(part.body or b"") for part in pending),
+        )
+
+    def change(self) -> LedgerChange:
+        """What a checkpoint has to write. A row may run ahead of the log's place: what it says is
+        monotone, so replaying the same again does no harm.
+        """
+        self._dirty_count = 0
+        # What is hidden from now on hides what this checkpoint is writing.
+        self._hiding, self.hidden = self.hidden, set()
+        parts = [part for part in self.recent if part.segment >= 0]
+        row = None if self.is_dropped else self.row()
+        return LedgerChange(self.ledger_id, row, parts, list(self._hiding))
+
+    def checkpointed(self, change: LedgerChange) -> None:
+        """The checkpoint made of `change` is on disk."""
+        written = set(map(id, change.parts))
+        self.recent = [part for part in self.recent if id(part) not in written]
+        self._hiding = set()
+        for part in change.parts:
+            self._indexed_highest = max(self._indexed_highest, part.last)

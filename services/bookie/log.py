@@ -1,0 +1,317 @@
+"""The log's format: what is written once and read back from the same place.
+
+A segment is a file: a head, then batches, each what one group commit wrote. All numbers big-endian.
+
+    segment head   magic 8s | segment u64 | nonce u64 | first sequence u64 | previous end u64 | crc u32
+    batch head     magic u32 | flags u32 | segment u64 | nonce u64 | offset u64 | sequence u64
+                   | synced below u64 | records u32 | bytes u32 | crc u32
+    record heads   kind u8 | flags u8 | 0 u16 | ledger i64 | bytes u32 | crc u32 of the body   (each)
+    bodies         one after another
+
+The CRC of a batch covers its head with its place and the record heads with the CRCs of the bodies,
+so all of a batch is covered, and a single body can be checked alone when it is read.
+
+`synced below` (rule 19) is an offset in this segment: what lies below it was on disk before this
+batch was written. Earlier segments are on disk whole, up to the `previous end` that their
+successor's head names. The nonce is drawn for each segment, so that a payload can't pose as a
+batch.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+SEGMENT_MAGIC: Final = b"qlogseg1"
+BATCH_MAGIC: Final = 0x71_6C_42_31
+SEGMENT_HEAD: Final = struct.Struct(">8sQQQQI")
+_SEGMENT_START: Final = struct.Struct(">8sQQQQ")
+BATCH_HEAD: Final = struct.Struct(">IIQQQQQIII")
+_BATCH_START: Final = struct.Struct(">IIQQQQQII")
+_RECORD_HEAD: Final = struct.Struct(">BBHqII")
+_MAGIC_BYTES: Final = BATCH_MAGIC.to_bytes(4, "big")
+
+SECTOR: Final = 512
+"""What a disk writes whole or not at all (reliability 3.9)."""
+
+CLEAN_END: Final = 1
+"""Flag of a batch: the log was closed in order, nothing follows in this segment."""
+
+KEY_BYTES: Final = 32
+
+
+class Kind(IntEnum):
+    """What a record says. Bodies begin with the ledger's key, but for DROP and LIMBO."""
+
+    RUN = 1
+    """key | body of a run. Flag 1: replaces damaged copies."""
+    FENCE = 2
+    """key"""
+    LAC = 3
+    """key | LAC i64"""
+    LIMBO = 4
+    """counter u64 | limbo u8"""
+    DROP = 5
+    """key | fenced u8: all runs before this record are gone; the stub stays (rule 16)."""
+    DELETE = 6
+    """key: the metadata has a tombstone; nothing of the ledger is kept (rules 17, 18)."""
+
+
+REPLACES: Final = 1
+
+
+class LogDamaged(Exception):
+    """The log lacks or garbles what was on disk before: a person must decide (rule 19)."""
+
+
+class SegmentHead(NamedTuple):
+    """What a segment says of itself and of its predecessor."""
+
+    segment: int
+    nonce: int
+    first_sequence: int
+    previous_end: int
+
+    def encode(self) -> bytes:
+        """As bytes."""
+        start = _SEGMENT_START.pack(SEGMENT_MAGIC, *self)
+        return start + google_crc32c.value(start).to_bytes(4, "big")
+
+
+def parse_segment_head(data: bytes) -> SegmentHead | None:
+    """The head of a segment, or None where it is not one."""
+    if len(data) < SEGMENT_HEAD.size:
+        return None
+    magic, segment, nonce, first_sequence, previous_end, crc = SEGMENT_HEAD.unpack_from(data)
+    if magic != SEGMENT_MAGIC or crc != google_crc32c.value(data[: SEGMENT_HEAD.size - 4]):
+        return None
+    return SegmentHead(segment, nonce, first_sequence, previous_end)
+
+
+@dataclass(slots=True)
+class LogRecord:
+    """A record on its way to the disk. The writer fills in where it went."""
+
+    kind: Kind
+    ledger_id: int
+    parts: tuple[bytes, ...]
+    """The body in pieces, so that no payload is copied."""
+    size: int
+    flags: int = 0
+    tag: object = None
+    """What the one who appended it wants back."""
+    segment: int = -1
+    offset: int = -1
+    """Of the body."""
+    crc: int = 0
+
+
+class StoredRecord(NamedTuple):
+    """A record read back."""
+
+    kind: Kind
+    flags: int
+    ledger_id: int
+    offset: int
+    size: int
+    crc: int
+    body: bytes
+
+
+class Batch(NamedTuple):
+    """A batch read back: all of it is right."""
+
+    flags: int
+    offset: int
+    end: int
+    sequence: int
+    synced_below: int
+    records: tuple[StoredRecord, ...]
+
+
+class Stop(NamedTuple):
+    """Where reading a segment ended before its end, and how it looks there."""
+
+    offset: int
+    is_blank: bool
+    """Nothing but zeros follow: nothing was ever written."""
+    looks_torn: bool
+    """A write that was cut off: a sector of it is blank, or the file ends in it."""
+    reason: str
+
+
+def crc_of(parts: tuple[bytes, ...]) -> int:
+    """The CRC of a body in pieces."""
+    crc = google_crc32c.value(parts[0])
+    for part in parts[1:]:
+        crc = google_crc32c.extend(crc, part)
+    return int(crc)
+
+
+def encode_batch(
+    head: SegmentHead,
+    *,
+    offset: int,
+    sequence: int,
+    synced_below: int,
+    records: list[LogRecord],
+    flags: int = 0,
+) -> list[bytes]:
+    """The buffers of a batch. Each record learns its place and its CRC."""
+    table = []
+    buffers = [b""]
+    at = offset + BATCH_HEAD.size + len(records) * _RECORD_HEAD.size
+    for record in records:
+        record.segment = head.segment
+        record.offset = at
+        record.crc = crc_of(record.parts)
+        table.append(
+            _RECORD_HEAD.pack(
+                record.kind, record.flags, 0, record.ledger_id, record.size, record.crc
+            )
+        )
+        buffers.extend(record.parts)
+        at += record.size
+    heads = b"".join(table)
+    start = _BATCH_START.pack(
+        BATCH_MAGIC,
+        flags,
+        head.segment,
+        head.nonce,
+        offset,
+        sequence,
+        synced_below,
+        len(records),
+        at - offset,
+    )
+    crc = google_crc32c.extend(google_crc32c.value(start), heads)
+    buffers[0] = start + int(crc).to_bytes(4, "big") + heads
+    return buffers
+
+
+def batch_bytes(records: list[LogRecord]) -> int:
+    """How many bytes a batch of these records takes."""
+    return BATCH_HEAD.size + sum(_RECORD_HEAD.size + record.size for record in records)
+
+
+def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> Batch | None:
+    """The batch at `at` of `data`, which begins at offset `base` of the segment; None where there
+    is no right one.
+    """
+    parsed = _parse_heads(head, data, at, base)
+    if parsed is None:
+        return None
+    flags, sequence, synced_below, size, heads = parsed
+    records = []
+    body_at = at + BATCH_HEAD.size + len(heads) * _RECORD_HEAD.size
+    if at + size > len(data):
+        return None
+    for kind, record_flags, _, ledger_id, body_bytes, crc in heads:
+        body = data[body_at : body_at + body_bytes]
+        if google_crc32c.value(body) != crc:
+            return None
+        records.append(
+            StoredRecord(
+                Kind(kind), record_flags, ledger_id, base + body_at, body_bytes, crc, body
+            )
+        )
+        body_at += body_bytes
+    return Batch(flags, base + at, base + at + size, sequence, synced_below, tuple(records))
+
+
+def read_batches(
+    head: SegmentHead, data: bytes, base: int, end: int | None = None
+) -> Iterator[Batch | Stop]:
+    """The batches of `data`, which begins at offset `base`; the last item is a Stop where reading
+    ended before `end` (None: where nothing tells the end).
+    """
+    at = 0
+    limit = len(data) if end is None else end - base
+    while at < limit:
+        batch = parse_batch(head, data, at, base)
+        if batch is None:
+            yield _stop(head, data, at, base)
+            return
+        yield batch
+        at = batch.end - base
+        if batch.flags & CLEAN_END:
+            return
+    if end is not None and at != limit:
+        yield Stop(base + at, is_blank=False, looks_torn=False, reason="a batch crosses the end")
+
+
+def later_sync_point(head: SegmentHead, data: bytes, at: int, base: int) -> int:
+    """The highest `synced below` of any batch head after `at`, or -1. Rule 19: what is wrong below
+    it is damage, for it was on disk.
+    """
+    highest = -1
+    at = data.find(_MAGIC_BYTES, at + 1)
+    while at >= 0:
+        parsed = _parse_heads(head, data, at, base)
+        if parsed is not None:
+            highest = max(highest, parsed[2])
+        at = data.find(_MAGIC_BYTES, at + 1)
+    return highest
+
+
+_Heads = tuple[int, int, int, int, list[tuple[int, int, int, int, int, int]]]
+
+
+def _parse_heads(head: SegmentHead, data: bytes, at: int, base: int) -> _Heads | None:
+    """Flags, sequence, sync point, size and record heads of a batch, its bodies unread."""
+    if at + BATCH_HEAD.size > len(data):
+        return None
+    magic, flags, segment, nonce, offset, sequence, synced_below, count, size, crc = (
+        BATCH_HEAD.unpack_from(data, at)
+    )
+    if magic != BATCH_MAGIC or (segment, nonce, offset) != (head.segment, head.nonce, base + at):
+        return None
+    table_at = at + BATCH_HEAD.size
+    table_end = table_at + count * _RECORD_HEAD.size
+    if table_end > len(data):
+        return None
+    actual = google_crc32c.extend(
+        google_crc32c.value(data[at : table_at - 4]), data[table_at:table_end]
+    )
+    if actual != crc:
+        return None
+    heads = list(_RECORD_HEAD.iter_unpack(data[table_at:table_end]))
+    return flags, sequence, synced_below, size, heads
+
+
+def _stop(head: SegmentHead, data: bytes, at: int, base: int) -> Stop:
+    rest = len(data) - at
+    if _is_blank(data, at, len(data)):
+        return Stop(base + at, is_blank=True, looks_torn=True, reason="blank")
+    parsed = _parse_heads(head, data, at, base)
+    if parsed is not None:
+        size = parsed[3]
+        if size > rest:
+            return Stop(base + at, is_blank=False, looks_torn=True, reason="cut short by the file")
+        torn = _has_blank_sector(data, at, at + size, base)
+        return Stop(base + at, is_blank=False, looks_torn=torn, reason="a record's CRC is wrong")
+    # The head itself is not whole: how long the batch was meant to be is unknown.
+    if rest < BATCH_HEAD.size:
+        return Stop(base + at, is_blank=False, looks_torn=True, reason="cut short by the file")
+    (count,) = struct.unpack_from(">I", data, at + BATCH_HEAD.size - 12)
+    heads_end = min(len(data), at + BATCH_HEAD.size + min(count, 1 << 20) * _RECORD_HEAD.size)
+    torn = _has_blank_sector(data, at, heads_end, base)
+    return Stop(base + at, is_blank=False, looks_torn=torn, reason="a batch's head is wrong")
+
+
+def _is_blank(data: bytes, start: int, end: int) -> bool:
+    return data.count(0, start, end) == end - start
+
+
+def _has_blank_sector(data: bytes, start: int, end: int, base: int) -> bool:
+    """Whether a sector's share of start..end holds nothing but zeros."""
+    at = start
+    while at < end:
+        edge = min(end, at + SECTOR - (base + at) % SECTOR)
+        if _is_blank(data, at, edge):
+            return True
+        at = edge
+    return False

@@ -1,0 +1,133 @@
+"""Parts: what a bookie's index names. A part is some entries of one stored run, and where it lies.
+
+With striping (E > Qw) a bookie's share of a run has holes, and repair may fill them with runs of
+its own, so parts may interleave. As sets of ids the parts of a ledger are disjoint (rule 1).
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from quorumlog.protocol.record import Run
+from quorumlog.protocol.replica import Ranges, ranges_of
+
+SPARSE_SPAN_MAX: Final = 4096
+"""A run with holes spans at most so many ids as one part; wider ones are split. It bounds how far
+back a lookup must search (a part without holes is found at once)."""
+
+_VALUE: Final = struct.Struct(">qQQII")
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Entries first..last of a run; `mask` has a bit for each id that is there, 0 means all.
+
+    `segment` is -1 while the record is not on disk; then `body` holds the run.
+    """
+
+    first: int
+    last: int
+    mask: int
+    segment: int = -1
+    offset: int = -1
+    size: int = 0
+    crc: int = 0
+    body: bytes | None = None
+
+    def has(self, entry_id: int) -> bool:
+        """Whether an entry belongs to the part."""
+        if not self.first <= entry_id <= self.last:
+            return False
+        return self.mask == 0 or self.mask >> (entry_id - self.first) & 1 == 1
+
+    @property
+    def count(self) -> int:
+        """How many entries."""
+        return self.mask.bit_count() if self.mask else self.last - self.first + 1
+
+    def ids(self) -> list[int]:
+        """The entries' ids."""
+        if self.mask == 0:
+            return list(range(self.first, self.last + 1))
+        span = range(self.last - self.first + 1)
+        return [self.first + bit for bit in span if self.mask >> bit & 1]
+
+    def encode(self) -> bytes:
+        """As the index keeps it, under (ledger, first)."""
+        mask = self.mask.to_bytes((self.mask.bit_length() + 7) // 8, "big")
+        return _VALUE.pack(self.last, self.segment, self.offset, self.size, self.crc) + mask
+
+    def without(self, ids: set[int]) -> "Part | None":
+        """The part less some ids, or None where nothing is left."""
+        left = [entry_id for entry_id in self.ids() if entry_id not in ids]
+        if not left:
+            return None
+        return Part(
+            left[0],
+            left[-1],
+            mask_of(left),
+            self.segment,
+            self.offset,
+            self.size,
+            self.crc,
+            self.body,
+        )
+
+
+def decode_part(first: int, value: bytes) -> Part:
+    """What `encode` made."""
+    last, segment, offset, size, crc = _VALUE.unpack_from(value)
+    mask = int.from_bytes(value[_VALUE.size :], "big")
+    return Part(first, last, mask, segment, offset, size, crc)
+
+
+def part_of(run: Run) -> Part:
+    """The part that is a whole run, not on disk yet."""
+    ids = run.ids
+    mask = 0 if isinstance(ids, range) else mask_of(list(ids))
+    return Part(run.first, run.last, mask, body=run.body)
+
+
+def mask_of(ids: list[int]) -> int:
+    """The mask of ascending ids; 0 where there are no holes."""
+    first = ids[0]
+    if ids[-1] - first == len(ids) - 1:
+        return 0
+    mask = 0
+    for entry_id in ids:
+        mask |= 1 << (entry_id - first)
+    return mask
+
+
+def present_in(parts: list[Part], first: int, last: int) -> Ranges:
+    """Which of first..last the parts hold, as ranges."""
+    if all(part.mask == 0 for part in parts):
+        ranges: list[tuple[int, int]] = []
+        for part in sorted(parts, key=lambda part: part.first):
+            low, high = max(first, part.first), min(last, part.last)
+            if low > high:
+                continue
+            if ranges and ranges[-1][1] == low - 1:
+                ranges[-1] = (ranges[-1][0], high)
+            else:
+                ranges.append((low, high))
+        return tuple(ranges)
+    return ranges_of(sorted(e for part in parts for e in part.ids() if first <= e <= last))
+
+
+def split_run(run: Run) -> list[Run]:
+    """A run as runs of which each can be a part."""
+    if isinstance(run.ids, range) or run.last - run.first < SPARSE_SPAN_MAX:
+        return [run]
+    pieces = []
+    low = run.first
+    while low <= run.last:
+        high = low + SPARSE_SPAN_MAX
+        piece = run.where(lambda e, low=low, high=high: low <= e < high)  # type: ignore[misc]
+        if piece is not None:
+            pieces.append(piece)
+        later = [e for e in run.ids if e >= high]
+        if not later:
+            break
+        low = later[0]
+    return pieces

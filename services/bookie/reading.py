@@ -1,0 +1,233 @@
+"""From parts to the run that answers a read: bytes are checked, cut and joined by columns.
+
+Nothing here unpacks single entries where a stretch of a run is wanted, so a read costs per run.
+"""
+
+import logging
+import os
+import struct
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+from quorumlog.protocol.metadata import DigestKind
+from quorumlog.protocol.record import Entry, Run, pack
+from services.bookie.log import KEY_BYTES
+from services.bookie.parts import Part
+from services.bookie.segments import SegmentFile, Segments
+
+log = logging.getLogger(__name__)
+
+_HEAD: Final = struct.Struct(">BBHIq")
+_DIGEST_BYTES: Final = (0, 4, 32)
+
+GAP_BYTES_MAX: Final = 32 * 1024
+"""Two parts with so little between them are read with one call (taste: cheaper than a call)."""
+
+EXTENT_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+class Extent(NamedTuple):
+    """A stretch of a segment that one call reads, and the parts in it."""
+
+    file: SegmentFile | None
+    start: int
+    end: int
+    parts: list[Part]
+
+
+def extents(segments: Segments, parts: Iterable[Part]) -> list[Extent]:
+    """The calls that read these parts (those on disk); a missing segment has no file."""
+    made: list[Extent] = []
+    last_segment = -1
+    file: SegmentFile | None = None
+    for part in sorted(parts, key=lambda part: (part.segment, part.offset)):
+        end = part.offset + part.size
+        if made and part.segment == last_segment:
+            extent = made[-1]
+            if (
+                part.offset - extent.end <= GAP_BYTES_MAX
+                and end - extent.start <= EXTENT_BYTES_MAX
+            ):
+                extent.parts.append(part)
+                made[-1] = extent._replace(end=max(end, extent.end))
+                continue
+        if part.segment != last_segment:
+            last_segment = part.segment
+            try:
+                file = segments.reader(part.segment)
+            except OSError:
+                file = None
+        made.append(Extent(file, part.offset, end, [part]))
+    return made
+
+
+def read_now(extent: Extent) -> bytes | None:
+    """The extent's bytes if they are in memory, else None: the loop must not wait for a disk."""
+    if extent.file is None:
+        return b""
+    size = extent.end - extent.start
+    data = bytearray(size)
+    try:
+        got = os.preadv(extent.file.fd, [data], extent.start, os.RWF_NOWAIT)
+    except (BlockingIOError, OSError):
+        return None
+    return bytes(data) if got == size else None
+
+
+def read_waiting(extent: Extent) -> bytes:
+    """The extent's bytes, from the disk where they must be; short or empty where it fails."""
+    if extent.file is None:
+        return b""
+    try:
+        return os.pread(extent.file.fd, extent.end - extent.start, extent.start)
+    except OSError:
+        log.exception("log-unreadable", extra={"offset": extent.start})
+        return b""
+
+
+def bodies(extent: Extent, data: bytes, ledger_id: int) -> Iterable[tuple[Part, bytes]]:
+    """The run of each part whose CRC is right. Damage is told with its place, and left out: it is
+    unknown, never absent.
+    """
+    for part in extent.parts:
+        at = part.offset - extent.start
+        body = data[at : at + part.size]
+        if len(body) != part.size or google_crc32c.value(body) != part.crc:
+            log.error(
+                "entries-damaged",
+                extra={
+                    "ledger": ledger_id,
+                    "first": part.first,
+                    "last": part.last,
+                    "segment": part.segment,
+                    "offset": part.offset,
+                },
+            )
+            continue
+        yield part, body[KEY_BYTES:]
+
+
+class _Piece(NamedTuple):
+    count: int
+    ids: bytes
+    lacs: bytes
+    lengths: bytes
+    sizes: bytes
+    digests: bytes
+    payloads: bytes
+
+
+def _piece(body: bytes, start: int, end: int) -> _Piece:
+    _, kind, _, count, _ = _HEAD.unpack_from(body)
+    digest = _DIGEST_BYTES[kind]
+    at = _HEAD.size
+    ids_at, lacs_at, lengths_at, sizes_at = at, at + 8 * count, at + 16 * count, at + 24 * count
+    digests_at = sizes_at + 4 * count
+    payloads_at = digests_at + digest * count
+    if start == 0 and end == count:
+        low, high = payloads_at, len(body)
+    else:
+        sizes = struct.unpack_from(f">{end}I", body, sizes_at)
+        low = payloads_at + sum(sizes[:start])
+        high = low + sum(sizes[start:])
+    return _Piece(
+        end - start,
+        body[ids_at + 8 * start : ids_at + 8 * end],
+        body[lacs_at + 8 * start : lacs_at + 8 * end],
+        body[lengths_at + 8 * start : lengths_at + 8 * end],
+        body[sizes_at + 4 * start : sizes_at + 4 * end],
+        body[digests_at + digest * start : digests_at + digest * end],
+        body[low:high],
+    )
+
+
+def join_pieces(pieces: list[_Piece], fmt: int, kind: int, zero: int, ledger_id: int) -> bytes:
+    """Pieces in ascending order as one run."""
+    count = sum(piece.count for piece in pieces)
+    columns = zip(*pieces, strict=True)
+    next(columns)
+    head = _HEAD.pack(fmt, kind, zero, count, ledger_id)
+    return b"".join((head, *(b"".join(column) for column in columns)))
+
+
+def join(
+    found: list[tuple[Part, bytes]], first: int, last: int, bytes_max: int
+) -> bytes | None:
+    """One run of the entries first..last of these parts' runs, until their payloads make up about
+    `bytes_max` (the first entry always). None where nothing is there.
+    """
+    found.sort(key=lambda item: item[0].first)
+    if not _are_plain(found):
+        return _join_entries(found, first, last, bytes_max)
+    pieces: list[_Piece] = []
+    size = 0
+    for part, body in found:
+        count = _HEAD.unpack_from(body)[3]
+        (run_first,) = struct.unpack_from(">q", body, _HEAD.size)
+        start = max(first, part.first) - run_first
+        end = min(last, part.last) + 1 - run_first
+        room = bytes_max - size
+        if len(body) > room:
+            fitting = _fitting(body, start, end, room, is_first=not pieces)
+            if fitting < end:
+                if fitting > start:
+                    pieces.append(_piece(body, start, fitting))
+                break
+        if len(found) == 1 and start == 0 and end == count:
+            return body
+        pieces.append(_piece(body, start, end))
+        size += len(body)
+    if not pieces:
+        return None
+    fmt, kind, zero, _, ledger_id = _HEAD.unpack_from(found[0][1])
+    return join_pieces(pieces, fmt, kind, zero, ledger_id)
+
+
+def _are_plain(found: list[tuple[Part, bytes]]) -> bool:
+    """Whether places in the runs follow from ids: no holes, one kind of digest."""
+    kinds = set()
+    for part, body in found:
+        _, kind, _, count, _ = _HEAD.unpack_from(body)
+        (run_first,) = struct.unpack_from(">q", body, _HEAD.size)
+        (run_last,) = struct.unpack_from(">q", body, _HEAD.size + 8 * (count - 1))
+        if part.mask or run_last - run_first != count - 1:
+            return False
+        kinds.add(kind)
+    return len(kinds) <= 1
+
+
+def _fitting(body: bytes, start: int, end: int, room: int, *, is_first: bool) -> int:
+    """The place after the last entry from `start` on that fits into `room`."""
+    count = _HEAD.unpack_from(body)[3]
+    sizes = struct.unpack_from(f">{count}I", body, _HEAD.size + 24 * count)
+    place = start
+    while place < end and (room >= sizes[place] or (is_first and place == start)):
+        room -= sizes[place]
+        place += 1
+    return place
+
+
+def _join_entries(
+    found: list[tuple[Part, bytes]], first: int, last: int, bytes_max: int
+) -> bytes | None:
+    """The same for parts with holes, entry by entry."""
+    runs = [(part, Run(body)) for part, body in found]
+    places = sorted(
+        (entry_id, number, index)
+        for number, (part, run) in enumerate(runs)
+        for index, entry_id in enumerate(run.ids)
+        if first <= entry_id <= last and part.has(entry_id)
+    )
+    chosen: list[Entry] = []
+    kind: DigestKind | None = None
+    size = 0
+    for _, number, index in places:
+        run = runs[number][1]
+        kind = kind or run.kind
+        size += len(run.payload(index))
+        if run.kind is not kind or (chosen and size > bytes_max):
+            break
+        chosen.append(run.entry(index))
+    return pack(chosen, kind).body if kind is not None else None

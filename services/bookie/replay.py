@@ -1,0 +1,206 @@
+"""Reading the log back at a start: what is proven, what is torn, what is damaged (rules 3 and 19).
+
+Every start begins a new segment. Its head says where its predecessor ends, so whatever a crash left
+behind that place is never looked at again.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from services.bookie.log import (
+    CLEAN_END,
+    SEGMENT_HEAD,
+    Batch,
+    LogDamaged,
+    LogRecord,
+    SegmentHead,
+    Stop,
+    StoredRecord,
+    encode_batch,
+    later_sync_point,
+    read_batches,
+)
+from services.bookie.segments import Segments
+from services.bookie.writer import Position
+
+
+class Placed(NamedTuple):
+    """A record and the segment that holds it."""
+
+    segment: int
+    record: StoredRecord
+
+
+@dataclass(slots=True)
+class Replayed:
+    """The end of the log after a start: a new segment, ready to be written."""
+
+    head: SegmentHead
+    fd: int
+    position: Position
+    was_clean: bool
+    copied_records: int = 0
+    cut_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def replay_log(
+    segments: Segments, checkpoint: Position | None, apply: Callable[[Placed], None]
+) -> Replayed:
+    """Apply all records from the checkpoint (None: from the beginning) in order, and begin a new
+    segment behind them.
+
+    When it returns, everything that was applied is on disk.
+    Raises: LogDamaged where something that was on disk is not there or not right.
+    """
+    segments.remove_leftovers()
+    numbers = segments.numbers()
+    if not numbers:
+        if checkpoint is not None or segments.gone():
+            raise LogDamaged(f"{segments.directory}: the log's segments are missing")
+        head, fd, end = segments.create(1, 1, 0)
+        return Replayed(head, fd, Position(1, end, 1), was_clean=True)
+    last = numbers[-1]
+    at = checkpoint or _start(segments)
+    if at.segment > last:
+        raise LogDamaged(f"{segments.path(at.segment)} is missing: the index names it")
+    for batch_of, batch in _whole_segments(segments, at, last):
+        _apply(batch_of, batch, apply)
+    return _last_segment(segments, last, checkpoint, apply)
+
+
+def _start(segments: Segments) -> Position:
+    """The beginning of the log: the first segment that there is or was."""
+    first = min(segments.numbers() + segments.gone())
+    if first != 1:
+        raise LogDamaged(f"{segments.path(1)} is missing")
+    return Position(1, SEGMENT_HEAD.size, 1)
+
+
+def _whole_segments(
+    segments: Segments, at: Position, last: int
+) -> Iterator[tuple[int, Batch]]:
+    """The batches of all segments but the last one, which end where their successor says."""
+    present = set(segments.numbers())
+    for number in range(at.segment, last):
+        head = segments.head(number)
+        if number not in present:
+            continue
+        start = at.offset if number == at.segment else SEGMENT_HEAD.size
+        sequence = at.sequence if number == at.segment else head.first_sequence
+        end = segments.head(number + 1).previous_end
+        for batch in read_batches(head, segments.read_from(number, start), start, end):
+            if isinstance(batch, Stop):
+                raise LogDamaged(_message(segments, number, batch.offset, batch.reason))
+            if batch.sequence != sequence:
+                raise LogDamaged(_message(segments, number, batch.offset, "a batch is missing"))
+            sequence += 1
+            yield number, batch
+        expected = segments.head(number + 1).first_sequence
+        if sequence != expected:
+            raise LogDamaged(_message(segments, number, end, "batches are missing at the end"))
+
+
+def _last_segment(
+    segments: Segments,
+    number: int,
+    checkpoint: Position | None,
+    apply: Callable[[Placed], None],
+) -> Replayed:
+    head = segments.head(number)
+    start, sequence = SEGMENT_HEAD.size, head.first_sequence
+    if checkpoint is not None and checkpoint.segment == number:
+        start, sequence = checkpoint.offset, checkpoint.sequence
+    data = segments.read_from(number, start)
+    if len(data) == 0 and start > segments.path(number).stat().st_size:
+        raise LogDamaged(_message(segments, number, start, "it ends before the index's checkpoint"))
+    batches: list[Batch] = []
+    proven, end = start, start
+    stop: Stop | None = None
+    for item in read_batches(head, data, start):
+        if isinstance(item, Stop):
+            stop = item
+            break
+        if item.sequence != sequence + len(batches):
+            raise LogDamaged(_message(segments, number, item.offset, "a batch is missing"))
+        batches.append(item)
+        proven = max(proven, item.synced_below)
+        end = item.end
+    was_clean = bool(batches) and batches[-1].flags & CLEAN_END != 0
+    cut_bytes = 0
+    if stop is not None and not stop.is_blank:
+        _judge(segments, head, data, start, stop)
+        cut_bytes = len(data.rstrip(b"\0")) - (stop.offset - start)
+    tail = [] if was_clean else [batch for batch in batches if batch.offset >= proven]
+    for batch in batches[: len(batches) - len(tail)]:
+        _apply(number, batch, apply)
+    previous_end = tail[0].offset if tail else end
+    first_sequence = sequence + len(batches) - len(tail)
+    copies: list[list[LogRecord]] = [[_copied(r) for r in batch.records] for batch in tail]
+
+    def fill(new_head: SegmentHead) -> list[bytes]:
+        buffers: list[bytes] = []
+        at = SEGMENT_HEAD.size
+        for place, records in enumerate(copies):
+            made = encode_batch(
+                new_head,
+                offset=at,
+                sequence=first_sequence + place,
+                synced_below=SEGMENT_HEAD.size,
+                records=records,
+            )
+            at += sum(map(len, made))
+            buffers += made
+        return buffers
+
+    new_head, fd, new_end = segments.create(number + 1, first_sequence, previous_end, fill)
+    for record in (record for records in copies for record in records):
+        (body,) = record.parts
+        stored = StoredRecord(
+            record.kind,
+            record.flags,
+            record.ledger_id,
+            record.offset,
+            record.size,
+            record.crc,
+            body,
+        )
+        apply(Placed(record.segment, stored))
+    return Replayed(
+        new_head,
+        fd,
+        Position(number + 1, new_end, sequence + len(batches)),
+        was_clean,
+        copied_records=sum(map(len, copies)),
+        cut_bytes=max(0, cut_bytes),
+    )
+
+
+def _judge(segments: Segments, head: SegmentHead, data: bytes, start: int, stop: Stop) -> None:
+    """Torn tail or damage? Cutting on doubt loses data, so doubt refuses (rule 19)."""
+    later = later_sync_point(head, data, stop.offset - start, start)
+    if later > stop.offset:
+        reason = f"{stop.reason}, and what follows proves that it was on disk (below {later})"
+        raise LogDamaged(_message(segments, head.segment, stop.offset, reason))
+    if not stop.looks_torn:
+        reason = f"{stop.reason}, and it does not look like a write that was cut off"
+        raise LogDamaged(_message(segments, head.segment, stop.offset, reason))
+
+
+def _apply(segment: int, batch: Batch, apply: Callable[[Placed], None]) -> None:
+    for record in batch.records:
+        apply(Placed(segment, record))
+
+
+def _copied(record: StoredRecord) -> LogRecord:
+    return LogRecord(record.kind, record.ledger_id, (record.body,), record.size, record.flags)
+
+
+def _message(segments: Segments, segment: int, offset: int, reason: str) -> str:
+    return (
+        f"{segments.path(segment)} is damaged at offset {offset}: {reason}. This bookie does not"
+        " start, since it might deny entries that it has acknowledged. Restore the file, or move"
+        " the data directory away and start with AUTO_FIX_COOKIES=1: it then comes back as a new"
+        " incarnation and is filled from its peers."
+    )

@@ -1,0 +1,591 @@
+"""A bookie's storage: the rules, the log and the index put together. No sockets.
+
+All of it runs on one event loop's thread, but for the writer's thread (which owns the end of the
+log), the threads that read what is not in memory, and the one that writes a checkpoint. Answers
+are given to callbacks, so that an add costs no task.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import shutil
+import struct
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.record import Run, merge
+from quorumlog.protocol.replica import (
+    AddAsked,
+    FenceAsked,
+    LacAsked,
+    LacKept,
+    LacTold,
+    LedgerFenced,
+    LimboSet,
+    Ranges,
+    ReadAsked,
+    Record,
+    RunStored,
+    Verdict,
+    ranges_of,
+)
+from services.bookie.index import Index, LedgerRow
+from services.bookie.ledger import Ledger
+from services.bookie.log import KEY_BYTES, REPLACES, Kind, LogRecord
+from services.bookie.parts import Part, present_in, split_run
+from services.bookie.reading import Extent, bodies, extents, join, read_now, read_waiting
+from services.bookie.replay import Placed, Replayed, replay_log
+from services.bookie.segments import Segments
+from services.bookie.writer import LogWriter, Position, keep_reserve
+
+log = logging.getLogger(__name__)
+
+_LAC: Final = struct.Struct(">q")
+_LIMBO: Final = struct.Struct(">QB")
+
+LEDGERS_MAX: Final = 20_000
+"""Ledgers kept in memory; idle ones beyond it are forgotten at a checkpoint."""
+
+COMPARE_ROUNDS_MAX: Final = 8
+"""How often an add is compared again because others came in between; then it is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """How a store keeps its data. The defaults' reasons stand in config.py."""
+
+    segment_bytes: int = 64 * 1024 * 1024
+    checkpoint_bytes: int = 64 * 1024 * 1024
+    read_only_below_bytes: int = 512 * 1024 * 1024
+    reserve_bytes: int = 16 * 1024 * 1024
+    data_bytes_max: int = 0
+    pending_bytes_max: int = 64 * 1024 * 1024
+    read_bytes_max: int = 4 * 1024 * 1024
+    is_deferred: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAnswer:
+    """What a read found: what neither `run` nor `absent` names is unknown."""
+
+    status: Status
+    last_add_confirmed: int
+    run: bytes | None
+    absent: Ranges
+
+
+class DirectoryInUse(Exception):
+    """Another process owns the data directory."""
+
+
+class Overloaded(Exception):
+    """More is queued for the disk than is kept in memory."""
+
+
+class Store:
+    """The ledgers of one bookie in one directory.
+
+    Invariants: an answer leaves only when the records that it rests on are on disk (rule 3); one
+    process owns the directory; the checkpoint names a place below which everything is on disk.
+    """
+
+    def __init__(self, directory: Path, me: str, options: StoreOptions) -> None:
+        """Locks and opens the directory, and replays its log. Blocks; nothing is served yet.
+
+        Raises: DirectoryInUse, LogDamaged.
+        """
+        self.directory = directory
+        self.me = me
+        self.options = options
+        directory.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(directory)
+        self.segments = Segments(directory / "log", options.segment_bytes)
+        self.segments.directory.mkdir(exist_ok=True)
+        self.index = _open_index(directory / "index")
+        self._ledgers: dict[int, Ledger] = {}
+        self.counters: Counter[str] = Counter()
+        self.replayed: Replayed = replay_log(
+            self.segments, self.index.checkpoint(), self._apply_stored
+        )
+        self._position = self.replayed.position
+        self._reserve = directory / "reserve"
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._writer: LogWriter | None = None
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="log-reader")
+        self._checkpointing: asyncio.Task[None] | None = None
+        self._since_checkpoint = 0
+        self._pending_bytes = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.is_read_only = False
+        self.is_full = False
+        self.check_space()
+
+    # --- life ------------------------------------------------------------------------------------
+
+    def start(self, on_fatal: Callable[[BaseException], None]) -> None:
+        """Begin to write, on the running loop. `on_fatal`: nothing can be written any more."""
+        self._loop = asyncio.get_running_loop()
+        self._writer = LogWriter(
+            self.segments,
+            self.replayed.head,
+            self.replayed.fd,
+            self.replayed.position,
+            reserve=self._reserve,
+            on_synced=self._synced_elsewhere,
+            on_fatal=on_fatal,
+        )
+        self._writer.start()
+
+    async def stop(self) -> None:
+        """Write what is queued, the clean end and a checkpoint."""
+        if self._writer is not None:
+            await asyncio.to_thread(self._writer.stop)
+            # What the writer told the loop last is handled before this goes on.
+            await asyncio.sleep(0)
+        if self._tasks:
+            await asyncio.gather(*self._tasks)
+        if self._checkpointing is not None:
+            await self._checkpointing
+        await self._checkpoint()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the directory as a crash would: nothing more is written."""
+        self._readers.shutdown(wait=True)
+        self.index.close()
+        self.segments.close()
+        os.close(self._lock)
+
+    # --- what is asked ----------------------------------------------------------------------------
+
+    def add(self, asked: AddAsked, done: Callable[[Verdict], None]) -> None:
+        """Judge an add; `done` is called when its answer may leave.
+
+        Raises: Overloaded when too much is queued.
+        """
+        run = asked.run
+        if self._pending_bytes > self.options.pending_bytes_max:
+            raise Overloaded
+        if self.is_read_only:
+            asked = replace(asked, read_only=True)
+            if self.is_full and (asked.recovery or asked.repair):
+                done(Verdict(Status.READ_ONLY))
+                return
+        pieces = split_run(run)
+        if len(pieces) > 1:
+            self._spawn(self._add_pieces(asked, pieces, done))
+            return
+        ledger = self.ledger(run.ledger_id)
+        verdict = ledger.replica.step(asked)
+        if verdict.compare:
+            self._spawn(self._add_compared(asked, verdict.compare, done))
+            return
+        self._submit(ledger, verdict.records)
+        ledger.when_synced(verdict.after, lambda: done(verdict))
+
+    async def _add_pieces(
+        self, asked: AddAsked, pieces: list[Run], done: Callable[[Verdict], None]
+    ) -> None:
+        """A run too wide for one part: its pieces one after another, until one is refused."""
+        assert self._loop is not None
+        verdict = Verdict(Status.UNKNOWN)
+        try:
+            for piece in pieces:
+                answered: asyncio.Future[Verdict] = self._loop.create_future()
+                self.add(replace(asked, run=piece), answered.set_result)
+                verdict = await answered
+                if verdict.status is not Status.OK:
+                    break
+        except Exception:
+            log.exception("add-failed", extra={"ledger": asked.run.ledger_id})
+            verdict = Verdict(Status.UNKNOWN)
+        done(verdict)
+
+    async def _add_compared(
+        self, asked: AddAsked, compare: Ranges, done: Callable[[Verdict], None]
+    ) -> None:
+        """An add of ids that are here: read them, and judge it again."""
+        ledger = self.ledger(asked.run.ledger_id)
+        verdict = Verdict(Status.UNKNOWN)
+        try:
+            for _ in range(COMPARE_ROUNDS_MAX):
+                stored, damaged = await self._stored(ledger, compare)
+                again = replace(asked, stored=stored, damaged=damaged)
+                verdict = ledger.replica.step(again)
+                if not verdict.compare:
+                    self._submit(ledger, verdict.records)
+                    break
+                compare = verdict.compare
+        except Exception:
+            log.exception("add-failed", extra={"ledger": ledger.ledger_id})
+            verdict = Verdict(Status.UNKNOWN)
+        ledger.when_synced(verdict.after, lambda: done(verdict))
+
+    async def _stored(self, ledger: Ledger, ranges: Ranges) -> tuple[Run | None, Ranges]:
+        """What can be read of ranges that are held, and what can't."""
+        runs: list[Run] = []
+        damaged: list[int] = []
+        for first, last in ranges:
+            parts = ledger.find(first, last)
+            body = join(await self._bodies(ledger, parts), first, last, ID_MAX)
+            run = None if body is None else Run(body)
+            if run is not None:
+                runs.append(run)
+            damaged += [
+                entry_id
+                for low, high in present_in(parts, first, last)
+                for entry_id in range(low, high + 1)
+                if run is None or run.index(entry_id) is None
+            ]
+        return merge(runs), ranges_of(damaged)
+
+    def fence(self, ledger_id: int, asked: FenceAsked, done: Callable[[Verdict], None]) -> None:
+        """Fence; `done` when the fence is on disk."""
+        self._ask(ledger_id, asked, done)
+
+    def read_lac(self, ledger_id: int, asked: LacAsked, done: Callable[[Verdict], None]) -> None:
+        """Tell the LAC."""
+        self._ask(ledger_id, asked, done)
+
+    def write_lac(self, ledger_id: int, asked: LacTold, done: Callable[[Verdict], None]) -> None:
+        """Keep an explicit LAC."""
+        self._ask(ledger_id, asked, done)
+
+    def _ask(
+        self,
+        ledger_id: int,
+        asked: FenceAsked | LacAsked | LacTold,
+        done: Callable[[Verdict], None],
+    ) -> None:
+        ledger = self.ledger(ledger_id)
+        verdict = ledger.replica.step(asked)
+        self._submit(ledger, verdict.records)
+        ledger.when_synced(verdict.after, lambda: done(verdict))
+
+    def set_limbo(self, ledger_id: int, *, limbo: bool, done: Callable[[Verdict], None]) -> None:
+        """Put a ledger into limbo, or take it out."""
+        ledger = self.ledger(ledger_id)
+        verdict = ledger.replica.set_limbo(limbo=limbo)
+        self._submit(ledger, verdict.records)
+        ledger.when_synced(verdict.after, lambda: done(verdict))
+
+    def read(
+        self,
+        ledger_id: int,
+        asked: ReadAsked,
+        bytes_max: int,
+        done: Callable[[ReadAnswer], None],
+    ) -> None:
+        """Read; `done` when what the answer rests on is on disk and its bytes are here."""
+        bytes_max = min(bytes_max, self.options.read_bytes_max)
+        ledger = self.ledger(ledger_id)
+        parts, known_to = ledger.find_some(asked.first, asked.last, bytes_max)
+        if known_to != asked.last:
+            asked = replace(asked, last=known_to)
+        ledger.remember(asked.first, known_to, parts)
+        verdict = ledger.replica.step(asked)
+        ledger.forget_found()
+        self._submit(ledger, verdict.records)
+        if not verdict.present:
+            parts = []
+        bytes_max = max(bytes_max, 1)
+
+        def answer(found: list[tuple[Part, bytes]]) -> None:
+            body = join(found, asked.first, known_to, bytes_max) if found else None
+            done(ReadAnswer(verdict.status, verdict.last_add_confirmed, body, verdict.absent))
+
+        def fetch() -> None:
+            found = self._bodies_now(ledger, parts)
+            if found is not None:
+                answer(found)
+            else:
+                self._spawn(self._answer_later(ledger, parts, answer))
+
+        ledger.when_synced(verdict.after, fetch)
+
+    async def _answer_later(
+        self,
+        ledger: Ledger,
+        parts: list[Part],
+        answer: Callable[[list[tuple[Part, bytes]]], None],
+    ) -> None:
+        try:
+            found = await self._bodies(ledger, parts)
+        except Exception:
+            # What can't be read is unknown: the answer just does not name it.
+            log.exception("read-failed", extra={"ledger": ledger.ledger_id})
+            found = []
+        answer(found)
+
+    # --- looking ------------------------------------------------------------------------------------
+
+    def ledger(self, ledger_id: int) -> Ledger:
+        """A ledger, from memory or from the index."""
+        ledger = self._ledgers.get(ledger_id)
+        if ledger is None:
+            ledger = self._ledgers[ledger_id] = Ledger(
+                ledger_id, self.me, self.index, is_deferred=self.options.is_deferred
+            )
+        return ledger
+
+    def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:
+        """All ledgers that are known here, ascending, from an id on."""
+        indexed = self.index.ledgers(after)
+        mine = iter(sorted(item for item in self._ledgers if item > after))
+        theirs = next(indexed, None)
+        memory = next(mine, None)
+        while theirs is not None or memory is not None:
+            if memory is not None and (theirs is None or memory <= theirs[0]):
+                if theirs is not None and theirs[0] == memory:
+                    theirs = next(indexed, None)
+                row = self._ledgers[memory].row()
+                if row.ledger_key is not None or row.is_limbo:
+                    yield memory, row
+                memory = next(mine, None)
+            else:
+                assert theirs is not None
+                yield theirs
+                theirs = next(indexed, None)
+
+    def row(self, ledger_id: int) -> LedgerRow | None:
+        """What is known of a ledger, or None: it was never seen."""
+        held = self._ledgers.get(ledger_id)
+        row = held.row() if held is not None else self.index.row(ledger_id)
+        return row if row is not None and (row.ledger_key is not None or row.is_limbo) else None
+
+    async def read_run(self, ledger_id: int, first: int, last: int, bytes_max: int) -> Run | None:
+        """What is held of a range, without asking the rules (audit)."""
+        ledger = self.ledger(ledger_id)
+        parts, known_to = ledger.find_some(first, last, bytes_max)
+        body = join(await self._bodies(ledger, parts), first, known_to, bytes_max)
+        return None if body is None else Run(body)
+
+    # --- bytes ----------------------------------------------------------------------------------------
+
+    def _bodies_now(self, ledger: Ledger, parts: list[Part]) -> list[tuple[Part, bytes]] | None:
+        """The runs of parts if all are in memory (ours or the kernel's), else None."""
+        found = [(part, part.body) for part in parts if part.body is not None]
+        stored = [part for part in parts if part.body is None]
+        if not stored:
+            return found
+        for extent in extents(self.segments, stored):
+            data = read_now(extent)
+            if data is None:
+                return None
+            found.extend(self._checked(extent, data, ledger))
+        return found
+
+    async def _bodies(self, ledger: Ledger, parts: list[Part]) -> list[tuple[Part, bytes]]:
+        """The runs of parts; those that are damaged are left out."""
+        assert self._loop is not None
+        found = [(part, part.body) for part in parts if part.body is not None]
+        stored = [part for part in parts if part.body is None]
+        for extent in extents(self.segments, stored):
+            data = await self._loop.run_in_executor(self._readers, read_waiting, extent)
+            found.extend(self._checked(extent, data, ledger))
+        return found
+
+    def _checked(self, extent: Extent, data: bytes, ledger: Ledger) -> list[tuple[Part, bytes]]:
+        good = list(bodies(extent, data, ledger.ledger_id))
+        self.counters["damaged_reads"] += len(extent.parts) - len(good)
+        return good
+
+    # --- the log --------------------------------------------------------------------------------------
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that are queued for the disk."""
+        return self._pending_bytes
+
+    @property
+    def position(self) -> Position:
+        """Up to where the log is on disk."""
+        return self._position
+
+    def _submit(self, ledger: Ledger, records: tuple[Record, ...]) -> None:
+        assert self._writer is not None
+        for record in records:
+            made = _log_record(ledger, record)
+            self._pending_bytes += made.size
+            self._writer.append(made)
+
+    def _synced_elsewhere(self, records: list[LogRecord], position: Position) -> None:
+        """In the writer's thread: tell the loop, once for the whole batch."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._on_synced, records, position)
+
+    def _on_synced(self, records: list[LogRecord], position: Position) -> None:
+        counts: dict[Ledger, int] = {}
+        size = 0
+        for record in records:
+            size += record.size
+            ledger, part = record.tag  # type: ignore[misc]
+            if part is not None:
+                part.segment = record.segment
+                part.offset = record.offset
+                part.size = record.size
+                part.crc = record.crc
+                part.body = None
+            counts[ledger] = counts.get(ledger, 0) + 1
+        self._position = position
+        self._pending_bytes -= size
+        self._since_checkpoint += size
+        self.counters["log_bytes"] += size
+        self.counters["log_records"] += len(records)
+        self.counters["log_syncs"] += 1
+        for ledger, count in counts.items():
+            ledger.on_synced(count)
+        if self._since_checkpoint >= self.options.checkpoint_bytes and self._checkpointing is None:
+            self._checkpointing = asyncio.create_task(self._checkpoint_once())
+
+    def _apply_stored(self, placed: Placed) -> None:
+        """Replay: take over a record that was read back."""
+        stored = placed.record
+        ledger = self.ledger(stored.ledger_id)
+        match stored.kind:
+            case Kind.RUN:
+                key, run = stored.body[:KEY_BYTES], Run(stored.body[KEY_BYTES:])
+                ledger.replica.apply(RunStored(run, key, bool(stored.flags & REPLACES)))
+                part = ledger.fresh.pop()
+                part.segment, part.offset = placed.segment, stored.offset
+                part.size, part.crc, part.body = stored.size, stored.crc, None
+            case Kind.FENCE:
+                ledger.replica.apply(LedgerFenced(stored.body))
+            case Kind.LAC:
+                (lac,) = _LAC.unpack(stored.body[KEY_BYTES:])
+                ledger.replica.apply(LacKept(lac, stored.body[:KEY_BYTES]))
+            case Kind.LIMBO:
+                counter, limbo = _LIMBO.unpack(stored.body)
+                ledger.replica.apply(LimboSet(counter, bool(limbo)))
+            case Kind.DROP:
+                ledger.drop()
+                if stored.body[KEY_BYTES]:
+                    ledger.replica.apply(LedgerFenced(stored.body[:KEY_BYTES]))
+            case Kind.DELETE:
+                ledger.drop()
+                ledger.is_dropped = True
+        ledger.touch()
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    async def checkpoint(self) -> None:
+        """Bring the index up to where the log is on disk, now."""
+        while self._checkpointing is not None:
+            await asyncio.shield(self._checkpointing)
+        self._checkpointing = asyncio.create_task(self._checkpoint_once())
+        await asyncio.shield(self._checkpointing)
+
+    async def _checkpoint_once(self) -> None:
+        try:
+            await self._checkpoint()
+        finally:
+            self._checkpointing = None
+
+    async def _checkpoint(self) -> None:
+        self._since_checkpoint = 0
+        dirty = [ledger for ledger in self._ledgers.values() if ledger.is_dirty]
+        changes = [(ledger, ledger.change()) for ledger in dirty]
+        position = self._position
+        await asyncio.to_thread(self.index.write, position, [change for _, change in changes])
+        for ledger, change in changes:
+            ledger.checkpointed(change)
+        self.counters["checkpoints"] += 1
+
+    def trim(self) -> None:
+        """Forget idle ledgers beyond the limit: the index knows them."""
+        if len(self._ledgers) > LEDGERS_MAX:
+            idle = [ledger_id for ledger_id, ledger in self._ledgers.items() if ledger.is_idle]
+            for ledger_id in idle:
+                del self._ledgers[ledger_id]
+
+    # --- room ---------------------------------------------------------------------------------------
+
+    def free_bytes(self) -> int:
+        """Room that is left for this bookie."""
+        stat = os.statvfs(self.directory)
+        free = stat.f_bavail * stat.f_frsize
+        if self.options.data_bytes_max:
+            used = sum(path.stat().st_size for path in self.segments.directory.iterdir())
+            free = min(free, self.options.data_bytes_max - used)
+        return max(0, free)
+
+    def check_space(self) -> None:
+        """Become read-only below the threshold, and writable again a quarter above it. Recovery
+        and repair go on until a quarter of the threshold is left.
+        """
+        free = self.free_bytes()
+        threshold = self.options.read_only_below_bytes
+        has_reserve = keep_reserve(self._reserve, self.options.reserve_bytes)
+        was = self.is_read_only
+        if free < threshold or not has_reserve:
+            self.is_read_only = True
+        elif free >= threshold + threshold // 4:
+            self.is_read_only = False
+        self.is_full = free < threshold // 4
+        if was != self.is_read_only:
+            log.warning("read-only" if self.is_read_only else "writable", extra={"free": free})
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("task-failed", exc_info=task.exception())
+
+
+def _log_record(ledger: Ledger, record: Record) -> LogRecord:
+    """A record of the rules as one of the log; its tag says whose it is, and its part."""
+    part: Part | None = None
+    flags = 0
+    match record:
+        case RunStored():
+            kind, parts = Kind.RUN, (_key(record.ledger_key), record.run.body)
+            part = ledger.fresh.pop()
+            flags = REPLACES if record.replaces else 0
+        case LedgerFenced():
+            kind, parts = Kind.FENCE, (_key(record.ledger_key),)
+        case LacKept():
+            lac = _LAC.pack(record.last_add_confirmed)
+            kind, parts = Kind.LAC, (_key(record.ledger_key), lac)
+        case LimboSet():
+            kind, parts = Kind.LIMBO, (_LIMBO.pack(record.counter, record.limbo),)
+    size = sum(map(len, parts))
+    return LogRecord(kind, ledger.ledger_id, parts, size, flags, tag=(ledger, part))
+
+
+def _key(ledger_key: bytes) -> bytes:
+    return ledger_key or bytes(KEY_BYTES)
+
+
+def _open_index(path: Path) -> Index:
+    """The index; where it is damaged or was never finished, an empty one, to be rebuilt."""
+    try:
+        return Index(path)
+    except Exception:
+        log.exception("index-damaged", extra={"path": str(path)})
+        aside = path.with_name("index.damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        return Index(path)
+
+
+def _locked(directory: Path) -> int:
+    """The directory's lock. Raises DirectoryInUse."""
+    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise DirectoryInUse(f"another process uses {directory}") from None
+    return fd
+
