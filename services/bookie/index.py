@@ -96,7 +96,7 @@ class Index:
     def __init__(self, path: Path) -> None:
         """Opens or creates it. Raises Exception where RocksDB finds it damaged."""
         options = Options(raw_mode=True)
-        options.create_if_missing(True)  # noqa: FBT003 - its API
+        options.create_if_missing(True)
         options.set_write_buffer_size(WRITE_BUFFER_BYTES)
         options.set_max_write_buffer_number(2)
         options.set_max_open_files(64)
@@ -143,9 +143,7 @@ class Index:
             cursor.next()
         cursor.status()
 
-    def parts(
-        self, ledger_id: int, first: int, last: int, sparse_span: int
-    ) -> Iterator[Part]:
+    def parts(self, ledger_id: int, first: int, last: int, sparse_span: int) -> Iterator[Part]:
         """The parts that may hold some of first..last, ascending by first."""
         cursor = self._db.iter()
         prefix = _LEDGER_KEY.pack(b"P", ledger_id)

@@ -46,9 +46,7 @@ class Ledger:
         "sparse_span",
     )
 
-    def __init__(
-        self, ledger_id: int, me: str, index: Index, *, is_deferred: bool = False
-    ) -> None:
+    def __init__(self, ledger_id: int, me: str, index: Index, *, is_deferred: bool = False) -> None:
         """The ledger as the index knows it (an unknown one holds nothing)."""
         self.ledger_id = ledger_id
         self._index = index

@@ -78,7 +78,7 @@ class SegmentHead(NamedTuple):
     def encode(self) -> bytes:
         """As bytes."""
         start = _SEGMENT_START.pack(SEGMENT_MAGIC, *self)
-        return start + google_crc32c.value(start).to_bytes(4, "big")
+        return start + int(google_crc32c.value(start)).to_bytes(4, "big")
 
 
 def parse_segment_head(data: bytes) -> SegmentHead | None:
@@ -214,9 +214,7 @@ def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> Batch | N
         if google_crc32c.value(body) != crc:
             return None
         records.append(
-            StoredRecord(
-                Kind(kind), record_flags, ledger_id, base + body_at, body_bytes, crc, body
-            )
+            StoredRecord(Kind(kind), record_flags, ledger_id, base + body_at, body_bytes, crc, body)
         )
         body_at += body_bytes
     return Batch(flags, base + at, base + at + size, sequence, synced_below, tuple(records))

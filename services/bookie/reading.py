@@ -46,10 +46,7 @@ def extents(segments: Segments, parts: Iterable[Part]) -> list[Extent]:
         end = part.offset + part.size
         if made and part.segment == last_segment:
             extent = made[-1]
-            if (
-                part.offset - extent.end <= GAP_BYTES_MAX
-                and end - extent.start <= EXTENT_BYTES_MAX
-            ):
+            if part.offset - extent.end <= GAP_BYTES_MAX and end - extent.start <= EXTENT_BYTES_MAX:
                 extent.parts.append(part)
                 made[-1] = extent._replace(end=max(end, extent.end))
                 continue
@@ -110,7 +107,7 @@ def bodies(extent: Extent, data: bytes, ledger_id: int) -> Iterable[tuple[Part, 
 
 
 class _Piece(NamedTuple):
-    count: int
+    entry_count: int
     ids: bytes
     lacs: bytes
     lengths: bytes
@@ -145,16 +142,14 @@ def _piece(body: bytes, start: int, end: int) -> _Piece:
 
 def join_pieces(pieces: list[_Piece], fmt: int, kind: int, zero: int, ledger_id: int) -> bytes:
     """Pieces in ascending order as one run."""
-    count = sum(piece.count for piece in pieces)
+    count = sum(piece.entry_count for piece in pieces)
     columns = zip(*pieces, strict=True)
     next(columns)
     head = _HEAD.pack(fmt, kind, zero, count, ledger_id)
     return b"".join((head, *(b"".join(column) for column in columns)))
 
 
-def join(
-    found: list[tuple[Part, bytes]], first: int, last: int, bytes_max: int
-) -> bytes | None:
+def join(found: list[tuple[Part, bytes]], first: int, last: int, bytes_max: int) -> bytes | None:
     """One run of the entries first..last of these parts' runs, until their payloads make up about
     `bytes_max` (the first entry always). None where nothing is there.
     """

@@ -78,9 +78,7 @@ def _start(segments: Segments) -> Position:
     return Position(1, SEGMENT_HEAD.size, 1)
 
 
-def _whole_segments(
-    segments: Segments, at: Position, last: int
-) -> Iterator[tuple[int, Batch]]:
+def _whole_segments(segments: Segments, at: Position, last: int) -> Iterator[tuple[int, Batch]]:
     """The batches of all segments but the last one, which end where their successor says."""
     present = set(segments.numbers())
     for number in range(at.segment, last):

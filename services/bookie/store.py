@@ -10,7 +10,6 @@ import fcntl
 import logging
 import os
 import shutil
-import struct
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,30 +24,24 @@ from quorumlog.protocol.replica import (
     AddAsked,
     FenceAsked,
     LacAsked,
-    LacKept,
     LacTold,
-    LedgerFenced,
-    LimboSet,
     Ranges,
     ReadAsked,
     Record,
-    RunStored,
     Verdict,
     ranges_of,
 )
 from services.bookie.index import Index, LedgerRow
 from services.bookie.ledger import Ledger
-from services.bookie.log import KEY_BYTES, REPLACES, Kind, LogRecord
+from services.bookie.log import LogRecord
 from services.bookie.parts import Part, present_in, split_run
 from services.bookie.reading import Extent, bodies, extents, join, read_now, read_waiting
+from services.bookie.records import apply_stored, owner_of, to_log
 from services.bookie.replay import Placed, Replayed, replay_log
 from services.bookie.segments import Segments
 from services.bookie.writer import LogWriter, Position, keep_reserve
 
 log = logging.getLogger(__name__)
-
-_LAC: Final = struct.Struct(">q")
-_LIMBO: Final = struct.Struct(">QB")
 
 LEDGERS_MAX: Final = 20_000
 """Ledgers kept in memory; idle ones beyond it are forgotten at a checkpoint."""
@@ -412,7 +405,7 @@ class Store:
     def _submit(self, ledger: Ledger, records: tuple[Record, ...]) -> None:
         assert self._writer is not None
         for record in records:
-            made = _log_record(ledger, record)
+            made = to_log(ledger, record)
             self._pending_bytes += made.size
             self._writer.append(made)
 
@@ -426,7 +419,7 @@ class Store:
         size = 0
         for record in records:
             size += record.size
-            ledger, part = record.tag  # type: ignore[misc]
+            ledger, part = owner_of(record)
             if part is not None:
                 part.segment = record.segment
                 part.offset = record.offset
@@ -447,31 +440,7 @@ class Store:
 
     def _apply_stored(self, placed: Placed) -> None:
         """Replay: take over a record that was read back."""
-        stored = placed.record
-        ledger = self.ledger(stored.ledger_id)
-        match stored.kind:
-            case Kind.RUN:
-                key, run = stored.body[:KEY_BYTES], Run(stored.body[KEY_BYTES:])
-                ledger.replica.apply(RunStored(run, key, bool(stored.flags & REPLACES)))
-                part = ledger.fresh.pop()
-                part.segment, part.offset = placed.segment, stored.offset
-                part.size, part.crc, part.body = stored.size, stored.crc, None
-            case Kind.FENCE:
-                ledger.replica.apply(LedgerFenced(stored.body))
-            case Kind.LAC:
-                (lac,) = _LAC.unpack(stored.body[KEY_BYTES:])
-                ledger.replica.apply(LacKept(lac, stored.body[:KEY_BYTES]))
-            case Kind.LIMBO:
-                counter, limbo = _LIMBO.unpack(stored.body)
-                ledger.replica.apply(LimboSet(counter, bool(limbo)))
-            case Kind.DROP:
-                ledger.drop()
-                if stored.body[KEY_BYTES]:
-                    ledger.replica.apply(LedgerFenced(stored.body[:KEY_BYTES]))
-            case Kind.DELETE:
-                ledger.drop()
-                ledger.is_dropped = True
-        ledger.touch()
+        apply_stored(self.ledger(placed.record.ledger_id), placed)
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -543,30 +512,6 @@ class Store:
             log.error("task-failed", exc_info=task.exception())
 
 
-def _log_record(ledger: Ledger, record: Record) -> LogRecord:
-    """A record of the rules as one of the log; its tag says whose it is, and its part."""
-    part: Part | None = None
-    flags = 0
-    match record:
-        case RunStored():
-            kind, parts = Kind.RUN, (_key(record.ledger_key), record.run.body)
-            part = ledger.fresh.pop()
-            flags = REPLACES if record.replaces else 0
-        case LedgerFenced():
-            kind, parts = Kind.FENCE, (_key(record.ledger_key),)
-        case LacKept():
-            lac = _LAC.pack(record.last_add_confirmed)
-            kind, parts = Kind.LAC, (_key(record.ledger_key), lac)
-        case LimboSet():
-            kind, parts = Kind.LIMBO, (_LIMBO.pack(record.counter, record.limbo),)
-    size = sum(map(len, parts))
-    return LogRecord(kind, ledger.ledger_id, parts, size, flags, tag=(ledger, part))
-
-
-def _key(ledger_key: bytes) -> bytes:
-    return ledger_key or bytes(KEY_BYTES)
-
-
 def _open_index(path: Path) -> Index:
     """The index; where it is damaged or was never finished, an empty one, to be rebuilt."""
     try:
@@ -588,4 +533,3 @@ def _locked(directory: Path) -> int:
         os.close(fd)
         raise DirectoryInUse(f"another process uses {directory}") from None
     return fd
-
