@@ -46,7 +46,7 @@ class World:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.updates: list[LedgerMetadata] = []
+        self.updates: list[tuple[int, str]] = []
         self.broken = False
 
     def add(
@@ -82,10 +82,10 @@ class Rows:
         return await self.world.read_row(ledger_id)
 
     async def cas(
-        self, metadata: LedgerMetadata, missed: tuple[MissedRange, ...]
+        self, metadata: LedgerMetadata, missed: tuple[MissedRange, ...], *, attempt: str
     ) -> tuple[CasStatus, LedgerMetadata | None]:
         assert missed == ()
-        self.world.updates.append(metadata)
+        self.world.updates.append((metadata.version, attempt))
         return CasStatus.OK, metadata
 
 
@@ -204,3 +204,15 @@ async def test_a_row_that_cannot_be_read_is_unknown() -> None:
     await until(lambda: len(machine.heard) == 2, "the answer")
 
     assert machine.heard[1] == MetadataAnswered(1, CasStatus.UNKNOWN)
+
+
+async def test_the_same_attempt_again_is_the_same_change_to_the_store() -> None:
+    world = World()
+    machine = Script([UpdateMetadata(1, ROW)], [UpdateMetadata(1, ROW)], [UpdateMetadata(2, ROW)])
+    driver = drive(machine, world, [])
+
+    driver.post(CloseRequested())
+    await until(lambda: len(machine.heard) == 4, "three answers")
+
+    tokens = [token for _, token in world.updates]
+    assert tokens[0] == tokens[1] != tokens[2]

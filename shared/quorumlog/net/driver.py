@@ -7,6 +7,7 @@ failed, closed, ...) goes to `tell`, also one at a time and in order.
 """
 
 import logging
+import uuid
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -60,7 +61,16 @@ class Driver:
     after `stop` the machine hears nothing more and its owner is told nothing more.
     """
 
-    __slots__ = ("_inbox", "_is_stepping", "_ledger_id", "_machine", "_ports", "_stopped", "_tell")
+    __slots__ = (
+        "_inbox",
+        "_is_stepping",
+        "_ledger_id",
+        "_machine",
+        "_ports",
+        "_stopped",
+        "_tell",
+        "_token",
+    )
 
     def __init__(
         self, machine: Machine, ledger_id: int, ports: Ports, tell: Callable[[Told], None]
@@ -73,6 +83,7 @@ class Driver:
         self._inbox: deque[Event] = deque()
         self._is_stepping = False
         self._stopped = False
+        self._token = (-1, "")
 
     def post(self, event: Event) -> None:
         """Let the machine hear of an event: now, or after those that it hears of at present."""
@@ -161,14 +172,17 @@ class Driver:
         )
 
     async def _update(self, effect: UpdateMetadata) -> None:
+        # A machine that asks the same attempt again means the same change: the same token.
+        if self._token[0] != effect.attempt:
+            self._token = (effect.attempt, str(uuid.uuid4()))
         answer: tuple[CasStatus, Any]
         try:
-            answer = await self._ports.metadata.cas(effect.metadata, effect.missed)
+            answer = await self._ports.metadata.cas(
+                effect.metadata, effect.missed, attempt=self._token[1]
+            )
         except Exception:
-            # Never answered as UNKNOWN, since it may have been applied (rule 6): the machine
-            # waits for ever, and its pending entries end by their quorum timeout.
             log.exception("metadata-client-broke", extra={"ledger": self._ledger_id})
-            return
+            answer = (CasStatus.UNKNOWN, None)
         self.post(MetadataAnswered(effect.attempt, *answer))
 
     async def _read_row(self, attempt: int) -> None:

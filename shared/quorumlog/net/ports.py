@@ -67,11 +67,10 @@ class MetadataPort(Protocol):
         ...
 
     async def cas(
-        self, metadata: LedgerMetadata, missed: tuple[MissedRange, ...]
+        self, metadata: LedgerMetadata, missed: tuple[MissedRange, ...], *, attempt: str
     ) -> tuple[CasStatus, LedgerMetadata | None]:
-        """Replace the row that has `metadata.version`; returns once that is settled (rule 6).
-
-        `CasStatus.UNKNOWN` only where nothing was sent.
+        """Replace the row that has `metadata.version`. `attempt` names this change for ever: asked
+        again with it after `CasStatus.UNKNOWN`, the store says what became of it (rule 6).
         """
         ...
 

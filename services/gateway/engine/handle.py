@@ -1,0 +1,334 @@
+"""One write handle: the appends of one ledger on their way through its writer machine.
+
+Appends gather into runs without a timer: while two runs are in flight, new appends wait, and all
+that waited goes as the next run (performance.md). Ids are given here, in the order of arrival, so
+that `expect` is judged before anything is sent. The handle has no task and no timer of its own.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    LedgerClosed,
+    LedgerFenced,
+    Outcome,
+    Overloaded,
+    QuorumLogError,
+    UnexpectedEntryId,
+    WriterLost,
+    by_code,
+)
+from quorumlog.net.driver import Driver, Told
+from quorumlog.net.ports import Ports
+from quorumlog.protocol.messages import (
+    AppendRequested,
+    Closed,
+    CloseRequested,
+    Confirmed,
+    EntriesRead,
+    Failed,
+    RecoverLedger,
+    ReplaceRequested,
+)
+from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.record import Codec
+from quorumlog.protocol.writer import Writer, WriterState
+from services.gateway.engine.waiters import LacWaiters
+from services.gateway.interface import Appended
+
+RUN_BYTES_MAX: Final = 1 << 20
+"""Larger appends are cut: a run is what one group commit writes and one read returns."""
+RUN_ENTRIES_MAX: Final = 10_000
+RUNS_IN_FLIGHT: Final = 2
+"""One on the wire and one on the disk; more only makes runs smaller (measured, performance.md)."""
+_LARGE_BYTES: Final = 64 << 10
+_LARGE_IN_FLIGHT_BYTES: Final = 8 << 20
+"""Runs that are large by themselves need not wait for each other, up to this much."""
+
+
+class Budget:
+    """Bytes of appends that are accepted and not yet acknowledged, with a limit."""
+
+    __slots__ = ("limit_bytes", "used_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Nothing is used yet."""
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def has_room(self, size: int) -> bool:
+        """Whether `size` more fit; a single append of any size does when nothing is in flight."""
+        return self.used_bytes == 0 or self.used_bytes + size <= self.limit_bytes
+
+
+class HandleOwner(Protocol):
+    """Who is told what a handle met."""
+
+    def handle_closed(self, handle: "WriteHandle", row: LedgerMetadata) -> None:
+        """The ledger is CLOSED."""
+        ...
+
+    def handle_failed(self, handle: "WriteHandle") -> None:
+        """The handle is over, and the ledger's end is not known here."""
+        ...
+
+    def recovery_wanted(self, handle: "WriteHandle") -> None:
+        """Somebody's recovery was met: run one (rule 10)."""
+        ...
+
+
+class _Waiter:
+    """One append request."""
+
+    __slots__ = ("first", "future", "last", "size")
+
+    def __init__(self, first: int, last: int, size: int, future: asyncio.Future[Appended]) -> None:
+        self.first = first
+        self.last = last
+        self.size = size
+        self.future = future
+
+
+class WriteHandle:
+    """The writer of one ledger, from its creation to its end.
+
+    Invariants:
+      - waiters are in the order of their ids, which follow on from each other;
+      - entries below `_sent` were given to the machine, those from there to `_next` are gathered;
+      - each waiter is answered once: by its confirmation or by the handle's end.
+    """
+
+    def __init__(
+        self,
+        row: LedgerMetadata,
+        ports: Ports,
+        owner: HandleOwner,
+        *,
+        ledger_limit_bytes: int,
+        gateway_budget: Budget,
+    ) -> None:
+        """A handle is made once, by the process that created the ledger (rule 11)."""
+        self.ledger_id = row.ledger_id
+        self.access_row = row
+        """The row as it was created: its keys never change."""
+        self._machine = Writer(row, Codec(row.digest, row.mac_key))
+        self._driver = Driver(self._machine, row.ledger_id, ports, self._told)
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._ledger_budget = Budget(ledger_limit_bytes)
+        self._gateway_budget = gateway_budget
+        self._next = self._sent = 0
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
+        self._runs: deque[tuple[int, int]] = deque()
+        self._runs_bytes = 0
+        self._waiters: deque[_Waiter] = deque()
+        self._close: asyncio.Future[LedgerMetadata] | None = None
+        self._is_close_sent = False
+        self._failure: Failed | None = None
+        self._closed_row: LedgerMetadata | None = None
+        self.last_add_confirmed = -1
+        self.tails = LacWaiters()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether this handle still speaks for its ledger: not failed, not closed."""
+        return self._failure is None and self._closed_row is None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no append waits."""
+        return not self._waiters
+
+    @property
+    def row(self) -> LedgerMetadata:
+        """The row as the writer knows it."""
+        return self._machine.metadata
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether a slot of the ensemble does not take part (rule 8)."""
+        return self.is_live and self._machine.is_degraded
+
+    def append(
+        self, payloads: Sequence[bytes], size: int, expect: int | None = None
+    ) -> asyncio.Future[Appended]:
+        """Take an append; `size` is the payloads' bytes. The future ends when it is durable.
+
+        Raises: UnexpectedEntryId, Overloaded, or why the handle is over; nothing is sent then.
+        """
+        if self._failure is not None or self._close is not None or self._closed_row is not None:
+            raise self._refusal()
+        first = self._next
+        if expect is not None and expect != first:
+            raise UnexpectedEntryId(
+                f"the next entry is {first}, not {expect}",
+                ledger_id=self.ledger_id,
+                next_entry_id=first,
+            )
+        if not self._ledger_budget.has_room(size) or not self._gateway_budget.has_room(size):
+            raise Overloaded(
+                "too many bytes wait for their acknowledgement", ledger_id=self.ledger_id
+            )
+        self._ledger_budget.used_bytes += size
+        self._gateway_budget.used_bytes += size
+        self._next = first + len(payloads)
+        future: asyncio.Future[Appended] = self._loop.create_future()
+        self._waiters.append(_Waiter(first, self._next - 1, size, future))
+        self._gathered.extend(payloads)
+        self._gathered_bytes += size
+        self._flush()
+        return future
+
+    async def close(self) -> LedgerMetadata:
+        """The writer's close: what is in flight is settled first. Every caller gets the outcome.
+
+        Raises: LedgerFenced, LedgerClosed, or why the handle is over.
+        """
+        if self._closed_row is not None:
+            return self._closed_row
+        if self._close is None or self._close.done():
+            self._close = self._loop.create_future()
+            self._is_close_sent = False
+            self._flush()
+        return await asyncio.shield(self._close)
+
+    def replace(self, member: str) -> None:
+        """Ask for a member's replacement in the open fragment (rule 21)."""
+        if self.is_live:
+            self._driver.post(ReplaceRequested(member))
+
+    def abandon(self) -> None:
+        """The process ends: what is pending has an unknown outcome."""
+        self._driver.stop()
+        self._fail(Failed("writer-lost", detail="the writer's process ends"), is_final=True)
+
+    def _flush(self) -> None:
+        """Send what is gathered, as far as runs may be in flight."""
+        while self._gathered and self._may_send():
+            payloads, size = self._take()
+            self._sent += len(payloads)
+            self._runs.append((self._sent - 1, size))
+            self._runs_bytes += size
+            self._driver.post(AppendRequested(payloads))
+        if self._close is not None and not self._gathered and not self._is_close_sent:
+            self._is_close_sent = True
+            self._driver.post(CloseRequested())
+
+    def _may_send(self) -> bool:
+        return len(self._runs) < RUNS_IN_FLIGHT or (
+            self._gathered_bytes >= _LARGE_BYTES and self._runs_bytes < _LARGE_IN_FLIGHT_BYTES
+        )
+
+    def _take(self) -> tuple[tuple[bytes, ...], int]:
+        """The next run's payloads and their bytes."""
+        gathered = self._gathered
+        if self._gathered_bytes <= RUN_BYTES_MAX and len(gathered) <= RUN_ENTRIES_MAX:
+            size = self._gathered_bytes
+            self._gathered, self._gathered_bytes = [], 0
+            return tuple(gathered), size
+        count = size = 0
+        for payload in gathered[:RUN_ENTRIES_MAX]:
+            if count and size + len(payload) > RUN_BYTES_MAX:
+                break
+            count += 1
+            size += len(payload)
+        self._gathered = gathered[count:]
+        self._gathered_bytes -= size
+        return tuple(gathered[:count]), size
+
+    def _told(self, told: Told) -> None:
+        match told:
+            case Confirmed(_, last):
+                self._confirm(last)
+            case Closed(row):
+                self._ended(row)
+            case Failed():
+                # An ENDING machine closes the ledger at its LAC and tells that later.
+                is_ending = self._machine.state in (WriterState.ENDING, WriterState.CLOSED)
+                self._fail(told, is_final=not is_ending or told.code == QuorumLogError.code)
+            case RecoverLedger():
+                self._owner.recovery_wanted(self)
+            case EntriesRead():
+                pass  # a writer reads nothing
+
+    def _confirm(self, last: int) -> None:
+        self.last_add_confirmed = last
+        runs, waiters = self._runs, self._waiters
+        while runs and runs[0][0] <= last:
+            self._runs_bytes -= runs.popleft()[1]
+        while waiters and waiters[0].last <= last:
+            waiter = waiters.popleft()
+            self._release(waiter)
+            if not waiter.future.done():
+                waiter.future.set_result(Appended(waiter.first, waiter.last, last))
+        self.tails.advance(last)
+        if self._gathered or self._close is not None:
+            self._flush()
+
+    def _release(self, waiter: _Waiter) -> None:
+        self._ledger_budget.used_bytes -= waiter.size
+        self._gateway_budget.used_bytes -= waiter.size
+
+    def _fail(self, failed: Failed, *, is_final: bool) -> None:
+        is_news = self.is_live
+        if is_news:
+            self._failure = failed
+            self._drop_waiters(failed)
+            self.tails.wake_all()
+        if is_final and self._close is not None and not self._close.done():
+            self._close.set_exception(self._error(failed, UNKNOWN))
+            self._close.exception()  # it may have no reader left
+        if is_news and is_final:
+            self._owner.handle_failed(self)
+
+    def _drop_waiters(self, failed: Failed) -> None:
+        """Fail all that wait: unknown where anything was sent, else not done."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            self._release(waiter)
+            if not waiter.future.done():
+                outcome = UNKNOWN if waiter.first < self._sent else NOT_DONE
+                error = self._error(failed, outcome)
+                waiter.future.set_exception(error)
+                waiter.future.exception()  # its client may be gone
+        self._gathered, self._gathered_bytes = [], 0
+        self._runs.clear()
+        self._runs_bytes = 0
+
+    def _error(self, failed: Failed, outcome: Outcome) -> QuorumLogError:
+        return by_code(failed.code)(
+            failed.detail,
+            ledger_id=self.ledger_id,
+            entry_id=failed.entry_id,
+            bookie=failed.bookie,
+            outcome=outcome,
+        )
+
+    def _ended(self, row: LedgerMetadata) -> None:
+        if self._closed_row is not None:
+            return
+        self._closed_row = row
+        end = f"the ledger ends at {row.last_entry}"
+        self._drop_waiters(Failed("ledger-closed", detail=end))
+        if self._close is not None and not self._close.done():
+            self._close.set_result(row)
+        self.tails.wake_all()
+        self._driver.stop()
+        self._owner.handle_closed(self, row)
+
+    def _refusal(self) -> QuorumLogError:
+        """Why nothing more is taken."""
+        failed, row = self._failure, self._closed_row
+        if row is not None or failed is None:
+            last = None if row is None else row.last_entry
+            return LedgerClosed("its writer closed it", ledger_id=self.ledger_id, last_entry=last)
+        if failed.code in (LedgerClosed.code, LedgerFenced.code):
+            return self._error(failed, NOT_DONE)
+        return WriterLost(
+            f"the write handle ended: {failed.code}", ledger_id=self.ledger_id, outcome=NOT_DONE
+        )

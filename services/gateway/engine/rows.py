@@ -1,0 +1,124 @@
+"""Ledgers' rows as this gateway knows them: a cache that follows the stream of changes.
+
+A row from here may be old, so it proves no absence: negative answers are given only after a read
+of the primary (`fresh`). While the metadata service is away, known rows serve.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from quorumlog.errors import MetadataUnavailable, NoSuchLedger
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.protocol.metadata import LedgerMetadata, State
+
+log = logging.getLogger(__name__)
+
+_ROWS_MAX: Final = 100_000
+"""A row of three members takes about 1 KiB, so at most 100 MB (measured with sys.getsizeof)."""
+_PATIENCE_S: Final = 0.5
+"""For how long a read waits for metadata when it has an old row to fall back on (taste)."""
+_PAUSE_S: Final = 1.0
+"""After the metadata service did not answer, old rows serve at once for this long (taste)."""
+
+
+class Rows:
+    """The cache. Invariant: a row in it never goes back to a lower version."""
+
+    def __init__(self, metadata: MetadataClient, changed: Callable[[int], None]) -> None:
+        """`changed` is told which ledger's row is news."""
+        self._metadata = metadata
+        self._changed = changed
+        self._rows: OrderedDict[int, LedgerMetadata] = OrderedDict()
+        self._stale: set[int] = set()
+        """Rows that are older than something that was heard since."""
+        self._deleted: OrderedDict[int, None] = OrderedDict()
+        self._away_until = 0.0
+
+    async def follow(self) -> None:
+        """Follow the stream of changes, for ever."""
+        async with contextlib.aclosing(self._metadata.changes()) as changes:
+            async for change in changes:
+                if change.kind == "gap":
+                    self._stale.update(self._rows)
+                    for ledger_id in list(self._rows):
+                        self._changed(ledger_id)
+                elif change.ledger_id is not None:
+                    self._heard(change.ledger_id, change.version or 0, is_deleted=change.deleted)
+
+    def cached(self, ledger_id: int) -> LedgerMetadata | None:
+        """The row as it was known last."""
+        return self._rows.get(ledger_id)
+
+    def put(self, row: LedgerMetadata) -> None:
+        """A row that was read or written."""
+        known = self._rows.get(row.ledger_id)
+        if row.ledger_id in self._deleted or (known is not None and known.version > row.version):
+            return
+        self._rows[row.ledger_id] = row
+        self._rows.move_to_end(row.ledger_id)
+        self._stale.discard(row.ledger_id)
+        while len(self._rows) > _ROWS_MAX:
+            oldest, _ = self._rows.popitem(last=False)
+            self._stale.discard(oldest)
+        if known is None or known.version != row.version:
+            self._changed(row.ledger_id)
+
+    def deleted(self, ledger_id: int) -> None:
+        """The ledger has a tombstone: it never comes back (rule 17)."""
+        self._rows.pop(ledger_id, None)
+        self._stale.discard(ledger_id)
+        self._deleted[ledger_id] = None
+        if len(self._deleted) > _ROWS_MAX:
+            self._deleted.popitem(last=False)
+        self._changed(ledger_id)
+
+    async def row(self, ledger_id: int, *, newer_than: int = 0) -> LedgerMetadata:
+        """The row, maybe some moments old; with `newer_than`, of a higher version if there is one.
+
+        Raises: NoSuchLedger, MetadataUnavailable when it was never known here.
+        """
+        known = self._rows.get(ledger_id)
+        if known is not None:
+            if ledger_id not in self._stale and known.version > newer_than:
+                return known
+            loop = asyncio.get_running_loop()
+            if loop.time() < self._away_until:
+                return known
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    return await self.fresh(ledger_id)
+            except (TimeoutError, MetadataUnavailable):
+                self._away_until = loop.time() + _PAUSE_S
+                return known
+        return await self.fresh(ledger_id)
+
+    async def fresh(self, ledger_id: int) -> LedgerMetadata:
+        """The row from the primary. Raises: NoSuchLedger, MetadataUnavailable."""
+        if ledger_id in self._deleted:
+            raise NoSuchLedger("the ledger was deleted", ledger_id=ledger_id, deleted=True)
+        try:
+            row = await self._metadata.get(ledger_id)
+        except NoSuchLedger as error:
+            if error.members.get("deleted") is True:
+                self.deleted(ledger_id)
+            raise
+        self.put(row)
+        return row
+
+    def _heard(self, ledger_id: int, version: int, *, is_deleted: bool) -> None:
+        if is_deleted:
+            self.deleted(ledger_id)
+            return
+        known = self._rows.get(ledger_id)
+        if known is not None and known.version < version:
+            self._stale.add(ledger_id)
+            self._changed(ledger_id)
+
+
+def is_closed(row: LedgerMetadata) -> bool:
+    """Whether the ledger's end is final."""
+    return row.state is State.CLOSED

@@ -1,0 +1,114 @@
+"""Which bookies there are, as the metadata service said last: addresses, and who may be chosen.
+
+Liveness only proposes (architecture 2.1): a list that is old may slow things and loses nothing.
+Addresses are kept for ever, since a bookie that is called lost may still answer.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from quorumlog.errors import QuorumLogError
+from quorumlog.protocol import placement
+from quorumlog.protocol.ids import member_name
+from quorumlog.wire.bodies import BookieInfo, BookieList
+
+log = logging.getLogger(__name__)
+
+REFRESH_S: Final = 1.0
+"""As often as bookies tell that they live (architecture 7)."""
+
+
+class Directory:
+    """The last known list of bookies. Implements `ports.PlacementPort`."""
+
+    def __init__(self, fetch: Callable[[], Awaitable[BookieList]]) -> None:
+        """`fetch` asks the metadata service."""
+        self._fetch = fetch
+        self._addresses: dict[str, str] = {}
+        self._bookies: tuple[BookieInfo, ...] = ()
+        self._chance = random.SystemRandom()
+        self.is_known = False
+        """Whether the list was ever read."""
+
+    async def follow(self) -> None:
+        """Keep the list fresh, for ever."""
+        while True:
+            try:
+                await self.refresh()
+            except QuorumLogError as error:
+                log.info("bookies-unknown", extra={"why": error.detail})
+            await asyncio.sleep(REFRESH_S)
+
+    async def refresh(self) -> BookieList:
+        """Read the list now. Raises: MetadataUnavailable."""
+        found = await self._fetch()
+        self._bookies = found.bookies
+        for bookie in found.bookies:
+            if bookie.url:
+                self._addresses[member_name(bookie.id)] = bookie.url
+        self.is_known = True
+        return found
+
+    def address(self, name: str) -> str | None:
+        """Where a bookie listens, or listened last."""
+        return self._addresses.get(name)
+
+    def writable(self) -> tuple[str, ...]:
+        """Live members that take entries, in a new order each time, so that load spreads."""
+        members = [bookie.id for bookie in self._bookies if bookie.state == "writable"]
+        self._chance.shuffle(members)
+        return tuple(members)
+
+    def candidates(self, ensemble: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
+        """Live writable members that are not in `exclude`, best first: those of other zones than
+        the ones that stay.
+        """
+        staying = [member for member in ensemble if member in exclude]
+        free = [member for member in self.writable() if member not in exclude]
+        return placement.spread(staying, free, self._zones())
+
+    def new_ensemble(
+        self, size: int, *, degraded_ack: tuple[int, int] | None = None
+    ) -> tuple[tuple[str, ...], bool] | None:
+        """An ensemble for a new ledger, and whether it is degraded; None where that can't be.
+
+        With `degraded_ack` (write quorum, ack quorum) absent members may fill it up, as long as
+        every write set reaches its ack quorum with live ones (rule 29).
+        """
+        zones = self._zones()
+        chosen = placement.ensemble(size, self.writable(), zones)
+        if chosen is not None:
+            return chosen, False
+        if degraded_ack is None:
+            return None
+        live = placement.spread((), self.writable(), zones)
+        write_quorum, ack_quorum = degraded_ack
+        absent = [bookie.id for bookie in self._bookies if bookie.state != "writable"]
+        self._chance.shuffle(absent)
+        if len(live) + len(absent) < size:
+            return None
+        return _mixed(list(live), absent, size, write_quorum, ack_quorum)
+
+    def _zones(self) -> dict[str, str]:
+        return {bookie.id: bookie.zone for bookie in self._bookies}
+
+
+def _mixed(
+    live: list[str], absent: list[str], size: int, write_quorum: int, ack_quorum: int
+) -> tuple[tuple[str, ...], bool] | None:
+    """Live and absent members, the absent ones as far apart as can be; None where a write set
+    (of neighbours) has too few live ones.
+    """
+    lacking = size - len(live)
+    gaps = {position * size // lacking for position in range(lacking)}
+    members = tuple(
+        absent.pop() if position in gaps else live.pop() for position in range(size)
+    )
+    for start in range(size):
+        missing = sum((start + step) % size in gaps for step in range(write_quorum))
+        if write_quorum - missing < ack_quorum:
+            return None
+    return members, True
