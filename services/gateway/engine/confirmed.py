@@ -1,0 +1,38 @@
+"""The LAC as bookies tell it, where the writer can't be asked (rules 5 and 13)."""
+
+import asyncio
+
+from quorumlog.net.ports import BookiesPort
+from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.metadata import LedgerMetadata
+
+
+async def confirmed_by_bookies(row: LedgerMetadata, bookies: BookiesPort) -> int | None:
+    """The highest LAC that a covering set of the last fragment's bookies knows; None where too few
+    answered. Every entry below the last fragment is confirmed in any case.
+    """
+    members = row.last_fragment.bookies
+    answered: set[int] = set()
+    waiting = set(range(len(members)))
+    highest = row.last_fragment.first_entry - 1
+    is_settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def heard(position: int, status: Status, lac: int) -> None:
+        nonlocal highest
+        waiting.discard(position)
+        if status in (Status.OK, Status.NO_ENTRY):
+            answered.add(position)
+            if status is Status.OK and lac > NO_ENTRY:
+                highest = max(highest, lac)
+        if not is_settled.done():
+            if row.quorum.is_covered(answered):
+                is_settled.set_result(True)
+            elif not waiting:
+                is_settled.set_result(False)
+
+    for position, member in enumerate(members):
+        bookies.read_lac(
+            member, row.ledger_id, lambda status, lac, p=position: heard(p, status, lac)
+        )
+    return highest if await is_settled else None

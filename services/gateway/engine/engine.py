@@ -1,0 +1,682 @@
+"""The client protocol behind one gateway: any ledger, whoever writes it.
+
+This module decides who does a piece of work (this process's handle, the writer's gateway, the
+bookies) and what may be said of the outcome; the parts do it. A gateway holds nothing that can't
+be lost at any moment (architecture 2.2).
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import uuid4
+
+import aiohttp
+
+from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    EntryUnavailable,
+    InvalidRequest,
+    LedgerClosed,
+    LedgerFenced,
+    MetadataUnavailable,
+    NoSuchEntry,
+    NoSuchLedger,
+    NotEnoughBookies,
+    NotYetConfirmed,
+    OwnedByLog,
+    QuorumLogError,
+    ReadOnly,
+    VersionConflict,
+    WriterLost,
+)
+from quorumlog.net.bookie_client import BookieClient
+from quorumlog.net.directory import Directory
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.ports import Ports, Times
+from quorumlog.net.timers import Tasks, Timers
+from quorumlog.protocol.ids import NO_ENTRY, member_name
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.wire.bodies import BookieList, ServiceHeartbeat
+from services.gateway.engine.confirmed import confirmed_by_bookies
+from services.gateway.engine.handle import Budget, WriteHandle
+from services.gateway.engine.keys import Gatekeeper, new_keys
+from services.gateway.engine.peers import Peers
+from services.gateway.engine.ranges import read_range
+from services.gateway.engine.recoveries import Recoveries
+from services.gateway.engine.rows import Rows, is_closed
+from services.gateway.engine.tails import Tails
+from services.gateway.interface import (
+    DEGRADED,
+    Appended,
+    Confirmation,
+    EntryResult,
+    LedgerOptions,
+    LedgerPage,
+    LedgerQuery,
+    ReadResult,
+)
+
+log = logging.getLogger(__name__)
+
+_HEARTBEAT_S: Final = 1.0
+_CLOSE_S: Final = 30.0
+_METADATA_S: Final = 3.0
+"""Then a caller is told that the metadata can't be reached."""
+_CLOSES_AT_ONCE: Final = 64
+_TOMBSTONE_SEEN_S: Final = 0.2
+_HANDLES_KEPT: Final = 10_000
+"""Ended handles that are remembered, for what a repeated close is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What one gateway's engine is told at its start."""
+
+    url: str
+    """How other gateways reach this very process."""
+    metadata_urls: tuple[str, ...]
+    ledger_in_flight_bytes_max: int = 64 << 20
+    gateway_in_flight_bytes_max: int = 512 << 20
+    times: Times = field(default_factory=Times)
+
+
+class Engine:
+    """One gateway's engine. Invariant: a write handle is made once, for a ledger that this very
+    process created (rule 11).
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        metadata: MetadataClient,
+        directory: Directory,
+        ports: Ports,
+        peers: Peers,
+    ) -> None:
+        """Use `running`."""
+        self.writer = Writer(str(uuid4()), config.url)
+        self._config = config
+        self._metadata = metadata
+        self._directory = directory
+        self._ports = ports
+        self._peers = peers
+        self._rows = Rows(metadata, self._row_changed)
+        self._recoveries = Recoveries(self._rows, ports)
+        self._tails = Tails(self._ask_for_lac, ports.tasks)
+        self._gatekeeper = Gatekeeper()
+        self._handles: dict[int, WriteHandle] = {}
+        self._ended: dict[int, int] = {}
+        """Ledgers that were written and closed here, with the last acknowledged entry."""
+        self._budget = Budget(config.gateway_in_flight_bytes_max)
+        self._draining = False
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(cls, config: EngineConfig) -> AsyncIterator["Engine"]:
+        """An engine with its connections and its background work."""
+        tasks, timers = Tasks(), Timers(asyncio.get_running_loop())
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
+        ) as session:
+            metadata = MetadataClient(config.metadata_urls, session, deadline_s=_METADATA_S)
+            directory = Directory(metadata.bookies)
+            bookies = BookieClient(directory.address, session)
+            ports = Ports(bookies, metadata, directory, timers, tasks, config.times)
+            engine = cls(config, metadata, directory, ports, Peers(session))
+            tasks.start(directory.follow())
+            tasks.start(engine._rows.follow())
+            tasks.start(engine._tell_that_it_lives())
+            try:
+                yield engine
+            finally:
+                for handle in list(engine._handles.values()):
+                    handle.abandon()
+                await engine._recoveries.close()
+                await tasks.close()
+                timers.close()
+                await bookies.close()
+
+    # --- ledgers -------------------------------------------------------------------------------
+
+    async def create(self, options: LedgerOptions) -> LedgerMetadata:
+        """Create a ledger whose only writer is this process.
+
+        Raises: NotEnoughBookies, LedgerExists, MetadataUnavailable.
+        """
+        self._check_not_draining()
+        if options.digest is DigestKind.HMAC_SHA256 and options.password is None:
+            raise InvalidRequest("the digest hmac-sha256 needs a password")
+        try:
+            quorum = Quorum(options.ensemble_size, options.write_quorum, options.ack_quorum)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+        members, is_degraded = await self._new_ensemble(quorum, options)
+        keys = new_keys(options.password, options.digest)
+        draft = LedgerMetadata(
+            ledger_id=-1 if options.ledger_id is None else options.ledger_id,
+            quorum=quorum,
+            digest=options.digest,
+            fragments=(Fragment(0, members),),
+            writer=self.writer,
+            ledger_key=keys.ledger_key,
+            access_key=keys.access_key,
+            mac_key=keys.mac_key,
+            custom=tuple(sorted(options.custom)),
+            log=options.log,
+            extra=(*options.tags, *(((DEGRADED, "true"),) if is_degraded else ())),
+        )
+        row = await self._metadata.create(draft, idempotency_key=options.idempotency_key)
+        self._rows.put(row)
+        is_ours = row.writer is not None and row.writer.id == self.writer.id
+        # A repeat of an idempotency key gets the row of the first one: maybe with its handle.
+        if is_ours and row.ledger_key == keys.ledger_key and row.ledger_id not in self._handles:
+            self._handles[row.ledger_id] = WriteHandle(
+                row,
+                self._ports,
+                self,
+                ledger_limit_bytes=self._config.ledger_in_flight_bytes_max,
+                gateway_budget=self._budget,
+            )
+        return row
+
+    async def get(self, ledger_id: int) -> LedgerMetadata:
+        """The row as it is now. Raises: NoSuchLedger, MetadataUnavailable."""
+        return await self._rows.fresh(ledger_id)
+
+    async def list(self, query: LedgerQuery) -> LedgerPage:
+        """One page of rows."""
+        rows, after = await self._metadata.list(
+            state=query.state,
+            bookie=query.bookie,
+            log=query.log,
+            metadata=dict(query.custom),
+            after=query.after,
+            limit=query.limit,
+        )
+        return LedgerPage(tuple(rows), after)
+
+    # --- writing -------------------------------------------------------------------------------
+
+    async def append(
+        self,
+        ledger_id: int,
+        payloads: Sequence[bytes],
+        *,
+        password: str | None = None,
+        expect: int | None = None,
+    ) -> Appended:
+        """Append payloads as contiguous entries; returns when they are acknowledged."""
+        if ledger_id in self._handles:
+            return await self.append_here(ledger_id, payloads, password=password, expect=expect)
+        self._check_not_draining()
+        row = await self._rows.row(ledger_id)
+        if is_closed(row):
+            row = await self._rows.fresh(ledger_id)
+        if row.log is not None:
+            raise OwnedByLog("append to the log", ledger_id=ledger_id, log=row.log)
+        self._gatekeeper.check(row, password)
+        writer = self._writer_of(row)
+        try:
+            return await self._peers.append(
+                writer, ledger_id, payloads, password=password, expect=expect
+            )
+        except WriterLost as error:
+            raise await self._end_or(error, ledger_id) from error
+
+    async def append_here(
+        self,
+        ledger_id: int,
+        payloads: Sequence[bytes],
+        *,
+        password: str | None = None,
+        expect: int | None = None,
+    ) -> Appended:
+        """Append to a ledger of this process, for its own clients and other gateways'."""
+        handle = self._handles.get(ledger_id)
+        if handle is not None:
+            row = handle.row
+            if row.log is not None:
+                raise OwnedByLog("append to the log", ledger_id=ledger_id, log=row.log)
+            self._gatekeeper.check(row, password)
+        try:
+            submitted = self.submit(ledger_id, payloads, expect=expect)
+        except (LedgerFenced, WriterLost) as error:
+            raise await self._end_or(error, ledger_id) from error
+        return await submitted
+
+    def submit(
+        self, ledger_id: int, payloads: Sequence[bytes], *, expect: int | None = None
+    ) -> asyncio.Future[Appended]:
+        """Begin an append to a ledger of this process; ids follow the order of the calls.
+
+        Asks for no password. Raises at once, with nothing done, where it can't begin.
+        """
+        handle = self._handles.get(ledger_id)
+        if handle is None:
+            raise WriterLost(
+                "this process has no write handle", ledger_id=ledger_id, outcome=NOT_DONE
+            )
+        return handle.append(payloads, sum(map(len, payloads)), expect)
+
+    async def close(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
+        """The writer's close. Raises: LedgerClosed, LedgerFenced, WriterLost."""
+        row = await self._rows.row(ledger_id)
+        if ledger_id not in self._handles and not is_closed(row):
+            row = await self._rows.fresh(ledger_id)
+        if is_closed(row) or ledger_id in self._handles:
+            return await self.close_here(ledger_id, password=password)
+        self._gatekeeper.check(row, password)
+        try:
+            await self._peers.close(self._writer_of(row), ledger_id, password=password)
+        except WriterLost as error:
+            raise await self._end_or(error, ledger_id) from error
+        return await self._rows.fresh(ledger_id)
+
+    async def close_here(
+        self, ledger_id: int, *, password: str | None = None
+    ) -> LedgerMetadata:
+        """The writer's close of a ledger of this process."""
+        row = await self._rows.fresh(ledger_id)
+        if row.log is not None:
+            raise OwnedByLog("close the log", ledger_id=ledger_id, log=row.log)
+        self._gatekeeper.check(row, password)
+        return await self._close(row)
+
+    async def close_for_log(self, ledger_id: int) -> LedgerMetadata:
+        """The writer's close of a ledger that belongs to a log (rule 27)."""
+        return await self._close(await self._rows.fresh(ledger_id))
+
+    def replace(self, ledger_id: int, member: str) -> None:
+        """Ask this process's handle to replace a bookie (rule 21). Raises: WriterLost."""
+        handle = self._handles.get(ledger_id)
+        if handle is None:
+            raise WriterLost("this process has no write handle", outcome=NOT_DONE)
+        handle.replace(member)
+
+    async def recover(
+        self, ledger_id: int, *, password: str | None = None, declare_lost: Sequence[str] = ()
+    ) -> LedgerMetadata:
+        """The reader's close: fence, recover, close. On a closed ledger: its row."""
+        row = await self._rows.fresh(ledger_id)
+        self._gatekeeper.check(row, password)
+        if is_closed(row):
+            return row
+        return await self._recoveries.run(ledger_id, declare_lost=_members(row, declare_lost))
+
+    async def delete(self, ledger_id: int, *, password: str | None = None) -> None:
+        """Delete a ledger; an open one is recovered first. Raises: NoSuchLedger, OwnedByLog."""
+        row = await self._rows.fresh(ledger_id)
+        self._gatekeeper.check(row, password)
+        while True:
+            if row.log is not None:
+                raise OwnedByLog("delete the log", ledger_id=ledger_id, log=row.log)
+            if not is_closed(row):
+                row = await self._recoveries.run(ledger_id)
+            try:
+                await self._metadata.delete(ledger_id, version=row.version)
+            except VersionConflict:
+                row = await self._rows.fresh(ledger_id)
+                continue
+            break
+        self._rows.deleted(ledger_id)
+
+    # --- reading -------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        ledger_id: int,
+        first: int,
+        *,
+        last: int | None = None,
+        limit: int = 100,
+        max_bytes: int = 1 << 20,
+        password: str | None = None,
+    ) -> ReadResult:
+        """Confirmed entries from `first` on. Raises: EntryUnavailable, NoSuchLedger."""
+        row, known = await self._confirmed(ledger_id)
+        self._gatekeeper.check(row, password)
+        end = min(known.last_add_confirmed, first + limit - 1)
+        if last is not None:
+            end = min(end, last)
+        runs = []
+        if first <= end:
+            try:
+                runs = await read_range(self._ports, row, first, end, max_bytes)
+            except EntryUnavailable:
+                # The row may be old: the entries may have moved (ensemble change, repair).
+                newer = await self._rows.fresh(ledger_id)
+                if newer.version == row.version:
+                    raise
+                runs = await read_range(self._ports, newer, first, end, max_bytes)
+        return ReadResult(
+            tuple(runs),
+            runs[-1].last + 1 if runs else first,
+            known.last_add_confirmed,
+            known.closed,
+            known.lac_source,
+            row.last_entry if known.closed else None,
+        )
+
+    async def entry(
+        self, ledger_id: int, entry_id: int, *, password: str | None = None
+    ) -> EntryResult:
+        """One entry. Raises: NoSuchEntry, NotYetConfirmed, EntryUnavailable (rule 5)."""
+        found = await self.read(ledger_id, entry_id, limit=1, password=password)
+        if not found.runs:
+            row, known = await self._confirmed(ledger_id, is_strict=True)
+            if entry_id <= known.last_add_confirmed:
+                found = await self.read(ledger_id, entry_id, limit=1, password=password)
+            if not found.runs:
+                raise _absent(row, known, entry_id)
+        run = found.runs[0]
+        return EntryResult(bytes(run.payload(0)), found.last_add_confirmed, found.closed)
+
+    async def last_add_confirmed(
+        self,
+        ledger_id: int,
+        *,
+        after: int | None = None,
+        wait_s: float = 0.0,
+        password: str | None = None,
+    ) -> Confirmation:
+        """The LAC; with `after`, as soon as it is above that or the ledger is closed."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + wait_s
+        while True:
+            row, known = await self._confirmed(ledger_id)
+            self._gatekeeper.check(row, password)
+            left_s = end - loop.time()
+            if after is None or known.last_add_confirmed > after or known.closed or left_s <= 0:
+                return known
+            handle = self._handles.get(ledger_id)
+            if handle is not None and handle.is_live:
+                await handle.tails.wait(after, left_s)
+            else:
+                await self._tails.wait(ledger_id, after, left_s)
+
+    # --- the cluster ---------------------------------------------------------------------------
+
+    async def bookies(self) -> BookieList:
+        """Every registered bookie with its state."""
+        return await self._directory.refresh()
+
+    async def cluster(self) -> dict[str, Any]:
+        """Every service with its state, and what this gateway writes with less redundancy."""
+        bookies, services = await asyncio.gather(self.bookies(), self._metadata.services())
+        degraded = [ledger for ledger, handle in self._handles.items() if handle.is_degraded]
+        return {
+            "cluster_id": await self._metadata.cluster_id(),
+            "bookies": [bookie.model_dump(mode="json") for bookie in bookies.bookies],
+            "services": [service.model_dump(mode="json") for service in services.services],
+            "writer": {"id": self.writer.id, "url": self.writer.url},
+            "degraded_ledgers": degraded,
+        }
+
+    async def ready(self) -> str | None:
+        """None when a default ledger could be created now, else the reason why not."""
+        if self._draining:
+            return "this gateway is about to end"
+        try:
+            await self._directory.refresh()
+        except QuorumLogError as error:
+            return f"{error.title}: {error.detail}"
+        if self._directory.new_ensemble(LedgerOptions().ensemble_size) is None:
+            return "fewer bookies live than a ledger needs"
+        return None
+
+    async def drain(self) -> None:
+        """Take nothing new, settle what is in flight and close the ledgers of this writer."""
+        self._draining = True
+        room = asyncio.Semaphore(_CLOSES_AT_ONCE)
+
+        async def close(handle: WriteHandle) -> None:
+            async with room:
+                with contextlib.suppress(QuorumLogError):
+                    await handle.close()
+
+        handles = [handle for handle in self._handles.values() if handle.is_live]
+        log.info("draining", extra={"ledgers": len(handles)})
+        await asyncio.gather(*[close(handle) for handle in handles])
+
+    # --- what handles tell (handle.HandleOwner) --------------------------------------------------
+
+    def handle_closed(self, handle: WriteHandle, row: LedgerMetadata) -> None:
+        """The ledger is CLOSED: its row says all."""
+        self._rows.put(row)
+        self._handles.pop(handle.ledger_id, None)
+        self._ended[handle.ledger_id] = handle.last_add_confirmed
+        if len(self._ended) > _HANDLES_KEPT:
+            del self._ended[next(iter(self._ended))]
+
+    def handle_failed(self, handle: WriteHandle) -> None:
+        """The handle is over; it stays, so that no other is made and callers learn why."""
+        log.warning("handle-failed", extra={"ledger": handle.ledger_id})
+
+    def recovery_wanted(self, handle: WriteHandle) -> None:
+        """Somebody's recovery was met: run one (rule 10)."""
+        self._recoveries.want(handle.ledger_id)
+
+    # --- for other gateways (internal.py) --------------------------------------------------------
+
+    async def writers_lac(
+        self, ledger_id: int, *, after: int | None, wait_s: float
+    ) -> tuple[Confirmation, int]:
+        """What this process says as the ledger's writer, and the row's version.
+
+        Raises: WriterLost where it has no live handle and the ledger is not closed.
+        """
+        handle = self._handles.get(ledger_id)
+        if handle is not None and handle.is_live:
+            if after is not None and handle.last_add_confirmed <= after and wait_s > 0:
+                await handle.tails.wait(after, wait_s)
+            if handle.is_live:
+                lac = handle.last_add_confirmed
+                return Confirmation(lac, closed=False, lac_source="writer"), handle.row.version
+        row = await self._rows.row(ledger_id)
+        if not is_closed(row):
+            row = await self._rows.fresh(ledger_id)
+        if not is_closed(row):
+            raise WriterLost("no write handle", ledger_id=ledger_id, outcome=NOT_DONE)
+        return _confirmed_end(row), row.version
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    async def _confirmed(
+        self, ledger_id: int, *, is_strict: bool = False
+    ) -> tuple[LedgerMetadata, Confirmation]:
+        """How far a ledger is confirmed, and a row that is at least as new as that.
+
+        With `is_strict` the row was read from the primary, for a negative answer (rule 5).
+        """
+        handle = self._handles.get(ledger_id)
+        if handle is not None and self._rows.cached(ledger_id) is None:
+            self._rows.put(handle.row)  # what is written here is known here, whoever is away
+        row = await (self._rows.fresh(ledger_id) if is_strict else self._rows.row(ledger_id))
+        if is_closed(row):
+            return row, _confirmed_end(row)
+        if handle is not None:
+            if handle.is_live:
+                lac = handle.last_add_confirmed
+                return handle.row, Confirmation(lac, closed=False, lac_source="writer")
+        elif row.writer is not None and row.writer.id != self.writer.id:
+            with contextlib.suppress(WriterLost, MetadataUnavailable):
+                return await self._ask_writer(row.writer, row, ledger_id)
+        if not is_strict:
+            with contextlib.suppress(MetadataUnavailable):
+                row = await self._rows.fresh(ledger_id)
+            if is_closed(row):
+                return row, _confirmed_end(row)
+        lac_by_bookies = await confirmed_by_bookies(row, self._ports.bookies)
+        if lac_by_bookies is None:
+            raise EntryUnavailable(
+                "neither the writer nor enough bookies say how far the ledger is confirmed",
+                ledger_id=ledger_id,
+            )
+        return row, Confirmation(lac_by_bookies, closed=False, lac_source="bookies")
+
+    async def _ask_writer(
+        self,
+        writer: Writer,
+        row: LedgerMetadata,
+        ledger_id: int,
+        *,
+        after: int | None = None,
+        wait_s: float = 0.0,
+    ) -> tuple[LedgerMetadata, Confirmation]:
+        lac, closed, version = await self._peers.last_add_confirmed(
+            writer, ledger_id, after=after, wait_s=wait_s
+        )
+        if closed or version > row.version:
+            row = await self._rows.row(ledger_id, newer_than=version - 1)
+        if is_closed(row):
+            return row, _confirmed_end(row)
+        return row, Confirmation(lac, closed=False, lac_source="writer")
+
+    async def _ask_for_lac(self, ledger_id: int, after: int, wait_s: float) -> Confirmation:
+        """For Tails: waits at the writer where that can be reached."""
+        row = await self._rows.row(ledger_id)
+        writer = row.writer
+        if not is_closed(row) and writer is not None and writer.id != self.writer.id:
+            with contextlib.suppress(WriterLost):
+                _, known = await self._ask_writer(
+                    writer, row, ledger_id, after=after, wait_s=wait_s
+                )
+                return known
+        return (await self._confirmed(ledger_id))[1]
+
+    async def _close(self, row: LedgerMetadata) -> LedgerMetadata:
+        """Close a ledger that was written here, or say how it ended."""
+        ledger_id = row.ledger_id
+        handle = self._handles.get(ledger_id)
+        if is_closed(row):
+            last = self._ended.get(ledger_id) if handle is None else handle.last_add_confirmed
+            if last is not None and last != row.last_entry:
+                raise LedgerClosed(
+                    f"somebody else closed it at {row.last_entry}, not at {last}",
+                    ledger_id=ledger_id,
+                    last_entry=row.last_entry,
+                )
+            return row
+        if handle is None:
+            raise WriterLost("no write handle", ledger_id=ledger_id, outcome=NOT_DONE)
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                return await handle.close()
+        except TimeoutError as error:
+            raise MetadataUnavailable(
+                "the close is not settled yet", ledger_id=ledger_id, outcome=UNKNOWN
+            ) from error
+
+    def _writer_of(self, row: LedgerMetadata) -> Writer:
+        """The writer to forward to. Raises: LedgerClosed, LedgerFenced, WriterLost."""
+        if is_closed(row):
+            raise LedgerClosed(
+                f"it ends at {row.last_entry}", ledger_id=row.ledger_id, last_entry=row.last_entry
+            )
+        if row.state is State.IN_RECOVERY:
+            raise LedgerFenced("it is being recovered", ledger_id=row.ledger_id)
+        if row.writer is None or row.writer.id == self.writer.id:
+            raise WriterLost("no write handle", ledger_id=row.ledger_id, outcome=NOT_DONE)
+        return row.writer
+
+    async def _end_or(self, error: QuorumLogError, ledger_id: int) -> QuorumLogError:
+        """A lost writer's ledger may have an end by now, which says more (negatives are read
+        again from the primary).
+        """
+        error.ledger_id = ledger_id
+        try:
+            row = await self._rows.fresh(ledger_id)
+            self._writer_of(row)
+        except (LedgerClosed, LedgerFenced, NoSuchLedger) as ended:
+            return ended.with_outcome(error.outcome)
+        except QuorumLogError:
+            pass
+        return error
+
+    async def _new_ensemble(
+        self, quorum: Quorum, options: LedgerOptions
+    ) -> tuple[tuple[str, ...], bool]:
+        degraded_ack = None
+        if options.allow_degraded:
+            degraded_ack = (quorum.write_quorum, quorum.ack_quorum)
+        for is_retry in (False, True):
+            if is_retry or not self._directory.is_known:
+                await self._directory.refresh()
+            # A full ensemble of bookies that were called live just now beats a degraded one.
+            found = self._directory.new_ensemble(
+                quorum.ensemble_size, degraded_ack=degraded_ack if is_retry else None
+            )
+            if found is not None:
+                return found
+        raise NotEnoughBookies(
+            f"{len(self._directory.writable())} bookies live, {quorum.ensemble_size} are needed"
+        )
+
+    def _row_changed(self, ledger_id: int) -> None:
+        self._tails.changed(ledger_id)
+
+    def _check_not_draining(self) -> None:
+        if self._draining:
+            raise ReadOnly("this gateway is about to end")
+
+    async def _tell_that_it_lives(self) -> None:
+        while True:
+            state = "draining" if self._draining else "ready"
+            heartbeat = ServiceHeartbeat(url=self.writer.url, state=state)
+            with contextlib.suppress(QuorumLogError):
+                await self._metadata.service_lives("gateway", self.writer.id, heartbeat)
+            await asyncio.sleep(_HEARTBEAT_S)
+
+
+class EngineForLogs:
+    """The engine as logs use it: no password is asked for, and ledgers of logs may be closed."""
+
+    def __init__(self, engine: Engine) -> None:
+        """A view."""
+        self.writer = engine.writer
+        self.create = engine.create
+        self.get = engine.get
+        self.submit = engine.submit
+        self.recover = engine.recover
+        self.close = engine.close_for_log
+        self.read = engine.read
+        self.last_add_confirmed = engine.last_add_confirmed
+        self.bookies = engine.bookies
+
+
+def _confirmed_end(row: LedgerMetadata) -> Confirmation:
+    end = NO_ENTRY if row.last_entry is None else row.last_entry
+    return Confirmation(end, closed=True, lac_source="metadata")
+
+
+def _members(row: LedgerMetadata, names: Sequence[str]) -> tuple[str, ...]:
+    """The ledger's members that these names of members or bookies mean."""
+    members = sorted({member for fragment in row.fragments for member in fragment.bookies})
+    for name in names:
+        if not any(name in (member, member_name(member)) for member in members):
+            raise InvalidRequest(f"{name} is no member of this ledger", ledger_id=row.ledger_id)
+    return tuple(m for m in members if m in names or member_name(m) in names)
+
+
+def _absent(row: LedgerMetadata, known: Confirmation, entry_id: int) -> QuorumLogError:
+    """What may be said of an entry that is not there (rule 5)."""
+    if known.closed:
+        return NoSuchEntry(
+            f"the ledger ends at {row.last_entry}", ledger_id=row.ledger_id, entry_id=entry_id
+        )
+    if known.lac_source == "writer":
+        return NotYetConfirmed(
+            f"confirmed up to {known.last_add_confirmed}",
+            ledger_id=row.ledger_id,
+            entry_id=entry_id,
+        )
+    return EntryUnavailable(
+        "the writer can't be asked whether it is confirmed",
+        ledger_id=row.ledger_id,
+        entry_id=entry_id,
+    )

@@ -1,0 +1,161 @@
+"""Requests to the gateway that is a ledger's writer: one hop, to that very process (rule 11).
+
+The writer's instance id goes along and is checked there. Where nothing was sent (a refused
+connection) the writer is lost and nothing was done; where anything may have been, the outcome is
+unknown.
+"""
+
+import struct
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+import aiohttp
+import orjson
+
+from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError, QuorumTimeout, WriterLost
+from quorumlog.protocol.metadata import Writer
+from quorumlog.wire.problems import from_answer
+from services.gateway.interface import Appended
+
+INSTANCE: Final = "X-Forwarded-Writer"
+"""The header with the instance id of the writer that is meant."""
+PASSWORD: Final = "Ledger-Password"  # noqa: S105
+
+_APPEND_S: Final = 15.0
+"""Above the quorum timeout of 10 s: the writer answers before this ends."""
+_CLOSE_S: Final = 30.0
+_LAC_S: Final = 1.0
+"""A reader rather asks the bookies than waits for a writer that is gone (taste)."""
+_CONNECT_S: Final = 2.0
+_GONE_MAX: Final = 10_000
+_U32: Final = struct.Struct(">I")
+
+
+def encode_payloads(payloads: Sequence[bytes]) -> bytes:
+    """Payloads as (u32 length, payload) each."""
+    return b"".join([part for p in payloads for part in (_U32.pack(len(p)), p)])
+
+
+def decode_payloads(body: bytes) -> list[bytes]:
+    """The payloads of such a body. Raises ValueError."""
+    payloads, at, end = [], 0, len(body)
+    while at < end:
+        if end - at < 4:
+            raise ValueError("a payload's length is cut short")
+        (size,) = _U32.unpack_from(body, at)
+        at += 4
+        if size > end - at:
+            raise ValueError("a payload is cut short")
+        payloads.append(body[at : at + size])
+        at += size
+    return payloads
+
+
+class Peers:
+    """The other gateways of the cluster."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        """`session` is shared and not closed here."""
+        self._session = session
+        self._gone: OrderedDict[str, None] = OrderedDict()
+        """Instances that another one has replaced: they never come back."""
+
+    async def append(
+        self,
+        writer: Writer,
+        ledger_id: int,
+        payloads: Sequence[bytes],
+        *,
+        password: str | None,
+        expect: int | None,
+    ) -> Appended:
+        """Append through the writer. Raises what the writer raised, WriterLost, QuorumTimeout."""
+        query = "" if expect is None else f"?expect={expect}"
+        try:
+            told = await self._ask(
+                writer,
+                "POST",
+                f"/internal/ledgers/{ledger_id}/append{query}",
+                _APPEND_S,
+                data=encode_payloads(payloads),
+                password=password,
+            )
+        except TimeoutError as error:
+            raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
+        return Appended(int(told["first"]), int(told["last"]), int(told["last_add_confirmed"]))
+
+    async def last_add_confirmed(
+        self, writer: Writer, ledger_id: int, *, after: int | None = None, wait_s: float = 0.0
+    ) -> tuple[int, bool, int]:
+        """LAC, whether the ledger is closed, and the row's version, as the writer knows them.
+
+        Raises: WriterLost, also when it does not answer.
+        """
+        query = "" if after is None else f"?after={after}&wait_ms={int(wait_s * 1000)}"
+        try:
+            told = await self._ask(
+                writer, "GET", f"/internal/ledgers/{ledger_id}/lac{query}", _LAC_S + wait_s
+            )
+        except TimeoutError as error:
+            raise WriterLost("the writer did not answer", ledger_id=ledger_id) from error
+        return int(told["last_add_confirmed"]), told["closed"] is True, int(told["version"])
+
+    async def close(self, writer: Writer, ledger_id: int, *, password: str | None) -> None:
+        """The writer's close. Raises what the writer raised, WriterLost."""
+        try:
+            await self._ask(
+                writer, "POST", f"/internal/ledgers/{ledger_id}/close", _CLOSE_S, password=password
+            )
+        except TimeoutError as error:
+            raise WriterLost("the writer did not answer", ledger_id=ledger_id) from error
+
+    def is_gone(self, writer: Writer) -> bool:
+        """Whether that instance is known to be no more."""
+        return writer.id in self._gone
+
+    async def _ask(
+        self,
+        writer: Writer,
+        method: str,
+        path: str,
+        timeout_s: float,
+        *,
+        data: bytes | None = None,
+        password: str | None = None,
+    ) -> dict[str, Any]:
+        if writer.id in self._gone:
+            raise WriterLost("its process was replaced", outcome=NOT_DONE)
+        headers = {INSTANCE: writer.id}
+        if data is not None:
+            headers["Content-Type"] = "application/octet-stream"
+        if password is not None:
+            headers[PASSWORD] = quote(password, safe="")
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
+        try:
+            async with self._session.request(
+                method, writer.url + path, data=data, headers=headers, timeout=timeout
+            ) as answer:
+                body = await answer.read()
+                status, instance = answer.status, answer.headers.get(INSTANCE)
+        except aiohttp.ClientConnectorError as error:
+            raise WriterLost(f"its process is not there: {error}", outcome=NOT_DONE) from error
+        except aiohttp.ConnectionTimeoutError as error:
+            raise WriterLost("its process can't be reached", outcome=NOT_DONE) from error
+        except aiohttp.ClientError as error:
+            raise WriterLost(f"the connection broke: {error!r}", outcome=UNKNOWN) from error
+        if instance is not None and instance != writer.id:
+            self._gone[writer.id] = None
+            if len(self._gone) > _GONE_MAX:
+                self._gone.popitem(last=False)
+            raise WriterLost("another process answers at its address", outcome=NOT_DONE)
+        if status >= 400:
+            problem = from_answer(status, body)
+            if type(problem) is QuorumLogError:
+                raise WriterLost(f"no answer of the writer: {problem.detail}", outcome=UNKNOWN)
+            raise problem
+        told = orjson.loads(body) if instance is not None else None
+        if not isinstance(told, dict):
+            raise WriterLost("something else answers at its address", outcome=UNKNOWN)
+        return told

@@ -1,0 +1,84 @@
+"""Waiting for entries of ledgers that another gateway writes: one long poll a ledger, however
+many wait here; nobody polls for himself.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from quorumlog.errors import QuorumLogError
+from quorumlog.net.ports import TasksPort
+from quorumlog.protocol.ids import NO_ENTRY
+from services.gateway.engine.waiters import LacWaiters
+from services.gateway.interface import Confirmation
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 10.0
+"""How long one question to the writer waits there for news."""
+_PAUSE_S: Final = 1.0
+"""Between questions where nobody can be asked to wait: the writer is gone (taste)."""
+
+Poll = Callable[[int, int, float], Awaitable[Confirmation]]
+"""(ledger, after, wait) to what is confirmed now; waits for news where that can be had."""
+
+
+class _Tail:
+    """One ledger that is followed."""
+
+    def __init__(self) -> None:
+        self.waiters = LacWaiters()
+        self.known = NO_ENTRY
+        """The highest LAC that was heard of."""
+
+
+class Tails:
+    """The ledgers that are followed. Invariant: a ledger is followed while somebody waits."""
+
+    def __init__(self, poll: Poll, tasks: TasksPort) -> None:
+        """Nothing is followed yet."""
+        self._poll = poll
+        self._tasks = tasks
+        self._followed: dict[int, _Tail] = {}
+
+    async def wait(self, ledger_id: int, after: int, wait_s: float) -> bool:
+        """True once there may be news beyond `after`, False after `wait_s`."""
+        tail = self._followed.get(ledger_id)
+        if tail is None:
+            tail = self._followed[ledger_id] = _Tail()
+            self._tasks.start(self._follow(ledger_id, tail))
+        if tail.known > after:
+            return True
+        return await tail.waiters.wait(after, wait_s)
+
+    def changed(self, ledger_id: int) -> None:
+        """The ledger's row changed: all who wait look again."""
+        tail = self._followed.get(ledger_id)
+        if tail is not None:
+            tail.waiters.wake_all()
+
+    async def _follow(self, ledger_id: int, tail: _Tail) -> None:
+        waiters = tail.waiters
+        try:
+            # The first waiter is registered right after this task was started.
+            while (after := waiters.lowest) is not None:
+                pause_s = 0.0
+                try:
+                    known = await self._poll(ledger_id, max(after, tail.known), POLL_S)
+                except QuorumLogError as error:
+                    log.info("tail-unknown", extra={"ledger": ledger_id, "why": error.detail})
+                    pause_s = _PAUSE_S
+                else:
+                    if known.closed:
+                        return
+                    tail.known = max(tail.known, known.last_add_confirmed)
+                    waiters.advance(tail.known)
+                    if known.lac_source != "writer":
+                        pause_s = _PAUSE_S
+                if pause_s:
+                    await asyncio.sleep(pause_s)
+        finally:
+            if self._followed.get(ledger_id) is tail:
+                del self._followed[ledger_id]
+            waiters.wake_all()
