@@ -35,6 +35,8 @@ class LedgerOptions:
     idempotency_key: str | None = None
     tags: tuple[tuple[str, str], ...] = ()
     """Transaction, partition and attempt, where the ledger belongs to one (api.md)."""
+    log: str | None = None
+    """The log that the ledger is made for: nothing but that log may write to it (rule 27)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The LAC as bookies tell it, where the writer can't be asked (rules 5 and 13)."""
 
 import asyncio
+from functools import partial
 
 from quorumlog.net.ports import BookiesPort
 from quorumlog.protocol.ids import NO_ENTRY
@@ -32,7 +33,5 @@ async def confirmed_by_bookies(row: LedgerMetadata, bookies: BookiesPort) -> int
                 is_settled.set_result(False)
 
     for position, member in enumerate(members):
-        bookies.read_lac(
-            member, row.ledger_id, lambda status, lac, p=position: heard(p, status, lac)
-        )
+        bookies.read_lac(member, row.ledger_id, partial(heard, position))
     return highest if await is_settled else None

@@ -277,9 +277,7 @@ class Engine:
             raise await self._end_or(error, ledger_id) from error
         return await self._rows.fresh(ledger_id)
 
-    async def close_here(
-        self, ledger_id: int, *, password: str | None = None
-    ) -> LedgerMetadata:
+    async def close_here(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
         """The writer's close of a ledger of this process."""
         row = await self._rows.fresh(ledger_id)
         if row.log is not None:

@@ -7,7 +7,7 @@ that `expect` is judged before anything is sent. The handle has no task and no t
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from quorumlog.errors import (

@@ -37,9 +37,7 @@ class Recoveries:
         self._running: dict[int, asyncio.Task[LedgerMetadata]] = {}
         self._wanted: set[int] = set()
 
-    async def run(
-        self, ledger_id: int, *, declare_lost: tuple[str, ...] = ()
-    ) -> LedgerMetadata:
+    async def run(self, ledger_id: int, *, declare_lost: tuple[str, ...] = ()) -> LedgerMetadata:
         """Recover a ledger, or take part in the recovery that runs; gives the closed row. What is
         declared lost (rule 14) takes a recovery of its own.
 
@@ -81,9 +79,7 @@ class Recoveries:
                 except NoSuchLedger:
                     return
                 except QuorumLogError as error:
-                    log.warning(
-                        "recovery-failed", extra={"ledger": ledger_id, "why": error.detail}
-                    )
+                    log.warning("recovery-failed", extra={"ledger": ledger_id, "why": error.detail})
                 await asyncio.sleep(pause_s)
         finally:
             self._wanted.discard(ledger_id)

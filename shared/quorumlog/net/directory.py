@@ -104,9 +104,7 @@ def _mixed(
     """
     lacking = size - len(live)
     gaps = {position * size // lacking for position in range(lacking)}
-    members = tuple(
-        absent.pop() if position in gaps else live.pop() for position in range(size)
-    )
+    members = tuple(absent.pop() if position in gaps else live.pop() for position in range(size))
     for start in range(size):
         missing = sum((start + step) % size in gaps for step in range(write_quorum))
         if write_quorum - missing < ack_quorum:
