@@ -1,0 +1,89 @@
+# Everything that one does here. Plain `make` prints the list.
+
+PYTHON ?= python3
+PY := .venv/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --no-input
+ARGS ?=
+
+# Settings of the local cluster and of load, handed on as they are (README, "Settings").
+export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_DELAY_S RESTART
+export POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME SEED SEEDS
+
+.DEFAULT_GOAL := help
+.PHONY: help setup fmt check test unit run demo bench load sim explore mutants chaos lock clean
+
+help: ## print this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+setup: .venv/installed-dev ## make .venv with all that tests, checks and benchmarks need
+
+# uv where there is one, because it is faster; pip where there is none or where it fails.
+define install
+	@[ -x $(PY) ] || $(PYTHON) -m venv .venv
+	@uv pip install -q --python $(PY) --require-hashes -r requirements/$(1).lock 2>/dev/null \
+		|| $(PIP) install -q --require-hashes -r requirements/$(1).lock
+	@$(PIP) install -q --no-deps --no-build-isolation --no-index -e .
+	@touch .venv/installed-run $@
+endef
+
+.venv/installed-dev: requirements/dev.lock pyproject.toml
+	$(call install,dev)
+
+.venv/installed-run: requirements/run.lock pyproject.toml
+	$(call install,run)
+
+fmt: setup ## format the code, fix what can be fixed
+	$(PY) -m ruff check -q --fix .
+	$(PY) -m ruff format .
+
+check: setup ## format, lint, types, import rules, the compose file
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+	.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+
+test: setup ## all tests
+	@mkdir -p build
+	$(PY) -m pytest -n 2 --dist loadgroup --durations 15 --junitxml build/junit.xml $(ARGS)
+
+unit: setup ## the tests that start no processes: protocol, wire, simulation
+	$(PY) -m pytest -n 2 -m "not processes" $(ARGS)
+
+run: .venv/installed-run ## a whole cluster on this machine, until Ctrl-C
+	@exec $(PY) -m services.local
+
+demo: .venv/installed-run ## send FILE= line by line through a cluster in which processes are killed
+	@exec $(PY) -m loadtest.demo
+
+bench: setup ## measure appends and reads, and JetStream in the same run
+	@exec $(PY) -m loadtest.bench
+
+load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with an HTML report
+	@exec $(PY) -m loadtest.load
+
+sim: setup ## the simulated cluster: SEED= one seed, or SEEDS= how many
+	$(PY) -m pytest -n 2 tests/sim $(ARGS)
+
+explore: setup ## all interleavings of small clusters
+	$(PY) -m pytest -n 2 tests/explore $(ARGS)
+
+mutants: setup ## each safety rule switched off must be noticed
+	$(PY) -m pytest -n 2 tests/mutants $(ARGS)
+
+chaos: setup ## kill processes at random for TIME= and check what was acknowledged
+	@exec $(PY) -m loadtest.chaos
+
+lock: setup ## write requirements/*.lock anew from pyproject.toml
+	@$(PIP) install -q uv
+	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --extra setup --extra services -o requirements/services.lock
+	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --extra setup --extra services \
+		--extra embedded -o requirements/run.lock
+	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --all-extras -o requirements/dev.lock
+
+LOCK := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
+
+clean: ## remove what was built; .quorumlog (your data) stays
+	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	rm -rf shared/*.egg-info

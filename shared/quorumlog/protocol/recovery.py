@@ -1,0 +1,658 @@
+"""Close a ledger whose writer is gone: mark, fence, read forward, write back, close.
+
+Sources: both protocol documents, "Closing a ledger as a reader"; overview 1.6; fencing internals;
+rules 10 and 12 to 14. Nothing of the ledger is shown before the CLOSED row is (reference 2.4.9).
+"""
+
+from dataclasses import replace
+from enum import Enum
+from typing import Final, assert_never
+
+from quorumlog.protocol import placement
+from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.messages import (
+    AddAnswered,
+    AppendRequested,
+    BookiesFound,
+    CasStatus,
+    Closed,
+    CloseRequested,
+    Effect,
+    Event,
+    Failed,
+    FenceAnswered,
+    FindBookies,
+    MetadataAnswered,
+    MissedRange,
+    ReadAnswered,
+    RecoverRequested,
+    ReplaceRequested,
+    SendAdd,
+    SendFence,
+    SendRead,
+    StartTimer,
+    Status,
+    Timer,
+    TimerFired,
+    UpdateMetadata,
+)
+from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
+from quorumlog.protocol.missed import merged
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.record import Codec, Run
+from quorumlog.protocol.tally import Tally, Verdict
+from quorumlog.protocol.window import Window, part_of, positions
+
+READ_ENTRIES: Final = 1000
+"""Entries asked for at a time (taste): a tail is what was in flight, mostly less than this."""
+
+_AHEAD_RUNS: Final = 2
+"""Runs that may wait to be written back before more is read: bounds memory."""
+
+
+class Phase(Enum):
+    """Where a recovery stands."""
+
+    IDLE = "idle"
+    MARKING = "marking"
+    """The row becomes IN_RECOVERY: the writer can no longer change its ensemble."""
+    FENCING = "fencing"
+    READING = "reading"
+    """Reading forward and writing back what was found."""
+    MEASURING = "measuring"
+    """Nothing was found: the length is read from the last confirmed entry (reference 2.4.3)."""
+    CLOSING = "closing"
+    DONE = "done"
+
+
+class Recovery:
+    """Recovers one ledger once; see the module. Ends with Closed or Failed.
+
+    Invariants (checked by `check`):
+      - I14: nothing is read before every ack quorum of the last fragment has a fenced member;
+      - X6: reads go to the ensemble found at the start, whatever changes during this recovery;
+      - I24, X2: nothing below the first entry of the last fragment is written, and fragments made
+        here begin after what is confirmed (rule 12) and reach metadata only with the close.
+    """
+
+    def __init__(
+        self, *, declare_lost: tuple[str, ...] = (), read_entries: int = READ_ENTRIES
+    ) -> None:
+        """`declare_lost` is the operator's word that members are gone for ever (rule 14)."""
+        self.phase = Phase.IDLE
+        self._declare_lost = declare_lost
+        self._read_entries = read_entries
+        self._row: LedgerMetadata | None = None
+        self._codec: Codec | None = None
+        self._update: UpdateMetadata | None = None
+        self._is_stalled = False
+        self._attempt = 0
+        self._fenced = 0
+        self._unfenced = 0
+        self._lac = NO_ENTRY
+        """The LAC found at fencing; what is confirmed since is the window's (rule 12)."""
+        self._tally: Tally | None = None
+        self._next = 0
+        """The entry to decide next."""
+        self._is_end_known = False
+        self._window = Window(Quorum(1, 1, 1), last_confirmed=NO_ENTRY, length=0)
+        self._changes: tuple[Fragment, ...] = ()
+        """Fragments made here, in memory until the close (X5, reference 2.4.8)."""
+        self._down = 0
+        self._generations: tuple[int, ...] = ()
+        self._generation = 0
+        self._since: list[int] = []
+        self._suspects: tuple[str, ...] = ()
+        self._missed: tuple[MissedRange, ...] = ()
+        self._find: int | None = None
+        self._tick = 0
+        self._armed: frozenset[Timer] = frozenset()
+        self._is_grace_over = False
+        self._out: list[Effect] = []
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The row as this recovery knows it. Only after RecoverRequested."""
+        assert self._row is not None, "a recovery begins with RecoverRequested"
+        return self._row
+
+    @property
+    def is_done(self) -> bool:
+        """Whether Closed or Failed was said."""
+        return self.phase is Phase.DONE
+
+    # --- the machine -------------------------------------------------------------------------
+
+    def step(self, event: Event) -> list[Effect]:
+        """What to do about an event."""
+        self._out = []
+        match event:
+            case ReadAnswered():
+                self._read_answered(event)
+            case AddAnswered():
+                self._add_answered(event)
+            case FenceAnswered():
+                self._fence_answered(event)
+            case MetadataAnswered():
+                self._metadata_answered(event)
+            case BookiesFound():
+                self._bookies_found(event)
+            case TimerFired():
+                self._timer_fired(event)
+            case RecoverRequested():
+                if self.phase is Phase.IDLE:
+                    self._begin(event.metadata)
+            case AppendRequested() | CloseRequested() | ReplaceRequested():
+                raise AssertionError(f"{event} is not for a recovery")
+            case _:
+                assert_never(event)
+        self._go_on()
+        out, self._out = self._out, []
+        return out
+
+    def copy(self) -> "Recovery":
+        """An independent copy."""
+        other = Recovery.__new__(Recovery)
+        other.__dict__.update(
+            self.__dict__,
+            _window=self._window.copy(),
+            _tally=self._tally and self._tally.copy(),
+            _since=list(self._since),
+        )
+        return other
+
+    def key(self) -> tuple[object, ...]:
+        """All of it, hashable, the same in every process."""
+        row = self._row
+        return (
+            self.phase.value,
+            row
+            and (
+                row.version,
+                row.state.value,
+                row.last_entry,
+                row.declared_lost,
+                tuple((f.first_entry, f.bookies) for f in row.fragments),
+            ),
+            self._attempt,
+            self._is_stalled,
+            self._fenced,
+            self._unfenced,
+            self._lac,
+            self._tally and self._tally.key(),
+            self._next,
+            self._is_end_known,
+            self._window.key(),
+            tuple((f.first_entry, f.bookies) for f in self._changes),
+            self._down,
+            self._generations,
+            tuple(self._since),
+            self._suspects,
+            tuple((m.member, m.first, m.last) for m in self._missed),
+            self._find,
+            self._tick,
+            tuple(timer in self._armed for timer in Timer),
+            self._is_grace_over,
+        )
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        if self.phase in (Phase.IDLE, Phase.DONE):
+            return
+        row = self.metadata
+        row.check()
+        self._window.check()
+        first = row.last_fragment.first_entry
+        if self.phase in (Phase.READING, Phase.MEASURING, Phase.CLOSING):
+            assert self._is_covered(), "I14"
+            assert self._window.last_confirmed >= first - 1, "I24: earlier fragments are done"
+            assert all(run_first >= first for run_first in self._window.runs), "I24"
+        for change in self._changes:
+            assert first <= change.first_entry <= self._window.last_confirmed + 1, "rule 12"
+        if self.phase is Phase.READING and self._tally is not None:
+            assert self._tally.fragment == row.last_fragment, "X6"
+        if self.phase is Phase.CLOSING:
+            assert not self._window.runs, "X10: all was written back"
+
+    # --- marking -----------------------------------------------------------------------------
+
+    def _begin(self, row: LedgerMetadata) -> None:
+        self._row = row
+        self._codec = Codec(row.digest, row.mac_key)
+        if row.state is State.CLOSED:
+            self._closed(row)
+            return
+        lost = tuple(dict.fromkeys(row.declared_lost + self._declare_lost))
+        if row.state is State.IN_RECOVERY and lost == row.declared_lost:
+            self._fence()
+        else:
+            self.phase = Phase.MARKING
+            self._send_update(replace(row.in_recovery(), declared_lost=lost))
+
+    def _send_update(self, row: LedgerMetadata, missed: tuple[MissedRange, ...] = ()) -> None:
+        self._attempt += 1
+        self._update = UpdateMetadata(self._attempt, row, missed)
+        self._out.append(self._update)
+
+    def _metadata_answered(self, event: MetadataAnswered) -> None:
+        if self._update is None or event.attempt != self._update.attempt:
+            return
+        row = event.metadata
+        if event.status is CasStatus.MISSING:
+            self._failed("no-such-ledger")
+        elif event.status is CasStatus.UNKNOWN or row is None:
+            self._is_stalled = True
+            self._arm(Timer.RETRY)
+        elif row.state is State.CLOSED:
+            self._update = None
+            self._closed(row)  # by us or by another: the compare-and-swap made one end (I4)
+        elif self.phase is Phase.CLOSING and self._is_same_ledger(row):
+            self._row = row
+            self._close()
+        else:
+            self._update = None
+            self._begin(row)
+
+    def _is_same_ledger(self, row: LedgerMetadata) -> bool:
+        # Reference 2.4.8: a fragment appended meanwhile makes all that was read here worthless.
+        mine = self.metadata
+        return row.state is State.IN_RECOVERY and (
+            row.last_fragment == mine.last_fragment and row.declared_lost == mine.declared_lost
+        )
+
+    # --- fencing -----------------------------------------------------------------------------
+
+    def _lost(self, fragment: Fragment) -> int:
+        lost = self.metadata.declared_lost
+        return sum(1 << p for p, member in enumerate(fragment.bookies) if member in lost)
+
+    def _fence(self) -> None:
+        row = self.metadata
+        self.phase = Phase.FENCING
+        self._fenced = self._unfenced = 0
+        self._lac = NO_ENTRY
+        lost = self._lost(row.last_fragment)
+        self._out.extend(
+            SendFence(position, member, row.ledger_id, row.ledger_key)
+            for position, member in enumerate(row.last_fragment.bookies)
+            if not lost & 1 << position
+        )
+        if self._is_covered():
+            self._start_reading()
+
+    def _fence_answered(self, event: FenceAnswered) -> None:
+        members = self.metadata.last_fragment.bookies
+        if self.phase is not Phase.FENCING or members[event.position] != event.member:
+            return
+        if event.status is Status.OK:
+            self._fenced |= 1 << event.position
+            self._unfenced &= ~(1 << event.position)
+            self._lac = max(self._lac, event.last_add_confirmed)
+        elif not self._fenced & 1 << event.position:
+            self._unfenced |= 1 << event.position
+        if self._is_covered():
+            self._start_reading()
+        elif not self._may_be_covered():
+            self._failed(
+                "recovery-blocked",
+                bookie=event.member,
+                detail=f"too few bookies could be fenced; {event.member}: {event.status}",
+            )
+
+    def _is_covered(self) -> bool:
+        # Rule 13, I14: only durable fences count. Rule 14: lost members make up for what is
+        # missing once all others are fenced.
+        row = self.metadata
+        lost = self._lost(row.last_fragment)
+        known = self._fenced
+        if lost and (lost | known).bit_count() == row.quorum.ensemble_size:
+            known |= lost
+        return row.quorum.is_covered(positions(known))
+
+    def _may_be_covered(self) -> bool:
+        """Whether those that have not answered could still make it."""
+        quorum, lost = self.metadata.quorum, self._lost(self.metadata.last_fragment)
+        hopeful = ((1 << quorum.ensemble_size) - 1) & ~(self._unfenced | lost)
+        return quorum.is_covered(positions(hopeful)) or (lost > 0 and not self._unfenced)
+
+    # --- reading forward ---------------------------------------------------------------------
+
+    def _start_reading(self) -> None:
+        row = self.metadata
+        start = self._start()
+        self.phase = Phase.READING
+        self._window = Window(row.quorum, last_confirmed=start, length=0)
+        self._next = start + 1
+        self._is_end_known = False
+        self._tally = None
+        self._changes = ()
+        self._down = self._lost(row.last_fragment)
+        self._generation += 1
+        self._generations = (self._generation,) * row.quorum.ensemble_size
+        self._since = [0] * row.quorum.ensemble_size
+        self._suspects = ()
+        self._find = None
+        self._is_grace_over = False
+
+    def _start(self) -> int:
+        # X2, I24: earlier fragments are immutable. The LAC may be below the last fragment.
+        return max(self._lac, self.metadata.last_fragment.first_entry - 1)
+
+    def _read_window(self) -> None:
+        row = self.metadata
+        self._tally = Tally(
+            row.quorum,
+            row.last_fragment,  # X6: as found at the start; changes made here only take writes
+            first=self._next,
+            last=self._next + self._read_entries - 1,
+            lost=row.declared_lost,
+        )
+        self._ask(self._tally, is_recovery=True)
+
+    def _ask(self, tally: Tally, *, is_recovery: bool) -> None:
+        for position, cursor in enumerate(tally.cursors):
+            if cursor is not None:
+                self._send_read(tally, position, cursor, is_recovery=is_recovery)
+
+    def _send_read(self, tally: Tally, position: int, first: int, *, is_recovery: bool) -> None:
+        row = self.metadata
+        fences = is_recovery and self._reads_fence()
+        self._out.append(
+            SendRead(
+                position,
+                tally.fragment.bookies[position],
+                row.ledger_id,
+                first,
+                tally.last,
+                fence=fences,
+                ledger_key=row.ledger_key if fences else b"",
+            )
+        )
+
+    def _reads_fence(self) -> bool:
+        # X1, I15, BK#2614: a bookie that the fence did not reach must not answer "absent" and
+        # then take the old writer's entry.
+        return True
+
+    def _read_answered(self, event: ReadAnswered) -> None:
+        tally = self._tally
+        if tally is None or self.phase not in (Phase.READING, Phase.MEASURING):
+            return
+        is_expected = (
+            tally.fragment.bookies[event.position] == event.member
+            and tally.cursors[event.position] == event.first
+            and tally.last == event.last
+        )
+        if not is_expected:
+            return
+        codec, row = self._codec, self.metadata
+        assert codec is not None, "set with the row"
+        following = tally.note(event, codec, row.ledger_id)
+        if following is not None:
+            is_recovery = self.phase is Phase.READING
+            self._send_read(tally, event.position, following, is_recovery=is_recovery)
+
+    def _decide(self, tally: Tally) -> None:
+        """Take the entries that are decided by now, in order."""
+        first = self._next
+        verdict = Verdict.PRESENT
+        while self._next <= tally.last:
+            verdict = tally.verdict(self._next)
+            if verdict is not Verdict.PRESENT:
+                break
+            self._next += 1
+        if self._next > first:
+            self._write_back(tally.runs(first, self._next - 1))
+        if verdict is Verdict.ABSENT:
+            self._is_end_known = True  # what is found beyond a gap does not count
+            self._tally = None
+        elif verdict is Verdict.BLOCKED:
+            self._blocked(tally, self._next)
+        elif self._next > tally.last:
+            self._tally = None
+
+    def _blocked(self, tally: Tally, entry_id: int) -> None:
+        """Never close on "unknown" (I16, reference 2.4.6)."""
+        self._failed(
+            "recovery-blocked",
+            bookie=tally.culprit(entry_id),
+            entry_id=entry_id,
+            detail=tally.said(entry_id),
+        )
+
+    # --- writing back ------------------------------------------------------------------------
+
+    def _head(self) -> tuple[str, ...]:
+        return (self._changes or self.metadata.fragments)[-1].bookies
+
+    def _write_back(self, run: Run) -> None:
+        """To all of Qw, as the bytes are (rules 2 and 12); those that have it answer ok too."""
+        usable = ((1 << self.metadata.quorum.ensemble_size) - 1) & ~self._down
+        pending = self._window.push(run, usable=usable, tick=self._tick + 1)
+        for position in positions(pending.waiting):
+            self._send(position, run)
+
+    def _send(self, position: int, run: Run) -> None:
+        row = self.metadata
+        self._out.append(
+            SendAdd(
+                position,
+                self._head()[position],
+                self._generations[position],
+                part_of(run, row.quorum, position),
+                row.ledger_key,
+                recovery=True,
+            )
+        )
+
+    def _add_answered(self, event: AddAnswered) -> None:
+        if self.phase is not Phase.READING or not self._is_current(event):
+            return
+        if event.status is Status.OK:
+            pending = self._window.find(event.first)
+            if pending is not None:
+                self._window.ack(pending, event.position)
+            if self._down & 1 << event.position:
+                self._down &= ~(1 << event.position)  # it was slow, not dead
+                self._ask_again(1 << event.position, first=0, is_anew=False)
+        elif event.status is Status.CONFLICT:
+            self._failed(
+                "recovery-blocked",
+                bookie=event.member,
+                entry_id=event.first,
+                detail="it holds other bytes",
+            )
+        else:
+            self._slot_failed(event.position)
+
+    def _is_current(self, event: AddAnswered) -> bool:
+        return (
+            event.generation == self._generations[event.position]
+            and event.member == self._head()[event.position]
+        )
+
+    def _slot_failed(self, position: int) -> None:
+        if not self._down & 1 << position:
+            self._down |= 1 << position
+            self._suspects += (self._head()[position],)
+            self._window.give_up(1 << position)
+            self._window.sweep()
+
+    def _ask_again(self, mask: int, *, first: int, is_anew: bool) -> None:
+        self._generation += 1
+        self._generations = tuple(
+            self._generation if mask & 1 << position else generation
+            for position, generation in enumerate(self._generations)
+        )
+        for position in positions(mask):
+            self._since[position] = self._tick + 1
+        for position, run in self._window.ask(mask, first=first, is_anew=is_anew):
+            self._send(position, run)
+
+    def _needs_spare(self) -> bool:
+        """Rule 12 goes on at Qa, so a member is replaced only where Qa cannot be reached."""
+        quorum, pending = self.metadata.quorum, self._window.unconfirmed
+        return pending is not None and not quorum.has_ack_quorum(
+            pending.holders & (pending.acked | ~self._down), pending.run.first, pending.run.last
+        )
+
+    def _search(self) -> None:
+        self._attempt += 1
+        self._find = self._attempt
+        members = self._head()
+        staying = [m for p, m in enumerate(members) if not self._down & 1 << p]
+        lost = self.metadata.declared_lost
+        exclude = tuple(dict.fromkeys((*staying, *self._suspects, *lost)))
+        self._out.append(FindBookies(self._attempt, members, exclude))
+
+    def _bookies_found(self, event: BookiesFound) -> None:
+        if self._find is None or event.attempt != self._find:
+            return
+        self._find = None
+        if self.phase is not Phase.READING or not self._needs_spare():
+            return
+        members = self._head()
+        chosen = placement.replacements(members, tuple(positions(self._down)), event.members)
+        if not chosen:
+            position = next(positions(self._down))
+            self._failed(
+                "recovery-blocked",
+                bookie=members[position],
+                entry_id=self._window.last_confirmed + 1,
+                detail="too few bookies to write entries back to, and no other is live",
+            )
+            return
+        self._change(chosen)
+
+    def _change(self, chosen: dict[int, str]) -> None:
+        """Only in memory: it is committed with the close, or never (X5)."""
+        mask = sum(1 << position for position in chosen)
+        self._window.write_off(mask)
+        self._take_missed()
+        first = self._window.last_confirmed + 1  # rule 12: what is confirmed by now
+        fragment = Fragment(
+            first, tuple(chosen.get(p, member) for p, member in enumerate(self._head()))
+        )
+        kept = [change for change in self._changes if change.first_entry < first]
+        self._changes = (*kept, fragment)
+        self._down &= ~mask
+        self._ask_again(mask, first=first, is_anew=True)
+
+    # --- closing -----------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """All is read and on Qa bookies: find the length, then close."""
+        window, row = self._window, self.metadata
+        if window.is_waiting() and not self._is_grace_over:
+            self._arm(Timer.HEDGE)  # a moment for the slower ones, so that nothing is missed
+        elif window.last_confirmed > self._start() or window.last_confirmed == NO_ENTRY:
+            self._close()
+        else:
+            self._measure(window.last_confirmed, row)
+
+    def _measure(self, entry_id: int, row: LedgerMetadata) -> None:
+        self.phase = Phase.MEASURING
+        self._tally = Tally(
+            row.quorum,
+            row.fragment_of(entry_id),
+            first=entry_id,
+            last=entry_id,
+            lost=row.declared_lost,
+        )
+        self._ask(self._tally, is_recovery=False)
+
+    def _measured(self, tally: Tally) -> None:
+        entry_id = tally.first
+        verdict = tally.verdict(entry_id)
+        if verdict is Verdict.PRESENT:
+            self._window.length = tally.length_of(entry_id)
+            self._close()
+        elif verdict is Verdict.ABSENT and self.metadata.declared_lost:
+            # Rule 14: a confirmed entry is gone for good. An earlier one bounds the length.
+            below = entry_id - (self._window.last_confirmed - entry_id + 1)
+            if below < 0:
+                self._close()
+            else:
+                self._measure(below, self.metadata)
+        elif verdict is not Verdict.UNDECIDED:
+            self._blocked(tally, entry_id)
+
+    def _close(self) -> None:
+        window = self._window
+        window.write_off((1 << self.metadata.quorum.ensemble_size) - 1)
+        self._take_missed()
+        window.clear()
+        self.phase = Phase.CLOSING
+        self._tally = None
+        row = self.metadata
+        for change in self._changes:
+            row = row.with_ensemble(change.first_entry, change.bookies)
+        closed = row.closed(last_entry=window.last_confirmed, length=window.length)
+        if self._lost(self.metadata.last_fragment):
+            closed = replace(closed, may_lack_entries=True)
+        self._send_update(closed, self._missed)
+
+    def _closed(self, row: LedgerMetadata) -> None:
+        self._row = row
+        self.phase = Phase.DONE
+        self._out.append(Closed(row))
+
+    def _failed(
+        self, code: str, *, detail: str = "", bookie: str | None = None, entry_id: int | None = None
+    ) -> None:
+        self.phase = Phase.DONE
+        self._out.append(Failed(code, None, detail, bookie, entry_id))
+
+    def _take_missed(self) -> None:
+        members, quorum = self._head(), self.metadata.quorum
+        missed, self._window.missed = self._window.missed, []
+        found = tuple(MissedRange(members[p], first, last) for p, first, last in missed)
+        stride = quorum.ensemble_size - quorum.write_quorum + 1
+        self._missed = merged(self._missed + found, stride)
+
+    # --- after every event -------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        if self.phase is Phase.READING:
+            if self._tally is not None:
+                self._decide(self._tally)
+            self._window.confirm(0)
+            if self._window.missed:
+                self._take_missed()
+        elif self.phase is Phase.MEASURING and self._tally is not None:
+            self._measured(self._tally)
+        if self.phase is not Phase.READING:
+            return
+        if self._needs_spare():
+            if self._find is None:
+                self._search()
+        elif self._is_end_known and self._window.unconfirmed is None:
+            self._end()
+        elif self._tally is None and not self._is_end_known and self._may_read_on():
+            self._read_window()
+        if Timer.ADD not in self._armed and self._window.is_waiting():
+            self._tick += 1
+            self._arm(Timer.ADD, self._tick)
+
+    def _may_read_on(self) -> bool:
+        return len(self._window.runs) < _AHEAD_RUNS or self._window.unconfirmed is None
+
+    # --- timers ------------------------------------------------------------------------------
+
+    def _arm(self, timer: Timer, tag: int = 0) -> None:
+        if timer not in self._armed:
+            self._armed |= {timer}
+            self._out.append(StartTimer(timer, tag))
+
+    def _timer_fired(self, event: TimerFired) -> None:
+        if event.timer not in self._armed:
+            return
+        self._armed -= {event.timer}
+        if event.timer is Timer.ADD and self.phase is Phase.READING:
+            for position in positions(self._window.silent(event.tag, self._since)):
+                self._slot_failed(position)
+        elif event.timer is Timer.HEDGE:
+            self._is_grace_over = True
+        elif event.timer is Timer.RETRY and self._is_stalled and self._update is not None:
+            self._is_stalled = False
+            self._out.append(self._update)

@@ -1,0 +1,214 @@
+"""What the members of one fragment said of a range of entries, and what follows from it.
+
+Recovery and regular reads both ask here. Only two answers are knowledge: a digest-valid copy, and
+an explicit negative; an entry of which neither is known is unknown (architecture 2.3).
+"""
+
+from collections.abc import Iterator
+from enum import Enum
+
+from quorumlog.protocol import record
+from quorumlog.protocol.messages import ReadAnswered, Status
+from quorumlog.protocol.metadata import Fragment
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.record import Codec, Run
+
+
+class Verdict(Enum):
+    """What is known of an entry."""
+
+    PRESENT = "present"
+    ABSENT = "absent"
+    UNDECIDED = "undecided"
+    """Somebody was asked and has not answered."""
+    BLOCKED = "blocked"
+    """All have answered, and it is neither."""
+
+
+class Tally:
+    """Answers to reads of entries first..last of one fragment.
+
+    Each position has a cursor: the first of its entries of which it has not spoken yet, or None
+    where it has nothing more to say. A request always goes from the cursor to `last`.
+    """
+
+    __slots__ = (
+        "absent",
+        "cursors",
+        "first",
+        "found",
+        "fragment",
+        "last",
+        "lost",
+        "quorum",
+        "what",
+    )
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        fragment: Fragment,
+        *,
+        first: int,
+        last: int,
+        lost: tuple[str, ...] = (),
+    ) -> None:
+        """`lost` members are not asked; they count as negative at last (rule 14)."""
+        self.quorum = quorum
+        self.fragment = fragment
+        self.first = first
+        self.last = last
+        self.found: dict[int, tuple[Run, int]] = {}
+        self.absent: list[tuple[tuple[int, int], ...]] = []
+        self.what: list[str] = []
+        self.cursors: list[int | None] = []
+        self.lost = 0
+        for position, member in enumerate(fragment.bookies):
+            is_lost = member in lost
+            self.absent.append(())
+            self.lost |= is_lost << position
+            self.what.append("declared lost" if is_lost else "not asked")
+            self.cursors.append(None if is_lost else self._own(position, first))
+
+    def copy(self) -> "Tally":
+        """An independent copy."""
+        other = Tally.__new__(Tally)
+        other.quorum = self.quorum
+        other.fragment = self.fragment
+        other.first = self.first
+        other.last = self.last
+        other.lost = self.lost
+        other.found = dict(self.found)
+        other.absent = list(self.absent)
+        other.what = list(self.what)
+        other.cursors = list(self.cursors)
+        return other
+
+    def key(self) -> tuple[object, ...]:
+        """All of it, hashable."""
+        return (
+            self.first,
+            self.last,
+            tuple(self.cursors),
+            tuple((entry_id, run.body, at) for entry_id, (run, at) in self.found.items()),
+            tuple(self.absent),
+        )
+
+    def _own(self, position: int, entry_id: int) -> int | None:
+        """The first entry from `entry_id` on that a position stores, None beyond the range."""
+        while not self.quorum.is_member(position, entry_id):
+            entry_id += 1
+        return entry_id if entry_id <= self.last else None
+
+    def verdict(self, entry_id: int) -> Verdict:
+        """What is known of an entry by now."""
+        if entry_id in self.found:
+            return Verdict.PRESENT
+        if self._is_absent(entry_id):
+            return Verdict.ABSENT
+        for position in self.quorum.write_set(entry_id):
+            cursor = self.cursors[position]
+            if cursor is not None and cursor <= entry_id:
+                return Verdict.UNDECIDED
+        return Verdict.BLOCKED
+
+    def _is_absent(self, entry_id: int) -> bool:
+        # I16, X11: Qw-Qa+1 explicit negatives of the entry's own write set; silence is none.
+        # Rule 14: lost members make up for what is missing once all others said no.
+        negative, lost = self._negatives(entry_id)
+        quorum = self.quorum
+        if negative >= quorum.negatives_needed:
+            return True
+        return lost > 0 and negative + lost == quorum.write_quorum
+
+    def _negatives(self, entry_id: int) -> tuple[int, int]:
+        """How many of its write set said explicitly that they lack an entry, and how many are
+        lost.
+        """
+        negative = lost = 0
+        for position in self.quorum.write_set(entry_id):
+            if self.lost & 1 << position:
+                lost += 1
+            elif any(first <= entry_id <= last for first, last in self.absent[position]):
+                negative += 1
+        return negative, lost
+
+    def note(self, answer: ReadAnswered, codec: Codec, ledger_id: int) -> int | None:
+        """Take in what a position answers from its cursor on; from where to ask it on, if it may
+        know more (an answer cut short by a size limit says nothing of the rest: rule 1).
+        """
+        position, cursor = answer.position, self.cursors[answer.position]
+        assert cursor is not None, "an answer that nobody waits for"
+        run = answer.run
+        absent = answer.absent
+        if answer.status is Status.NO_ENTRY:
+            run, absent = None, ((answer.first, answer.last),)
+        elif answer.status is not Status.OK or (run is not None and run.ledger_id != ledger_id):
+            self.cursors[position] = None
+            self.what[position] = answer.status.value
+            return None
+        self.absent[position] += absent
+        named: set[int] = set()
+        if run is not None:
+            bad = self._invalid(run, codec)
+            for index, entry_id in enumerate(run.ids):
+                named.add(entry_id)
+                if entry_id not in bad and self.quorum.is_member(position, entry_id):
+                    self.found.setdefault(entry_id, (run, index))
+            if bad:
+                self.what[position] = "damaged"
+        unnamed = self._unnamed(position, cursor, named, absent)
+        following = next(unnamed, None)
+        if following == cursor:  # it does not know of the very first one: unknown there, go on
+            self.what[position] = "unknown"
+            following = next(unnamed, None) if named or absent else None
+        self.cursors[position] = following
+        return following
+
+    def _invalid(self, run: Run, codec: Codec) -> set[int]:
+        # Overview 1.4: an entry with a bad code is read elsewhere; it is no negative either.
+        return set(run.invalid(codec))
+
+    def _unnamed(
+        self, position: int, cursor: int, named: set[int], absent: tuple[tuple[int, int], ...]
+    ) -> Iterator[int]:
+        for entry_id in range(cursor, self.last + 1):
+            if (
+                entry_id not in named
+                and self.quorum.is_member(position, entry_id)
+                and not any(first <= entry_id <= last for first, last in absent)
+            ):
+                yield entry_id
+
+    def runs(self, first: int, last: int) -> Run:
+        """The copies of present entries first..last as one run, bytes unchanged (rule 2)."""
+        run, index = self.found[first]
+        if run.first == first and run.last == last and run.count == last - first + 1:
+            return run
+        entries = []
+        for entry_id in range(first, last + 1):
+            run, index = self.found[entry_id]
+            entries.append(run.entry(index))
+        return record.pack(entries, run.kind)
+
+    def length_of(self, entry_id: int) -> int:
+        """The length that a present entry carries."""
+        run, index = self.found[entry_id]
+        return run.entry(index).length
+
+    def culprit(self, entry_id: int) -> str:
+        """A member of the write set that knows nothing of an entry, for the error."""
+        members = self.fragment.bookies
+        for position in self.quorum.write_set(entry_id):
+            if not any(first <= entry_id <= last for first, last in self.absent[position]):
+                return members[position]
+        return members[self.quorum.write_set(entry_id)[0]]
+
+    def said(self, entry_id: int) -> str:
+        """What each member of the write set answered of an entry that is not present."""
+        parts = []
+        for position in self.quorum.write_set(entry_id):
+            is_absent = any(first <= entry_id <= last for first, last in self.absent[position])
+            what = "absent" if is_absent else self.what[position]
+            parts.append(f"{self.fragment.bookies[position]}: {what}")
+        return ", ".join(parts)
