@@ -1,0 +1,127 @@
+"""What the SDK sends again, and what it must not."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from loadtest.ports import free_ports
+from quorumlog.client import Client, ConnectionLost
+from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    LedgerClosed,
+    MetadataUnavailable,
+    Overloaded,
+    QuorumLogError,
+    QuorumTimeout,
+)
+from quorumlog.wire import problems
+
+_OPEN = {"ledger_id": 7, "state": "OPEN"}
+_APPENDED = {"ledger_id": 7, "entry_id": 0, "last_add_confirmed": 0}
+
+Reply = QuorumLogError | dict[str, object] | None
+"""An error, a body, or None: the connection is cut."""
+
+
+class Gateway:
+    """Says what it is told to say, one reply a request, the last one for ever."""
+
+    def __init__(self, *replies: Reply) -> None:
+        self.replies = list(replies)
+        self.paths: list[str] = []
+
+    async def handle(self, request: web.Request) -> web.Response:
+        await request.read()
+        self.paths.append(request.path)
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        if isinstance(reply, QuorumLogError):
+            return web.Response(
+                status=reply.status,
+                body=problems.to_bytes(reply),
+                content_type=problems.CONTENT_TYPE,
+            )
+        if reply is None:
+            assert request.transport
+            request.transport.close()
+            return web.Response()
+        return web.json_response(reply)
+
+
+@asynccontextmanager
+async def serving(gateway: Gateway) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", gateway.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = free_ports(1)[0]
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("error", [Overloaded(retry_after_s=0), MetadataUnavailable()])
+async def test_what_was_not_done_is_sent_again(error: QuorumLogError) -> None:
+    gateway = Gateway(error, _APPENDED)
+
+    async with serving(gateway) as url, Client(url) as client:
+        assert await client.ledger(7).append(b"x") == 0
+
+    assert len(gateway.paths) == 2
+
+
+@pytest.mark.parametrize("reply", [QuorumTimeout("late"), None])
+async def test_an_append_of_unknown_outcome_is_never_sent_again(reply: Reply) -> None:
+    gateway = Gateway(reply, _APPENDED)
+
+    async with serving(gateway) as url, Client(url) as client:
+        with pytest.raises(QuorumLogError) as caught:
+            await client.ledger(7).append(b"x")
+
+    assert caught.value.outcome == UNKNOWN
+    assert len(gateway.paths) == 1
+
+
+async def test_a_read_is_sent_again_when_the_connection_breaks() -> None:
+    gateway = Gateway(None, _OPEN)
+
+    async with serving(gateway) as url, Client(url) as client:
+        assert await client.ledger(7).info() == _OPEN
+
+    assert len(gateway.paths) == 2
+
+
+async def test_the_server_s_error_is_raised_as_its_own_class() -> None:
+    gateway = Gateway(LedgerClosed("ends at 3", ledger_id=7, last_entry=3))
+
+    async with serving(gateway) as url, Client(url) as client:
+        with pytest.raises(LedgerClosed, match="ends at 3") as caught:
+            await client.ledger(7).append(b"x")
+
+    assert caught.value.members == {"last_entry": 3}
+    assert len(gateway.paths) == 1
+
+
+async def test_the_next_gateway_is_asked_when_one_refuses() -> None:
+    gateway = Gateway(_APPENDED)
+    nobody = f"http://127.0.0.1:{free_ports(1)[0]}"
+
+    async with serving(gateway) as url, Client(nobody, url) as client:
+        await client.ledger(7).append(b"x")
+        await client.ledger(7).append(b"y")
+
+    assert len(gateway.paths) == 2
+
+
+async def test_nobody_to_ask_means_not_done() -> None:
+    nobody = f"http://127.0.0.1:{free_ports(1)[0]}"
+
+    async with Client(nobody, deadline_s=0.2) as client:
+        with pytest.raises(ConnectionLost) as caught:
+            await client.ledger(7).append(b"x")
+
+    assert caught.value.outcome == NOT_DONE
