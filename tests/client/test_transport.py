@@ -1,6 +1,6 @@
 """What the SDK sends again, and what it must not."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
@@ -22,7 +22,7 @@ from quorumlog.wire import problems
 _OPEN = {"ledger_id": 7, "state": "OPEN"}
 _APPENDED = {"ledger_id": 7, "entry_id": 0, "last_add_confirmed": 0}
 
-Reply = QuorumLogError | dict[str, object] | None
+Reply = QuorumLogError | Mapping[str, object] | None
 """An error, a body, or None: the connection is cut."""
 
 
