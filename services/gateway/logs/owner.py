@@ -340,9 +340,10 @@ class LogOwner:
             try:
                 await self._change(lambda log: log.with_ledger(new.ledger_id))
             except BaseException as error:
-                with contextlib.suppress(QuorumLogError):
-                    await self._store.delete_unnamed(new.ledger_id)
                 self.end(error)
+                if isinstance(error, Exception):
+                    with contextlib.suppress(QuorumLogError):
+                        await self._store.delete_unnamed(new.ledger_id)
                 raise
             await self._switch(new.ledger_id)
 

@@ -1,0 +1,278 @@
+"""Read a log by offset: which ledger, which entry, and when the end is the end.
+
+What was acknowledged before a read began is seen by it: the row is read first and the LAC after
+it. A record that was acknowledged before is then in a ledger that the row names, and its writer
+says how far that ledger is confirmed. A ledger that is CLOSED and whose end the row knows never
+changes again, so reads within it ask nobody.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from quorumlog.errors import EntryUnavailable, NoSuchLedger, OffsetTruncated
+from quorumlog.protocol import batch
+from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.log import LogItem, LogMetadata, LogState
+from services.gateway.interface import Confirmation
+from services.gateway.logs.offsets import OffsetIndex, find_entry
+from services.gateway.logs.ports import LogEngine, LogRead, LogRecord, LogStore
+from services.gateway.logs.takeover import head_reader
+
+Start = int | Literal["earliest", "latest"]
+
+Heal = Callable[[str, int], Awaitable[bool]]
+"""Take over a log whose last ledger's writer can't be reached; False when that lives after all."""
+
+_ROW_POLL_S: Final = 0.2
+"""While a log has no open ledger, a tail asks for its row so often."""
+
+_TRIES_MAX: Final = 5
+"""Rows in turn that name a ledger that is gone: more is no race."""
+
+_ASK_S: Final = 5.0
+"""For how long a reader asks an owner that lives how far it is."""
+
+_RECORD_BYTES: Final = 64
+"""What a record counts for in `max_bytes` beside its bytes, so that empty ones end too."""
+
+
+@dataclass(slots=True)
+class _Page:
+    """Records that a read has gathered."""
+
+    at: int
+    limit: int
+    bytes_left: int
+    records: list[LogRecord]
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.records) >= self.limit or (bool(self.records) and self.bytes_left <= 0)
+
+    def take(self, record: LogRecord) -> None:
+        self.records.append(record)
+        value = record.record
+        self.bytes_left -= len(value.value) + len(value.key or b"") + _RECORD_BYTES
+        self.at = record.offset + 1
+
+
+class LogReader:
+    """Reads of all logs, in this process."""
+
+    def __init__(
+        self, *, engine: LogEngine, store: LogStore, index: OffsetIndex, heal: Heal
+    ) -> None:
+        self._engine, self._store, self._index, self._heal = engine, store, index, heal
+        self._rows: dict[str, LogMetadata] = {}
+
+    async def row(self, name: str) -> LogMetadata:
+        """The row as it is now."""
+        try:
+            row = await self._store.get(name)
+        except Exception:
+            self._rows.pop(name, None)
+            raise
+        self._rows[name] = row
+        return row
+
+    async def read(
+        self,
+        name: str,
+        start: Start,
+        *,
+        limit: int = 100,
+        max_bytes: int = 1 << 20,
+        wait_s: float = 0.0,
+    ) -> LogRead:
+        """Records from `start` on. Sees all that was acknowledged before it began.
+
+        Raises: NoSuchLog, OffsetTruncated, EntryUnavailable and what the engine raises.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        row = self._rows.get(name)
+        is_fresh = row is None or not isinstance(start, int)
+        if row is None or is_fresh:
+            row = await self.row(name)
+        if start == "earliest":
+            at = row.first_offset
+        else:
+            at = await self.end(name, row) if start == "latest" else start
+        page = _Page(at, limit, max_bytes, [])
+        while True:
+            row = await self._fill(name, row, page, is_fresh=is_fresh)
+            left_s = deadline - loop.time()
+            is_end = row.state is LogState.CLOSED and page.at >= (row.end_offset or 0)
+            if page.records or is_end or left_s <= 0:
+                return LogRead(tuple(page.records), page.at, row.first_offset, is_end)
+            await self._wait(row, page.at, left_s)
+            row, is_fresh = await self.row(name), True
+
+    async def end(self, name: str, row: LogMetadata | None = None) -> int:
+        """The offset after the last acknowledged record. `row` was read after the question."""
+        while True:
+            row = row or await self.row(name)
+            if row.end_offset is not None:
+                return row.end_offset
+            item = row.base
+            if item is None or item.last_offset is not None:
+                # A first ledger without a start, or a roll between its two steps: nothing of the
+                # new ledger is acknowledged yet.
+                last = -1 if item is None else item.last_offset
+                return (last if last is not None else -1) + 1
+            assert item.first_offset is not None
+            confirmed = await self._confirmed(name, item)
+            if confirmed is None:
+                row = None
+                continue
+            if confirmed.last_add_confirmed == NO_ENTRY:
+                return item.first_offset
+            head = await head_reader(self._engine, item.ledger_id)(confirmed.last_add_confirmed)
+            return item.first_offset + head.records_after
+
+    async def _fill(
+        self, name: str, row: LogMetadata, page: _Page, *, is_fresh: bool
+    ) -> LogMetadata:
+        """Gather records until the page is full or the log's end; gives the row that said so.
+
+        `is_fresh`: the row was read since the read began. One that is older may only say what
+        never changes: where a sealed ledger's records are.
+        """
+        tries = 0
+        while not page.is_full:
+            item = row.item_at(page.at)
+            is_sealed = item is not None and item.last_offset is not None
+            if not is_fresh and (page.at < row.first_offset or not is_sealed):
+                row, is_fresh = await self.row(name), True
+                continue
+            if page.at < row.first_offset:
+                raise OffsetTruncated(
+                    f"the log begins at {row.first_offset}",
+                    log=name,
+                    first_offset=row.first_offset,
+                )
+            if item is None:
+                return row
+            before = page.at
+            try:
+                is_known = await self._fill_from(name, item, page)
+            except NoSuchLedger:
+                # It was truncated away, or the log deleted, since the row was read.
+                tries += 1
+                if page.records:
+                    return row
+                if tries > _TRIES_MAX:
+                    raise
+                is_known = False
+            if not is_known:
+                row, is_fresh = await self.row(name), True
+            elif page.at == before:
+                return row
+        return row
+
+    async def _fill_from(self, name: str, item: LogItem, page: _Page) -> bool:
+        """Gather from one ledger to its end or the page's; False when the row must be read again."""
+        assert item.first_offset is not None
+        if item.last_offset is None:
+            confirmed = await self._confirmed(name, item)
+            if confirmed is None:
+                return False
+            last = confirmed.last_add_confirmed
+        else:
+            closed = await self._engine.get(item.ledger_id)
+            last = closed.last_entry if closed.last_entry is not None else NO_ENTRY
+        if last == NO_ENTRY:
+            return True
+        points = self._index.points(item.ledger_id)
+        entry_id = await find_entry(
+            points,
+            page.at - item.first_offset,
+            last_entry=last,
+            read_head=head_reader(self._engine, item.ledger_id),
+        )
+        while entry_id is not None and entry_id <= last and not page.is_full:
+            found = await self._engine.read(
+                item.ledger_id,
+                entry_id,
+                last=last,
+                limit=min(page.limit - len(page.records), 10_000),
+                max_bytes=max(page.bytes_left, 1),
+            )
+            if found.next <= entry_id:
+                raise EntryUnavailable(
+                    "a confirmed entry of a log was not found",
+                    ledger_id=item.ledger_id,
+                    entry_id=entry_id,
+                    log=name,
+                )
+            for run in found.runs:
+                for index, at in enumerate(run.ids):
+                    if not page.is_full:
+                        self._unpack(item, at, bytes(run.payload(index)), page)
+            entry_id = found.next
+        return True
+
+    def _unpack(self, item: LogItem, entry_id: int, data: bytes, page: _Page) -> None:
+        try:
+            head, records = batch.decode(data)
+        except batch.BadBatch as error:
+            raise EntryUnavailable(
+                str(error), ledger_id=item.ledger_id, entry_id=entry_id
+            ) from error
+        first = (item.first_offset or 0) + head.records_before
+        for offset, record in enumerate(records, first):
+            if offset == page.at and not page.is_full:
+                own = record.timestamp_ms
+                time = head.append_time_ms if own is None else own
+                page.take(LogRecord(offset, time, record, item.ledger_id, entry_id))
+        if page.at == first + head.count:
+            self._index.points(item.ledger_id).add(head.records_after, entry_id + 1)
+
+    async def _confirmed(self, name: str, item: LogItem) -> Confirmation | None:
+        """The LAC of a ledger whose end the row does not know, from its writer or because it is
+        closed; None when the log was taken over instead, since the writer is gone.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _ASK_S
+        while True:
+            confirmed = await self._engine.last_add_confirmed(item.ledger_id)
+            if confirmed.lac_source != "bookies" or confirmed.closed:
+                return confirmed
+            if await self._heal(name, item.ledger_id):
+                return None
+            # It lives: what it was asked got lost on the way, or it is recovering the ledger.
+            if loop.time() > end:
+                raise EntryUnavailable(
+                    "the log's owner lives, but does not say how far it is", log=name
+                )
+            await _pause(end - loop.time())
+
+    async def _wait(self, row: LogMetadata, at: int, left_s: float) -> None:
+        """Return when there may be something at `at`."""
+        item = row.item_at(at)
+        if item is None or item.last_offset is not None or row.base is not row.last_item:
+            await _pause(left_s)
+            return
+        confirmed = await self._engine.last_add_confirmed(item.ledger_id)
+        points = self._index.points(item.ledger_id)
+        assert item.first_offset is not None
+        found = await find_entry(
+            points,
+            at - item.first_offset,
+            last_entry=confirmed.last_add_confirmed,
+            read_head=head_reader(self._engine, item.ledger_id),
+        )
+        if found is not None:
+            return
+        after = confirmed.last_add_confirmed
+        again = await self._engine.last_add_confirmed(item.ledger_id, after=after, wait_s=left_s)
+        if again.closed or again.last_add_confirmed <= after:
+            # Closed, and the row does not say yet what follows; or the writer is gone.
+            await _pause(left_s)
+
+
+async def _pause(left_s: float) -> None:
+    await asyncio.sleep(min(max(left_s, 0), _ROW_POLL_S * random.uniform(0.5, 1.0)))  # noqa: S311

@@ -1,0 +1,330 @@
+"""Gateways on a model of ledgers: what may happen to a log in any order, without sockets.
+
+A model ledger is what the protocol promises: ids in order, an acknowledged entry stays, a fence ends
+its writer, and a recovery keeps all that was acknowledged and any prefix of what was in flight.
+Time is real but short, so that schedules follow the seed and the loop, not the machine.
+"""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from quorumlog.errors import LedgerClosed, LedgerFenced, NoSuchLedger, NoSuchLog, OwnedByLog
+from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.record import Codec, Run, make
+from quorumlog.wire.bodies import BookieInfo, BookieList
+from services.gateway.interface import Appended, Confirmation, LedgerOptions, ReadResult
+from services.gateway.logs.manager import LogManager, Times
+from services.gateway.logs.ports import Append, LogAppended, LogChanged, PeerLost
+
+TIMES = Times(append_s=20.0, settle_s=5.0, probe_every_s=0.05, jitter_s=0.01, drain_s=5.0)
+
+
+@dataclass(slots=True)
+class Ledger:
+    row: LedgerMetadata
+    entries: list[bytes] = field(default_factory=list)
+    """Acknowledged; once CLOSED, all there is."""
+    in_flight: list[tuple[bytes, asyncio.Future[Appended]]] = field(default_factory=list)
+
+
+class Cluster:
+    """Bookies and metadata, and the gateways that share them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.ledgers: dict[int, Ledger] = {}
+        self.deleted: set[int] = set()
+        self.logs: dict[str, LogMetadata] = {}
+        self.gateways: dict[str, Gateway] = {}
+        self.names = itertools.count(1)
+        self.numbers = itertools.count(1)
+
+    def gateway(self) -> "Gateway":
+        gateway = Gateway(self, f"g{next(self.names)}")
+        self.gateways[gateway.writer.id] = gateway
+        return gateway
+
+    async def delay(self) -> None:
+        for _ in range(self.random.choice((0, 0, 1, 2, 5))):
+            await asyncio.sleep(0)
+        if self.random.random() < 0.1:
+            await asyncio.sleep(self.random.random() * 0.002)
+
+    def ledger(self, ledger_id: int) -> Ledger:
+        if ledger_id not in self.ledgers:
+            raise NoSuchLedger(ledger_id=ledger_id)
+        return self.ledgers[ledger_id]
+
+    def is_named(self, ledger_id: int) -> bool:
+        return any(log.item_of(ledger_id) for log in self.logs.values())
+
+
+class Gateway:
+    """A log manager with engine, store and peers on the model; `kill` ends it as kill -9 does."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster = cluster
+        self.writer = Writer(name, f"http://{name}")
+        self.is_dead = False
+        self.pumps: set[asyncio.Task[None]] = set()
+        self.logs = LogManager(engine=self, store=Store(self), peers=Net(self), times=TIMES)
+
+    def kill(self) -> None:
+        self.is_dead = True
+
+    async def step(self) -> None:
+        """Every call outside takes time, and a dead process never gets its answer."""
+        await self.cluster.delay()
+        if self.is_dead:
+            await asyncio.Event().wait()
+
+    async def end(self) -> None:
+        tasks = [*self.pumps, *self.logs._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- the engine ---
+
+    async def create(self, options: LedgerOptions) -> LedgerMetadata:
+        await self.step()
+        ledger_id = next(self.cluster.numbers)
+        quorum = Quorum(options.ensemble_size, options.write_quorum, options.ack_quorum)
+        bookies = tuple(f"b{n}@1" for n in range(options.ensemble_size))
+        row = LedgerMetadata(
+            ledger_id,
+            quorum,
+            DigestKind.CRC32C,
+            (Fragment(0, bookies),),
+            writer=self.writer,
+            log=options.log,
+        )
+        self.cluster.ledgers[ledger_id] = Ledger(row)
+        await self.step()
+        return row
+
+    async def get(self, ledger_id: int) -> LedgerMetadata:
+        await self.step()
+        return self.cluster.ledger(ledger_id).row
+
+    def submit(
+        self, ledger_id: int, payloads: Sequence[bytes], *, expect: int | None = None
+    ) -> asyncio.Future[Appended]:
+        ledger = self.cluster.ledger(ledger_id)
+        assert ledger.row.writer == self.writer
+        if ledger.row.state is not State.OPEN:
+            raise LedgerFenced(ledger_id=ledger_id, outcome="not-done")
+        (payload,) = payloads
+        assert expect == len(ledger.entries) + len(ledger.in_flight)
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        ledger.in_flight.append((payload, future))
+        task = asyncio.create_task(self._pump(ledger))
+        self.pumps.add(task)
+        task.add_done_callback(self.pumps.discard)
+        return future
+
+    async def _pump(self, ledger: Ledger) -> None:
+        await self.step()
+        if ledger.in_flight and ledger.row.state is State.OPEN:
+            payload, future = ledger.in_flight.pop(0)
+            ledger.entries.append(payload)
+            last = len(ledger.entries) - 1
+            await self.step()
+            if not future.done():
+                future.set_result(Appended(last, last, last))
+
+    async def read(
+        self,
+        ledger_id: int,
+        first: int,
+        *,
+        last: int | None = None,
+        limit: int = 100,
+        max_bytes: int = 1 << 20,
+    ) -> ReadResult:
+        await self.step()
+        ledger = self.cluster.ledger(ledger_id)
+        end = len(ledger.entries) if last is None else min(last + 1, len(ledger.entries))
+        chosen = ledger.entries[first : min(end, first + limit)]
+        while len(chosen) > 1 and sum(map(len, chosen)) > max_bytes:
+            chosen.pop()
+        runs: tuple[Run, ...] = ()
+        if chosen:
+            run = make(
+                ledger_id=ledger_id,
+                first_entry=first,
+                last_add_confirmed=first - 1,
+                length_before=0,
+                payloads=chosen,
+                codec=Codec(DigestKind.CRC32C),
+            )
+            runs = (run,)
+        closed = ledger.row.state is State.CLOSED
+        lac = len(ledger.entries) - 1
+        return ReadResult(runs, first + len(chosen), lac, closed, "writer", ledger.row.last_entry)
+
+    async def last_add_confirmed(
+        self, ledger_id: int, *, after: int | None = None, wait_s: float = 0.0
+    ) -> Confirmation:
+        await self.step()
+        ledger = self.cluster.ledger(ledger_id)
+        end = asyncio.get_running_loop().time() + wait_s
+        while True:
+            closed = ledger.row.state is State.CLOSED
+            lac = len(ledger.entries) - 1
+            writer = ledger.row.writer
+            assert writer is not None
+            lost = self.cluster.gateways[writer.id].is_dead
+            waits = after is not None and lac <= after and not closed and not lost
+            if not waits or asyncio.get_running_loop().time() >= end:
+                break
+            await asyncio.sleep(0.002)
+        if closed:
+            return Confirmation(lac, closed=True, lac_source="metadata")
+        if lost:
+            lac = self.cluster.random.randint(-1, lac)
+        return Confirmation(lac, closed=False, lac_source="bookies" if lost else "writer")
+
+    async def close(self, ledger_id: int) -> LedgerMetadata:
+        await self.step()
+        ledger = self.cluster.ledger(ledger_id)
+        if ledger.row.state is not State.OPEN:
+            raise LedgerFenced(ledger_id=ledger_id)
+        assert not ledger.in_flight
+        return self._closed(ledger)
+
+    def _closed(self, ledger: Ledger) -> LedgerMetadata:
+        ledger.row = ledger.row.closed(
+            last_entry=len(ledger.entries) - 1, length=sum(map(len, ledger.entries))
+        )
+        return ledger.row
+
+    async def recover(self, ledger_id: int) -> LedgerMetadata:
+        await self.step()
+        ledger = self.cluster.ledger(ledger_id)
+        if ledger.row.state is State.OPEN:
+            ledger.row = ledger.row.in_recovery()
+        await self.step()
+        if ledger.row.state is not State.CLOSED:
+            kept = self.cluster.random.randint(0, len(ledger.in_flight))
+            ledger.entries += [payload for payload, _ in ledger.in_flight[:kept]]
+            self._closed(ledger)
+            for _, future in ledger.in_flight:
+                if not future.done():
+                    future.set_exception(LedgerFenced(ledger_id=ledger_id, outcome="unknown"))
+                    future.exception()
+            ledger.in_flight.clear()
+        await self.step()
+        return ledger.row
+
+    async def bookies(self) -> BookieList:
+        await self.step()
+        return BookieList(
+            bookies=tuple(BookieInfo(id=f"b{n}@1", state="writable", url="") for n in range(3))
+        )
+
+
+class Store:
+    """The metadata service's log rows, with a race before and after each change."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.cluster = gateway.cluster
+
+    async def get(self, name: str) -> LogMetadata:
+        await self.gateway.step()
+        row = self.row(name)
+        await self.gateway.step()
+        return row
+
+    def row(self, name: str) -> LogMetadata:
+        if name not in self.cluster.logs:
+            raise NoSuchLog(log=name)
+        return self.cluster.logs[name]
+
+    async def create(self, log: LogMetadata) -> tuple[LogMetadata, bool]:
+        await self.gateway.step()
+        is_new = log.name not in self.cluster.logs
+        return self.cluster.logs.setdefault(log.name, log), is_new
+
+    async def cas(self, log: LogMetadata) -> LogMetadata:
+        await self.gateway.step()
+        current = self.row(log.name)
+        if current.version != log.version:
+            raise LogChanged(current)
+        new = replace(log, version=log.version + 1)
+        new.check()
+        assert new.first_offset >= current.first_offset
+        for item in new.items:
+            assert item.ledger_id not in self.cluster.deleted
+            if item.last_offset is not None:
+                assert self.cluster.ledgers[item.ledger_id].row.state is State.CLOSED
+        self.cluster.logs[log.name] = new
+        await self.gateway.step()
+        return new
+
+    async def delete(self, log: LogMetadata) -> None:
+        await self.gateway.step()
+        if self.row(log.name).version != log.version:
+            raise LogChanged(self.row(log.name))
+        del self.cluster.logs[log.name]
+
+    async def list(
+        self, *, after: str | None, limit: int
+    ) -> tuple[Sequence[LogMetadata], str | None]:
+        await self.gateway.step()
+        names = sorted(name for name in self.cluster.logs if after is None or name > after)
+        rows = [self.cluster.logs[name] for name in names[:limit]]
+        return rows, names[limit - 1] if len(names) > limit else None
+
+    async def orphans(self, *, older_than_s: float) -> Sequence[int]:
+        del older_than_s
+        await self.gateway.step()
+        return [number for number in self.cluster.ledgers if not self.cluster.is_named(number)]
+
+    async def delete_unnamed(self, ledger_id: int) -> None:
+        await self.gateway.step()
+        ledger = self.cluster.ledger(ledger_id)
+        if self.cluster.is_named(ledger_id):
+            raise OwnedByLog(ledger_id=ledger_id)
+        del self.cluster.ledgers[ledger_id]
+        self.cluster.deleted.add(ledger_id)
+        for _, future in ledger.in_flight:
+            if not future.done():
+                future.set_exception(LedgerClosed(ledger_id=ledger_id))
+                future.exception()
+
+
+class Net:
+    """Requests between gateways: lost when either end dies, late otherwise."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.cluster = gateway.cluster
+
+    async def append(self, owner: Writer, name: str, call: Append) -> LogAppended:
+        await self.gateway.step()
+        peer = self.cluster.gateways[owner.id]
+        if peer.is_dead:
+            raise PeerLost("refused", sent=False)
+        answer = await peer.logs.append_here(name, call)
+        await peer.step()
+        await self.gateway.step()
+        return answer
+
+    async def roll(self, owner: Writer, name: str) -> None:
+        await self.gateway.step()
+        peer = self.cluster.gateways[owner.id]
+        if peer.is_dead:
+            raise PeerLost("refused", sent=False)
+        await peer.logs.roll_here(name)
+        await self.gateway.step()
+
+    async def is_alive(self, owner: Writer) -> bool:
+        await self.gateway.step()
+        return not self.cluster.gateways[owner.id].is_dead

@@ -1,0 +1,388 @@
+"""Logs on a model of ledgers: order, exactly once, takeovers and duels, in many schedules."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from quorumlog.errors import (
+    InvalidRequest,
+    LogClosed,
+    LogExists,
+    LogFenced,
+    NoSuchLog,
+    OffsetTruncated,
+    QuorumLogError,
+    StaleProducer,
+    UnexpectedOffset,
+)
+from quorumlog.protocol.batch import ProducerSeq, Record
+from quorumlog.protocol.log import LogSettings
+from quorumlog.protocol.metadata import State
+from quorumlog.protocol.quorum import Quorum
+from services.gateway.logs.ports import Append, LogAppended
+from tests.logs.model import Cluster, Gateway
+
+SETTINGS = LogSettings(Quorum(3, 3, 2), roll_bytes=0)
+
+
+@asynccontextmanager
+async def a_cluster(
+    gateways: int = 2, seed: int = 0, settings: LogSettings = SETTINGS
+) -> AsyncIterator[tuple[Cluster, list[Gateway]]]:
+    cluster = Cluster(seed)
+    made = [cluster.gateway() for _ in range(gateways)]
+    await made[0].logs.put("log", settings)
+    try:
+        yield cluster, made
+    finally:
+        for gateway in cluster.gateways.values():
+            await gateway.end()
+
+
+def records(*values: str) -> tuple[Record, ...]:
+    return tuple(Record(value.encode()) for value in values)
+
+
+def call(
+    *values: str,
+    seq: int | None = None,
+    epoch: int = 0,
+    expect: int | None = None,
+    token: int | None = None,
+    producer: str = "p",
+) -> Append:
+    who = None if seq is None else ProducerSeq(producer, epoch, seq)
+    return Append(records(*values), who, expect, token)
+
+
+async def contents(gateway: Gateway, start: int = 0, page: int = 7) -> list[str]:
+    found: list[str] = []
+    at = start
+    while True:
+        read = await gateway.logs.read("log", at, limit=page)
+        assert [record.offset for record in read.records] == list(range(at, at + len(read.records)))
+        found += [record.record.value.decode() for record in read.records]
+        if not read.records:
+            return found
+        at = read.next
+
+
+async def test_offsets_are_dense_and_read_back_through_both_gateways() -> None:
+    async with a_cluster() as (_, (one, two)):
+        first = await one.logs.append("log", call("a", "b", "c"))
+        second = await two.logs.append("log", call("d"))
+
+        assert (first.first_offset, first.last_offset) == (0, 2)
+        assert (second.first_offset, second.entry_id) == (3, 1)
+        assert await contents(one) == await contents(two) == ["a", "b", "c", "d"]
+        assert await contents(two, start=2, page=1) == ["c", "d"]
+        assert (await two.logs.get("log")).next_offset == 4
+
+
+async def test_pipelined_appends_keep_the_order_of_their_calls() -> None:
+    async with a_cluster() as (_, (one, _two)):
+        await one.logs.append("log", call("first"))
+
+        tasks = [asyncio.create_task(one.logs.append("log", call(str(n)))) for n in range(50)]
+        answers = await asyncio.gather(*tasks)
+
+        assert [answer.first_offset for answer in answers] == list(range(1, 51))
+        assert await contents(one) == ["first", *map(str, range(50))]
+
+
+async def test_expect_takes_only_the_next_offset_and_tells_it() -> None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a", expect=0))
+
+        with pytest.raises(UnexpectedOffset) as wrong:
+            await two.logs.append("log", call("b", expect=0))
+
+        assert wrong.value.headers["Next-Offset"] == "1"
+        assert (await two.logs.append("log", call("b", expect=1))).first_offset == 1
+
+
+async def test_a_repeat_gets_the_first_answer_through_any_gateway_and_after_a_takeover() -> None:
+    async with a_cluster(3) as (_, (one, two, three)):
+        first = await one.logs.append("log", call("a", "b", seq=0))
+        await one.logs.append("log", call("c", seq=1))
+
+        again = await two.logs.append("log", call("a", "b", seq=0))
+        one.kill()
+        after = await three.logs.append("log", call("a", "b", seq=0))
+
+        for repeat in (again, after):
+            assert repeat.is_duplicate
+            assert (repeat.first_offset, repeat.last_offset, repeat.ledger_id) == (
+                first.first_offset,
+                first.last_offset,
+                first.ledger_id,
+            )
+        with pytest.raises(InvalidRequest):
+            await two.logs.append("log", call("other", seq=1))
+        assert await contents(two) == ["a", "b", "c"]
+
+
+async def test_a_repeat_survives_a_roll_and_a_takeover_behind_it() -> None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a", seq=0))
+        await one.logs.roll("log")
+        await one.logs.append("log", call("b", seq=1))
+        await two.logs.roll("log")
+        await one.logs.append("log", call("c"))
+        one.kill()
+
+        answers = [await two.logs.append("log", call(v, seq=n)) for n, v in ((0, "a"), (1, "b"))]
+
+        assert [answer.is_duplicate for answer in answers] == [True, True]
+        assert await contents(two) == ["a", "b", "c"]
+
+
+async def test_a_duplicate_in_flight_waits_for_the_first_and_gets_its_answer() -> None:
+    async with a_cluster() as (_, (one, two)):
+        answers = await asyncio.gather(
+            *(gateway.logs.append("log", call("a", seq=0)) for gateway in (one, two) * 5)
+        )
+
+        assert sorted(answer.is_duplicate for answer in answers) == [False] + [True] * 9
+        assert {answer.first_offset for answer in answers} == {0}
+        assert await contents(one) == ["a"]
+
+
+async def test_a_new_epoch_fences_the_old_one_off_for_good() -> None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a", seq=0, epoch=1))
+        await one.logs.append("log", call("b", seq=0, epoch=2))
+        one.kill()
+
+        with pytest.raises(StaleProducer) as stale:
+            await two.logs.append("log", call("c", seq=1, epoch=1))
+
+        assert stale.value.headers["Producer-Epoch"] == "2"
+
+
+async def test_a_roll_goes_on_in_a_new_ledger_while_appends_come() -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        appends = [
+            asyncio.create_task((one, two)[n % 2].logs.append("log", call(str(n))))
+            for n in range(40)
+        ]
+        await appends[0]
+        await two.logs.roll("log")
+        await asyncio.gather(*appends)
+        view = await one.logs.get("log")
+
+        assert len(view.log.items) == 2
+        assert view.log.items[0].last_offset is not None
+        assert sorted(await contents(two), key=int) == [str(n) for n in range(40)]
+        assert len(cluster.ledgers) == 2
+
+
+async def test_limits_of_the_settings_roll_by_themselves() -> None:
+    settings = LogSettings(Quorum(3, 3, 2), roll_bytes=0, roll_entries=5)
+    async with a_cluster(settings=settings) as (_, (one, two)):
+        for n in range(30):
+            await one.logs.append("log", call(str(n)))
+
+        view = await one.logs.get("log")
+        assert len(view.log.items) >= 2
+        assert await contents(two) == [str(n) for n in range(30)]
+
+
+async def test_a_read_takes_over_so_that_what_is_acknowledged_is_readable() -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        for n in range(5):
+            await one.logs.append("log", call(str(n)))
+        one.kill()
+
+        assert await contents(two) == [str(n) for n in range(5)]
+        assert all(ledger.row.state is State.CLOSED for ledger in cluster.ledgers.values())
+        assert (await two.logs.append("log", call("5"))).first_offset == 5
+
+
+async def test_a_tail_is_woken_by_an_append_and_ends_with_the_log() -> None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a"))
+        tail = asyncio.create_task(two.logs.read("log", "latest", wait_s=20))
+        later = asyncio.create_task(two.logs.read("log", 1, wait_s=20))
+        await asyncio.sleep(0)
+        await one.logs.append("log", call("b"))
+
+        assert [record.offset for record in (await later).records] == [1]
+        end = asyncio.create_task(two.logs.read("log", 2, wait_s=20))
+        closed = await one.logs.close("log")
+        assert closed.next_offset == 2
+        assert (await end).closed
+        # `latest` may have been asked before or after the second append: only that is open.
+        found = await tail
+        assert found.closed or [record.offset for record in found.records] == [1]
+
+
+async def test_truncate_drops_whole_ledgers_and_what_is_below_is_gone() -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        await one.logs.append("log", call("a", "b"))
+        await one.logs.roll("log")
+        await one.logs.append("log", call("c"))
+        assert await contents(two) == ["a", "b", "c"]
+
+        kept = await two.logs.truncate("log", 1)
+        cut = await two.logs.truncate("log", 2)
+
+        assert (kept.log.first_offset, cut.log.first_offset) == (0, 2)
+        for gateway in (one, two):
+            with pytest.raises(OffsetTruncated) as gone:
+                await gateway.logs.read("log", 1)
+            assert gone.value.members["first_offset"] == 2
+            earliest = await gateway.logs.read("log", "earliest")
+            assert [record.offset for record in earliest.records] == [2]
+        assert len(cluster.ledgers) == 1
+        assert (await one.logs.append("log", call("d"))).first_offset == 3
+
+
+async def test_an_opened_log_takes_only_its_latest_token() -> None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a"))
+        first, at = await two.logs.open("log", "me")
+        assert at == 1
+        await one.logs.append("log", call("b", token=first))
+        second, at = await one.logs.open("log", "you")
+        assert (second > first, at) == (True, 2)
+
+        for token in (first, None):
+            for gateway in (one, two):
+                with pytest.raises(LogFenced):
+                    await gateway.logs.append("log", call("x", token=token))
+        await two.logs.append("log", call("c", token=second))
+        one.kill()
+        await two.logs.append("log", call("d", token=second))
+
+        assert await contents(two) == ["a", "b", "c", "d"]
+
+
+async def test_a_closed_log_takes_nothing_and_reads_on() -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        await one.logs.append("log", call("a"))
+        await two.logs.close("log")
+
+        for gateway in (one, two):
+            with pytest.raises(LogClosed):
+                await gateway.logs.append("log", call("b"))
+            assert await contents(gateway) == ["a"]
+        assert all(ledger.row.state is State.CLOSED for ledger in cluster.ledgers.values())
+
+
+async def test_a_deleted_log_takes_its_ledgers_along_and_its_name_is_free() -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        await one.logs.append("log", call("a"))
+        await two.logs.delete("log")
+
+        for gateway in (one, two):
+            with pytest.raises(NoSuchLog):
+                await gateway.logs.append("log", call("b"))
+            with pytest.raises(NoSuchLog):
+                await gateway.logs.read("log", 0)
+        assert not cluster.ledgers
+        await two.logs.put("log", SETTINGS)
+        assert (await one.logs.append("log", call("c"))).first_offset == 0
+
+
+async def test_the_same_settings_again_are_the_same_log_and_others_are_refused() -> None:
+    async with a_cluster() as (_, (one, two)):
+        _, is_new = await two.logs.put("log", SETTINGS)
+
+        assert not is_new
+        with pytest.raises(LogExists):
+            await one.logs.put("log", LogSettings(Quorum(3, 3, 3)))
+
+
+async def test_a_drained_gateway_leaves_sealed_logs_behind() -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        await one.logs.append("log", call("a"))
+
+        await one.logs.drain()
+
+        assert cluster.logs["log"].end_offset == 1
+        one.kill()
+        assert (await two.logs.append("log", call("b"))).first_offset == 1
+
+
+class Client:
+    """Appends with retries through any gateway, as a careful client does; remembers answers."""
+
+    def __init__(self, gateways: Sequence[Gateway], name: str, rng: random.Random) -> None:
+        self.gateways, self.name, self.random = gateways, name, rng
+        self.acknowledged: dict[str, LogAppended] = {}
+
+    async def run(self, count: int, *, exactly_once: bool) -> None:
+        for seq in range(count):
+            value = f"{self.name}-{seq}"
+            for _ in range(200):
+                gateway = self.random.choice([g for g in self.gateways if not g.is_dead])
+                request = call(value, seq=seq if exactly_once else None, producer=self.name)
+                task = asyncio.create_task(gateway.logs.append("log", request))
+                while not task.done() and not gateway.is_dead:
+                    await asyncio.wait({task}, timeout=0.005)
+                if not task.done():
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+                    if exactly_once:
+                        continue
+                    break
+                error = task.exception()
+                if error is None:
+                    self.acknowledged[value] = task.result()
+                    break
+                assert isinstance(error, QuorumLogError)
+                if error.outcome == "unknown" and not exactly_once:
+                    break
+                await asyncio.sleep(0.001)
+            else:
+                raise AssertionError(f"{value} never came to an end")
+
+
+@pytest.mark.parametrize("seed", range(25))
+async def test_each_acknowledged_record_is_once_at_its_offset_whatever_dies_rolls_or_duels(
+    seed: int,
+) -> None:
+    settings = LogSettings(Quorum(3, 3, 2), roll_bytes=0, roll_entries=7 if seed % 3 else 0)
+    async with a_cluster(3, seed, settings) as (cluster, gateways):
+        rng = random.Random(seed)
+        clients = [Client(gateways, name, rng) for name in ("p1", "p2", "plain")]
+        work = asyncio.gather(
+            clients[0].run(25, exactly_once=True),
+            clients[1].run(25, exactly_once=True),
+            clients[2].run(25, exactly_once=False),
+        )
+        kills = 2
+        while not work.done():
+            await asyncio.sleep(0.002)
+            alive = [gateway for gateway in gateways if not gateway.is_dead]
+            match rng.randrange(12):
+                case 0 if kills and len(alive) > 1:
+                    rng.choice(alive).kill()
+                    gateways.append(cluster.gateway())
+                    kills -= 1
+                case 1 | 2:
+                    # A duel: another one takes over while the owner lives.
+                    seal = rng.choice(alive).logs._force("log", create=True, finish=lambda row: row)
+                    await asyncio.gather(asyncio.wait_for(seal, 5), return_exceptions=True)
+                case 3:
+                    roll = rng.choice(alive).logs.roll("log")
+                    await asyncio.gather(asyncio.wait_for(roll, 5), return_exceptions=True)
+                case _:
+                    pass
+        await work
+
+        alive = [gateway for gateway in gateways if not gateway.is_dead]
+        found = await contents(alive[0])
+        assert found == await contents(alive[-1])
+        for client in clients:
+            for value, answer in client.acknowledged.items():
+                assert found[answer.first_offset] == value, f"seed {seed}"
+        for client in clients[:2]:
+            mine = [value for value in found if value.startswith(f"{client.name}-")]
+            assert mine == [f"{client.name}-{n}" for n in range(25)], f"seed {seed}"
+        plain = [value for value in found if value.startswith("plain-")]
+        assert len(plain) == len(set(plain)), "nobody retried, so nothing is there twice"
