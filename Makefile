@@ -62,17 +62,17 @@ bench: setup ## measure appends and reads, and JetStream in the same run
 load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with an HTML report
 	@exec $(PY) -m loadtest.load
 
-sim: setup ## the simulated cluster: SEED= one seed, or SEEDS= how many
-	$(PY) -m pytest -n 2 tests/sim $(ARGS)
+sim: setup ## the simulated cluster: SEEDS= how many seeds, from SEED= on
+	@exec $(PY) -m tests.sim --seeds $(or $(SEEDS),2000) --seed $(or $(SEED),1) $(ARGS)
 
-explore: setup ## all interleavings of small clusters
-	$(PY) -m pytest -n 2 tests/explore $(ARGS)
+explore: setup ## all interleavings of small clusters; ARGS=all the slow ones too
+	@exec $(PY) -m tests.explore $(ARGS)
 
 mutants: setup ## each safety rule switched off must be noticed
-	$(PY) -m pytest -n 2 tests/mutants $(ARGS)
+	@exec $(PY) -m tests.mutants $(ARGS)
 
 chaos: setup ## kill processes at random for TIME= and check what was acknowledged
-	@exec $(PY) -m loadtest.chaos
+	@exec $(PY) -m tests.chaos --time $(or $(TIME),60s) --seed $(or $(SEED),1) $(ARGS)
 
 lock: setup ## write requirements/*.lock anew from pyproject.toml
 	@$(PIP) install -q uv

@@ -1,0 +1,98 @@
+"""A mutant is the shipped code with one guard taken out; a hunt looks for the harm that it does.
+
+No code is planted to fail: each patch replaces one method by one that does not guard. If neither
+the explorer nor the swarm sees a mutant, the checks are too weak or the guard is not needed.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tests.explore.explorer import Explorer, Scope
+from tests.sim.plan import draw
+from tests.sim.run import run_plan
+
+SEEDS: Final = range(1, 4_001)
+"""Tried against a mutant: about 40 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """One attribute of a class or module, and what stands in for it. `make` gets the original."""
+
+    owner: Any
+    name: str
+    make: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A guard that is taken out, and where it shows first.
+
+    `seed` is one that shows it (its scripted replay), `scope` a search that does.
+    """
+
+    name: str
+    rule: str
+    patches: tuple[Patch, ...]
+    seed: int | None = None
+    scope: Scope | None = None
+    expected: tuple[str, ...] = field(default=())
+    """The invariants by which it may show; any where empty."""
+    is_equivalent: str = ""
+    """Why nothing can show it in these worlds; then it is not hunted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """How a mutant was found."""
+
+    by: str
+    violation: str
+    effort: str
+
+
+@contextmanager
+def applied(mutant: Mutant) -> Iterator[None]:
+    """The code without the mutant's guard, until the end of the block."""
+    kept = []
+    try:
+        for patch in mutant.patches:
+            raw = patch.owner.__dict__[patch.name]
+            kept.append((patch, raw))
+            setattr(patch.owner, patch.name, patch.make(raw))
+        yield
+    finally:
+        for patch, raw in reversed(kept):
+            setattr(patch.owner, patch.name, raw)
+
+
+def by_replay(mutant: Mutant) -> Find | None:
+    """The seed that is kept because it shows the mutant."""
+    return None if mutant.seed is None else by_swarm(mutant, range(mutant.seed, mutant.seed + 1))
+
+
+def by_swarm(mutant: Mutant, seeds: range = SEEDS) -> Find | None:
+    """Seeds against a mutant until one shows it."""
+    with applied(mutant):
+        for count, seed in enumerate(seeds, 1):
+            outcome = run_plan(draw(seed))
+            if outcome.violation is not None:
+                return Find("swarm", outcome.violation, f"seed {seed}, {count} tried")
+    return None
+
+
+def by_search(mutant: Mutant) -> Find | None:
+    """The explorer against a mutant."""
+    if mutant.scope is None:
+        return None
+    with applied(mutant):
+        result = Explorer(mutant.scope).run()
+    if result.violation is None:
+        return None
+    return Find(
+        "explorer",
+        result.violation,
+        f"depth {result.depth}, {result.states} states, {mutant.scope.name}",
+    )

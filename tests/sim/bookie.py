@@ -1,0 +1,295 @@
+"""A simulated bookie: the replica that ships, on a disk that forgets what was not synced.
+
+The log is a list of records; `synced` of them survive a power cut, of the others any prefix. A
+killed process keeps all (the page cache lives). A wiped one comes back as its next incarnation
+with nothing. Answers wait for the disk as the replica's verdict says (rule 3).
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, assert_never
+
+from quorumlog.protocol.ids import member_of
+from quorumlog.protocol.messages import (
+    AddAnswered,
+    Event,
+    FenceAnswered,
+    ReadAnswered,
+    SendAdd,
+    SendFence,
+    SendRead,
+    Status,
+)
+from quorumlog.protocol.record import Entry, Run
+from quorumlog.protocol.replica import (
+    AddAsked,
+    FenceAsked,
+    HeldEntries,
+    LedgerFenced,
+    ReadAsked,
+    Record,
+    Replica,
+    RunStored,
+    Verdict,
+    memory_replica,
+    ranges_of,
+    replay,
+)
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+Answer = Callable[[Event], None]
+
+READ_CUT: Final = 0.1
+"""The share of reads that are cut short, as by a size limit."""
+
+
+class BookieFault(AssertionError):
+    """A bookie broke one of its own rules (I12, I13, I15, I17, I27)."""
+
+
+class SimBookie:
+    """One bookie's process, disk and ledger."""
+
+    def __init__(self, name: str, world: "World") -> None:
+        self.name = name
+        self.world = world
+        self.incarnation = 1
+        self.is_up = True
+        self.slow_until = 0
+        self.full_until = 0
+        self.log: list[Record] = []
+        self.synced = 0
+        self.damaged: set[int] = set()
+        self.replica: Replica = memory_replica(self.member)
+        self._boot = 0
+        """Counts restarts: what was under way before is forgotten."""
+        self._is_syncing = False
+        self._base = 0
+        """Records of the log that were there at the last start; the replica counts from here."""
+        self._waiting: list[tuple[int, Answer, Event]] = []
+        self._has_fenced = False
+        self._denied: set[tuple[int, int]] = set()
+        """Ranges that a recovery was told are not here."""
+
+    @property
+    def member(self) -> str:
+        """The bookie in its present incarnation."""
+        return member_of(self.name, self.incarnation)
+
+    @property
+    def is_full(self) -> bool:
+        """The disk takes no normal adds."""
+        return self.full_until > self.world.now
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def receive(self, asked: SendAdd | SendFence | SendRead, answer: Answer) -> None:
+        """Judge a request; the answer leaves when the disk says so."""
+        was_fenced = self.replica.is_fenced
+        match asked:
+            case SendAdd(position, member, generation, run):
+                verdict = self._add(asked)
+                told: Event = AddAnswered(
+                    position, member, generation, run.first, run.last, verdict.status
+                )
+                self._check_add(asked, verdict, was_fenced=was_fenced)
+            case SendFence(position, member):
+                verdict = self.replica.step(FenceAsked(member, asked.ledger_key))
+                told = FenceAnswered(position, member, verdict.status, verdict.last_add_confirmed)
+            case SendRead(position, member, _, first, last):
+                verdict = self.replica.step(
+                    ReadAsked(member, first, last, asked.fence, asked.ledger_key)
+                )
+                told = ReadAnswered(
+                    position,
+                    member,
+                    first,
+                    last,
+                    verdict.status,
+                    self._read(verdict),
+                    verdict.absent,
+                )
+                if verdict.absent and member != self.member:
+                    raise BookieFault(f"I27: {self.member} says no as {member}")
+                if asked.fence:
+                    self._denied.update(verdict.absent)
+            case _:
+                assert_never(asked)
+        self.replica.check()
+        self.log.extend(verdict.records)
+        self._waiting.append((verdict.after, answer, told))
+        self._release()
+        self._sync()
+
+    def _add(self, asked: SendAdd) -> Verdict:
+        request = AddAsked(
+            asked.member,
+            asked.run,
+            asked.ledger_key,
+            recovery=asked.recovery,
+            read_only=self.is_full,
+        )
+        verdict = self.replica.step(request)
+        if not verdict.compare:
+            return verdict
+        held = self._held.run(verdict.compare)
+        assert held is not None
+        return self.replica.step(
+            AddAsked(
+                asked.member,
+                asked.run,
+                asked.ledger_key,
+                recovery=asked.recovery,
+                read_only=self.is_full,
+                stored=held.where(lambda entry_id: entry_id not in self.damaged),
+                damaged=ranges_of(e for e in held.ids if e in self.damaged),
+            )
+        )
+
+    def _read(self, verdict: Verdict) -> Run | None:
+        """What can be read of the entries that are present: damaged ones are not named."""
+        run = self._held.run(verdict.present)
+        if run is not None:
+            run = run.where(lambda entry_id: entry_id not in self.damaged)
+        rng = self.world.rng
+        if run is not None and not self.world.is_healed and rng.random() < READ_CUT:
+            cut = run.ids[rng.randrange(run.count)]
+            run = run.where(lambda entry_id: entry_id <= cut)
+        return run
+
+    @property
+    def _held(self) -> HeldEntries:
+        holdings = self.replica.holdings
+        assert isinstance(holdings, HeldEntries)
+        return holdings
+
+    def peek(self, entry_id: int) -> bytes | None:
+        """The payload of an entry that is durable and whole here."""
+        entry = self._held.entries.get(entry_id)
+        return None if entry is None or entry_id in self.damaged else entry.payload
+
+    # --- the disk -----------------------------------------------------------------------------
+
+    def _sync(self) -> None:
+        """One sync at a time; what comes meanwhile goes into the next (group commit)."""
+        if self._is_syncing or self.synced == len(self.log):
+            return
+        self._is_syncing = True
+        world = self.world
+        low, high = (100, 3_000) if world.is_healed else world.plan.sync
+        time = world.rng.randint(low, high)
+        if self.slow_until > world.now:
+            time += world.rng.randint(0, self.slow_until - world.now)
+        world.after(time, self._synced, len(self.log), self._boot)
+
+    def _synced(self, count: int, boot: int) -> None:
+        if boot != self._boot:
+            return
+        self._is_syncing = False
+        fresh = self.log[self.synced : count]
+        self.synced = count
+        self._report(fresh)
+        self.replica.synced(count - self._base)
+        self._release()
+        self._sync()
+
+    def _report(self, records: list[Record]) -> None:
+        entries: list[Entry] = []
+        for record in records:
+            if isinstance(record, RunStored):
+                entries.extend(record.run.entries())
+                if record.replaces:
+                    self.damaged.difference_update(record.run.ids)
+        if entries and self.world.watcher is not None:
+            self.world.watcher.stored(self.name, entries)
+
+    def _release(self) -> None:
+        """Send what no longer waits for the disk."""
+        count = self.synced - self._base
+        due = [waiting for waiting in self._waiting if waiting[0] <= count]
+        if due:
+            self._waiting = [waiting for waiting in self._waiting if waiting[0] > count]
+        for _, answer, event in due:
+            self._check_answer(event)
+            self.world.note(
+                self.name, "answers", type(event).__name__, getattr(event, "status", "")
+            )
+            answer(event)
+
+    # --- faults -------------------------------------------------------------------------------
+
+    def crash(self, kind: str) -> None:
+        """End the process: killed, without power, or with the loss of the disk."""
+        world = self.world
+        if kind == "wipe" and not world.may_lose_a_copy():
+            kind = "power-cut"
+        if kind == "wipe":
+            self.log, self.synced = [], 0
+            self.incarnation += 1
+            self._has_fenced = False
+            self._denied.clear()
+            self.damaged.clear()
+        elif not self.is_up:
+            return
+        elif kind == "power-cut":
+            del self.log[world.rng.randint(self.synced, len(self.log)) :]
+        self.is_up = False
+        self._boot += 1
+        self._is_syncing = False
+        self._waiting.clear()
+
+    def restart(self) -> None:
+        """Start again with what the disk holds; all of it is synced before anything is served."""
+        if self.is_up:
+            return
+        self.is_up = True
+        self._boot += 1
+        fresh = self.log[self.synced :]
+        self._base = self.synced = len(self.log)
+        self._report(fresh)
+        self.replica = replay(self.member, self.log)
+        self.world.note(self.member, "starts")
+        if self._has_fenced and not self.replica.is_fenced:
+            raise BookieFault(f"I13: {self.member} told a fence and forgot it")
+
+    def corrupt(self) -> None:
+        """Damage one stored copy: its checksum fails from now on."""
+        durable = sorted(self._held.entries.keys() - self.damaged)
+        if durable and self.world.may_lose_a_copy():
+            self.damaged.add(durable[self.world.rng.randrange(len(durable))])
+
+    # --- a bookie's own rules -------------------------------------------------------------------
+
+    def _check_add(self, asked: SendAdd, verdict: Verdict, *, was_fenced: bool) -> None:
+        stored = [record for record in verdict.records if isinstance(record, RunStored)]
+        if not stored or asked.recovery:
+            return
+        if was_fenced:
+            raise BookieFault(f"I12: {self.member} is fenced and stored {asked.run}")
+        if asked.member != self.member:
+            raise BookieFault(f"I27: {self.member} stored a normal add as {asked.member}")
+        ids = [entry_id for record in stored for entry_id in record.run.ids]
+        denied = [e for e in ids if any(low <= e <= high for low, high in self._denied)]
+        if denied:
+            raise BookieFault(f"I17: {self.member} stored {denied} after it said no")
+
+    def _check_answer(self, event: Event) -> None:
+        durable = self.log[: self.synced]
+        match event:
+            case FenceAnswered(_, _, Status.OK):
+                self._has_fenced = True
+                if not any(isinstance(record, LedgerFenced) for record in durable):
+                    raise BookieFault(f"I13: {self.member} told a fence that is not on disk")
+            case AddAnswered(position, _, _, first, last, Status.OK):
+                ids = {e for r in durable if isinstance(r, RunStored) for e in r.run.ids}
+                quorum = self.world.plan.quorum
+                missing = [
+                    e
+                    for e in range(first, last + 1)
+                    if quorum.is_member(position, e) and e not in ids
+                ]
+                if missing:
+                    raise BookieFault(f"rule 3: {self.member} said ok, {missing} are not on disk")
+            case _:
+                pass

@@ -1,0 +1,256 @@
+"""What must hold in the simulated world, whatever happens (reliability 1.1, I1 to I25).
+
+The checker sees everything at once: each step of a client, each record that became durable, each
+change of the row. It keeps its own books and asks the machines nothing, so that a fault of a
+machine cannot hide itself.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quorumlog.protocol.ids import NO_ENTRY, member_name
+from quorumlog.protocol.messages import (
+    AppendRequested,
+    Closed,
+    Confirmed,
+    Effect,
+    Event,
+    Failed,
+    FenceAnswered,
+    ReadAnswered,
+    RecoverRequested,
+    SendAdd,
+    SendRead,
+    Status,
+    UpdateMetadata,
+)
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.record import Entry
+from tests.sim.world import Client, Violation, World
+from tests.support.history import History, check
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What a recoverer has heard, by our own books."""
+
+    start: LedgerMetadata
+    covered: set[int] = field(default_factory=set)
+    negatives: dict[int, set[int]] = field(default_factory=dict)
+
+
+class Checker:
+    """Raises Violation with the name of the invariant."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.quorum = world.plan.quorum
+        self.history = History()
+        self.acked = NO_ENTRY
+        """The writer told its callers that 0..acked are stored."""
+        self.appended: list[bytes] = []
+        self.ends: set[tuple[int, int]] = set()
+        self.held: dict[str, set[int]] = {}
+        """By bookie: the entries that were ever durable there."""
+        self.bytes_of: dict[int, Entry] = {}
+        self.recoveries: dict[str, Recovery] = {}
+        self.ops: dict[int, int] = {}
+        self.wanted: LedgerMetadata | None = None
+        """The last ensemble change that the writer asked for."""
+
+    # --- what the world tells ------------------------------------------------------------------
+
+    def before_step(self, client: Client, event: Event) -> None:
+        """Keep our own books of what a client hears."""
+        match event:
+            case AppendRequested(payloads):
+                for payload in payloads:
+                    self.ops[len(self.appended)] = self.history.append(
+                        self.world.metadata.ledger_id, payload
+                    )
+                    self.appended.append(payload)
+            case RecoverRequested(metadata):
+                self.recoveries[client.name] = Recovery(metadata)
+            case FenceAnswered(position, _, Status.OK, lac):
+                if lac > self.acked:
+                    raise Violation(f"I10: a bookie told LAC {lac}, acknowledged is {self.acked}")
+                if client.name in self.recoveries:
+                    self.recoveries[client.name].covered.add(position)
+            case ReadAnswered(position, _, _, _, Status.OK, _, absent):
+                if client.name in self.recoveries:
+                    negatives = self.recoveries[client.name].negatives
+                    for first, last in absent:
+                        for entry_id in range(first, min(last, len(self.appended)) + 1):
+                            if self.quorum.is_member(position, entry_id):
+                                negatives.setdefault(entry_id, set()).add(position)
+            case _:
+                pass
+
+    def effect(self, client: Client, effect: Effect) -> None:
+        """Judge what a client asks for or tells."""
+        match effect:
+            case Confirmed(first, last):
+                self._confirmed(first, last)
+            case SendAdd(position, _, _, run):
+                if run.last_add_confirmed > self.acked:
+                    raise Violation(
+                        f"I10: LAC {run.last_add_confirmed} is sent, acknowledged is {self.acked}"
+                    )
+                if any(not self.quorum.is_member(position, entry_id) for entry_id in run.ids):
+                    raise Violation(f"I2: position {position} is sent entries of other positions")
+            case SendRead(fence=True) if client.name in self.recoveries:
+                self._covered(self.recoveries[client.name])
+            case UpdateMetadata(metadata=wanted):
+                self._wanted(client, wanted)
+            case Closed(metadata):
+                if metadata.state is not State.CLOSED or self.world.store.row.state is not (
+                    State.CLOSED
+                ):
+                    raise Violation("I4: told as closed, and it is not")
+                assert metadata.last_entry is not None
+                self.history.closed(metadata.ledger_id, metadata.last_entry)
+            case Failed():
+                pass
+            case _:
+                pass
+
+    def stored(self, bookie: str, entries: Sequence[Entry]) -> None:
+        """Entries became durable: equal ids mean equal bytes (I7)."""
+        held = self.held.setdefault(bookie, set())
+        for entry in entries:
+            held.add(entry.entry_id)
+            if self.bytes_of.setdefault(entry.entry_id, entry) != entry:
+                raise Violation(f"I7: {bookie} holds other bytes of entry {entry.entry_id}")
+
+    def row_changed(self, client: Client, before: LedgerMetadata, after: LedgerMetadata) -> None:
+        """Judge a change of the row that was applied."""
+        try:
+            after.check()
+        except AssertionError as broken:
+            raise Violation(f"the row is broken by {client.name}: {broken}") from broken
+        for fragment in after.fragments:
+            names = [member_name(member) for member in fragment.bookies]
+            if len(set(names)) != len(names):
+                raise Violation(f"I22: one bookie twice in {fragment.bookies}")
+        allowed = {
+            State.OPEN: (State.OPEN, State.IN_RECOVERY, State.CLOSED),
+            State.IN_RECOVERY: (State.IN_RECOVERY, State.CLOSED),
+            State.CLOSED: (State.CLOSED,),
+        }
+        if after.state not in allowed[before.state]:
+            raise Violation(f"I21: {before.state} became {after.state}")
+        firsts = [fragment.first_entry for fragment in before.fragments]
+        kept = [fragment.first_entry for fragment in after.fragments]
+        if after.state is not State.CLOSED and kept[: len(firsts)] != firsts:
+            raise Violation(f"I22: fragments {firsts} became {kept}")
+        if before.state is State.CLOSED:
+            if (before.last_entry, before.length) != (after.last_entry, after.length):
+                raise Violation("I4: the end moved")
+        elif after.state is State.CLOSED:
+            self._closed(client, after)
+        is_recovering = before.state is after.state is State.IN_RECOVERY
+        if is_recovering and before.fragments != after.fragments:
+            raise Violation("I24: the ensemble changed in recovery, before the close")
+        if before.state is State.OPEN and after.state is State.OPEN:
+            self._changed(before, after)
+        self.acknowledged_are_held(after)
+
+    # --- the invariants --------------------------------------------------------------------------
+
+    def _confirmed(self, first: int, last: int) -> None:
+        if first != self.acked + 1 or last < first:
+            raise Violation(f"I8: {first}..{last} confirmed after {self.acked}")
+        if last >= len(self.appended):
+            raise Violation(f"I9: {last} confirmed, {len(self.appended)} were appended")
+        row = self.world.store.row
+        self.acked = last
+        if row.last_entry is not None and last > row.last_entry:
+            raise Violation(f"I1: {last} is acknowledged, the ledger ended at {row.last_entry}")
+        for entry_id in range(first, last + 1):
+            self.history.acked(self.ops[entry_id], entry_id)
+        self.acknowledged_are_held(row, first)
+
+    def acknowledged_are_held(self, row: LedgerMetadata, first: int = 0) -> None:
+        """I2: each acknowledged entry was durable on Qa members of the fragment that owns it."""
+        for entry_id in range(first, self.acked + 1):
+            holders = self._holders(row, entry_id)
+            if holders < self.quorum.ack_quorum:
+                raise Violation(
+                    f"I2: entry {entry_id} is acknowledged, {holders} of its members hold it"
+                )
+
+    def _covered(self, recovery: Recovery) -> None:
+        for start in range(self.quorum.ensemble_size):
+            silent = [p for p in self.quorum.write_set(start) if p not in recovery.covered]
+            if len(silent) >= self.quorum.ack_quorum:
+                raise Violation(f"I14: read before coverage, silent are {silent}")
+
+    def _wanted(self, client: Client, wanted: LedgerMetadata) -> None:
+        if client.name not in self.recoveries and wanted.state is State.OPEN:
+            begins = wanted.last_fragment.first_entry
+            # The same change asked again (the store was away) keeps its first entry: meanwhile
+            # entries may be acknowledged by members of both ensembles (rule 6).
+            is_again = wanted == self.wanted
+            self.wanted = wanted
+            if begins != self.acked + 1 and not is_again:
+                raise Violation(f"I22: a fragment at {begins}, acknowledged is {self.acked}")
+        if client.name in self.recoveries and wanted.state is State.OPEN:
+            raise Violation("I24: a recoverer changes the ensemble of an open ledger")
+
+    def _changed(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
+        if after.fragments[: len(before.fragments) - 1] != before.fragments[:-1]:
+            raise Violation("I24: the writer changed an earlier fragment")
+
+    def _closed(self, client: Client, row: LedgerMetadata) -> None:
+        assert row.last_entry is not None
+        assert row.length is not None
+        end = row.last_entry
+        if self.acked > end:
+            raise Violation(f"I1: {self.acked} is acknowledged, the ledger is closed at {end}")
+        if end >= len(self.appended):
+            raise Violation(f"I9: closed at {end}, {len(self.appended)} were appended")
+        self.ends.add((end, row.length))
+        if len(self.ends) > 1:
+            raise Violation(f"I4: the ledger ended more than once: {sorted(self.ends)}")
+        length = sum(len(payload) for payload in self.appended[: end + 1])
+        if row.length != length:
+            raise Violation(f"I4: closed with length {row.length}, it is {length}")
+        recovery = self.recoveries.get(client.name)
+        if recovery is not None and end + 1 < len(self.appended):
+            negatives = recovery.negatives.get(end + 1, set())
+            if len(negatives) < self.quorum.negatives_needed:
+                raise Violation(
+                    f"I16: closed at {end} with negatives of {sorted(negatives)} for the next"
+                )
+        for entry_id in range(end + 1):
+            if self._holders(row, entry_id) < self.quorum.ack_quorum:
+                raise Violation(f"I2: entry {entry_id} is below its ack quorum at the close")
+
+    def _holders(self, row: LedgerMetadata, entry_id: int) -> int:
+        """How many members held an entry durably, copies that a fault destroyed included."""
+        return sum(
+            entry_id in self.held.get(member_name(member), ())
+            for _, member in row.members_of(entry_id)
+        )
+
+    def at_the_end(self) -> None:
+        """After all is healed: the closed ledger can be read, and clients' histories agree."""
+        row = self.world.store.row
+        if row.state is not State.CLOSED or row.last_entry is None:
+            raise Violation(f"L1: the ledger is still {row.state}")
+        entries: list[tuple[int, bytes]] = []
+        for entry_id in range(row.last_entry + 1):
+            found = {
+                payload
+                for _, member in row.members_of(entry_id)
+                for payload in [self.world.bookies[member_name(member)].peek(entry_id)]
+                if payload is not None
+            }
+            if len(found) != 1:
+                raise Violation(f"I3: entry {entry_id} of the closed ledger: {len(found)} payloads")
+            entries.extend((entry_id, payload) for payload in found)
+        self.history.content(row.ledger_id, *entries)
+        wrong = check(self.history)
+        if wrong:
+            raise Violation("; ".join(map(str, itertools.islice(wrong, 3))))

@@ -1,0 +1,157 @@
+"""What a seed draws: the ledger, the work, the speeds and the faults (swarm testing).
+
+Every class of fault is on or off by itself, so that rare combinations are not drowned by common
+ones, and all speeds are drawn anew. The faults of a run are a list made up front: a failing seed
+is shrunk by dropping from that list. Times are virtual microseconds.
+"""
+
+import random
+from dataclasses import dataclass, field, replace
+
+from quorumlog.protocol.quorum import Quorum
+
+MS = 1_000
+SECOND = 1_000_000
+
+SHAPES = (
+    (3, 3, 2),
+    (3, 3, 2),
+    (3, 3, 2),
+    (3, 2, 2),
+    (3, 2, 1),
+    (3, 3, 1),
+    (3, 3, 3),
+    (2, 2, 1),
+    (2, 2, 2),
+    (1, 1, 1),
+    (4, 3, 2),
+    (4, 2, 2),
+    (5, 3, 2),
+    (5, 4, 3),
+)
+
+FAULT_KINDS = (
+    "kill",
+    "power-cut",
+    "wipe",
+    "partition",
+    "one-way",
+    "clog",
+    "pause",
+    "slow",
+    "full",
+    "store-down",
+    "lies",
+    "corrupt",
+    "writer-dies",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: when it begins, how long it lasts and whom it hits (an index, taken modulo)."""
+
+    at: int
+    kind: str
+    lasts: int
+    target: int
+    other: int = 0
+
+    def __str__(self) -> str:
+        """For the story of a failed seed."""
+        return f"{self.at / SECOND:.3f}s {self.kind} #{self.target} for {self.lasts / SECOND:.3f}s"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that a run is made of, apart from the dice thrown on the way (`seed`)."""
+
+    seed: int
+    quorum: Quorum
+    bookies: int
+    appends: tuple[tuple[int, int], ...]
+    """(when, how many payloads) of each append."""
+    close_at: int | None
+    recoveries: tuple[int, ...]
+    replaces: tuple[int, ...]
+    heal_at: int
+    loss: float = 0.0
+    duplicate: float = 0.0
+    late_answers: bool = False
+    in_order: bool = True
+    delay: tuple[int, int] = (200, 2 * MS)
+    straggler: float = 0.0
+    """The share of messages that take up to `straggler_max` longer."""
+    straggler_max: int = 0
+    sync: tuple[int, int] = (100, 3 * MS)
+    request_timeout: int = 2 * SECOND
+    timers: float = 1.0
+    """Factor on the machines' timers: far below 1 they fire before answers can come."""
+    store_delay: tuple[int, int] = (500, 5 * MS)
+    store_answer_loss: float = 0.0
+    max_lost_copies: int = 0
+    read_entries: int = 1000
+    """How many entries a recovery asks for at a time."""
+    faults: tuple[Fault, ...] = field(default=())
+
+    def without(self, index: int) -> "Plan":
+        """The plan without one of its faults."""
+        return replace(self, faults=(*self.faults[:index], *self.faults[index + 1 :]))
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed."""
+    rng = random.Random(f"plan-{seed}")
+    quorum = Quorum(*rng.choice(SHAPES))
+    spares = rng.choice((0, 1, 1, 2, 3))
+    heal_at = rng.choice((2, 8, 20)) * SECOND
+    pace = rng.choice((300, 2 * MS, 40 * MS, 400 * MS))
+    appends = []
+    at = 0
+    for _ in range(rng.choice((1, 2, 3, 8, 20))):
+        at += rng.randint(0, pace)
+        appends.append((at, rng.choice((1, 1, 1, 2, 5))))
+    busy = at + SECOND // rng.choice((1, 10, 500))
+
+    def on(share: float) -> bool:
+        return rng.random() < share
+
+    recoveries: tuple[int, ...] = ()
+    if on(0.75):
+        window = rng.choice((busy, busy, heal_at))
+        recoveries = tuple(sorted(rng.randint(0, window) for _ in range(rng.choice((1, 1, 2, 3)))))
+    enabled = [kind for kind in FAULT_KINDS if on(0.3)]
+    faults: list[Fault] = []
+    span = rng.choice((busy, heal_at))
+    for kind in enabled:
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            lasts = rng.choice((5 * MS, 100 * MS, SECOND, 5 * SECOND, 30 * SECOND))
+            faults.append(
+                Fault(rng.randint(0, span), kind, lasts, rng.randint(0, 59), rng.randint(0, 59))
+            )
+    faults.sort(key=lambda fault: (fault.at, fault.kind, fault.target))
+    return Plan(
+        seed=seed,
+        quorum=quorum,
+        bookies=quorum.ensemble_size + spares,
+        appends=tuple(appends),
+        close_at=rng.randint(0, busy * 2) if on(0.4) else None,
+        recoveries=recoveries,
+        replaces=tuple(rng.randint(0, busy) for _ in range(rng.choice((1, 2)))) if on(0.2) else (),
+        heal_at=heal_at,
+        loss=rng.choice((0.01, 0.1, 0.3)) if on(0.4) else 0.0,
+        duplicate=rng.choice((0.02, 0.2)) if on(0.3) else 0.0,
+        late_answers=on(0.5),
+        in_order=on(0.6),
+        delay=rng.choice(((200, 2 * MS), (50, 60 * MS), (100, 300 * MS))),
+        straggler=rng.choice((0.02, 0.2)) if on(0.4) else 0.0,
+        straggler_max=rng.choice((100 * MS, 3 * SECOND, 15 * SECOND)),
+        sync=rng.choice(((100, 3 * MS), (100, 100 * MS))),
+        request_timeout=rng.choice((20 * MS, 300 * MS, 2 * SECOND)),
+        timers=rng.choice((1.0, 1.0, 0.05, 0.005)),
+        store_delay=rng.choice(((500, 5 * MS), (500, 500 * MS))),
+        store_answer_loss=rng.choice((0.2, 0.6)) if on(0.3) else 0.0,
+        max_lost_copies=quorum.ack_quorum - 1,
+        read_entries=rng.choice((1, 2, 5, 1000)),
+        faults=tuple(faults),
+    )

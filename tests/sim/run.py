@@ -1,0 +1,258 @@
+"""One seed from its plan to its verdict: a stormy phase, then a healed one in which all must end."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quorumlog.protocol.messages import (
+    AppendRequested,
+    Closed,
+    CloseRequested,
+    Effect,
+    Failed,
+    RecoverLedger,
+    RecoverRequested,
+    ReplaceRequested,
+)
+from quorumlog.protocol.metadata import State
+from quorumlog.protocol.record import Codec
+from quorumlog.protocol.recovery import Recovery
+from quorumlog.protocol.writer import Writer
+from tests.sim.checker import Checker
+from tests.sim.plan import MS, SECOND, Plan, draw
+from tests.sim.world import Client, Violation, World
+
+SETTLE = 30 * SECOND
+"""Virtual time that a healed world gets for each step: three quorum timeouts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a seed ended."""
+
+    plan: Plan
+    trace_hash: str
+    messages: int
+    virtual_us: int
+    violation: str | None
+    story: tuple[str, ...] = ()
+    acked: int = -1
+    ended: str = ""
+
+
+class Run:
+    """A world with one writer, recoverers that come and go, and a checker."""
+
+    def __init__(self, plan: Plan, *, is_told: bool = False) -> None:
+        self.plan = plan
+        self.world = World(plan, is_told=is_told)
+        self.checker = Checker(self.world)
+        self.world.watcher = self.checker
+        row = self.world.metadata
+        self.writer = self.world.add_client("writer", Writer(row, Codec(row.digest, row.mac_key)))
+        self.writer.on_output = self._writer_said
+        self.recoverers = 0
+        self.payloads = 0
+        self.is_closing = False
+
+    # --- clients -------------------------------------------------------------------------------
+
+    def _writer_said(self, _: Client, effect: Effect) -> None:
+        if isinstance(effect, RecoverLedger):
+            self.world.after(self.world.rng.randint(0, SECOND), self.recover)
+        if isinstance(effect, Failed) and self.world.is_healed:
+            self.world.note("writer failed", effect.code)
+
+    def append(self, count: int) -> None:
+        """The writer is asked to append, as long as its handle lives."""
+        if self.writer.failed is not None or self.is_closing or not self.writer.is_alive:
+            return
+        if self.writer.paused_until > self.world.now:
+            self.world.after(self.writer.paused_until - self.world.now, self.append, count)
+            return
+        payloads = tuple(
+            b"p%d" % (self.payloads + number) * (1 + (self.payloads + number) % 3)
+            for number in range(count)
+        )
+        self.payloads += count
+        self.world.deliver(self.writer, AppendRequested(payloads))
+
+    def close(self) -> None:
+        """The writer is asked to close."""
+        if self.writer.failed is None and not self.is_closing and self.writer.is_alive:
+            if self.writer.paused_until > self.world.now:
+                self.world.after(self.writer.paused_until - self.world.now, self.close)
+                return
+            self.is_closing = True
+            self.world.deliver(self.writer, CloseRequested())
+
+    def replace(self, position: int) -> None:
+        """An auditor asks the writer to replace a member (rule 21)."""
+        is_awake = self.writer.is_alive and self.writer.paused_until <= self.world.now
+        if is_awake and self.writer.failed is None and not self.is_closing:
+            bookies = self.world.store.row.last_fragment.bookies
+            member = bookies[position % len(bookies)]
+            self.world.deliver(self.writer, ReplaceRequested(member))
+
+    def recover(self, patience: int = 3) -> None:
+        """Somebody recovers the ledger: a new machine from the row as it is now."""
+        world = self.world
+        row = world.store.row
+        if row.state is State.CLOSED:
+            return
+        if world.store.is_down:
+            world.after(SECOND, self.recover, patience)
+            return
+        self.recoverers += 1
+        client = world.add_client(
+            f"recoverer-{self.recoverers}", Recovery(read_entries=self.plan.read_entries)
+        )
+
+        def said(_: Client, effect: Effect) -> None:
+            if isinstance(effect, Failed) and patience:
+                client.is_alive = False
+                world.after(world.rng.randint(500 * MS, 3 * SECOND), self.recover, patience - 1)
+            elif isinstance(effect, Closed):
+                client.is_alive = False
+
+        client.on_output = said
+        world.deliver(client, RecoverRequested(row))
+
+    # --- phases --------------------------------------------------------------------------------
+
+    def storm(self) -> None:
+        """Work and faults."""
+        plan, world = self.plan, self.world
+        for at, count in plan.appends:
+            world.after(at, self.append, count)
+        if plan.close_at is not None:
+            world.after(plan.close_at, self.close)
+        for at in plan.recoveries:
+            world.after(at, self.recover)
+        for number, at in enumerate(plan.replaces):
+            world.after(at, self.replace, number + plan.seed)
+        for fault in plan.faults:
+            world.after(fault.at, world.strike, fault)
+        world.run_until(plan.heal_at)
+
+    def heal(self) -> None:
+        """No more faults: what is under way ends, appends work again, the ledger can be closed."""
+        world = self.world
+        world.heal()
+        world.run_until(world.now + SETTLE)
+        if self._is_writing():
+            before, asked = self.writer.confirmed, self.payloads
+            self.append(1)
+            world.run_until(
+                world.now + SETTLE, is_done=lambda: self.writer.confirmed == self.payloads - 1
+            )
+            if self._is_writing() and self.writer.confirmed < self.payloads - 1:
+                raise Violation(
+                    f"L2: {asked + 1} appended, {self.writer.confirmed + 1} acknowledged "
+                    f"({before + 1} before), with all bookies alive"
+                )
+            if self.writer.failed is not None and world.store.row.state is State.OPEN:
+                raise Violation(f"L2: {self.writer.failed.code} with all bookies alive")
+        if self._is_writing():
+            self.close()
+            world.run_until(world.now + SETTLE, is_done=lambda: self.writer.closed is not None)
+            if self.writer.closed is None and self.writer.failed is None:
+                raise Violation("L2: a close did not end")
+        if world.store.row.state is not State.CLOSED:
+            self.recover(10)
+            world.run_until(world.now + 2 * SETTLE, is_done=self._is_closed)
+        self.checker.at_the_end()
+        world.run_until(world.now + SETTLE)
+        before = world.messages
+        world.run_until(world.now + SETTLE)
+        # A writer that waits for a spare asks once a second, four messages each (RETRY).
+        calm = 6 * SETTLE // SECOND
+        if world.messages - before > calm:
+            raise Violation(f"L6: {world.messages - before} messages in 30 s after the end")
+
+    def _is_closed(self) -> bool:
+        return self.world.store.row.state is State.CLOSED
+
+    def _is_writing(self) -> bool:
+        row = self.world.store.row
+        return (
+            self.writer.is_alive
+            and self.writer.failed is None
+            and self.writer.closed is None
+            and not self.is_closing
+            and row.state is State.OPEN
+        )
+
+
+def run_plan(plan: Plan, *, is_told: bool = False) -> Outcome:
+    """A plan's verdict."""
+    run = Run(plan, is_told=is_told)
+    violation = None
+    try:
+        run.storm()
+        run.heal()
+    except AssertionError as broken:
+        kind = "" if isinstance(broken, Violation) else "check: "
+        violation = kind + (str(broken) or repr(broken))
+        if not isinstance(broken, Violation):
+            violation += _place(broken)
+    except Exception as broken:  # noqa: BLE001 - a machine that raises is a finding like any other
+        violation = f"{type(broken).__name__}: {broken}{_place(broken)}"
+    world = run.world
+    row = world.store.row
+    return Outcome(
+        plan,
+        world.trace_hash,
+        world.messages,
+        world.now,
+        violation,
+        tuple(world.story),
+        run.checker.acked,
+        f"{row.state} v{row.version} {len(row.fragments)} fragments",
+    )
+
+
+def _place(broken: BaseException) -> str:
+    at = broken.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    if at is None:
+        return ""
+    return f" ({at.tb_frame.f_code.co_filename.rpartition('/')[2]}:{at.tb_lineno})"
+
+
+def run_seed(seed: int) -> Outcome:
+    """A seed's verdict."""
+    return run_plan(draw(seed))
+
+
+def kind_of(violation: str | None) -> str:
+    """The invariant's name of a violation."""
+    return "" if violation is None else violation.partition(":")[0]
+
+
+def shrink(outcome: Outcome) -> Outcome:
+    """A smaller plan that breaks the same rule, told as a story: faults, work and noise dropped."""
+    plan, kind = outcome.plan, kind_of(outcome.violation)
+
+    def fails(smaller: Plan) -> bool:
+        return kind_of(run_plan(smaller).violation) == kind
+
+    for index in range(len(plan.faults) - 1, -1, -1):
+        if fails(plan.without(index)):
+            plan = plan.without(index)
+    quiet: tuple[dict[str, Any], ...] = (
+        {"loss": 0.0},
+        {"duplicate": 0.0},
+        {"straggler": 0.0},
+        {"store_answer_loss": 0.0},
+        {"replaces": ()},
+        {"close_at": None},
+    )
+    for change in quiet:
+        if fails(replace(plan, **change)):
+            plan = replace(plan, **change)
+    for index in range(len(plan.appends) - 1, -1, -1):
+        fewer = replace(plan, appends=(*plan.appends[:index], *plan.appends[index + 1 :]))
+        if fails(fewer):
+            plan = fewer
+    return run_plan(plan, is_told=True)

@@ -1,0 +1,69 @@
+"""The machines that ship hold their invariants in a simulated world of faults."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sim.plan import draw
+from tests.sim.run import run_plan, run_seed, shrink
+
+SEEDS = 2_000
+"""Bounded by count, not by time: the same on every machine. About 20 s on one core."""
+
+SHARES = 8
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_no_seed_breaks_an_invariant(share: int) -> None:
+    for seed in range(1 + share, 1 + SEEDS, SHARES):
+        outcome = run_seed(seed)
+        if outcome.violation is not None:
+            small = shrink(outcome)
+            story = "\n".join(small.story[-150:])
+            pytest.fail(
+                f"{outcome.violation}\nagain: make sim SEED={seed} SEEDS=1\n{small.plan}\n{story}"
+            )
+
+
+def test_a_seed_is_the_same_run_under_every_hash_seed() -> None:
+    script = (
+        "import hashlib\n"
+        "from tests.sim.run import run_seed\n"
+        "print([run_seed(seed).trace_hash for seed in range(1, 21)])\n"
+    )
+
+    def traces(hash_seed: str) -> str:
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        root = Path(__file__).parents[2]
+        env["PYTHONPATH"] = f"{root / 'shared'}{os.pathsep}{root}"
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env=env,
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=True,
+        )
+        return done.stdout
+
+    assert traces("1") == traces("2")
+
+
+def test_telling_the_story_does_not_change_it() -> None:
+    for seed in range(1, 6):
+        plan = draw(seed)
+
+        quiet, told = run_plan(plan), run_plan(plan, is_told=True)
+
+        assert quiet.trace_hash == told.trace_hash
+        assert told.story
+
+
+def test_the_seeds_of_the_tests_meet_every_kind_of_fault() -> None:
+    kinds = {fault.kind for seed in range(1, 200) for fault in draw(seed).faults}
+
+    assert len(kinds) == 13

@@ -1,0 +1,477 @@
+"""The simulated world: virtual time, network, metadata, bookies and the clients that live in it.
+
+One heap of (time, number, action) drives the machines that ship. Nothing here knows the protocol:
+a client steps its machine and performs the effects, a bookie answers by its replica, and all dice
+come from one seeded generator, so that a seed is a whole history. What must hold is the
+checker's business (tests/sim/checker.py).
+"""
+
+import hashlib
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, assert_never
+
+from quorumlog.protocol.ids import member_name, member_of
+from quorumlog.protocol.messages import (
+    AddAnswered,
+    BookiesFound,
+    CasStatus,
+    Closed,
+    Confirmed,
+    Effect,
+    EntriesRead,
+    Event,
+    Failed,
+    FenceAnswered,
+    FindBookies,
+    MetadataAnswered,
+    ReadAnswered,
+    ReadMetadata,
+    RecoverLedger,
+    SendAdd,
+    SendFence,
+    SendRead,
+    StartTimer,
+    Status,
+    Timer,
+    TimerFired,
+    UpdateMetadata,
+)
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Writer
+from quorumlog.protocol.record import Entry
+from tests.sim.bookie import SimBookie
+from tests.sim.plan import MS, SECOND, Fault, Plan
+from tests.sim.store import Store
+
+LEDGER: Final = 7
+MESSAGES_MAX: Final = 30_000
+"""More than any healthy run needs (the longest takes about 5,000): beyond it a retry spins (L6)."""
+
+TIMER_TIMES: Final = {
+    Timer.ADD: 2 * SECOND,
+    Timer.QUORUM: 10 * SECOND,
+    Timer.HEDGE: 50 * MS,
+    Timer.RETRY: SECOND,
+}
+
+Request = SendAdd | SendFence | SendRead
+
+
+class Machine(Protocol):
+    """What writer, recovery and repair have in common."""
+
+    def step(self, event: Event) -> list[Effect]: ...
+
+    def check(self) -> None: ...
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass(slots=True)
+class Client:
+    """A process that drives one machine. `closed` is the row it was told to be CLOSED."""
+
+    name: str
+    machine: Machine
+    is_alive: bool = True
+    paused_until: int = 0
+    failed: Failed | None = None
+    closed: LedgerMetadata | None = None
+    wants_recovery: bool = False
+    token: int = 0
+    confirmed: int = -1
+    on_output: "Callable[[Client, Effect], None] | None" = None
+
+
+@dataclass(slots=True)
+class Network:
+    """Which links are cut or clogged, until when. A link is (from, to)."""
+
+    cut: dict[tuple[str, str], int] = field(default_factory=dict)
+    clogged: dict[tuple[str, str], int] = field(default_factory=dict)
+    last: dict[tuple[str, str], int] = field(default_factory=dict)
+
+
+class Watcher(Protocol):
+    """The checker, as the world sees it."""
+
+    def before_step(self, client: Client, event: Event) -> None: ...
+
+    def effect(self, client: Client, effect: Effect) -> None: ...
+
+    def stored(self, bookie: str, entries: Sequence[Entry]) -> None: ...
+
+    def row_changed(
+        self, client: Client, before: LedgerMetadata, after: LedgerMetadata
+    ) -> None: ...
+
+
+class World:
+    """Everything that happens in a run, in virtual microseconds."""
+
+    def __init__(self, plan: Plan, *, is_told: bool = False) -> None:
+        self.plan = plan
+        self.rng = random.Random(f"dice-{plan.seed}")
+        self.now = 0
+        self.messages = 0
+        self.story: list[str] = []
+        self._is_told = is_told
+        self._hash = hashlib.blake2b(digest_size=8)
+        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._number = 0
+        self.is_healed = False
+        self.lies_until = 0
+        self.lost_copies = 0
+        self.network = Network()
+        self.clients: list[Client] = []
+        self.watcher: Watcher | None = None
+        names = [f"b{number}" for number in range(1, plan.bookies + 1)]
+        digest = self.rng.choice((DigestKind.CRC32C, DigestKind.CRC32C, DigestKind.HMAC_SHA256))
+        self.metadata = LedgerMetadata(
+            ledger_id=LEDGER,
+            quorum=plan.quorum,
+            digest=digest,
+            fragments=(
+                Fragment(0, tuple(member_of(n, 1) for n in names[: plan.quorum.ensemble_size])),
+            ),
+            writer=Writer("writer", ""),
+            ledger_key=b"k" * 32,
+            mac_key=b"m" * 32 if digest is DigestKind.HMAC_SHA256 else b"",
+        )
+        self.store = Store(self.metadata)
+        self.bookies = {name: SimBookie(name, self) for name in names}
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def after(self, delay: int, action: Callable[..., None], *args: Any) -> None:
+        """Do this after a virtual delay."""
+        self._number += 1
+        heapq.heappush(self._heap, (self.now + max(delay, 0), self._number, action, args))
+
+    def run_until(self, time: int, *, is_done: Callable[[], bool] = lambda: False) -> None:
+        """Let things happen until a time, or until it is done."""
+        heap = self._heap
+        while heap and heap[0][0] <= time and not is_done():
+            at, _, action, args = heapq.heappop(heap)
+            self.now = at
+            action(*args)
+            if self.messages > MESSAGES_MAX:
+                raise Violation(f"L6: {self.messages} messages: something retries without end")
+        self.now = max(self.now, time)
+
+    def note(self, *parts: object) -> None:
+        """Part of the trace: hashed always, told when somebody wants the story."""
+        line = f"{self.now} " + " ".join(map(str, parts))
+        self._hash.update(line.encode())
+        if self._is_told:
+            self.story.append(f"{self.now / SECOND:10.6f}  " + line.partition(" ")[2])
+
+    @property
+    def trace_hash(self) -> str:
+        """Equal for equal runs."""
+        return self._hash.hexdigest()
+
+    # --- network ------------------------------------------------------------------------------
+
+    def send(self, source: str, target: str, action: Callable[..., None], *args: Any) -> None:
+        """One message: lost, late, doubled or out of order, as the plan says."""
+        plan, rng, link = self.plan, self.rng, (source, target)
+        if self.network.cut.get(link, -1) > self.now:
+            return
+        copies = 1
+        if not self.is_healed:
+            if plan.loss and rng.random() < plan.loss:
+                return
+            if plan.duplicate and rng.random() < plan.duplicate:
+                copies = 2
+        for _ in range(copies):
+            low, high = (200, 2 * MS) if self.is_healed else plan.delay
+            delay = rng.randint(low, high)
+            if not self.is_healed and plan.straggler and rng.random() < plan.straggler:
+                delay += rng.randint(0, plan.straggler_max)
+            at = max(self.now + delay, self.network.clogged.get(link, 0))
+            if plan.in_order:
+                at = max(at, self.network.last.get(link, 0))
+                self.network.last[link] = at
+            self.after(at - self.now, action, *args)
+
+    # --- clients ------------------------------------------------------------------------------
+
+    def add_client(self, name: str, machine: Machine) -> Client:
+        """A new process."""
+        client = Client(name, machine)
+        self.clients.append(client)
+        return client
+
+    def deliver(self, client: Client, event: Event) -> None:
+        """The client's process hears an event, when it runs again."""
+        if not client.is_alive:
+            return
+        if client.paused_until > self.now:
+            self.after(client.paused_until - self.now, self.deliver, client, event)
+            return
+        self.messages += 1
+        self.note(client.name, "<-", tell(event))
+        if self.watcher is not None:
+            self.watcher.before_step(client, event)
+        effects = client.machine.step(event)
+        client.machine.check()
+        # Effects of one list have no order; what the caller is told is told at once.
+        outputs = [e for e in effects if isinstance(e, Confirmed | Failed | Closed | RecoverLedger)]
+        requests = [e for e in effects if e not in outputs]
+        self.rng.shuffle(requests)
+        for effect in (*outputs, *requests):
+            self.note(client.name, "->", tell(effect))
+            if self.watcher is not None:
+                self.watcher.effect(client, effect)
+            self.perform(client, effect)
+
+    def perform(self, client: Client, effect: Effect) -> None:
+        """The driver: each request ends in exactly one answer, in time or as UNKNOWN."""
+        match effect:
+            case SendAdd() | SendFence() | SendRead():
+                self._request(client, effect)
+            case UpdateMetadata():
+                client.token += 1
+                self._cas(client, effect, (client.name, client.token), first=True)
+            case ReadMetadata():
+                self._read_row(client, effect)
+            case FindBookies():
+                self._find(client, effect)
+            case StartTimer():
+                factor = 1.0 if self.is_healed else self.plan.timers
+                time = int(TIMER_TIMES[effect.timer] * factor * self.rng.uniform(0.9, 1.1))
+                self.after(time, self.deliver, client, TimerFired(effect.timer, effect.tag))
+            case Confirmed(_, last):
+                client.confirmed = last
+            case Failed():
+                client.failed = effect
+            case Closed():
+                client.closed = effect.metadata
+            case RecoverLedger():
+                client.wants_recovery = True
+            case EntriesRead():
+                pass
+            case _:
+                assert_never(effect)
+        if client.on_output is not None and isinstance(
+            effect, Confirmed | Failed | Closed | RecoverLedger | EntriesRead
+        ):
+            client.on_output(client, effect)
+
+    def _request(self, client: Client, effect: Request) -> None:
+        """Ask a bookie. After the request's time the answer is UNKNOWN; a later one may come."""
+        bookie = self.bookies[member_name(effect.member)]
+        is_answered = [False]
+
+        def hear(event: Event, *, is_timeout: bool = False) -> None:
+            if is_answered[0] and not (self.plan.late_answers and not is_timeout):
+                return
+            is_answered[0] = True
+            self.deliver(client, event)
+
+        def answer(event: Event) -> None:
+            self.send(bookie.name, client.name, hear, event)
+
+        def arrive() -> None:
+            if bookie.is_up:
+                self.note(bookie.name, "<-", client.name, tell(effect))
+                self.messages += 1
+                bookie.receive(effect, answer)
+            else:
+                answer(unknown(effect))
+
+        self.send(client.name, bookie.name, arrive)
+        time = 2 * SECOND if self.is_healed else self.plan.request_timeout
+        self.after(time, lambda: hear(unknown(effect), is_timeout=True))
+
+    # --- metadata -----------------------------------------------------------------------------
+
+    def _store_delay(self) -> int:
+        low, high = (500, 5 * MS) if self.is_healed else self.plan.store_delay
+        return self.rng.randint(low, high)
+
+    def _cas(
+        self, client: Client, effect: UpdateMetadata, token: tuple[str, int], *, first: bool
+    ) -> None:
+        """A compare-and-swap, asked again with its token until it is settled (rule 6)."""
+        if not client.is_alive:
+            return
+        if self.store.is_down:
+            if first:
+                answer = MetadataAnswered(effect.attempt, CasStatus.UNKNOWN)
+                self.after(self._store_delay(), self.deliver, client, answer)
+            else:
+                self.after(200 * MS, lambda: self._cas(client, effect, token, first=False))
+            return
+        is_settled = [False]
+
+        def apply() -> None:
+            if self.store.is_down:
+                return
+            before = self.store.row
+            is_new = token not in self.store.applied
+            status, row = self.store.cas(token, effect.metadata, effect.missed)
+            self.note("store", client.name, status, describe(row))
+            if is_new and status is CasStatus.OK and self.watcher is not None:
+                self.watcher.row_changed(client, before, row)
+            if self.is_healed or self.rng.random() >= self.plan.store_answer_loss:
+                self.after(self._store_delay(), settle, status, row)
+
+        def settle(status: CasStatus, row: LedgerMetadata) -> None:
+            if not is_settled[0]:
+                is_settled[0] = True
+                self.deliver(client, MetadataAnswered(effect.attempt, status, row))
+
+        def again() -> None:
+            if not is_settled[0]:
+                is_settled[0] = True
+                self._cas(client, effect, token, first=False)
+
+        self.after(self._store_delay(), apply)
+        self.after(self.rng.randint(20 * MS, 2 * SECOND), again)
+
+    def _read_row(self, client: Client, effect: ReadMetadata) -> None:
+        def read() -> None:
+            answer = MetadataAnswered(effect.attempt, CasStatus.UNKNOWN)
+            if not self.store.is_down:
+                answer = MetadataAnswered(effect.attempt, CasStatus.OK, self.store.row)
+            self.after(self._store_delay(), self.deliver, client, answer)
+
+        self.after(self._store_delay(), read)
+
+    def _find(self, client: Client, effect: FindBookies) -> None:
+        """Candidates. A liveness store that lies names dead, old and excluded ones too (I31)."""
+        if self.lies_until > self.now:
+            found = [
+                member_of(bookie.name, self.rng.randint(1, bookie.incarnation))
+                for bookie in self.bookies.values()
+                if self.rng.random() < 0.6
+            ]
+        else:
+            excluded = {member_name(member) for member in effect.exclude}
+            found = [
+                bookie.member
+                for bookie in self.bookies.values()
+                if bookie.is_up and not bookie.is_full and bookie.name not in excluded
+            ]
+        self.rng.shuffle(found)
+        self.after(
+            self._store_delay(), self.deliver, client, BookiesFound(effect.attempt, tuple(found))
+        )
+
+    # --- faults -------------------------------------------------------------------------------
+
+    def strike(self, fault: Fault) -> None:
+        """Let a fault happen, and its end."""
+        if self.is_healed:
+            return
+        self.note("fault", fault)
+        bookie = self.bookies[f"b{fault.target % self.plan.bookies + 1}"]
+        until = min(self.now + fault.lasts, self.plan.heal_at)
+        match fault.kind:
+            case "kill" | "power-cut" | "wipe":
+                bookie.crash(fault.kind)
+                self.after(fault.lasts, bookie.restart)
+            case "partition" | "one-way":
+                if self.clients:
+                    ends = (bookie.name, self.clients[fault.other % len(self.clients)].name)
+                    links = [ends, ends[::-1]]
+                    chosen = links if fault.kind == "partition" else [links[fault.other % 2]]
+                    self.network.cut.update(dict.fromkeys(chosen, until))
+            case "clog":
+                links = [(client.name, bookie.name) for client in self.clients]
+                links = links if fault.other % 2 else [link[::-1] for link in links]
+                self.network.clogged.update(dict.fromkeys(links, until))
+            case "pause":
+                if self.clients:
+                    client = self.clients[fault.target % len(self.clients)]
+                    client.paused_until = max(client.paused_until, self.now + fault.lasts)
+            case "slow":
+                bookie.slow_until = until
+            case "full":
+                bookie.full_until = until
+            case "store-down":
+                self.store.is_down = True
+                self.after(fault.lasts, self._store_up)
+            case "lies":
+                self.lies_until = until
+            case "corrupt":
+                bookie.corrupt()
+            case "writer-dies":
+                self.clients[0].is_alive = False
+            case _:
+                raise AssertionError(fault.kind)
+
+    def may_lose_a_copy(self) -> bool:
+        """Whether one more copy may be destroyed: an ack quorum of them is data loss by design."""
+        self.lost_copies += 1
+        return self.lost_copies <= self.plan.max_lost_copies
+
+    def _store_up(self) -> None:
+        self.store.is_down = False
+
+    def heal(self) -> None:
+        """The faults are over: all that is left must come to rest (liveness)."""
+        self.note("healed")
+        self.is_healed = True
+        self.network = Network(last=self.network.last)
+        self._store_up()
+        self.lies_until = 0
+        for client in self.clients:
+            client.paused_until = min(client.paused_until, self.now)
+        for bookie in self.bookies.values():
+            bookie.slow_until = bookie.full_until = 0
+            if not bookie.is_up:
+                bookie.restart()
+
+
+def unknown(effect: Request) -> Event:
+    """The answer of a bookie that does not answer."""
+    match effect:
+        case SendAdd(position, member, generation, run):
+            return AddAnswered(position, member, generation, run.first, run.last, Status.UNKNOWN)
+        case SendFence(position, member):
+            return FenceAnswered(position, member, Status.UNKNOWN)
+        case SendRead(position, member, _, first, last):
+            return ReadAnswered(position, member, first, last, Status.UNKNOWN)
+        case _:
+            assert_never(effect)
+
+
+def describe(row: LedgerMetadata) -> str:
+    """A row in a few words."""
+    fragments = " ".join(f"{f.first_entry}:{','.join(f.bookies)}" for f in row.fragments)
+    end = "" if row.last_entry is None else f" last={row.last_entry} length={row.length}"
+    return f"v{row.version} {row.state}{end} [{fragments}]"
+
+
+def tell(message: Event | Effect) -> str:
+    """An event or effect as one line of a story."""
+    match message:
+        case SendAdd(position, member, generation, run, _, recovery):
+            kind = "recovery-add" if recovery else "add"
+            return f"{kind} {run.first}..{run.last} to {position}:{member} gen={generation}"
+        case SendFence(position, member):
+            return f"fence {position}:{member}"
+        case SendRead(position, member, _, first, last, fence):
+            return f"{'fencing-' if fence else ''}read {first}..{last} of {position}:{member}"
+        case AddAnswered(position, member, generation, first, last, status):
+            return f"added {first}..{last} by {position}:{member} gen={generation}: {status}"
+        case FenceAnswered(position, member, status, lac):
+            return f"fenced {position}:{member}: {status} lac={lac}"
+        case ReadAnswered(position, member, first, last, status, run, absent):
+            present = "" if run is None else f" {run.first}..{run.last}"
+            return f"read {first}..{last} of {position}:{member}: {status}{present} absent={absent}"
+        case UpdateMetadata(attempt, metadata):
+            return f"cas #{attempt} {describe(metadata)}"
+        case MetadataAnswered(attempt, status, row):
+            return f"row #{attempt} {status} {'' if row is None else describe(row)}"
+        case Closed(metadata):
+            return f"closed {describe(metadata)}"
+        case _:
+            return repr(message)
