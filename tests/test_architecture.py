@@ -1,0 +1,103 @@
+"""The repository itself: what lint-imports and ruff can't say."""
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).resolve().parent.parent
+_CODE = ("shared", "services", "loadtest")
+
+_ONLY_IN: dict[str, str | tuple[str, ...]] = {
+    "asyncpg": ("services/metadata",),
+    "redis": ("services/metadata",),
+    "rocksdict": ("services/bookie",),
+    "pyspark": ("shared/quorumlog/spark",),
+    "nats": ("loadtest",),
+    "locust": ("loadtest",),
+}
+"""Who may import a package that the others must not know."""
+
+_READS_ENVIRONMENT = ("config.py", "embedded.py", "cli.py")
+"""embedded.py hands ours on to Postgres's tools; the command line has its own settings."""
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(
+        path
+        for folder in folders
+        for path in (_ROOT / folder).rglob("*.py")
+        if ".egg-info" not in str(path)
+    )
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(_ROOT))
+
+
+def test_every_module_says_why_it_exists() -> None:
+    silent = [
+        name_of(path)
+        for path in sources(*_CODE, "tests")
+        if (text := path.read_text()).strip() and not ast.get_docstring(ast.parse(text))
+    ]
+
+    assert not silent
+
+
+def test_packages_are_imported_where_they_belong() -> None:
+    strays = [
+        (name_of(path), module)
+        for path in sources(*_CODE)
+        for module in imported(path)
+        if not name_of(path).startswith(_ONLY_IN.get(module.partition(".")[0], ""))
+    ]
+
+    assert not strays
+
+
+def test_services_meet_over_http_only() -> None:
+    strays = [
+        (name_of(path), module)
+        for path in sources("services")
+        for module in imported(path)
+        if module.startswith("services.")
+        and module.split(".")[1] != path.relative_to(_ROOT / "services").parts[0]
+    ]
+
+    assert not strays
+
+
+def test_only_config_reads_the_environment() -> None:
+    found = [
+        name_of(path)
+        for path in sources("shared", "services")
+        if "os.environ" in path.read_text()
+        and path.name not in (*_READS_ENVIRONMENT, "__main__.py")
+    ]
+
+    assert not found
+
+
+def test_nothing_of_one_machine_is_tracked() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=_ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git repository")
+
+    tracked = [name for name in listed.stdout.split("\0") if name]
+
+    assert not [name for name in tracked if name.startswith((".venv", ".quorumlog", "build/"))]
+    assert not [name for name in tracked if name.endswith((".pyc", ".orig", ".rej", ".log"))]
