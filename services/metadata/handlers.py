@@ -38,6 +38,7 @@ from services.metadata.http import (
 )
 from services.metadata.ledgers import LedgerFilter, LedgerStore
 from services.metadata.liveness import Liveness
+from services.metadata.logs import LogStore
 from services.metadata.routes import Route
 
 _MEMBER: Final = rf"{BOOKIE_NAME}(@(0|[1-9][0-9]{{0,17}}))?"
@@ -52,6 +53,7 @@ class Parts:
     cookies: CookieStore
     liveness: Liveness
     changes: ChangeHub
+    logs: LogStore
     change_heartbeat_s: float
 
 

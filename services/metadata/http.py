@@ -91,11 +91,13 @@ def query_of(
 def page_of(query: dict[str, str]) -> tuple[int | None, int]:
     """`after` and `limit` of a list."""
     after = query.get("after")
+    return None if after is None else integer(after, "after"), limit_of(query)
+
+
+def limit_of(query: dict[str, str]) -> int:
+    """`limit` of a list, or its default."""
     limit = query.get("limit", str(_LIMIT_DEFAULT))
-    return (
-        None if after is None else integer(after, "after"),
-        integer(limit, "limit", least=1, most=_LIMIT_MAX),
-    )
+    return integer(limit, "limit", least=1, most=_LIMIT_MAX)
 
 
 def header_version(request: web.Request) -> int | None:

@@ -25,12 +25,10 @@ from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import State
 from quorumlog.wire.bodies import LedgerCreate, LedgerDraft, LedgerRow, MissedBody
 from services.metadata.database import Connection, Database
+from services.metadata.sql import UTC_CREATED_AT
 from services.metadata.transitions import check_change, check_new
 
-_ROW: Final = (
-    "ledger_id, version, body::text AS body,"
-    " to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS created_at"
-)
+_ROW: Final = f"ledger_id, version, body::text AS body, {UTC_CREATED_AT}"
 _KEY_HOURS: Final = 24
 """For how long an idempotency key is remembered (taste: longer than any client retries)."""
 
@@ -84,7 +82,7 @@ class LedgerStore:
         """
 
         async def work(connection: Connection) -> LedgerRow:
-            old = await _lock(connection, row.ledger_id)
+            old = await lock_ledger(connection, row.ledger_id)
             target = f"ledger {row.ledger_id}"
             if await is_settled(connection, attempt, target):
                 return old
@@ -119,28 +117,18 @@ class LedgerStore:
         async def work(connection: Connection) -> None:
             target = f"delete ledger {ledger_id}"
             try:
-                old = await _lock(connection, ledger_id)
+                old = await lock_ledger(connection, ledger_id)
             except NoSuchLedger:
                 if await is_settled(connection, attempt, target):
                     return
                 raise
             if old.version != version:
                 raise conflict(old)
-            if old.log is not None:
-                await _check_unnamed(connection, old)
-            elif old.state is not State.CLOSED:
+            if old.log is None and old.state is not State.CLOSED:
                 raise InvalidRequest(
                     "only a CLOSED ledger is deleted: recover it first", ledger_id=ledger_id
                 )
-            await connection.execute("DELETE FROM ledger_members WHERE ledger_id = $1", ledger_id)
-            await connection.execute("DELETE FROM ledger_tags WHERE ledger_id = $1", ledger_id)
-            await connection.execute("DELETE FROM repairs WHERE ledger_id = $1", ledger_id)
-            await connection.execute(
-                "UPDATE ledgers SET version = version + 1, body = NULL, changed_at = now()"
-                " WHERE ledger_id = $1 AND version = $2",
-                ledger_id,
-                version,
-            )
+            await bury(connection, old)
             await settle(connection, attempt, target)
 
         await self._database.transact(work)
@@ -287,6 +275,10 @@ async def _create(connection: Connection, request: LedgerCreate) -> LedgerRow:
     if inserted is None:
         await _raise_if_repeated(connection, request.attempt)
     await _index_members(connection, row.ledger_id, request.row)
+    if row.log is not None:
+        await connection.execute(
+            "INSERT INTO unnamed_ledgers (ledger_id) VALUES ($1)", row.ledger_id
+        )
     if request.row.metadata:
         await connection.execute(
             "INSERT INTO ledger_tags (ledger_id, tag) SELECT $1, unnest($2::bytea[])",
@@ -340,7 +332,8 @@ async def _raise_if_repeated(connection: Connection, attempt: str) -> None:
     raise _Repeated(int(target.removeprefix(_CREATE)))
 
 
-async def _lock(connection: Connection, ledger_id: int) -> LedgerRow:
+async def lock_ledger(connection: Connection, ledger_id: int) -> LedgerRow:
+    """A row, locked until the transaction ends. Raises: NoSuchLedger."""
     record = await connection.fetchrow(
         f"SELECT {_ROW} FROM ledgers WHERE ledger_id = $1 FOR UPDATE", ledger_id
     )
@@ -364,13 +357,23 @@ def _tag(pair: tuple[str, str]) -> bytes:
     return hashlib.blake2b(f"{len(key)} {key}{value}".encode(), digest_size=16).digest()
 
 
-async def _check_unnamed(connection: Connection, row: LedgerRow) -> None:
-    """Raise OwnedByLog if the ledger's log names it; holds the log's row until the end."""
-    named = await connection.fetchval(
-        "SELECT body -> 'ledgers' @> jsonb_build_array(jsonb_build_object('ledger_id', $2::bigint))"
-        " FROM logs WHERE name = $1 FOR UPDATE",
-        row.log,
+async def bury(connection: Connection, row: LedgerRow) -> None:
+    """Put a tombstone in the place of a row that is locked.
+
+    Raises: OwnedByLog if a log names the ledger. That can't change until the transaction ends:
+    naming takes the row's lock as well.
+    """
+    if row.log is not None:
+        unnamed = await connection.fetchval(
+            "DELETE FROM unnamed_ledgers WHERE ledger_id = $1 RETURNING ledger_id", row.ledger_id
+        )
+        if unnamed is None:
+            raise OwnedByLog(ledger_id=row.ledger_id, log=row.log)
+    for table in ("ledger_members", "ledger_tags", "repairs"):
+        await connection.execute(f"DELETE FROM {table} WHERE ledger_id = $1", row.ledger_id)
+    await connection.execute(
+        "UPDATE ledgers SET version = version + 1, body = NULL, changed_at = now()"
+        " WHERE ledger_id = $1 AND version = $2",
         row.ledger_id,
+        row.version,
     )
-    if named:
-        raise OwnedByLog(ledger_id=row.ledger_id, log=row.log)

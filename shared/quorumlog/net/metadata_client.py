@@ -116,7 +116,7 @@ class MetadataClient:
 
         Raises: NoSuchLedger (`members["deleted"]` says whether it ever was), MetadataUnavailable.
         """
-        row = await self._ask("GET", f"/v1/ledgers/{ledger_id}", gives=LedgerRow)
+        row = await self.ask("GET", f"/v1/ledgers/{ledger_id}", gives=LedgerRow)
         if row.ledger_id != ledger_id:
             raise MetadataUnavailable(f"asked for ledger {ledger_id}, got {row.ledger_id}")
         return row.to_core()
@@ -149,7 +149,7 @@ class MetadataClient:
             attempt=attempt or new_attempt(),
             idempotency_key=idempotency_key,
         )
-        return (await self._ask("POST", "/v1/ledgers", body, gives=LedgerRow)).to_core()
+        return (await self.ask("POST", "/v1/ledgers", body, gives=LedgerRow)).to_core()
 
     async def cas(
         self,
@@ -170,10 +170,9 @@ class MetadataClient:
         )
         path = f"/v1/ledgers/{metadata.ledger_id}"
         try:
-            row = await self._ask("PUT", path, body, gives=LedgerRow, settles=True)
+            row = await self.ask("PUT", path, body, gives=LedgerRow, settles=True)
         except VersionConflict as error:
-            current = orjson.dumps(error.members["current"])
-            return CasStatus.CONFLICT, LedgerRow.model_validate_json(current).to_core()
+            return CasStatus.CONFLICT, current_of(error, LedgerRow).to_core()
         except NoSuchLedger:
             return CasStatus.MISSING, None
         except MetadataUnavailable:
@@ -187,7 +186,7 @@ class MetadataClient:
         where nothing was sent.
         """
         body = LedgerDelete(version=version, attempt=attempt or new_attempt())
-        await self._ask("DELETE", f"/v1/ledgers/{ledger_id}", body, gives=Body, settles=True)
+        await self.ask("DELETE", f"/v1/ledgers/{ledger_id}", body, gives=Body, settles=True)
 
     async def list(
         self,
@@ -208,7 +207,7 @@ class MetadataClient:
             **({} if log is None else {"log": log}),
             **{f"metadata[{key}]": value for key, value in (metadata or {}).items()},
         }
-        page = await self._ask("GET", "/v1/ledgers", gives=LedgerList, query=query)
+        page = await self.ask("GET", "/v1/ledgers", gives=LedgerList, query=query)
         return [row.to_core() for row in page.ledgers], page.next
 
     async def changes(self) -> AsyncGenerator[Change]:
@@ -229,12 +228,12 @@ class MetadataClient:
 
     async def bookies(self) -> BookieList:
         """Registered bookies with what is known of their liveness."""
-        return await self._ask("GET", "/v1/bookies", gives=BookieList)
+        return await self.ask("GET", "/v1/bookies", gives=BookieList)
 
     async def cookie(self, name: str) -> CookieRow | None:
         """A bookie's cookie, or None where it is not registered."""
         try:
-            return await self._ask("GET", f"/v1/bookies/{quote(name)}/cookie", gives=CookieRow)
+            return await self.ask("GET", f"/v1/bookies/{quote(name)}/cookie", gives=CookieRow)
         except RouteNotFound as error:
             if error.bookie == name:
                 return None
@@ -247,25 +246,25 @@ class MetadataClient:
         """
         body = CookiePut(cookie=cookie, version=version, attempt=new_attempt())
         path = f"/v1/bookies/{quote(name)}/cookie"
-        return await self._ask("PUT", path, body, gives=CookieRow, settles=True)
+        return await self.ask("PUT", path, body, gives=CookieRow, settles=True)
 
     async def bookie_lives(self, name: str, heartbeat: BookieHeartbeat) -> bool:
         """Send a heartbeat; tells whether it was recorded. Raises: MetadataUnavailable."""
         path = f"/v1/bookies/{quote(name)}/heartbeat"
-        return (await self._ask("PUT", path, heartbeat, gives=HeartbeatTaken)).recorded
+        return (await self.ask("PUT", path, heartbeat, gives=HeartbeatTaken)).recorded
 
     async def service_lives(self, kind: str, name: str, heartbeat: ServiceHeartbeat) -> bool:
         """Send a heartbeat; tells whether it was recorded. Raises: MetadataUnavailable."""
         path = f"/v1/services/{quote(kind)}/{quote(name)}/heartbeat"
-        return (await self._ask("PUT", path, heartbeat, gives=HeartbeatTaken)).recorded
+        return (await self.ask("PUT", path, heartbeat, gives=HeartbeatTaken)).recorded
 
     async def services(self) -> ServiceList:
         """Services whose heartbeat came in time."""
-        return await self._ask("GET", "/v1/services", gives=ServiceList)
+        return await self.ask("GET", "/v1/services", gives=ServiceList)
 
     async def cluster_id(self) -> str:
         """The cluster's id; another database is another cluster (rule 18)."""
-        return (await self._ask("GET", "/v1/cluster-id", gives=ClusterId)).cluster_id
+        return (await self.ask("GET", "/v1/cluster-id", gives=ClusterId)).cluster_id
 
     # How it is asked.
 
@@ -282,7 +281,7 @@ class MetadataClient:
         if self._current == failed:
             self._current = (failed + 1) % len(self._urls)
 
-    async def _ask(
+    async def ask(
         self,
         method: str,
         path: str,
@@ -292,8 +291,10 @@ class MetadataClient:
         query: Mapping[str, str] | None = None,
         settles: bool = False,
     ) -> B:
-        """Try until there is a verdict. With `settles`, a try that may have arrived takes the
-        deadline away: only a verdict ends the call then.
+        """Try until there is a verdict: parse an answer, or raise the service's error.
+
+        With `settles`, a try that may have arrived takes the deadline away: only a verdict ends
+        the call then.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + self._deadline_s
@@ -360,6 +361,11 @@ class MetadataClient:
                     change = Change(kind="gap")
                 if change.kind != "heartbeat":
                     yield change
+
+
+def current_of(error: QuorumLogError, model: type[B]) -> B:
+    """The row as it is now, which the answer to a lost compare-and-swap carries."""
+    return model.model_validate_json(orjson.dumps(error.members["current"]))
 
 
 def _is_verdict(error: QuorumLogError) -> bool:

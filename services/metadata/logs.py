@@ -1,0 +1,258 @@
+"""Logs' rows: create, compare-and-swap, delete, list; and the ledgers that no log names.
+
+A log and the ledgers that it begins to name are locked in one transaction, so a ledger that is
+being named can't be deleted as unnamed, and the other way round (rule 22).
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import asyncpg
+import orjson
+
+from quorumlog.errors import InvalidRequest, LogExists, NoSuchLog, VersionConflict
+from quorumlog.protocol.log import LogState
+from quorumlog.wire.log_bodies import LogChange, LogCreate, LogDelete, LogRow
+from services.metadata.database import Connection, Database
+from services.metadata.ledgers import bury, is_settled, lock_ledger, settle
+from services.metadata.sql import UTC_CREATED_AT
+
+_ROW: Final = f"name, version, body::text AS body, {UTC_CREATED_AT}"
+
+
+class LogStore:
+    """The logs' rows."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def get(self, name: str) -> LogRow:
+        """One row. Raises: NoSuchLog."""
+        record = await self._database.run(
+            lambda connection: connection.fetchrow(f"SELECT {_ROW} FROM logs WHERE name = $1", name)
+        )
+        return _row_of(record, name)
+
+    async def page(self, *, after: str, limit: int) -> tuple[list[LogRow], str | None]:
+        """One page by name, and the `after` of the next one."""
+        records = await self._database.run(
+            lambda connection: connection.fetch(PAGE, after, limit + 1)
+        )
+        rows = [_row_of(record) for record in records[:limit]]
+        return rows, rows[-1].name if len(records) > limit else None
+
+    async def create(self, request: LogCreate) -> LogRow:
+        """A new row; the same attempt again gets the first one.
+
+        Raises: LogExists (with `current`), InvalidRequest; NoSuchLog when the first one was
+        deleted since.
+        """
+        row = request.row
+
+        async def work(connection: Connection) -> LogRow:
+            # Whoever comes first makes the row; it is locked before anything is looked up.
+            fresh = await connection.fetchval(
+                "INSERT INTO logs (name, version) VALUES ($1, 1) ON CONFLICT DO NOTHING"
+                " RETURNING version",
+                row.name,
+            )
+            old = await connection.fetchrow(
+                f"SELECT {_ROW} FROM logs WHERE name = $1 FOR UPDATE", row.name
+            )
+            target = f"create log {row.name}"
+            if await is_settled(connection, request.attempt, target):
+                return _row_of(old, row.name)
+            if old is not None and old["body"] is not None:
+                current = _row_of(old)
+                raise LogExists(log=row.name, current=current.model_dump(mode="json"))
+            await _name(connection, row.name, (item.ledger_id for item in row.items))
+            record = await connection.fetchrow(
+                "UPDATE logs SET version = version + $3, body = $2::text::jsonb,"
+                f" created_at = now(), changed_at = now() WHERE name = $1 RETURNING {_ROW}",
+                row.name,
+                _body_of(row),
+                0 if fresh else 1,
+            )
+            await settle(connection, request.attempt, target)
+            return _row_of(record, row.name)
+
+        return await self._database.transact(work)
+
+    async def change(self, request: LogChange) -> LogRow:
+        """Compare-and-swap on `row.version`; gives the row as it is afterwards.
+
+        Raises: NoSuchLog, VersionConflict (with `current`), InvalidRequest.
+        """
+        row = request.row
+
+        async def work(connection: Connection) -> LogRow:
+            old = await _lock(connection, row.name)
+            target = f"log {row.name}"
+            if await is_settled(connection, request.attempt, target):
+                return old
+            _check_version(old, row.version)
+            _check_change(old, row)
+            before = {item.ledger_id for item in old.items}
+            after = {item.ledger_id for item in row.items}
+            await _name(connection, row.name, after - before)
+            await _unname(connection, before - after)
+            record = await connection.fetchrow(
+                "UPDATE logs SET version = version + 1, body = $3::text::jsonb, changed_at = now()"
+                f" WHERE name = $1 AND version = $2 AND body IS NOT NULL RETURNING {_ROW}",
+                row.name,
+                row.version,
+                _body_of(row),
+            )
+            await settle(connection, request.attempt, target)
+            return _row_of(record, row.name)
+
+        return await self._database.transact(work)
+
+    async def delete(self, name: str, request: LogDelete) -> None:
+        """Free the name; the log's ledgers are then unnamed.
+
+        Raises: NoSuchLog, VersionConflict (with `current`).
+        """
+
+        async def work(connection: Connection) -> None:
+            target = f"delete log {name}"
+            try:
+                old = await _lock(connection, name)
+            except NoSuchLog:
+                if await is_settled(connection, request.attempt, target):
+                    return
+                raise
+            if await is_settled(connection, request.attempt, target):
+                return  # and made anew since
+            _check_version(old, request.version)
+            await _unname(connection, (item.ledger_id for item in old.items))
+            await connection.execute(
+                "UPDATE logs SET version = version + 1, body = NULL, changed_at = now()"
+                " WHERE name = $1 AND version = $2",
+                name,
+                request.version,
+            )
+            await settle(connection, request.attempt, target)
+
+        await self._database.transact(work)
+
+    async def orphans(self, *, older_than_s: int, limit: int) -> list[int]:
+        """Ledgers that no log has named for this long, the oldest ones first."""
+        records = await self._database.run(
+            lambda connection: connection.fetch(ORPHANS, older_than_s, limit)
+        )
+        return [record["ledger_id"] for record in records]
+
+    async def delete_orphan(self, ledger_id: int) -> None:
+        """Delete a ledger that was made for a log, if no log names it in this transaction.
+
+        It goes even while it is open: before its log names it nobody writes to it.
+        Raises: NoSuchLedger, OwnedByLog; InvalidRequest for a ledger of no log.
+        """
+
+        async def work(connection: Connection) -> None:
+            row = await lock_ledger(connection, ledger_id)
+            if row.log is None:
+                raise InvalidRequest("this ledger was not made for a log", ledger_id=ledger_id)
+            await bury(connection, row)
+
+        await self._database.transact(work)
+
+
+PAGE: Final = f"SELECT {_ROW} FROM logs WHERE body IS NOT NULL AND name > $1 ORDER BY name LIMIT $2"
+ORPHANS: Final = (
+    "SELECT ledger_id FROM unnamed_ledgers WHERE since < now() - make_interval(secs => $1::int)"
+    " ORDER BY since, ledger_id LIMIT $2"
+)
+
+
+def _row_of(record: asyncpg.Record | None, name: str = "") -> LogRow:
+    if record is None or record["body"] is None:
+        raise NoSuchLog(log=name)
+    return LogRow.model_validate_json(
+        orjson.dumps(
+            orjson.loads(record["body"])
+            | {
+                "name": record["name"],
+                "version": record["version"],
+                "created_at": record["created_at"],
+            }
+        )
+    )
+
+
+def _body_of(row: LogRow) -> str:
+    return row.model_dump_json(exclude={"name", "version", "created_at"})
+
+
+async def _lock(connection: Connection, name: str) -> LogRow:
+    record = await connection.fetchrow(f"SELECT {_ROW} FROM logs WHERE name = $1 FOR UPDATE", name)
+    return _row_of(record, name)
+
+
+def _check_version(current: LogRow, version: int) -> None:
+    if current.version != version:
+        raise VersionConflict(
+            f"the log's version is {current.version}",
+            log=current.name,
+            current=current.model_dump(mode="json"),
+        )
+
+
+def _check_change(old: LogRow, new: LogRow) -> None:
+    """Raise InvalidRequest unless a log may become this in one step."""
+    problems: list[tuple[str, str]] = []
+    if new.settings != old.settings:
+        problems.append(("/row/settings", "never change"))
+    if old.state is LogState.CLOSED and new.state is not LogState.CLOSED:
+        problems.append(("/row/state", "CLOSED is final"))
+    if new.first_offset < old.first_offset:
+        problems.append(("/row/first_offset", "never goes back"))
+    if new.writer_token < old.writer_token:
+        problems.append(("/row/writer_token", "never goes back"))
+    kept = {item.ledger_id: item for item in old.items}
+    for index, item in enumerate(new.items):
+        before = kept.get(item.ledger_id)
+        if before is None:
+            continue
+        for field in ("first_offset", "last_offset"):
+            known = getattr(before, field)
+            if known is not None and getattr(item, field) != known:
+                problems.append((f"/row/items/{index}/{field}", "once known, never changes"))
+    if problems:
+        raise InvalidRequest(
+            "; ".join(f"{pointer}: {detail}" for pointer, detail in problems[:10]),
+            log=old.name,
+            errors=[{"pointer": pointer, "detail": detail} for pointer, detail in problems],
+        )
+
+
+async def _name(connection: Connection, name: str, ledgers: Iterable[int]) -> None:
+    """Lock the ledgers that a log begins to name, and see that they may be (rule 22)."""
+    wanted = sorted(ledgers)
+    if not wanted:
+        return
+    records = await connection.fetch(
+        "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND log = $2"
+        " AND body IS NOT NULL ORDER BY ledger_id FOR SHARE",
+        wanted,
+        name,
+    )
+    missing = sorted(set(wanted) - {record["ledger_id"] for record in records})
+    if missing:
+        raise InvalidRequest(
+            f"ledger {missing[0]} does not exist, or was not made for this log",
+            log=name,
+            ledger_id=missing[0],
+        )
+    await connection.execute(
+        "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[])", wanted
+    )
+
+
+async def _unname(connection: Connection, ledgers: Iterable[int]) -> None:
+    await connection.execute(
+        "INSERT INTO unnamed_ledgers (ledger_id)"
+        " SELECT unnest($1::bigint[]) ON CONFLICT DO NOTHING",
+        sorted(ledgers),
+    )

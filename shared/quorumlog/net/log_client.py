@@ -1,0 +1,77 @@
+"""Logs' rows in the metadata service, for gateways."""
+
+from quorumlog.errors import LogExists, NoSuchLedger, VersionConflict
+from quorumlog.net.metadata_client import MetadataClient, current_of, new_attempt
+from quorumlog.protocol.log import LogMetadata
+from quorumlog.wire.bodies import Body
+from quorumlog.wire.log_bodies import LedgerIds, LogChange, LogCreate, LogDelete, LogList, LogRow
+
+
+class LogClient:
+    """Reads and changes logs' rows. All methods may raise MetadataUnavailable."""
+
+    def __init__(self, client: MetadataClient) -> None:
+        self._client = client
+
+    async def get(self, name: str) -> LogMetadata:
+        """The row from the primary. Raises: NoSuchLog."""
+        return (await self._client.ask("GET", f"/v1/logs/{name}", gives=LogRow)).to_core()
+
+    async def create(self, log: LogMetadata) -> tuple[LogMetadata, bool]:
+        """The row of this name, and whether it was made just now."""
+        body = LogCreate(row=LogRow.from_core(log), attempt=new_attempt())
+        try:
+            row = await self._client.ask("POST", "/v1/logs", body, gives=LogRow, settles=True)
+        except LogExists as error:
+            return current_of(error, LogRow).to_core(), False
+        return row.to_core(), True
+
+    async def cas(self, log: LogMetadata) -> tuple[bool, LogMetadata]:
+        """Whether the row was replaced, and the row as it is then. Returns once it is settled.
+
+        Raises: NoSuchLog, InvalidRequest; MetadataUnavailable only where nothing was sent.
+        """
+        body = LogChange(row=LogRow.from_core(log), attempt=new_attempt())
+        path = f"/v1/logs/{log.name}"
+        try:
+            row = await self._client.ask("PUT", path, body, gives=LogRow, settles=True)
+        except VersionConflict as error:
+            return False, current_of(error, LogRow).to_core()
+        return True, row.to_core()
+
+    async def delete(self, log: LogMetadata) -> LogMetadata | None:
+        """Free the name; the row as it is where its version is another one, else None.
+
+        Returns once it is settled. Raises: NoSuchLog.
+        """
+        body = LogDelete(version=log.version, attempt=new_attempt())
+        path = f"/v1/logs/{log.name}"
+        try:
+            await self._client.ask("DELETE", path, body, gives=Body, settles=True)
+        except VersionConflict as error:
+            return current_of(error, LogRow).to_core()
+        return None
+
+    async def list(
+        self, *, after: str | None = None, limit: int = 100
+    ) -> tuple[list[LogMetadata], str | None]:
+        """One page by name, and the `after` of the next one (None at the end)."""
+        query = {"limit": str(limit), **({} if after is None else {"after": after})}
+        page = await self._client.ask("GET", "/v1/logs", gives=LogList, query=query)
+        return [row.to_core() for row in page.logs], page.next
+
+    async def orphans(self, *, older_than_s: float, limit: int = 100) -> tuple[int, ...]:
+        """Some ledgers that were made for a log and that no log has named for so long."""
+        query = {"older_than_s": str(int(older_than_s)), "limit": str(limit)}
+        return (await self._client.ask("GET", "/v1/orphans", gives=LedgerIds, query=query)).ledgers
+
+    async def delete_unnamed(self, ledger_id: int) -> None:
+        """Delete a ledger that was made for a log, if no log names it in that very transaction.
+
+        Raises: OwnedByLog, NoSuchLedger where it never was; one that is deleted stays so.
+        """
+        try:
+            await self._client.ask("DELETE", f"/v1/orphans/{ledger_id}", gives=Body, settles=True)
+        except NoSuchLedger as error:
+            if error.members.get("deleted") is not True:
+                raise

@@ -1,0 +1,179 @@
+"""Logs' rows: compare-and-swap, and which ledgers they may name (rule 22)."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from quorumlog.errors import InvalidRequest, NoSuchLedger, NoSuchLog, OwnedByLog
+from quorumlog.net.log_client import LogClient
+from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
+from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.quorum import Quorum
+from tests.metadata.support import DRAFT, Service
+
+LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
+
+
+@pytest.fixture
+def logs(service: Service) -> LogClient:
+    return LogClient(service.client)
+
+
+async def ledger(service: Service, log: str | None = "a-log") -> LedgerMetadata:
+    return await service.client.create(replace(DRAFT, log=log))
+
+
+def first(log: LogMetadata, row: LedgerMetadata) -> LogMetadata:
+    return replace(log, items=(LogItem(row.ledger_id, 0),))
+
+
+async def test_a_log_is_made_once(logs: LogClient) -> None:
+    answers = await asyncio.gather(*(logs.create(LOG) for _ in range(5)))
+
+    assert sorted(made for _, made in answers) == [False] * 4 + [True]
+    assert {row for row, _ in answers} == {await logs.get("a-log")}
+    row = answers[0][0]
+    assert replace(row, created_at="") == LOG
+
+
+async def test_of_changes_at_once_one_wins(service: Service, logs: LogClient) -> None:
+    row, _ = await logs.create(LOG)
+    ledgers = [await ledger(service) for _ in range(5)]
+
+    answers = await asyncio.gather(*(logs.cas(first(row, one)) for one in ledgers))
+
+    winner = await logs.get("a-log")
+    assert sorted(won for won, _ in answers) == [False] * 4 + [True]
+    assert {now for _, now in answers} == {winner}
+    assert winner.version == 2
+
+
+async def test_a_log_names_only_ledgers_that_were_made_for_it(
+    service: Service, logs: LogClient
+) -> None:
+    row, _ = await logs.create(LOG)
+    others = [await ledger(service, log=None), await ledger(service, log="other")]
+    gone = await ledger(service)
+    await logs.delete_unnamed(gone.ledger_id)
+
+    for wrong in (*others, gone, replace(gone, ledger_id=12345)):
+        with pytest.raises(InvalidRequest):
+            await logs.cas(first(row, wrong))
+
+    assert await logs.get("a-log") == row
+
+
+async def test_a_ledger_that_a_log_names_is_not_deleted(service: Service, logs: LogClient) -> None:
+    row, _ = await logs.create(LOG)
+    one = await ledger(service)
+    assert await logs.orphans(older_than_s=0) == (one.ledger_id,)
+
+    _, named = await logs.cas(first(row, one))
+
+    assert await logs.orphans(older_than_s=0) == ()
+    with pytest.raises(OwnedByLog):
+        await logs.delete_unnamed(one.ledger_id)
+    with pytest.raises(OwnedByLog):
+        await service.client.delete(one.ledger_id, version=one.version)
+    await logs.cas(replace(named, items=(), first_offset=0))
+    assert await logs.orphans(older_than_s=0) == (one.ledger_id,)
+    assert await logs.orphans(older_than_s=3600) == ()
+    await logs.delete_unnamed(one.ledger_id)
+    await logs.delete_unnamed(one.ledger_id)
+    with pytest.raises(NoSuchLedger):
+        await service.client.get(one.ledger_id)
+    assert await logs.orphans(older_than_s=0) == ()
+
+
+async def test_naming_and_deleting_at_once_never_both_succeed(
+    service: Service, logs: LogClient
+) -> None:
+    row, _ = await logs.create(LOG)
+
+    for _ in range(10):
+        one = await ledger(service)
+        named, deleted = await asyncio.gather(
+            logs.cas(first(row, one)),
+            logs.delete_unnamed(one.ledger_id),
+            return_exceptions=True,
+        )
+
+        row = await logs.get("a-log")
+        if isinstance(named, BaseException):
+            assert isinstance(named, InvalidRequest)
+            assert deleted is None
+        else:
+            assert isinstance(deleted, OwnedByLog)
+            assert (await service.client.get(one.ledger_id)).log == "a-log"
+            _, row = await logs.cas(replace(row, items=()))
+
+
+async def test_a_ledger_of_no_log_is_no_orphan(service: Service, logs: LogClient) -> None:
+    one = await ledger(service, log=None)
+
+    with pytest.raises(InvalidRequest):
+        await logs.delete_unnamed(one.ledger_id)
+
+    assert await logs.orphans(older_than_s=0) == ()
+
+
+async def test_what_a_log_may_not_become_is_refused(service: Service, logs: LogClient) -> None:
+    row, _ = await logs.create(replace(LOG, first_offset=5, writer_token=2))
+    one = await ledger(service)
+    _, row = await logs.cas(replace(row, items=(LogItem(one.ledger_id, 5, 9),)))
+
+    for wrong in (
+        replace(row, settings=replace(row.settings, roll_bytes=1)),
+        replace(row, first_offset=4),
+        replace(row, writer_token=1),
+        replace(row, items=(LogItem(one.ledger_id, 5, 8),)),
+        replace(row, items=(LogItem(one.ledger_id, 6, 9),)),
+    ):
+        with pytest.raises(InvalidRequest):
+            await logs.cas(wrong)
+
+    assert await logs.get("a-log") == row
+    _, row = await logs.cas(replace(row, state=LogState.CLOSED, next_offset=10))
+    with pytest.raises(InvalidRequest):
+        await logs.cas(replace(row, state=LogState.OPEN))
+
+
+async def test_a_deleted_log_frees_its_name_and_its_ledgers(
+    service: Service, logs: LogClient
+) -> None:
+    row, _ = await logs.create(LOG)
+    one = await ledger(service)
+    _, row = await logs.cas(first(row, one))
+    assert await logs.delete(replace(row, version=1)) == row
+
+    assert await logs.delete(row) is None
+
+    with pytest.raises(NoSuchLog):
+        await logs.get("a-log")
+    with pytest.raises(NoSuchLog):
+        await logs.cas(row)
+    assert await logs.orphans(older_than_s=0) == (one.ledger_id,)
+    anew, made = await logs.create(LOG)
+    assert made
+    # What was sent to the old log can't meet the new one.
+    assert anew.version > row.version
+    assert (await logs.cas(row))[0] is False
+
+
+async def test_logs_are_listed_by_name(logs: LogClient) -> None:
+    rows = [(await logs.create(replace(LOG, name=f"log-{n}")))[0] for n in range(5)]
+    await logs.delete(rows.pop(2))
+
+    first_page, after = await logs.list(limit=2)
+    rest, end = await logs.list(after=after, limit=2)
+
+    assert first_page + rest == rows
+    assert end is None
+
+
+async def test_a_bad_name_is_refused(service: Service) -> None:
+    for name in ("-a", "a%20b", "a" * 201, "..%2Fx"):
+        status, problem = await service.send("GET", f"/v1/logs/{name}")
+
+        assert (status, problem["code"]) in {(422, "invalid"), (404, "not-found")}
