@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import io
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -73,10 +74,11 @@ class Gateway:
         if json is not None:
             body = orjson.dumps(json)
             headers.setdefault("Content-Type", "application/json")
+        data = body.encode() if isinstance(body, str) else body
         async with self.session.request(
             method,
             URL(self.url + path, encoded=True),
-            data=body.encode() if isinstance(body, str) else body,
+            data=io.BytesIO(data) if data is not None and len(data) > 1 << 20 else data,
             headers=headers,
             skip_auto_headers=AUTOMATIC,
             allow_redirects=False,

@@ -51,6 +51,7 @@ class FakeEngine(EngineInterface):
         """Raised by the next call of append, or by ready."""
         self.gate: asyncio.Event | None = None
         """Appends wait for it."""
+        self.appending = 0
         self.waiting = 0
 
     def state(self) -> tuple[Any, ...]:
@@ -120,7 +121,9 @@ class FakeEngine(EngineInterface):
         expect: int | None = None,
     ) -> Appended:
         if self.gate is not None:
+            self.appending += 1
             await self.gate.wait()
+            self.appending -= 1
         if self.fails is not None:
             raise self.fails
         ledger = await self._open(ledger_id, password)

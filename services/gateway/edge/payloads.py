@@ -24,6 +24,15 @@ _SIZE: Final = struct.Struct(">I")
 def from_json(data: bytes, entry_bytes_max: int) -> tuple[list[bytes], bool]:
     """The payloads of a JSON body, and whether it was a batch."""
     body = strict.parse(data)
+    try:
+        return _payloads(data, body, entry_bytes_max)
+    except InvalidRequest:
+        # What is ambiguous has no meaning that could be wrong: that is said first.
+        strict.check(data, body)
+        raise
+
+
+def _payloads(data: bytes, body: Any, entry_bytes_max: int) -> tuple[list[bytes], bool]:
     if type(body) is not dict:
         raise invalid("", "must be a JSON object")
     if "entries" not in body:

@@ -37,7 +37,7 @@ from quorumlog.net.listen import (
 
 log = logging.getLogger(__name__)
 
-REQUEST_ID: Final = "request_id"
+REQUEST_ID: Final = web.RequestKey("request_id", str)
 """The key in a request under which its id stands."""
 
 METRICS: Final = web.AppKey("metrics", CollectorRegistry)
