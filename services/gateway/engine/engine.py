@@ -54,6 +54,7 @@ from services.gateway.interface import (
     DEGRADED,
     Appended,
     Confirmation,
+    EngineInterface,
     EntryResult,
     LedgerOptions,
     LedgerPage,
@@ -213,7 +214,6 @@ class Engine:
         """Append payloads as contiguous entries; returns when they are acknowledged."""
         if ledger_id in self._handles:
             return await self.append_here(ledger_id, payloads, password=password, expect=expect)
-        self._check_not_draining()
         row = await self._rows.row(ledger_id)
         if is_closed(row):
             row = await self._rows.fresh(ledger_id)
@@ -415,17 +415,16 @@ class Engine:
             "degraded_ledgers": degraded,
         }
 
-    async def ready(self) -> str | None:
-        """None when a default ledger could be created now, else the reason why not."""
+    async def ready(self) -> QuorumLogError | None:
+        """None when a default ledger could be created now, else the error that it would get."""
         if self._draining:
-            return "this gateway is about to end"
+            return ReadOnly("this gateway is about to end")
+        size = LedgerOptions().ensemble_size
         try:
             await self._directory.refresh()
         except QuorumLogError as error:
-            return f"{error.title}: {error.detail}"
-        if self._directory.new_ensemble(LedgerOptions().ensemble_size) is None:
-            return "fewer bookies live than a ledger needs"
-        return None
+            return error
+        return None if self._directory.new_ensemble(size) else self._too_few(size)
 
     async def drain(self) -> None:
         """Take nothing new, settle what is in flight and close the ledgers of this writer."""
@@ -611,8 +610,11 @@ class Engine:
             )
             if found is not None:
                 return found
-        raise NotEnoughBookies(
-            f"{len(self._directory.writable())} bookies live, {quorum.ensemble_size} are needed"
+        raise self._too_few(quorum.ensemble_size)
+
+    def _too_few(self, needed: int) -> NotEnoughBookies:
+        return NotEnoughBookies(
+            f"{len(self._directory.writable())} bookies live, {needed} are needed"
         )
 
     def _row_changed(self, ledger_id: int) -> None:
@@ -678,3 +680,6 @@ def _absent(row: LedgerMetadata, known: Confirmation, entry_id: int) -> QuorumLo
         ledger_id=row.ledger_id,
         entry_id=entry_id,
     )
+
+
+_is_complete: type[EngineInterface] = Engine

@@ -1,0 +1,234 @@
+"""Engines on a real metadata service and on bookies in memory, which follow the real rules
+(protocol.replica) and misbehave as a test tells them to.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from loadtest.ports import free_ports
+from loadtest.stores import Stores
+from quorumlog.net.listen import ListenLimits, listening
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.replica import (
+    AddAsked,
+    FenceAsked,
+    HeldEntries,
+    LacAsked,
+    LacTold,
+    ReadAsked,
+    Replica,
+    Verdict,
+    ask,
+    memory_replica,
+)
+from quorumlog.wire.bodies import BookieHeartbeat, Cookie
+from quorumlog.wire.frames import Op, Request, encode_read_body
+from services.gateway.app import build_app
+from services.gateway.edge.limits import Limits
+from services.gateway.engine import Engine, EngineConfig
+from services.gateway.engine.internal import routes
+from services.gateway.interface import LedgerOptions
+from tests.metadata.support import Service, serving
+from tests.net.peer import Peer, ok
+from tests.support.proxy import Proxy, proxy_to
+from tests.support.waiting import until
+
+
+class MemoryBookie(Peer):
+    """A bookie without a disk."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.ledgers: dict[int, Replica] = {}
+        self.behave = self.obey
+        self.is_silent = False
+
+    @property
+    def member(self) -> str:
+        return f"{self.name}@1"
+
+    def entries(self, ledger_id: int) -> list[int]:
+        """The ids that it holds."""
+        replica = self.ledgers.get(ledger_id)
+        if replica is None:
+            return []
+        assert isinstance(replica.holdings, HeldEntries)
+        return sorted(replica.holdings.entries)
+
+    async def obey(self, request: Request, _socket: web.WebSocketResponse) -> bytes | None:
+        """What a bookie that behaves answers."""
+        if self.is_silent:
+            return None
+        replica = self.ledgers.setdefault(request.ledger_id, memory_replica(self.member))
+        verdict = _judge(replica, request)
+        body = b""
+        if request.op is Op.READ and verdict.status is Status.OK:
+            assert isinstance(replica.holdings, HeldEntries)
+            body = encode_read_body(replica.holdings.run(verdict.present), verdict.absent)
+        return ok(request, verdict.status, verdict.last_add_confirmed, body)
+
+
+class Gate:
+    """Bookies that answer nothing until it opens."""
+
+    def __init__(self, bookies: list[MemoryBookie]) -> None:
+        self._opened = asyncio.Event()
+        for bookie in bookies:
+            bookie.behave = partial(self._wait, bookie)
+
+    def open(self) -> None:
+        self._opened.set()
+
+    async def _wait(
+        self, bookie: MemoryBookie, request: Request, socket: web.WebSocketResponse
+    ) -> bytes | None:
+        await self._opened.wait()
+        return await bookie.obey(request, socket)
+
+
+def _judge(replica: Replica, request: Request) -> Verdict:
+    member, key = request.member, request.ledger_key
+    match request.op:
+        case Op.ADD:
+            assert request.run is not None
+            return ask(replica, AddAsked(member, request.run, key, request.recovery))
+        case Op.READ:
+            first, last = request.first, request.last
+            return replica.step(ReadAsked(member, first, last, request.fence, key))
+        case Op.FENCE:
+            return replica.step(FenceAsked(member, key))
+        case Op.READ_LAC:
+            return replica.step(LacAsked(member))
+        case Op.WRITE_LAC:
+            return replica.step(LacTold(member, request.last, key))
+
+
+@dataclass
+class Gateway:
+    """One engine that listens for its peers."""
+
+    engine: Engine
+    ends: AsyncExitStack
+
+    async def kill(self) -> None:
+        """End without a goodbye: nothing is settled, nothing is closed."""
+        await self.ends.aclose()
+
+
+@dataclass
+class World:
+    """What a test moves."""
+
+    service: Service
+    proxy: Proxy
+    """Between the gateways and the metadata service."""
+    bookies: dict[str, MemoryBookie] = field(default_factory=dict)
+    gateways: list[Gateway] = field(default_factory=list)
+
+    @property
+    def engine(self) -> Engine:
+        return self.gateways[0].engine
+
+    @property
+    def other(self) -> Engine:
+        return self.gateways[1].engine
+
+    @property
+    def metadata(self) -> MetadataClient:
+        return self.service.client
+
+    def of(self, row: LedgerMetadata) -> list[MemoryBookie]:
+        """The bookies of a ledger's last ensemble, in its order."""
+        return [self.bookies[member.split("@")[0]] for member in row.last_fragment.bookies]
+
+    @asynccontextmanager
+    async def outage(self) -> AsyncIterator[None]:
+        """The metadata service can't be reached."""
+        self.proxy.is_down = True
+        self.proxy.cut_all()
+        try:
+            yield
+        finally:
+            self.proxy.is_down = False
+
+    async def register(self, bookie: MemoryBookie) -> None:
+        """Let the metadata service know of a bookie, for the time of a test."""
+        self.bookies[bookie.name] = bookie
+        cookie = Cookie(
+            incarnation=1, cluster_id=await self.metadata.cluster_id(), instance=bookie.name
+        )
+        await self.metadata.put_cookie(bookie.name, cookie, version=None)
+        await self.lives(bookie)
+
+    async def lives(self, bookie: MemoryBookie, ttl_s: float = 3600) -> None:
+        heartbeat = BookieHeartbeat(incarnation=1, url=bookie.url, ttl_s=ttl_s)
+        assert await self.metadata.bookie_lives(bookie.name, heartbeat)
+
+
+@asynccontextmanager
+async def gateway(world: World, **settings: Any) -> AsyncIterator[Gateway]:
+    """An engine with its internal routes, listening."""
+    port = free_ports(1)[0]
+    metadata_url = world.proxy.url(world.service.url)
+    config = EngineConfig(f"http://127.0.0.1:{port}", (metadata_url,), **settings)
+    async with AsyncExitStack() as ends:
+        engine = await ends.enter_async_context(Engine.running(config))
+        app = build_app(engine, Limits())
+        app.add_routes(routes(engine))
+        limits = ListenLimits(drain_timeout_s=0.1)
+        await ends.enter_async_context(listening(app, host="127.0.0.1", port=port, limits=limits))
+        one = Gateway(engine, ends)
+        world.gateways.append(one)
+
+        async def is_ready() -> bool:
+            return await engine.ready() is None
+
+        await until(is_ready, "the gateway is ready")
+        yield one
+
+
+@asynccontextmanager
+async def world_of(
+    stores: Stores, *, bookies: int = 4, gateways: int = 2, **settings: Any
+) -> AsyncIterator[World]:
+    """A cluster in this process; `settings` are those of its engines."""
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(serving(stores))
+        proxy = await stack.enter_async_context(proxy_to(service.url))
+        world = World(service, proxy)
+        for number in range(1, bookies + 1):
+            bookie = MemoryBookie(f"bookie-{number}")
+            await bookie.start()
+            stack.push_async_callback(bookie.stop)
+            await world.register(bookie)
+        for _ in range(gateways):
+            await stack.enter_async_context(gateway(world, **settings))
+        yield world
+
+
+async def ledger(engine: Engine, **options: Any) -> LedgerMetadata:
+    """A ledger of this engine."""
+    return await engine.create(LedgerOptions(**options))
+
+
+async def payloads(engine: Engine, ledger_id: int, first: int = 0) -> list[bytes]:
+    """All confirmed payloads from `first` on, as a reader sees them."""
+    found: list[bytes] = []
+    while True:
+        page = await engine.read(ledger_id, first, limit=1000)
+        for run in page.runs:
+            assert run.first == first
+            found += [bytes(run.payload(index)) for index in range(run.count)]
+            first = run.last + 1
+        assert page.next == first
+        if not page.runs:
+            return found

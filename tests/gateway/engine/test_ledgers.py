@@ -1,0 +1,225 @@
+"""A ledger's life through one gateway and through another."""
+
+import asyncio
+
+import pytest
+
+from loadtest.stores import Stores
+from quorumlog.errors import (
+    NOT_DONE,
+    InvalidRequest,
+    LedgerClosed,
+    LedgerExists,
+    NoSuchEntry,
+    NoSuchLedger,
+    NotEnoughBookies,
+    NotYetConfirmed,
+    OwnedByLog,
+    UnexpectedEntryId,
+    WriterLost,
+    WrongPassword,
+)
+from quorumlog.protocol.metadata import DigestKind, State
+from services.gateway.interface import DEGRADED, Appended
+from tests.gateway.engine.support import ledger, payloads, world_of
+from tests.support.waiting import until
+
+
+async def test_what_was_acknowledged_is_read_through_any_gateway(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine)
+        for number in range(5):
+            await world.engine.append(row.ledger_id, [b"%d" % number])
+            wanted = [b"%d" % n for n in range(number + 1)]
+            assert await payloads(world.engine, row.ledger_id) == wanted
+            assert await payloads(world.other, row.ledger_id) == wanted
+
+
+async def test_appends_through_any_gateway_get_ids_that_follow_on(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine)
+
+        done = await asyncio.gather(
+            *[
+                (world.engine, world.other)[n % 2].append(row.ledger_id, [b"%d" % n] * (1 + n % 3))
+                for n in range(60)
+            ]
+        )
+
+        ids = sorted(i for one in done for i in range(one.first, one.last + 1))
+        assert ids == list(range(len(ids)))
+        stored = await payloads(world.other, row.ledger_id)
+        for n, one in enumerate(done):
+            assert stored[one.first : one.last + 1] == [b"%d" % n] * (1 + n % 3)
+
+
+async def test_a_close_ends_the_ledger_for_everybody(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"one", b"two"])
+
+        closed = await world.other.close(row.ledger_id)
+
+        assert (closed.state, closed.last_entry, closed.length) == (State.CLOSED, 1, 6)
+        assert await world.engine.close(row.ledger_id) == closed
+        assert await world.other.close(row.ledger_id) == closed
+        for engine in (world.engine, world.other):
+            with pytest.raises(LedgerClosed) as refused:
+                await engine.append(row.ledger_id, [b"three"])
+            assert refused.value.outcome == NOT_DONE
+            page = await engine.read(row.ledger_id, 0)
+            assert (page.closed, page.last_entry, page.next) == (True, 1, 2)
+            assert page.lac_source == "metadata"
+            with pytest.raises(NoSuchEntry):
+                await engine.entry(row.ledger_id, 2)
+
+
+async def test_an_entry_beyond_the_lac_of_an_open_ledger_is_not_yet_confirmed(
+    stores: Stores,
+) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"one"])
+
+        for engine in (world.engine, world.other):
+            assert (await engine.entry(row.ledger_id, 0)).payload == b"one"
+            with pytest.raises(NotYetConfirmed):
+                await engine.entry(row.ledger_id, 1)
+            page = await engine.read(row.ledger_id, 1)
+            assert (page.runs, page.next, page.closed) == ((), 1, False)
+
+
+async def test_an_append_that_expects_another_id_writes_nothing(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine)
+        assert await world.other.append(row.ledger_id, [b"a"], expect=0) == Appended(0, 0, 0)
+
+        for engine in (world.engine, world.other):
+            with pytest.raises(UnexpectedEntryId) as refused:
+                await engine.append(row.ledger_id, [b"b"], expect=7)
+            assert refused.value.members["next_entry_id"] == 1
+
+        assert await payloads(world.other, row.ledger_id) == [b"a"]
+
+
+async def test_passwords_are_asked_for_everywhere_and_stored_nowhere(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine, password="pässword", digest=DigestKind.HMAC_SHA256)
+        plain = repr(row).encode()
+        assert b"ssword" not in plain.replace(b"password", b"")
+        for engine in (world.engine, world.other):
+            for wrong in (None, "other"):
+                for refused in (
+                    engine.append(row.ledger_id, [b"x"], password=wrong),
+                    engine.read(row.ledger_id, 0, password=wrong),
+                    engine.close(row.ledger_id, password=wrong),
+                    engine.recover(row.ledger_id, password=wrong),
+                    engine.delete(row.ledger_id, password=wrong),
+                    engine.last_add_confirmed(row.ledger_id, password=wrong),
+                ):
+                    with pytest.raises(WrongPassword):
+                        await refused
+            await engine.append(row.ledger_id, [b"x"], password="pässword")
+
+        page = await world.other.read(row.ledger_id, 0, password="pässword")
+        assert [run.count for run in page.runs] == [2]
+        with pytest.raises(InvalidRequest):
+            await ledger(world.engine, digest=DigestKind.HMAC_SHA256)
+
+
+async def test_a_deleted_ledger_is_gone_and_its_id_is_used_up(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine, ledger_id=77)
+        await world.engine.append(77, [b"x"])
+
+        await world.other.delete(77)
+
+        for engine in (world.engine, world.other):
+            with pytest.raises(NoSuchLedger):
+                await engine.get(77)
+            with pytest.raises(NoSuchLedger):
+                await engine.delete(77)
+            with pytest.raises(LedgerExists):
+                await ledger(engine, ledger_id=77)
+        assert row.ledger_id == 77
+
+
+async def test_ledgers_of_logs_are_refused_to_the_ledger_api(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine, log="events")
+        for engine in (world.engine, world.other):
+            for refused in (
+                engine.append(row.ledger_id, [b"x"]),
+                engine.close(row.ledger_id),
+                engine.delete(row.ledger_id),
+            ):
+                with pytest.raises(OwnedByLog):
+                    await refused
+        submitted = world.engine.submit(row.ledger_id, [b"x"])
+        assert await submitted == Appended(0, 0, 0)
+        assert (await world.engine.close_for_log(row.ledger_id)).last_entry == 0
+
+
+async def test_a_repeated_creation_gets_the_same_ledger_and_no_second_handle(
+    stores: Stores,
+) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine, idempotency_key="once")
+        await world.engine.append(row.ledger_id, [b"x"])
+
+        for engine in (world.engine, world.other):
+            assert (await ledger(engine, idempotency_key="once")).ledger_id == row.ledger_id
+            await engine.append(row.ledger_id, [b"x"])
+
+        assert await payloads(world.other, row.ledger_id) == [b"x"] * 3
+
+
+async def test_a_ledger_needs_as_many_bookies_as_its_ensemble_has(stores: Stores) -> None:
+    async with world_of(stores, bookies=3, gateways=1) as world:
+        with pytest.raises(NotEnoughBookies):
+            await ledger(world.engine, ensemble_size=4)
+        await world.lives(world.bookies["bookie-3"], ttl_s=0.001)
+
+        async def fails() -> bool:
+            try:
+                await ledger(world.engine)
+            except NotEnoughBookies:
+                return True
+            return False
+
+        await until(fails, "the third bookie is known to be lost")
+        row = await ledger(world.engine, allow_degraded=True)
+        assert dict(row.extra)[DEGRADED] == "true"
+        assert await world.engine.ready() is not None
+
+
+async def test_a_writer_that_is_gone_is_lost_and_the_ledger_recoverable(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"one", b"two"])
+        await world.gateways[0].kill()
+
+        with pytest.raises(WriterLost) as lost:
+            await world.other.append(row.ledger_id, [b"three"])
+        assert lost.value.outcome == NOT_DONE
+        with pytest.raises(WriterLost):
+            await world.other.close(row.ledger_id)
+        recovered = await asyncio.gather(*[world.other.recover(row.ledger_id) for _ in range(5)])
+
+        assert {(one.state, one.last_entry) for one in recovered} == {(State.CLOSED, 1)}
+        assert await payloads(world.other, row.ledger_id) == [b"one", b"two"]
+
+
+async def test_draining_closes_what_is_open_and_takes_nothing_new(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        rows = [await ledger(world.engine) for _ in range(10)]
+        appends = [world.engine.submit(row.ledger_id, [b"x"]) for row in rows]
+
+        await world.engine.drain()
+
+        for row, submitted in zip(rows, appends, strict=True):
+            assert await submitted == Appended(0, 0, 0)
+            closed = await world.other.get(row.ledger_id)
+            assert (closed.state, closed.last_entry) == (State.CLOSED, 0)
+            with pytest.raises(LedgerClosed):
+                await world.engine.append(row.ledger_id, [b"y"])

@@ -1,0 +1,315 @@
+"""What the engine does, and says, when others fail."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from loadtest.stores import Stores
+from quorumlog.errors import (
+    UNKNOWN,
+    EntryUnavailable,
+    LedgerClosed,
+    LedgerFenced,
+    MetadataUnavailable,
+    Overloaded,
+    QuorumLogError,
+    QuorumTimeout,
+    WriterLost,
+)
+from quorumlog.net.ports import Times
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.metadata import State, Writer
+from quorumlog.wire.frames import Op, Request
+from services.gateway.engine.handle import RUNS_IN_FLIGHT
+from tests.gateway.engine.support import Gate, World, ledger, payloads, world_of
+from tests.net.peer import ok
+from tests.support.waiting import until
+
+
+async def test_a_bookie_that_dies_is_replaced_and_no_append_fails(stores: Stores) -> None:
+    async with world_of(stores, gateways=1) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"0"])
+        dead = world.of(row)[1]
+
+        await dead.stop()
+        for number in range(1, 20):
+            await world.engine.append(row.ledger_id, [b"%d" % number])
+
+        async def is_replaced() -> bool:
+            now = await world.metadata.get(row.ledger_id)
+            return dead.member not in now.last_fragment.bookies
+
+        await until(is_replaced, "another bookie is in its place")
+        assert await payloads(world.engine, row.ledger_id) == [b"%d" % n for n in range(20)]
+        assert (await world.engine.close(row.ledger_id)).last_entry == 19
+
+
+async def test_without_a_spare_the_writer_goes_on_and_says_so(stores: Stores) -> None:
+    async with world_of(stores, bookies=3, gateways=1) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"0"])
+
+        await world.of(row)[0].stop()
+        for number in range(1, 5):
+            await world.engine.append(row.ledger_id, [b"%d" % number])
+
+        async def is_told() -> bool:
+            return row.ledger_id in (await world.engine.cluster())["degraded_ledgers"]
+
+        await until(is_told, "the ledger is called degraded")
+        assert await payloads(world.engine, row.ledger_id) == [b"%d" % n for n in range(5)]
+
+
+async def test_an_append_without_a_quorum_is_unknown_and_the_ledger_recoverable(
+    stores: Stores,
+) -> None:
+    times = Times(quorum_s=4)
+    async with world_of(stores, bookies=3, times=times) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"kept"])
+        for bookie in world.of(row)[:2]:
+            bookie.is_silent = True
+
+        with pytest.raises(QuorumTimeout) as failed:
+            await world.other.append(row.ledger_id, [b"maybe"])
+        assert failed.value.outcome == UNKNOWN
+        for bookie in world.of(row):
+            bookie.is_silent = False
+
+        closed = await world.other.recover(row.ledger_id)
+        stored = await payloads(world.other, row.ledger_id)
+        assert stored in ([b"kept"], [b"kept", b"maybe"])
+        assert closed.last_entry == len(stored) - 1
+
+
+async def test_a_recovery_fences_the_writer_whose_gateway_finds_the_end(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"one"])
+
+        recovered = await world.other.recover(row.ledger_id)
+
+        assert (recovered.state, recovered.last_entry) == (State.CLOSED, 0)
+        with pytest.raises((LedgerFenced, LedgerClosed)):
+            await world.engine.append(row.ledger_id, [b"two"])
+        with pytest.raises(LedgerClosed):
+            await world.engine.append(row.ledger_id, [b"two"])
+        assert await world.engine.close(row.ledger_id) == recovered
+        assert await payloads(world.engine, row.ledger_id) == [b"one"]
+
+
+async def test_appends_in_flight_while_a_recovery_runs_are_in_it_or_fail(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine)
+        stop = asyncio.Event()
+        acknowledged: list[tuple[int, bytes]] = []
+
+        async def write() -> None:
+            number = 0
+            while not stop.is_set():
+                data = b"%d" % number
+                done = await world.engine.append(row.ledger_id, [data])
+                acknowledged.append((done.first, data))
+                number += 1
+
+        writing = asyncio.ensure_future(write())
+        await until(lambda: len(acknowledged) > 20, "some are acknowledged")
+        closed = await world.other.recover(row.ledger_id)
+        stop.set()
+        (ended,) = await asyncio.gather(writing, return_exceptions=True)
+        assert ended is None or isinstance(ended, LedgerFenced | LedgerClosed)
+
+        stored = await payloads(world.other, row.ledger_id)
+        assert closed.last_entry == len(stored) - 1
+        for entry_id, data in acknowledged:
+            assert stored[entry_id] == data
+
+
+async def test_the_writers_gateway_recovers_what_it_meets_in_recovery(stores: Stores) -> None:
+    async with world_of(stores, gateways=1) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"one"])
+        status, marked = await world.metadata.cas(row.in_recovery())
+        assert marked is not None, status
+
+        with pytest.raises(LedgerFenced):
+            await world.engine.close(row.ledger_id)
+
+        async def is_closed() -> bool:
+            return (await world.metadata.get(row.ledger_id)).state is State.CLOSED
+
+        await until(is_closed, "the writer's gateway has recovered it (rule 10)")
+        assert await payloads(world.engine, row.ledger_id) == [b"one"]
+
+
+async def test_entries_that_nobody_can_read_now_are_unavailable_not_absent(
+    stores: Stores,
+) -> None:
+    async with world_of(stores, bookies=3) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"one"])
+        for bookie in world.of(row):
+            await bookie.stop()
+
+        for engine in (world.engine, world.other):
+            with pytest.raises(EntryUnavailable):
+                await engine.entry(row.ledger_id, 0)
+            with pytest.raises(EntryUnavailable):
+                await engine.read(row.ledger_id, 0)
+        for bookie in world.of(row):
+            await bookie.start()
+
+        async def is_back() -> bool:
+            return (await world.other.entry(row.ledger_id, 0)).payload == b"one"
+
+        await until(is_back, "the entry is read", passing=(EntryUnavailable,))
+
+
+async def test_an_acknowledged_entry_is_never_called_absent_by_lying_bookies(
+    stores: Stores,
+) -> None:
+    async with world_of(stores, bookies=3) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"one"])
+        await world.engine.close(row.ledger_id)
+        for bookie in world.of(row):
+            bookie.ledgers.clear()
+
+        with pytest.raises(EntryUnavailable):
+            await world.other.entry(row.ledger_id, 0)
+
+
+async def test_a_dead_metadata_service_stops_neither_open_ledgers_nor_known_ones(
+    stores: Stores,
+) -> None:
+    async with world_of(stores, bookies=4) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"0"])
+        assert await payloads(world.other, row.ledger_id) == [b"0"]
+        async with world.outage():
+            for number in range(1, 4):
+                for engine in (world.engine, world.other):
+                    await engine.append(row.ledger_id, [b"%d" % number])
+                    assert (await payloads(engine, row.ledger_id))[-1] == b"%d" % number
+            with pytest.raises(MetadataUnavailable):
+                await world.other.get(row.ledger_id)
+            with pytest.raises(MetadataUnavailable):
+                await ledger(world.engine)
+        assert (await world.engine.close(row.ledger_id)).last_entry == 6
+
+
+async def test_bytes_in_flight_are_limited_and_released(stores: Stores) -> None:
+    settings = {"ledger_in_flight_bytes_max": 100_000}
+    async with world_of(stores, bookies=3, gateways=1, **settings) as world:
+        row = await ledger(world.engine)
+        gate = Gate(world.of(row))
+        submitted = [world.engine.submit(row.ledger_id, [bytes(30_000)]) for _ in range(3)]
+        with pytest.raises(Overloaded):
+            await world.engine.submit(row.ledger_id, [bytes(30_000)])
+        gate.open()
+
+        await asyncio.gather(*submitted)
+        assert (await world.engine.append(row.ledger_id, [bytes(90_000)])).first == 3
+
+
+async def test_appends_gather_into_runs_while_two_are_in_flight(stores: Stores) -> None:
+    async with world_of(stores, bookies=3, gateways=1) as world:
+        row = await ledger(world.engine)
+        one = world.of(row)[0]
+        gate = Gate(world.of(row))
+        submitted = [world.engine.submit(row.ledger_id, [b"%d" % n]) for n in range(100)]
+        gate.open()
+        done = await asyncio.gather(*submitted)
+
+        assert [d.first for d in done] == list(range(100))
+        adds = [(request.first, request.last) for request in one.seen if request.op is Op.ADD]
+        assert adds == [(n, n) for n in range(RUNS_IN_FLIGHT)] + [(RUNS_IN_FLIGHT, 99)]
+
+
+async def test_a_forward_that_breaks_after_it_was_sent_is_unknown(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine)
+        await world.other.read(row.ledger_id, 0)
+
+        async def never(request: Request, _socket: web.WebSocketResponse) -> bytes | None:
+            if request.op is Op.ADD:
+                killing.append(asyncio.ensure_future(world.gateways[0].kill()))
+                return None
+            return ok(request, Status.UNKNOWN)
+
+        killing: list[asyncio.Future[None]] = []
+        for bookie in world.of(row):
+            bookie.behave = never
+        with pytest.raises(QuorumLogError) as lost:
+            await world.other.append(row.ledger_id, [b"x"])
+        await asyncio.gather(*killing)
+
+        assert lost.value.outcome == UNKNOWN
+        with pytest.raises(WriterLost):
+            await world.other.append(row.ledger_id, [b"y"])
+
+
+async def test_another_process_at_the_writers_address_is_not_the_writer(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine)
+        stranger = Writer("another-instance", world.engine.writer.url)
+
+        with pytest.raises(WriterLost):
+            await world.other._peers.append(
+                stranger, row.ledger_id, [b"x"], password=None, expect=None
+            )
+
+        assert world.other._peers.is_gone(stranger)
+        assert await payloads(world.engine, row.ledger_id) == []
+
+
+async def waiting_tails(world: World, ledger_id: int, after: int) -> list[asyncio.Task[int]]:
+    async def wait(number: int) -> int:
+        engine = (world.engine, world.other)[number % 2]
+        known = await engine.last_add_confirmed(ledger_id, after=after, wait_s=60)
+        return known.last_add_confirmed
+
+    return [asyncio.ensure_future(wait(number)) for number in range(20)]
+
+
+async def test_those_who_wait_at_the_tail_are_woken_by_an_append_and_by_the_close(
+    stores: Stores,
+) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine)
+        waiting = await waiting_tails(world, row.ledger_id, -1)
+        await world.engine.append(row.ledger_id, [b"x", b"y"])
+        async with asyncio.timeout(30):
+            assert await asyncio.gather(*waiting) == [1] * 20
+
+        waiting = await waiting_tails(world, row.ledger_id, 1)
+        await world.other.close(row.ledger_id)
+        async with asyncio.timeout(30):
+            assert await asyncio.gather(*waiting) == [1] * 20
+
+
+async def test_a_wait_at_the_tail_ends_with_its_time(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine)
+        for engine in (world.engine, world.other):
+            known = await engine.last_add_confirmed(row.ledger_id, after=-1, wait_s=0.01)
+            assert (known.last_add_confirmed, known.closed) == (-1, False)
+
+
+async def test_readers_of_a_lost_writers_ledger_hear_from_the_bookies(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine)
+        for number in range(5):
+            await world.engine.append(row.ledger_id, [b"%d" % number])
+        await world.gateways[0].kill()
+
+        page = await world.other.read(row.ledger_id, 0)
+
+        assert page.lac_source == "bookies"
+        assert not page.closed
+        # The LAC that entries carry is behind the last acknowledged one, until recovery.
+        assert 0 <= page.last_add_confirmed <= 4
+        await world.other.recover(row.ledger_id)
+        assert await payloads(world.other, row.ledger_id) == [b"%d" % n for n in range(5)]
