@@ -136,6 +136,12 @@ class Store:
         )
         self._writer.start()
 
+    def rename(self, me: str) -> None:
+        """Be another incarnation; before anything is served."""
+        self.me = me
+        for ledger in self._ledgers.values():
+            ledger.replica.me = me
+
     async def stop(self) -> None:
         """Write what is queued, the clean end and a checkpoint."""
         if self._writer is not None:

@@ -282,10 +282,11 @@ def parse_answers(message: bytes) -> tuple[str, list[Answer]]:
     return member, answers
 
 
-def encode_read_body(run: Run | None, absent: Iterable[tuple[int, int]] = ()) -> bytes:
-    """The body of a READ's answer."""
+def encode_read_body(run: Run | bytes | None, absent: Iterable[tuple[int, int]] = ()) -> bytes:
+    """The body of a READ's answer; a run may be given as its stored bytes."""
     ranges = [_RANGE.pack(first, last) for first, last in absent]
-    return b"".join((_U32.pack(len(ranges)), *ranges, b"" if run is None else run.body))
+    body = run.body if isinstance(run, Run) else run or b""
+    return b"".join((_U32.pack(len(ranges)), *ranges, body))
 
 
 def parse_read_body(body: bytes) -> ReadBody:

@@ -1,0 +1,107 @@
+"""What the bookie's plain HTTP takes and gives. The channel carries the same as frames."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from quorumlog.protocol.ids import ID_MAX
+from quorumlog.wire.bodies import Body
+
+Id = Annotated[int, Field(ge=0, le=ID_MAX)]
+Range = tuple[Id, Id]
+
+
+class VerdictBody(Body):
+    """What this bookie says. Only `ok` and what is named absent are knowledge (rule 4: it names
+    who says it, and about what).
+    """
+
+    bookie: str
+    ledger_id: int
+    first: int
+    last: int
+    status: str
+    last_add_confirmed: int
+
+
+class EntryBody(Body):
+    """One entry; digest as hex, payload as base64."""
+
+    entry_id: int
+    last_add_confirmed: int
+    length: int
+    digest: str
+    payload: str
+
+
+class EntriesBody(VerdictBody):
+    """What is held of a range. What neither `entries` nor `absent` names is unknown."""
+
+    entries: tuple[EntryBody, ...] = ()
+    absent: tuple[Range, ...] = ()
+
+
+class HeldBody(Body):
+    """What is held of a ledger."""
+
+    bookie: str
+    ledger_id: int
+    fenced: bool
+    limbo: bool
+    last_add_confirmed: int
+    highest_entry: int
+    """No entry above it is held; -1 where none is."""
+    entries: int
+    bytes: int
+    ranges: tuple[Range, ...] | None = None
+    """Only where one ledger is asked for; at most 1,000 of them."""
+
+
+class HeldList(Body):
+    """A page of ledgers; `next` is the `after` of the next page."""
+
+    bookie: str
+    ledgers: tuple[HeldBody, ...]
+    next: int | None = None
+
+
+class DigestsAsked(Body):
+    """Ranges to be digested, for comparing replicas without reading them over the wire."""
+
+    ranges: Annotated[tuple[Range, ...], Field(max_length=1000)]
+
+
+class RangeDigest(Body):
+    """SHA-256 over ids, LACs, lengths, digests and payloads of what is held of a range."""
+
+    first: int
+    last: int
+    present: tuple[Range, ...]
+    digest: str
+    damaged: bool
+    """Something that should be here could not be read."""
+
+
+class DigestsBody(Body):
+    """Digests of ranges."""
+
+    bookie: str
+    ledger_id: int
+    digests: tuple[RangeDigest, ...]
+
+
+class InfoBody(Body):
+    """This bookie."""
+
+    bookie: str
+    cluster_id: str
+    state: str
+    zone: str
+    durability: str
+    free_bytes: int
+    log_segment: int
+    log_offset: int
+    pending_bytes: int
+    was_clean: bool
+    copied_records: int
+    counters: dict[str, int]

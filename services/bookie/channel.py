@@ -1,0 +1,179 @@
+"""The hot path: one WebSocket per peer that carries many requests in flight.
+
+No task per request: a request is judged when it is parsed, and its answer is appended when the
+disk has it; one task per connection sends all that gathered in one message. A peer that does not
+read its answers, or has too much in flight, is not read from any more; TCP tells it.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.replica import (
+    AddAsked,
+    FenceAsked,
+    LacAsked,
+    LacTold,
+    ReadAsked,
+    Verdict,
+)
+from quorumlog.wire import frames
+from quorumlog.wire.frames import Answer, BadFrame, Op, Request
+from services.bookie.store import Overloaded, ReadAnswer, Store
+
+log = logging.getLogger(__name__)
+
+MESSAGE_BYTES_MAX: Final = 80 * 1024 * 1024
+"""Above the largest run (64 MiB of payload) with its columns."""
+
+OUT_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Answers that wait for a slow peer; beyond it nothing is read from it."""
+
+IN_FLIGHT_BYTES_MAX: Final = 128 * 1024 * 1024
+IN_FLIGHT_MAX: Final = 16_384
+"""Of one peer; beyond either, nothing is read from it until some are answered."""
+
+SEND_BYTES_MAX: Final = 2 * 1024 * 1024
+"""A message takes no further answer beyond this."""
+
+_ANSWER_BYTES: Final = 64
+
+
+class Peer:
+    """One connection."""
+
+    def __init__(self, store: Store, socket: web.WebSocketResponse) -> None:
+        """Serves `store` over `socket`."""
+        self._store = store
+        self._socket = socket
+        self._out: deque[tuple[str, Answer]] = deque()
+        self._out_bytes = 0
+        self._in_flight = 0
+        self._in_flight_bytes = 0
+        self._wake: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    async def serve(self) -> None:
+        """Read until the peer goes."""
+        sender = asyncio.create_task(self._send_all())
+        try:
+            while True:
+                message = await self._socket.receive()
+                if message.type is not WSMsgType.BINARY:
+                    return
+                try:
+                    request = frames.parse_request(message.data)
+                except BadFrame as error:
+                    log.warning("channel-bad-frame", extra={"why": str(error)})
+                    await self._socket.close(code=WSCloseCode.PROTOCOL_ERROR)
+                    return
+                self._take(request, len(message.data))
+                while self._is_full() and not sender.done():
+                    self._room = self._loop.create_future()
+                    await asyncio.wait([self._room, sender], return_when="FIRST_COMPLETED")
+                if sender.done():
+                    return
+        finally:
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+
+    def _is_full(self) -> bool:
+        return (
+            self._out_bytes > OUT_BYTES_MAX
+            or self._in_flight > IN_FLIGHT_MAX
+            or self._in_flight_bytes > IN_FLIGHT_BYTES_MAX
+        )
+
+    def _take(self, request: Request, size: int) -> None:
+        self._in_flight += 1
+        self._in_flight_bytes += size
+
+        def answer(status: Status, lac: int, body: bytes = b"") -> None:
+            self._answer(request, size, status, lac, body)
+
+        try:
+            ask(self._store, request, answer)
+        except Overloaded:
+            answer(Status.UNKNOWN, -1)
+        except Exception:
+            # Whatever broke: it is no knowledge of what is held.
+            log.exception("request-failed", extra={"ledger": request.ledger_id})
+            answer(Status.UNKNOWN, -1)
+
+    def _answer(self, request: Request, size: int, status: Status, lac: int, body: bytes) -> None:
+        self._in_flight -= 1
+        self._in_flight_bytes -= size
+        op, request_id, ledger_id, first, last, member = request[:6]
+        # Asked as an older incarnation of itself it answers as that (rule 15).
+        name = self._store.me if status is Status.NOT_MINE else member
+        answer = Answer(op, status, request_id, ledger_id, first, last, lac, body)
+        self._out.append((name, answer))
+        self._out_bytes += _ANSWER_BYTES + len(body)
+        wake = self._wake
+        if wake is not None and not wake.done():
+            wake.set_result(None)
+
+    async def _send_all(self) -> None:
+        out = self._out
+        try:
+            while True:
+                while out:
+                    name = out[0][0]
+                    answers: list[Answer] = []
+                    size = 0
+                    while out and out[0][0] == name and size < SEND_BYTES_MAX:
+                        answer = out.popleft()[1]
+                        answers.append(answer)
+                        size += _ANSWER_BYTES + len(answer.body)
+                    await self._socket.send_bytes(frames.encode_answers(name, answers))
+                    self._out_bytes -= size
+                room = self._room
+                if room is not None and not room.done() and not self._is_full():
+                    room.set_result(None)
+                self._wake = self._loop.create_future()
+                await self._wake
+        except (ConnectionError, RuntimeError):
+            return
+
+
+def ask(store: Store, request: Request, answer: Callable[[Status, int, bytes], None]) -> None:
+    """Put a request to the store; `answer(status, lac, body)` is called once, later or at once."""
+
+    def verdict(given: Verdict) -> None:
+        answer(given.status, given.last_add_confirmed, b"")
+
+    def found(given: ReadAnswer) -> None:
+        if given.status is not Status.OK:
+            answer(given.status, given.last_add_confirmed, b"")
+            return
+        body = frames.encode_read_body(given.run, given.absent)
+        answer(Status.OK, given.last_add_confirmed, body)
+
+    member, ledger_id = request.member, request.ledger_id
+    match request.op:
+        case Op.ADD:
+            assert request.run is not None
+            store.add(
+                AddAsked(member, request.run, request.ledger_key, request.recovery, request.repair),
+                verdict,
+            )
+        case Op.READ:
+            store.read(
+                ledger_id,
+                ReadAsked(member, request.first, request.last, request.fence, request.ledger_key),
+                request.bytes_max,
+                found,
+            )
+        case Op.FENCE:
+            store.fence(ledger_id, FenceAsked(member, request.ledger_key), verdict)
+        case Op.READ_LAC:
+            store.read_lac(ledger_id, LacAsked(member), verdict)
+        case Op.WRITE_LAC:
+            asked = LacTold(member, request.last, request.ledger_key)
+            store.write_lac(ledger_id, asked, verdict)

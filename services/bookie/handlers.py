@@ -1,0 +1,316 @@
+"""The same operations as the channel's, as plain HTTP for people, and what only people ask."""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import re
+import struct
+from typing import Final
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from quorumlog.errors import BadRequest, InvalidRequest, NoSuchLedger, Overloaded, ReadOnly
+from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.record import BadRun, Entry, Run
+from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, ReadAsked, Verdict
+from quorumlog.wire.bodies import Body
+from services.bookie import channel
+from services.bookie import store as stores
+from services.bookie.bodies import (
+    DigestsAsked,
+    DigestsBody,
+    EntriesBody,
+    EntryBody,
+    HeldBody,
+    HeldList,
+    InfoBody,
+    RangeDigest,
+    VerdictBody,
+)
+from services.bookie.index import LedgerRow
+from services.bookie.parts import present_in
+from services.bookie.runtime import Bookie
+from services.bookie.store import ReadAnswer, Store
+
+BOOKIE: Final = web.AppKey("bookie", Bookie)
+
+KEY_HEADER: Final = "X-Ledger-Key"
+MEMBER_HEADER: Final = "X-Member"
+
+_HTTP_STATUS: Final = {
+    Status.OK: 200,
+    Status.NO_ENTRY: 404,
+    Status.FENCED: 409,
+    Status.NOT_MINE: 409,
+    Status.CONFLICT: 409,
+    Status.WRONG_KEY: 403,
+    Status.READ_ONLY: 503,
+    Status.UNKNOWN: 503,
+}
+_DIGEST_HEAD: Final = struct.Struct(">qqqI")
+_RANGES_MAX: Final = 1000
+_DIGEST_READ_BYTES: Final = 1024 * 1024
+
+
+async def open_channel(request: web.Request) -> web.StreamResponse:
+    """WebSocket with binary frames: all operations, pipelined."""
+    store = _store(request)
+    socket = web.WebSocketResponse(max_msg_size=channel.MESSAGE_BYTES_MAX, compress=False)
+    await socket.prepare(request)
+    bookie = request.app[BOOKIE]
+    bookie.sockets.add(socket)
+    try:
+        await channel.Peer(store, socket).serve()
+    finally:
+        bookie.sockets.discard(socket)
+    return socket
+
+
+async def add_entries(request: web.Request) -> web.StreamResponse:
+    """Store the entries of a run."""
+    store = _store(request)
+    ledger_id = _ledger_id(request)
+    kind = request.query.get("kind", "normal")
+    if kind not in {"normal", "recovery", "repair"}:
+        raise InvalidRequest("kind is normal, recovery or repair")
+    try:
+        run = Run(await request.read())
+    except BadRun as error:
+        raise BadRequest(f"the body is not a run: {error}") from error
+    if run.ledger_id != ledger_id:
+        raise InvalidRequest(f"the run is of ledger {run.ledger_id}")
+    answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    asked = AddAsked(
+        _member(request, store), run, _key(request), kind == "recovery", kind == "repair"
+    )
+    try:
+        store.add(asked, answered.set_result)
+    except stores.Overloaded:
+        raise Overloaded("too much is queued for the disk") from None
+    return _verdict(store, ledger_id, run.first, run.last, await answered)
+
+
+async def read_entries(request: web.Request) -> web.StreamResponse:
+    """Entries `from` to `to`: what is here, what is not, and by omission what is unknown."""
+    store = _store(request)
+    ledger_id = _ledger_id(request)
+    first = _integer(request.query.get("from", "0"), "from")
+    last = _integer(request.query.get("to", str(first)), "to")
+    if last < first:
+        raise InvalidRequest("to is below from")
+    answered: asyncio.Future[ReadAnswer] = asyncio.get_running_loop().create_future()
+    asked = ReadAsked(_member(request, store), first, last)
+    store.read(ledger_id, asked, 1 << 20, answered.set_result)
+    answer = await answered
+    run = None if answer.run is None else Run(answer.run)
+    entries = () if run is None else tuple(map(_entry_body, run.entries()))
+    body = EntriesBody(
+        bookie=store.me,
+        ledger_id=ledger_id,
+        first=first,
+        last=last,
+        status=answer.status,
+        last_add_confirmed=answer.last_add_confirmed,
+        entries=entries,
+        absent=answer.absent,
+    )
+    return _json(body, _HTTP_STATUS[answer.status])
+
+
+async def fence(request: web.Request) -> web.StreamResponse:
+    """Fence a ledger, durably."""
+    store = _store(request)
+    ledger_id = _ledger_id(request)
+    answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    store.fence(ledger_id, FenceAsked(_member(request, store), _key(request)), answered.set_result)
+    return _verdict(store, ledger_id, NO_ENTRY, NO_ENTRY, await answered)
+
+
+async def last_add_confirmed(request: web.Request) -> web.StreamResponse:
+    """The highest LAC that is known here."""
+    store = _store(request)
+    ledger_id = _ledger_id(request)
+    answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    store.read_lac(ledger_id, LacAsked(_member(request, store)), answered.set_result)
+    return _verdict(store, ledger_id, NO_ENTRY, NO_ENTRY, await answered)
+
+
+async def list_ledgers(request: web.Request) -> web.StreamResponse:
+    """Ledgers of which something is here, by id."""
+    store = _store(request)
+    after = _integer(request.query.get("after", "-1"), "after", least=-1)
+    limit = _integer(request.query.get("limit", "100"), "limit", least=1, most=10_000)
+    held: list[HeldBody] = []
+    more = None
+    for ledger_id, row in store.ledgers(after):
+        if len(held) == limit:
+            more = held[-1].ledger_id
+            break
+        held.append(_held(store, ledger_id, row))
+    return _json(HeldList(bookie=store.me, ledgers=tuple(held), next=more))
+
+
+async def get_ledger(request: web.Request) -> web.StreamResponse:
+    """What is held of a ledger."""
+    store = _store(request)
+    ledger_id = _ledger_id(request)
+    row = store.row(ledger_id)
+    if row is None:
+        raise NoSuchLedger(f"{store.me} holds nothing of ledger {ledger_id}", ledger_id=ledger_id)
+    parts = store.ledger(ledger_id).find(0, ID_MAX)
+    ranges = present_in(parts, 0, ID_MAX)[:_RANGES_MAX]
+    return _json(_held(store, ledger_id, row).model_copy(update={"ranges": ranges}))
+
+
+async def digest_ranges(request: web.Request) -> web.StreamResponse:
+    """Digests of ranges, for comparing replicas."""
+    store = _store(request)
+    ledger_id = _ledger_id(request)
+    try:
+        asked = DigestsAsked.model_validate_json(await request.read())
+    except ValidationError as error:
+        raise InvalidRequest(str(error)) from error
+    digests = [await _digest(store, ledger_id, *span) for span in asked.ranges]
+    return _json(DigestsBody(bookie=store.me, ledger_id=ledger_id, digests=tuple(digests)))
+
+
+async def info(request: web.Request) -> web.StreamResponse:
+    """This bookie."""
+    bookie = request.app[BOOKIE]
+    store = _store(request)
+    position = store.position
+    return _json(
+        InfoBody(
+            bookie=store.me,
+            cluster_id=bookie.cluster_id,
+            state=bookie.state,
+            zone=bookie.config.zone,
+            durability=bookie.config.durability,
+            free_bytes=store.free_bytes(),
+            log_segment=position.segment,
+            log_offset=position.offset,
+            pending_bytes=store.pending_bytes,
+            was_clean=store.replayed.was_clean,
+            copied_records=store.replayed.copied_records,
+            counters=dict(store.counters),
+        )
+    )
+
+
+async def _digest(store: Store, ledger_id: int, first: int, last: int) -> RangeDigest:
+    if last < first:
+        raise InvalidRequest("a range ends before it begins")
+    sha = hashlib.sha256()
+    present = present_in(store.ledger(ledger_id).find(first, last), first, last)
+    held = sum(high - low + 1 for low, high in present)
+    read = 0
+    for low, high in present:
+        at = low
+        while at <= high:
+            run = await store.read_run(ledger_id, at, high, _DIGEST_READ_BYTES)
+            if run is None:
+                break
+            for entry in run.entries():
+                sha.update(
+                    _DIGEST_HEAD.pack(
+                        entry.entry_id,
+                        entry.last_add_confirmed,
+                        entry.length,
+                        len(entry.payload),
+                    )
+                )
+                sha.update(entry.digest)
+                sha.update(entry.payload)
+            read += run.count
+            at = run.last + 1
+    return RangeDigest(
+        first=first,
+        last=last,
+        present=present[:_RANGES_MAX],
+        digest=sha.hexdigest(),
+        damaged=read != held,
+    )
+
+
+def _held(store: Store, ledger_id: int, row: LedgerRow) -> HeldBody:
+    return HeldBody(
+        bookie=store.me,
+        ledger_id=ledger_id,
+        fenced=row.is_fenced,
+        limbo=row.is_limbo,
+        last_add_confirmed=row.last_add_confirmed,
+        highest_entry=row.highest,
+        entries=row.entry_count,
+        bytes=row.stored_bytes,
+    )
+
+
+def _entry_body(entry: Entry) -> EntryBody:
+    return EntryBody(
+        entry_id=entry.entry_id,
+        last_add_confirmed=entry.last_add_confirmed,
+        length=entry.length,
+        digest=entry.digest.hex(),
+        payload=base64.b64encode(entry.payload).decode(),
+    )
+
+
+def _store(request: web.Request) -> Store:
+    store = request.app[BOOKIE].store
+    if store is None:
+        raise ReadOnly("this bookie is starting")
+    return store
+
+
+def _verdict(store: Store, ledger_id: int, first: int, last: int, verdict: Verdict) -> web.Response:
+    body = VerdictBody(
+        bookie=store.me,
+        ledger_id=ledger_id,
+        first=first,
+        last=last,
+        status=verdict.status,
+        last_add_confirmed=verdict.last_add_confirmed,
+    )
+    return _json(body, _HTTP_STATUS[verdict.status])
+
+
+def _member(request: web.Request, store: Store) -> str:
+    member = request.headers.get(MEMBER_HEADER, store.me)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*@[0-9]{1,18}", member):
+        raise InvalidRequest(f"{MEMBER_HEADER} is not name@incarnation")
+    return member
+
+
+def _key(request: web.Request) -> bytes:
+    text = request.headers.get(KEY_HEADER)
+    if text is None:
+        return bytes(32)
+    try:
+        key = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) != 32:
+        raise InvalidRequest(f"{KEY_HEADER} is not 32 bytes in base64")
+    return key
+
+
+def _ledger_id(request: web.Request) -> int:
+    return _integer(request.match_info["ledger_id"], "ledger_id")
+
+
+def _integer(text: str, name: str, *, least: int = 0, most: int = ID_MAX) -> int:
+    if not re.fullmatch(r"-1|0|[1-9][0-9]{0,18}", text) or not least <= int(text) <= most:
+        raise InvalidRequest(
+            f"{name} is not an integer from {least} to {most}",
+            errors=[{"pointer": f"/{name}", "detail": f"an integer from {least} to {most}"}],
+        )
+    return int(text)
+
+
+def _json(body: Body, status: int = 200) -> web.Response:
+    return web.Response(
+        body=body.model_dump_json().encode(), status=status, content_type="application/json"
+    )

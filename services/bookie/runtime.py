@@ -1,0 +1,230 @@
+"""A bookie's life: open the store, agree on the cookie, register, serve, tell that it lives."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from aiohttp import web
+
+from quorumlog.errors import MetadataUnavailable, QuorumLogError, ReadOnly
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.protocol.ids import member_of
+from quorumlog.wire.bodies import BookieHeartbeat, BookieMode
+from services.bookie.config import Config
+from services.bookie.cookie import (
+    CookieRefused,
+    LocalCookie,
+    Situation,
+    decide,
+    read_cookie,
+    write_cookie,
+)
+from services.bookie.log import LogDamaged
+from services.bookie.store import DirectoryInUse, Store
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+REFUSED_STATUS: Final = 78
+"""The process's exit status when it refuses to start: a person must look (EX_CONFIG)."""
+
+DISK_STATUS: Final = 74
+"""The process's exit status when the log can't be written any more (EX_IOERR)."""
+
+
+def end_process(status: int, message: str) -> None:
+    """End at once, without writing anything more."""
+    sys.stderr.write(message + "\n")
+    sys.stderr.flush()
+    os._exit(status)
+
+
+class Bookie:
+    """One bookie. `store` is there once it serves."""
+
+    def __init__(self, config: Config, *, end: Callable[[int, str], None] = end_process) -> None:
+        """`end(status, message)` ends the process; tests give another one."""
+        self.config = config
+        self.store: Store | None = None
+        self.cluster_id = ""
+        self.sockets: set[web.WebSocketResponse] = set()
+        self.is_registered = False
+        self._metadata = MetadataClient(config.metadata_urls)
+        self._end = end
+        self._task: asyncio.Task[None] | None = None
+        self._opened: Store | None = None
+
+    @property
+    def state(self) -> BookieMode:
+        """What it takes."""
+        return "read-only" if self.store is not None and self.store.is_read_only else "writable"
+
+    async def ready(self) -> None:
+        """Raises ReadOnly while it is starting."""
+        if self.store is None or not self.is_registered:
+            raise ReadOnly("this bookie is starting: it is not registered yet")
+
+    def start(self) -> None:
+        """Begin to start; `ready` tells when that is done."""
+        self._task = asyncio.create_task(self._run(), name="bookie")
+
+    async def stop(self) -> None:
+        """Stop in order: the log gets its end, the index a checkpoint."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        for socket in list(self.sockets):
+            await socket.close()
+        store, self.store = self.store, None
+        if store is not None:
+            await store.stop()
+        elif self._opened is not None:
+            self._opened.close()
+        await self._metadata.close()
+
+    async def _run(self) -> None:
+        try:
+            store = await self._open()
+            await self._beat(store)
+        except (CookieRefused, DirectoryInUse, LogDamaged) as error:
+            log.critical("refused-to-start", extra={"reason": str(error)})
+            self._end(REFUSED_STATUS, f"bookie {self.config.bookie_name}: {error}")
+        except Exception as error:
+            log.exception("start-failed")
+            self._end(1, f"bookie {self.config.bookie_name}: {error!r}")
+
+    async def _open(self) -> Store:
+        config = self.config
+        directory = config.data_dir.resolve()
+        local = read_cookie(directory)
+        has_data = (directory / "log").exists() and any((directory / "log").iterdir())
+        me = local.member if local is not None else member_of(config.bookie_name, 0)
+        if local is not None and local.name != config.bookie_name:
+            # Before anything in the directory is touched.
+            decide(self._situation(local, None, local.cluster_id, directory.as_posix()))
+        store = await asyncio.to_thread(Store, directory, me, config.store_options)
+        self._opened = store
+        replayed = store.replayed
+        log.info(
+            "log-replayed",
+            extra={
+                "clean": replayed.was_clean,
+                "copied_records": replayed.copied_records,
+                "cut_bytes": replayed.cut_bytes,
+            },
+        )
+        cookie = await self._agree(local, has_data=has_data)
+        store.rename(cookie.member)
+        store.start(self._writer_failed)
+        self.store = store
+        return store
+
+    async def _agree(self, local: LocalCookie | None, *, has_data: bool) -> LocalCookie:
+        """Agree with the metadata service on what this bookie is. Raises CookieRefused."""
+        config = self.config
+        directory = config.data_dir.resolve()
+        name = config.bookie_name
+        cluster_id = await self._insist(self._metadata.cluster_id)
+        if config.cluster_id and config.cluster_id != cluster_id:
+            raise CookieRefused(f"METADATA_URLS lead to cluster {cluster_id}, not to CLUSTER_ID")
+        row = await self._insist(lambda: self._metadata.cookie(name))
+        remote = None if row is None else row.cookie
+        assert self._opened is not None
+        found = Situation(
+            name=name,
+            directory=directory.as_posix(),
+            cluster_id=cluster_id,
+            durability=config.durability,
+            local=local,
+            remote=remote,
+            has_data=has_data,
+            lost_unsynced=(
+                local is not None
+                and local.durability == "deferred"
+                and not self._opened.replayed.was_clean
+            ),
+            may_fix=config.auto_fix_cookies,
+        )
+        cookie, reason = decide(found)
+        if reason:
+            log.warning("new-incarnation", extra={"member": cookie.member, "reason": reason})
+        write_cookie(directory, cookie)
+        version = None if row is None else row.version
+        try:
+            await self._insist(
+                lambda: self._metadata.put_cookie(name, cookie.cookie, version=version)
+            )
+        except MetadataUnavailable:
+            raise
+        except QuorumLogError as error:
+            raise CookieRefused(
+                f"the metadata service does not take {cookie.member}: {error.detail}. Does another"
+                f" bookie use the name {name}?"
+            ) from error
+        write_cookie(directory, cookie.model_copy(update={"registered": True}))
+        self.cluster_id = cluster_id
+        return cookie
+
+    def _situation(
+        self, local: LocalCookie | None, remote: None, cluster_id: str, directory: str
+    ) -> Situation:
+        config = self.config
+        return Situation(
+            config.bookie_name,
+            directory,
+            cluster_id,
+            config.durability,
+            local,
+            remote,
+            has_data=True,
+            lost_unsynced=False,
+            may_fix=False,
+        )
+
+    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the metadata service until it answers: a bookie may start before it."""
+        while True:
+            try:
+                return await ask()
+            except MetadataUnavailable as error:
+                log.warning("metadata-unavailable", extra={"why": error.detail})
+                await asyncio.sleep(0.5)
+
+    async def _beat(self, store: Store) -> None:
+        """Tell that it lives, and look after the room on the disk."""
+        config = self.config
+        incarnation = int(store.me.rpartition("@")[2])
+        while True:
+            store.check_space()
+            store.trim()
+            heartbeat = BookieHeartbeat(
+                incarnation=incarnation,
+                url=config.url,
+                zone=config.zone,
+                state=self.state,
+                free_bytes=store.free_bytes(),
+                ttl_s=config.heartbeat_s * 5,
+            )
+            try:
+                await self._metadata.bookie_lives(config.bookie_name, heartbeat)
+                if not self.is_registered:
+                    self.is_registered = True
+                    log.info("registered", extra={"member": store.me})
+            except QuorumLogError as error:
+                # It goes on serving: liveness is advice, never safety.
+                log.warning("heartbeat-failed", extra={"why": error.detail})
+            await asyncio.sleep(config.heartbeat_s)
+
+    def _writer_failed(self, error: BaseException) -> None:
+        """In the writer's thread: what can't be synced must not be served (reliability 3.5)."""
+        self._end(
+            DISK_STATUS,
+            f"bookie {self.config.bookie_name}: the log can't be written: {error!r}. The process"
+            " ends; the next start trusts only what is proven to be on disk.",
+        )
