@@ -99,7 +99,7 @@ class LedgerStore:
                 body_of(row),
             )
             await settle(connection, attempt, target)
-            if row.fragments != old.fragments:
+            if (row.fragments, row.repairs) != (old.fragments, old.repairs):
                 await _index_members(connection, row.ledger_id, row)
             await queue_missed(connection, row.ledger_id, missed)
             return row_of(record, row.ledger_id)
@@ -341,7 +341,11 @@ async def lock_ledger(connection: Connection, ledger_id: int) -> LedgerRow:
 
 
 async def _index_members(connection: Connection, ledger_id: int, row: LedgerDraft) -> None:
-    members = sorted({member for fragment in row.fragments for member in fragment.bookies})
+    # A repair's target is a member before its first byte (rule 20).
+    members = sorted(
+        {member for fragment in row.fragments for member in fragment.bookies}
+        | {repair.target for repair in row.repairs}
+    )
     await connection.execute("DELETE FROM ledger_members WHERE ledger_id = $1", ledger_id)
     await connection.execute(
         "INSERT INTO ledger_members (ledger_id, name, incarnation)"

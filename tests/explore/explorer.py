@@ -29,6 +29,7 @@ from quorumlog.protocol.messages import (
     ReadMetadata,
     RecoverLedger,
     RecoverRequested,
+    Repaired,
     SendAdd,
     SendFence,
     SendRead,
@@ -274,7 +275,7 @@ class Explorer:
                     if first != acked + 1:
                         raise Broken(f"I8: {first}..{last} confirmed after {acked}")
                     acked = last
-                case Failed() | Closed() | RecoverLedger() | EntriesRead():
+                case Failed() | Closed() | Repaired() | RecoverLedger() | EntriesRead():
                     pass
         clients = (*state.clients[:client], machine, *state.clients[client + 1 :])
         after = state._replace(clients=clients, flight=frozenset(flight), acked=acked)

@@ -30,6 +30,7 @@ from quorumlog.protocol.messages import (
     ReadAnswered,
     ReadMetadata,
     RecoverLedger,
+    Repaired,
     SendAdd,
     SendFence,
     SendRead,
@@ -254,7 +255,7 @@ class World:
                 client.closed = effect.metadata
             case RecoverLedger():
                 client.wants_recovery = True
-            case EntriesRead():
+            case EntriesRead() | Repaired():
                 pass
             case _:
                 assert_never(effect)

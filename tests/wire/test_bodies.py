@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Repair, State, Writer
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import LedgerDraft, LedgerRow, MissedBody
 
@@ -27,6 +27,7 @@ FULL = LedgerMetadata(
     created_at="2026-11-22T00:00:00Z",
     declared_lost=("b9@1",),
     may_lack_entries=True,
+    repairs=(Repair(9, "b4@2", "b5@1"),),
     extra=(("transaction", "t"),),
 )
 

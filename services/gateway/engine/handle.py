@@ -32,6 +32,7 @@ from quorumlog.protocol.messages import (
     EntriesRead,
     Failed,
     RecoverLedger,
+    Repaired,
     ReplaceRequested,
 )
 from quorumlog.protocol.metadata import LedgerMetadata
@@ -253,8 +254,8 @@ class WriteHandle:
                 self._fail(told, is_final=not is_ending or told.code == QuorumLogError.code)
             case RecoverLedger():
                 self._owner.recovery_wanted(self)
-            case EntriesRead():
-                pass  # a writer reads nothing
+            case EntriesRead() | Repaired():
+                pass  # a writer reads and repairs nothing
 
     def _confirm(self, last: int) -> None:
         self.last_add_confirmed = last

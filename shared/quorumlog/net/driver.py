@@ -30,6 +30,7 @@ from quorumlog.protocol.messages import (
     ReadAnswered,
     ReadMetadata,
     RecoverLedger,
+    Repaired,
     SendAdd,
     SendFence,
     SendRead,
@@ -42,7 +43,7 @@ from quorumlog.protocol.record import Run
 
 log = logging.getLogger(__name__)
 
-Told = Confirmed | Failed | Closed | RecoverLedger | EntriesRead
+Told = Confirmed | Failed | Closed | Repaired | RecoverLedger | EntriesRead
 """What a machine says to its owner."""
 
 
@@ -125,7 +126,7 @@ class Driver:
             case StartTimer(timer, tag):
                 delay_s = self._ports.times.of(timer)
                 self._ports.clock.after(delay_s, self.post, TimerFired(timer, tag))
-            case Confirmed() | Failed() | Closed() | RecoverLedger() | EntriesRead():
+            case Confirmed() | Failed() | Closed() | Repaired() | RecoverLedger() | EntriesRead():
                 if not self._stopped:
                     self._tell(effect)
             case SendRead():

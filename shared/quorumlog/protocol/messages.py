@@ -179,15 +179,25 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Repaired:
+    """A member of a fragment holds all that it should; this is the ledger's row."""
+
+    metadata: LedgerMetadata
+
+
+@dataclass(frozen=True, slots=True)
 class RecoverLedger:
     """The writer met IN_RECOVERY: whoever drives it runs the recovery itself (rule 10)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntriesRead:
-    """A reader's result, in order: digest-valid entries of first..last as `run`."""
+    """A reader's result, in order: digest-valid entries as `run`. With `is_last` the reader has
+    ended: it read all, or as many bytes as were asked for.
+    """
 
     run: Run
+    is_last: bool = False
 
 
 Effect = (
@@ -201,11 +211,19 @@ Effect = (
     | Confirmed
     | Failed
     | Closed
+    | Repaired
     | RecoverLedger
     | EntriesRead
 )
 
 # --- events ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Begin, for machines that were told at their making what to do (RangeReader,
+    FragmentRepair).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +320,8 @@ class TimerFired:
 
 
 Event = (
-    AppendRequested
+    Begin
+    | AppendRequested
     | CloseRequested
     | RecoverRequested
     | ReplaceRequested

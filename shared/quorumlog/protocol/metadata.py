@@ -42,6 +42,18 @@ class Fragment:
 
 
 @dataclass(frozen=True, slots=True)
+class Repair:
+    """A repair under way: `target` is being filled to take the place of `leaving` in the fragment
+    that begins at `first_entry`. A target is a member for all who ask what may be dropped
+    (rules 18 and 20), but no reader is sent to it.
+    """
+
+    first_entry: int
+    leaving: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
 class Writer:
     """The process that created the ledger, its only writer ever (rule 11)."""
 
@@ -74,6 +86,7 @@ class LedgerMetadata:
     declared_lost: tuple[str, ...] = ()
     """Members that an operator declared lost for this ledger's recovery (rule 14)."""
     may_lack_entries: bool = False
+    repairs: tuple[Repair, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())
     """Tags that services keep on a ledger (transaction, partition, attempt)."""
 
@@ -142,8 +155,35 @@ class LedgerMetadata:
         bookies = tuple(new if member == old else member for member in fragment.bookies)
         changed = Fragment(fragment.first_entry, bookies)
         return replace(
-            self, fragments=(*self.fragments[:index], changed, *self.fragments[index + 1 :])
+            self,
+            fragments=(*self.fragments[:index], changed, *self.fragments[index + 1 :]),
+            repairs=tuple(
+                repair
+                for repair in self.repairs
+                if (repair.first_entry, repair.leaving) != (fragment.first_entry, old)
+            ),
         )
+
+    def with_repair(self, repair: Repair) -> "LedgerMetadata":
+        """`repair.target` is about to be filled: before its first byte (rule 20). A repair of the
+        same place by an earlier worker is given up for it.
+        """
+        others = tuple(
+            other
+            for other in self.repairs
+            if (other.first_entry, other.leaving) != (repair.first_entry, repair.leaving)
+        )
+        return replace(self, repairs=(*others, repair))
+
+    def is_closed_fragment(self, index: int) -> bool:
+        """Whether nothing will be appended to a fragment any more."""
+        return self.state is State.CLOSED or index + 1 < len(self.fragments)
+
+    @property
+    def all_members(self) -> tuple[str, ...]:
+        """Every member that holds or is being given entries, each once: what must be kept."""
+        found = [member for fragment in self.fragments for member in fragment.bookies]
+        return tuple(dict.fromkeys((*found, *(repair.target for repair in self.repairs))))
 
     def in_recovery(self) -> "LedgerMetadata":
         """Recovery has begun: the writer can no longer change its ensemble (fencing, step 1)."""

@@ -176,6 +176,10 @@ class Run:
         except ValueError:
             return None
 
+    def payload_size(self, index: int) -> int:
+        """Bytes of the payload at a place of the run."""
+        return self._offsets[index + 1] - self._offsets[index]
+
     def payload(self, index: int) -> memoryview:
         """The payload at a place of the run, without a copy."""
         return memoryview(self.body)[self._offsets[index] : self._offsets[index + 1]]

@@ -13,6 +13,7 @@ from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.messages import (
     AddAnswered,
     AppendRequested,
+    Begin,
     BookiesFound,
     CasStatus,
     Closed,
@@ -142,7 +143,7 @@ class Recovery:
             case RecoverRequested():
                 if self.phase is Phase.IDLE:
                     self._begin(event.metadata)
-            case AppendRequested() | CloseRequested() | ReplaceRequested():
+            case Begin() | AppendRequested() | CloseRequested() | ReplaceRequested():
                 raise AssertionError(f"{event} is not for a recovery")
             case _:
                 assert_never(event)

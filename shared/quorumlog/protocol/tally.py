@@ -20,7 +20,7 @@ class Verdict(Enum):
     PRESENT = "present"
     ABSENT = "absent"
     UNDECIDED = "undecided"
-    """Somebody was asked and has not answered."""
+    """Somebody has not answered yet."""
     BLOCKED = "blocked"
     """All have answered, and it is neither."""
 
@@ -106,11 +106,16 @@ class Tally:
             return Verdict.PRESENT
         if self._is_absent(entry_id):
             return Verdict.ABSENT
+        return Verdict.UNDECIDED if self.may_tell(entry_id) else Verdict.BLOCKED
+
+    def may_tell(self, entry_id: int) -> tuple[int, ...]:
+        """The positions that have not spoken of an entry yet, the first of its write set first."""
+        silent = []
         for position in self.quorum.write_set(entry_id):
             cursor = self.cursors[position]
             if cursor is not None and cursor <= entry_id:
-                return Verdict.UNDECIDED
-        return Verdict.BLOCKED
+                silent.append(position)
+        return tuple(silent)
 
     def _is_absent(self, entry_id: int) -> bool:
         # I16, X11: Qw-Qa+1 explicit negatives of the entry's own write set; silence is none.

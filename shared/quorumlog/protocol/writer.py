@@ -12,6 +12,7 @@ from quorumlog.protocol import placement, record
 from quorumlog.protocol.messages import (
     AddAnswered,
     AppendRequested,
+    Begin,
     BookiesFound,
     CasStatus,
     Closed,
@@ -179,7 +180,7 @@ class Writer:
                 self._close_requested()
             case ReplaceRequested():
                 self._replace_requested(event)
-            case FenceAnswered() | ReadAnswered() | RecoverRequested():
+            case Begin() | FenceAnswered() | ReadAnswered() | RecoverRequested():
                 raise AssertionError(f"{event} is not for a writer")
             case _:
                 assert_never(event)

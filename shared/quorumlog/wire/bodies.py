@@ -22,7 +22,7 @@ from pydantic import (
 
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY, member_of
 from quorumlog.protocol.messages import MissedRange
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Repair, State, Writer
 from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 
 SERVICE_ID_MAX = 2**53 - 1
@@ -96,6 +96,14 @@ class FragmentBody(Body):
     bookies: tuple[Member, ...] = Field(min_length=1, max_length=QUORUM_MAX)
 
 
+class RepairBody(Body):
+    """A repair under way: `target` is to take the place of `leaving` in one fragment."""
+
+    first_entry: EntryId
+    leaving: Member
+    target: Member
+
+
 class WriterBody(Body):
     """The process that created the ledger."""
 
@@ -123,6 +131,7 @@ class LedgerDraft(Body):
     log: LogName | None = None
     declared_lost: tuple[Member, ...] = ()
     may_lack_entries: bool = False
+    repairs: tuple[RepairBody, ...] = ()
     extra: dict[Text, Text] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -151,6 +160,7 @@ class LedgerDraft(Body):
             created_at=created_at,
             declared_lost=self.declared_lost,
             may_lack_entries=self.may_lack_entries,
+            repairs=tuple(Repair(r.first_entry, r.leaving, r.target) for r in self.repairs),
             extra=tuple(sorted(self.extra.items())),
         )
 
@@ -207,6 +217,10 @@ def _shared_fields(core: LedgerMetadata) -> dict[str, Any]:
         "log": core.log,
         "declared_lost": core.declared_lost,
         "may_lack_entries": core.may_lack_entries,
+        "repairs": tuple(
+            RepairBody(first_entry=r.first_entry, leaving=r.leaving, target=r.target)
+            for r in core.repairs
+        ),
         "extra": dict(core.extra),
     }
 

@@ -1,0 +1,291 @@
+"""Read a range of confirmed entries in order, from whichever bookie has them. Never fences.
+
+Source: overview 1.4: an entry that is missing or invalid at one bookie is read from another. The
+caller knows that first..last may be read: up to the LAC, or to the end of a closed ledger.
+"""
+
+from typing import Final, assert_never
+
+from quorumlog.protocol.messages import (
+    AddAnswered,
+    AppendRequested,
+    Begin,
+    BookiesFound,
+    CasStatus,
+    CloseRequested,
+    Effect,
+    EntriesRead,
+    Event,
+    Failed,
+    FenceAnswered,
+    MetadataAnswered,
+    ReadAnswered,
+    ReadMetadata,
+    RecoverRequested,
+    ReplaceRequested,
+    SendRead,
+    StartTimer,
+    Timer,
+    TimerFired,
+)
+from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.record import Codec
+from quorumlog.protocol.tally import Tally
+
+READ_ENTRIES: Final = 1000
+"""Entries asked for at a time (taste); an answer is cut by its bytes before that."""
+
+
+class RangeReader:
+    """Reads first..last once; see the module. Ends with EntriesRead(is_last) or Failed.
+
+    Invariants (checked by `check`):
+      - entries are handed out in order, each once, and only digest-valid ones;
+      - while it is not done, somebody is asked who may have the next entry, or metadata is.
+    """
+
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        *,
+        first: int,
+        last: int,
+        max_bytes: int | None = None,
+        avoid: tuple[str, ...] = (),
+        turn: int = 0,
+    ) -> None:
+        """Ends early after `max_bytes` of payload, but never before the first entry. Members to
+        `avoid` are asked last; `turn` spreads readers over the others.
+        """
+        assert 0 <= first <= last, "a range of at least one entry"
+        self.next = first
+        """The first entry that was not handed out."""
+        self.is_done = False
+        self._row = metadata
+        self._last = last
+        self._budget = max_bytes
+        self._avoid = avoid
+        self._turn = turn
+        self._codec = Codec(metadata.digest, metadata.mac_key)
+        self._tally: Tally | None = None
+        self._asked = 0
+        """Positions that are asked and have not answered."""
+        self._tried = 0
+        """Positions that were asked of this part at all."""
+        self._round = 0
+        self._reading_row: int | None = None
+        self._failure: Failed | None = None
+        self._out: list[Effect] = []
+
+    # --- the machine -------------------------------------------------------------------------
+
+    def step(self, event: Event) -> list[Effect]:
+        """What to do about an event."""
+        self._out = []
+        match event:
+            case ReadAnswered():
+                self._read_answered(event)
+            case TimerFired():
+                self._timer_fired(event)
+            case MetadataAnswered():
+                self._metadata_answered(event)
+            case Begin():
+                if self._tally is None and not self.is_done:
+                    self._go_on()
+            case (
+                AddAnswered()
+                | FenceAnswered()
+                | BookiesFound()
+                | AppendRequested()
+                | CloseRequested()
+                | RecoverRequested()
+                | ReplaceRequested()
+            ):
+                raise AssertionError(f"{event} is not for a reader")
+            case _:
+                assert_never(event)
+        out, self._out = self._out, []
+        return out
+
+    def copy(self) -> "RangeReader":
+        """An independent copy."""
+        other = RangeReader.__new__(RangeReader)
+        other.__dict__.update(self.__dict__, _tally=self._tally and self._tally.copy())
+        return other
+
+    def key(self) -> tuple[object, ...]:
+        """All of it, hashable, the same in every process."""
+        return (
+            self.next,
+            self.is_done,
+            self._row.version,
+            tuple((f.first_entry, f.bookies) for f in self._row.fragments),
+            self._budget,
+            self._tally and self._tally.key(),
+            self._asked,
+            self._tried,
+            self._round,
+            self._reading_row,
+        )
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        if self.is_done or (self._tally is None and self._reading_row is None):
+            return
+        assert self.next <= self._last
+        assert not self._asked & ~self._tried
+        if self._reading_row is None and self._tally is not None:
+            silent = self._tally.may_tell(self.next)
+            assert any(self._asked & 1 << position for position in silent), "somebody is asked"
+
+    # --- asking ------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Hand out what is there; ask for what is not."""
+        tally = self._tally
+        if tally is not None:
+            self._hand_out(tally)
+            if self.is_done:
+                return
+            if self.next > tally.last:
+                tally = None
+        if tally is None:
+            tally = self._part()
+        self._fetch(tally)
+
+    def _part(self) -> Tally:
+        """The next part: entries of one fragment."""
+        row = self._row
+        index = row.fragment_index(self.next)
+        end = row.fragment_last(index)
+        last = min(self._last, self.next + READ_ENTRIES - 1, self._last if end is None else end)
+        self._tally = Tally(row.quorum, row.fragments[index], first=self.next, last=last)
+        self._asked = self._tried = 0
+        return self._tally
+
+    def _fetch(self, tally: Tally) -> None:
+        """See to it that every entry that is not here is asked of somebody."""
+        step = 1 if self._row.quorum.is_striped else tally.last - self.next + 1
+        for entry_id in range(self.next, tally.last + 1, step):
+            if entry_id - self.next >= self._row.quorum.ensemble_size:
+                break  # a later one has the write set of one that was looked at
+            if entry_id in tally.found:
+                continue
+            silent = tally.may_tell(entry_id)
+            if any(self._asked & 1 << position for position in silent):
+                continue
+            if silent:
+                self._ask(tally, self._best(tally, silent))
+            elif entry_id == self.next:
+                self._unavailable(tally, entry_id)
+                return
+
+    def _best(self, tally: Tally, silent: tuple[int, ...]) -> int:
+        members, size = tally.fragment.bookies, self._row.quorum.ensemble_size
+        return min(
+            silent,
+            key=lambda position: (
+                members[position] in self._avoid,
+                bool(self._tried & 1 << position),
+                (position - self._turn) % size,
+            ),
+        )
+
+    def _ask(self, tally: Tally, position: int) -> None:
+        cursor = tally.cursors[position]
+        assert cursor is not None, "only who may tell is asked"
+        self._asked |= 1 << position
+        self._tried |= 1 << position
+        self._round += 1
+        member = tally.fragment.bookies[position]
+        self._out.append(SendRead(position, member, self._row.ledger_id, cursor, tally.last))
+        self._out.append(StartTimer(Timer.HEDGE, self._round))
+
+    def _timer_fired(self, event: TimerFired) -> None:
+        """Hedge: nobody came for the next entry since that request, so ask one more (2.8)."""
+        tally = self._tally
+        is_current = event.timer is Timer.HEDGE and event.tag == self._round
+        if tally is None or self.is_done or self._reading_row is not None or not is_current:
+            return
+        others = tuple(p for p in tally.may_tell(self.next) if not self._asked & 1 << p)
+        if others:
+            self._ask(tally, self._best(tally, others))
+
+    # --- answers -----------------------------------------------------------------------------
+
+    def _read_answered(self, event: ReadAnswered) -> None:
+        tally = self._tally
+        if tally is None or self.is_done or self._reading_row is not None:
+            return
+        is_expected = (
+            tally.fragment.bookies[event.position] == event.member
+            and tally.cursors[event.position] == event.first
+            and tally.last == event.last
+            and self._asked & 1 << event.position
+        )
+        if not is_expected:
+            return
+        self._asked &= ~(1 << event.position)
+        following = tally.note(event, self._codec, self._row.ledger_id)
+        self._hand_out(tally)
+        if self.is_done:
+            return
+        if following is not None and self._lacks(tally, event.position, following):
+            self._ask(tally, event.position)
+        self._go_on()
+
+    def _lacks(self, tally: Tally, position: int, entry_id: int) -> bool:
+        """Whether an entry of a position, from one on, is neither here nor asked of another."""
+        quorum = self._row.quorum
+        for wanted in range(max(entry_id, self.next), tally.last + 1):
+            if quorum.is_member(position, wanted) and wanted not in tally.found:
+                return not any(self._asked & 1 << other for other in tally.may_tell(wanted))
+        return False
+
+    def _hand_out(self, tally: Tally) -> None:
+        first = self.next
+        size = 0
+        while self.next <= tally.last and self.next in tally.found:
+            run, index = tally.found[self.next]
+            size += run.payload_size(index)
+            if self._budget is not None and size > self._budget and self.next > first:
+                break
+            self.next += 1
+        if self.next == first:
+            return
+        if self._budget is not None:
+            self._budget = max(0, self._budget - size)
+        is_full = self._budget == 0 or (self.next <= tally.last and self.next in tally.found)
+        self.is_done = self.next > self._last or is_full
+        self._out.append(EntriesRead(tally.runs(first, self.next - 1), is_last=self.is_done))
+
+    # --- nobody has it -----------------------------------------------------------------------
+
+    def _unavailable(self, tally: Tally, entry_id: int) -> None:
+        """Nobody of its write set gave a valid copy. Repair may have moved it (BK#4613)."""
+        self._failure = Failed(
+            "entry-unavailable",
+            detail=tally.said(entry_id),
+            bookie=tally.culprit(entry_id),
+            entry_id=entry_id,
+        )
+        self._round += 1
+        self._reading_row = self._round
+        self._out.append(ReadMetadata(self._round))
+
+    def _metadata_answered(self, event: MetadataAnswered) -> None:
+        if self._reading_row is None or event.attempt != self._reading_row or self.is_done:
+            return
+        self._reading_row = None
+        row = event.metadata
+        if event.status is CasStatus.MISSING:
+            self.is_done = True
+            self._out.append(Failed("no-such-ledger"))
+        elif row is not None and row.fragment_of(self.next) != self._row.fragment_of(self.next):
+            self._row = row
+            self._tally = None
+            self._go_on()
+        else:
+            assert self._failure is not None, "why metadata was read"
+            self.is_done = True
+            self._out.append(self._failure)

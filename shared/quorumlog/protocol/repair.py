@@ -1,0 +1,461 @@
+"""Give one member of one closed fragment what it should hold: a new member in another's place, or a
+member that missed some entries.
+
+The bytes travel as they are (rule 2): no password is needed. Only closed fragments are repaired
+(I25); a ledger whose open fragment lost a member is for its writer, or for a recovery.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, assert_never
+
+from quorumlog.protocol.messages import (
+    AddAnswered,
+    AppendRequested,
+    Begin,
+    BookiesFound,
+    CasStatus,
+    CloseRequested,
+    Effect,
+    EntriesRead,
+    Event,
+    Failed,
+    FenceAnswered,
+    MetadataAnswered,
+    MissedRange,
+    ReadAnswered,
+    ReadMetadata,
+    RecoverRequested,
+    Repaired,
+    ReplaceRequested,
+    SendAdd,
+    SendRead,
+    StartTimer,
+    Status,
+    Timer,
+    TimerFired,
+    UpdateMetadata,
+)
+from quorumlog.protocol.metadata import Fragment, LedgerMetadata, Repair
+from quorumlog.protocol.reader import READ_ENTRIES, RangeReader
+from quorumlog.protocol.record import Codec, Run
+from quorumlog.protocol.tally import Tally
+
+_UNREADABLE_MAX: Final = 1000
+"""Entries that may be unreadable before a repair gives up (taste): all are looked for, so that
+what is left is copied.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Work for one FragmentRepair: entries first..last of the fragment that begins at `fragment`."""
+
+    fragment: int
+    first: int
+    last: int
+
+
+def parts(metadata: LedgerMetadata, missed: MissedRange) -> Iterator[Part]:
+    """What to look at for a missed range: by closed fragment, where the member still is one."""
+    for index, fragment in enumerate(metadata.fragments):
+        end = metadata.fragment_last(index)
+        if end is None or missed.member not in fragment.bookies:
+            continue
+        first, last = max(missed.first, fragment.first_entry), min(missed.last, end)
+        if first <= last:
+            yield Part(fragment.first_entry, first, last)
+
+
+class Stage(Enum):
+    """Where a repair stands."""
+
+    IDLE = "idle"
+    MARKING = "marking"
+    """The target becomes a pending member in metadata, before its first byte (rule 20)."""
+    COPYING = "copying"
+    REPLACING = "replacing"
+    VERIFYING = "verifying"
+    """Metadata names the target: it is asked whether it really has all (rule 20)."""
+    DONE = "done"
+
+
+class FragmentRepair:
+    """Repairs one member of one closed fragment once; see the module. Ends with Repaired or Failed.
+
+    Invariants (checked by `check`):
+      - I25: the fragment is closed; only its members change; nothing is replaced before all
+        entries are on the target;
+      - rule 20: nothing is sent to a target that metadata does not name.
+    """
+
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        *,
+        fragment: int,
+        leaving: str,
+        target: str,
+        first: int | None = None,
+        last: int | None = None,
+        read_entries: int = READ_ENTRIES,
+    ) -> None:
+        """Of the fragment that begins at entry `fragment`. With `target` equal to `leaving` a
+        member is filled up, and first..last bound what is looked at.
+        """
+        assert target == leaving or (first is None and last is None), "a new member needs all"
+        self.stage = Stage.IDLE
+        self._row = metadata
+        self._fragment = fragment
+        self._leaving = leaving
+        self._target = target
+        self._codec = Codec(metadata.digest, metadata.mac_key)
+        self._read_entries = read_entries
+        self._attempt = 0
+        self._update: UpdateMetadata | None = None
+        self._is_stalled = False
+        self._first = fragment if first is None else first
+        self._end = last
+        self._next = self._first
+        """COPYING: the first entry that no reader was started for. VERIFYING: that was not seen."""
+        self._reader: RangeReader | None = None
+        self._tally: Tally | None = None
+        self._pending: dict[int, Run] = {}
+        """Parts sent to the target and not acknowledged, by first entry."""
+        self._unreadable: tuple[int, ...] = ()
+        self._failure: Failed | None = None
+        self._out: list[Effect] = []
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The row as this repair knows it."""
+        return self._row
+
+    @property
+    def is_done(self) -> bool:
+        """Whether Repaired or Failed was said."""
+        return self.stage is Stage.DONE
+
+    # --- the machine -------------------------------------------------------------------------
+
+    def step(self, event: Event) -> list[Effect]:
+        """What to do about an event."""
+        self._out = []
+        match event:
+            case Begin():
+                if self.stage is Stage.IDLE:
+                    self._begin(self._row)
+            case AddAnswered():
+                self._add_answered(event)
+            case ReadAnswered():
+                self._read_answered(event)
+            case MetadataAnswered():
+                self._metadata_answered(event)
+            case TimerFired():
+                self._timer_fired(event)
+            case (
+                FenceAnswered()
+                | BookiesFound()
+                | AppendRequested()
+                | CloseRequested()
+                | RecoverRequested()
+                | ReplaceRequested()
+            ):
+                raise AssertionError(f"{event} is not for a repair")
+            case _:
+                assert_never(event)
+        out, self._out = self._out, []
+        return out
+
+    def copy(self) -> "FragmentRepair":
+        """An independent copy."""
+        other = FragmentRepair.__new__(FragmentRepair)
+        other.__dict__.update(
+            self.__dict__,
+            _reader=self._reader and self._reader.copy(),
+            _tally=self._tally and self._tally.copy(),
+            _pending=dict(self._pending),
+        )
+        return other
+
+    def key(self) -> tuple[object, ...]:
+        """All of it, hashable, the same in every process."""
+        return (
+            self.stage.value,
+            self._row.version,
+            tuple((f.first_entry, f.bookies) for f in self._row.fragments),
+            self._attempt,
+            self._is_stalled,
+            self._next,
+            self._end,
+            self._reader and self._reader.key(),
+            self._tally and self._tally.key(),
+            tuple((first, run.body) for first, run in self._pending.items()),
+            self._unreadable,
+        )
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        if self.stage in (Stage.IDLE, Stage.DONE, Stage.MARKING):
+            return
+        index = self._index(self._row)
+        assert index is not None, "the fragment is there"
+        assert self._row.is_closed_fragment(index), "I25"
+        assert self._target in self._row.all_members, "rule 20"
+        if self.stage is not Stage.COPYING:
+            assert not self._pending, "I25: all was copied before"
+
+    # --- metadata ----------------------------------------------------------------------------
+
+    def _index(self, row: LedgerMetadata) -> int | None:
+        for index, fragment in enumerate(row.fragments):
+            if fragment.first_entry == self._fragment:
+                return index
+        return None
+
+    def _begin(self, row: LedgerMetadata) -> None:
+        """Mark the target, or go on where metadata says that this was done."""
+        self._row = row
+        index = self._index(row)
+        if index is None or not row.is_closed_fragment(index):
+            self._fail(
+                "ledger-fenced", detail="the fragment is open"
+            )  # I25: its writer's, not ours
+            return
+        fragment = row.fragments[index]
+        if self._end is None:
+            self._end = row.fragment_last(index)
+        if self._target in fragment.bookies:
+            self._end_marked(is_member=True)
+        elif self._leaving not in fragment.bookies:
+            self.stage = Stage.DONE  # another worker was faster
+            self._out.append(Repaired(row))
+        elif self._is_marked(row):
+            self._end_marked(is_member=False)
+        else:
+            self.stage = Stage.MARKING
+            self._send_update(row.with_repair(Repair(self._fragment, self._leaving, self._target)))
+
+    def _is_marked(self, row: LedgerMetadata) -> bool:
+        # Rule 20: a pending member in metadata before its first byte, so that nobody collects it.
+        return Repair(self._fragment, self._leaving, self._target) in row.repairs
+
+    def _end_marked(self, *, is_member: bool) -> None:
+        if self.stage is Stage.REPLACING:
+            if is_member:
+                self._verify()
+            else:
+                self._replace()
+        elif is_member and self._leaving != self._target:
+            self._verify()
+        else:
+            self.stage = Stage.COPYING
+            self._copy_on()
+
+    def _send_update(self, row: LedgerMetadata) -> None:
+        self._attempt += 1
+        self._update = UpdateMetadata(self._attempt, row)
+        self._out.append(self._update)
+
+    def _metadata_answered(self, event: MetadataAnswered) -> None:
+        if self.stage is Stage.COPYING:
+            self._feed(event)
+            return
+        if self._update is None or event.attempt != self._update.attempt:
+            return
+        if event.status is CasStatus.MISSING:
+            self._fail("no-such-ledger")
+        elif event.status is CasStatus.UNKNOWN or event.metadata is None:
+            if not self._is_stalled:
+                self._is_stalled = True
+                self._out.append(StartTimer(Timer.RETRY))
+        else:
+            self._update = None
+            self._begin(event.metadata)
+
+    # --- copying -----------------------------------------------------------------------------
+
+    def _place(self) -> tuple[int, Fragment]:
+        """The position that is repaired, and its fragment as metadata has it."""
+        index = self._index(self._row)
+        assert index is not None, "checked in _begin"
+        fragment = self._row.fragments[index]
+        name = self._target if self._target in fragment.bookies else self._leaving
+        return fragment.bookies.index(name), fragment
+
+    def _copy_on(self) -> None:
+        end = self._end
+        assert end is not None, "a closed fragment has an end"
+        while self._reader is None and not self._pending:
+            if self._next > end:
+                self._copied()
+                return
+            last = min(end, self._next + self._read_entries - 1)
+            self._reader = RangeReader(
+                self._row, first=self._next, last=last, avoid=(self._target,)
+            )
+            self._feed(Begin())
+
+    def _feed(self, event: Event) -> None:
+        """Let the reader hear of an event."""
+        reader = self._reader
+        if reader is None:
+            return
+        for effect in reader.step(event):
+            match effect:
+                case EntriesRead(run, _):
+                    self._send(run)
+                case Failed():
+                    self._unread(effect)
+                case SendRead() | StartTimer() | ReadMetadata():
+                    self._out.append(effect)
+                case _:
+                    raise AssertionError(f"{effect} is not a reader's")
+        if reader.is_done and self._reader is reader:
+            self._next = reader.next
+            self._reader = None
+            if self.stage is Stage.COPYING and not self._pending:
+                self._copy_on()
+
+    def _unread(self, failed: Failed) -> None:
+        """Nobody has a valid copy of an entry: note it if it is ours to have, and go on."""
+        reader = self._reader
+        assert reader is not None, "it said so"
+        if failed.entry_id is None:
+            self._fail(failed.code, detail=failed.detail)
+            return
+        position, _ = self._place()
+        if self._row.quorum.is_member(position, failed.entry_id):
+            self._failure = self._failure or failed
+            self._unreadable += (failed.entry_id,)
+        reader.next = failed.entry_id + 1
+        if len(self._unreadable) > _UNREADABLE_MAX:
+            self._out.append(failed)
+            self.stage = Stage.DONE
+
+    def _send(self, run: Run) -> None:
+        position, _ = self._place()
+        quorum = self._row.quorum
+        part = run.where(lambda entry_id: quorum.is_member(position, entry_id))
+        if part is None:
+            return
+        self._pending[part.first] = part
+        # As a recovery add: it passes the fence and replaces a damaged copy (BK#4163, X16).
+        self._out.append(
+            SendAdd(position, self._target, 0, part, self._row.ledger_key, recovery=True)
+        )
+        self._out.append(StartTimer(Timer.QUORUM, part.first))
+
+    def _add_answered(self, event: AddAnswered) -> None:
+        if self.stage is not Stage.COPYING or event.first not in self._pending:
+            return
+        if event.status is Status.OK:
+            del self._pending[event.first]
+            if self._reader is None and not self._pending:
+                self._copy_on()
+        elif event.status is Status.CONFLICT:
+            self._fail("entry-conflict", bookie=self._target, entry_id=event.first)
+        else:
+            self._fail(
+                "entry-unavailable",
+                detail=f"{self._target} did not take it: {event.status}",
+                bookie=self._target,
+                entry_id=event.first,
+            )
+
+    def _copied(self) -> None:
+        if self._failure is not None:
+            # What can be copied was; the place is kept until somebody finds the rest.
+            self.stage = Stage.DONE
+            self._out.append(self._failure)
+        elif self._leaving == self._target:
+            self._verify()
+        else:
+            self._replace()
+
+    def _replace(self) -> None:
+        self.stage = Stage.REPLACING
+        index = self._index(self._row)
+        assert index is not None, "checked in _begin"
+        self._send_update(self._row.with_member_replaced(index, self._leaving, self._target))
+
+    # --- verifying ---------------------------------------------------------------------------
+
+    def _verify(self) -> None:
+        self.stage = Stage.VERIFYING
+        self._next = self._first
+        self._verify_on()
+
+    def _verify_on(self) -> None:
+        position, fragment = self._place()
+        end, quorum = self._end, self._row.quorum
+        assert end is not None, "a closed fragment has an end"
+        while self._next <= end:
+            last = min(end, self._next + self._read_entries - 1)
+            tally = Tally(quorum, fragment, first=self._next, last=last)
+            if tally.cursors[position] is not None:
+                self._tally = tally
+                self._read_target(tally, position)
+                return
+            self._next = last + 1
+        self.stage = Stage.DONE
+        self._tally = None
+        self._out.append(Repaired(self._row))
+
+    def _read_target(self, tally: Tally, position: int) -> None:
+        cursor = tally.cursors[position]
+        assert cursor is not None, "it has something to say"
+        self._out.append(SendRead(position, self._target, self._row.ledger_id, cursor, tally.last))
+
+    def _read_answered(self, event: ReadAnswered) -> None:
+        if self.stage is Stage.COPYING:
+            self._feed(event)
+            return
+        tally = self._tally
+        if self.stage is not Stage.VERIFYING or tally is None:
+            return
+        position, _ = self._place()
+        is_expected = (event.position, event.member) == (position, self._target)
+        if not is_expected or (event.first, event.last) != (tally.cursors[position], tally.last):
+            return
+        if tally.note(event, self._codec, self._row.ledger_id) is not None:
+            self._read_target(tally, position)
+            return
+        for entry_id in range(tally.first, tally.last + 1):
+            if self._row.quorum.is_member(position, entry_id) and entry_id not in tally.found:
+                self._fail(
+                    "entry-unavailable",
+                    detail=f"{self._target} does not have what it was given",
+                    bookie=self._target,
+                    entry_id=entry_id,
+                )
+                return
+        self._next = tally.last + 1
+        self._verify_on()
+
+    # --- timers and ends ---------------------------------------------------------------------
+
+    def _timer_fired(self, event: TimerFired) -> None:
+        if event.timer is Timer.HEDGE and self.stage is Stage.COPYING:
+            self._feed(event)
+        elif event.timer is Timer.RETRY and self._is_stalled and self._update is not None:
+            self._is_stalled = False
+            self._out.append(self._update)
+        elif event.timer is Timer.QUORUM:
+            self._silent(event.tag)
+
+    def _silent(self, first: int) -> None:
+        if self.stage is Stage.COPYING and first in self._pending:
+            self._fail(
+                "entry-unavailable",
+                detail=f"{self._target} is silent",
+                bookie=self._target,
+                entry_id=first,
+            )
+
+    def _fail(
+        self, code: str, *, detail: str = "", bookie: str | None = None, entry_id: int | None = None
+    ) -> None:
+        self.stage = Stage.DONE
+        self._out.append(Failed(code, None, detail, bookie, entry_id))

@@ -1,0 +1,217 @@
+"""Reading a range: in order, digest-valid, from whoever has it; and what is said when nobody has."""
+
+from dataclasses import replace
+
+from quorumlog.protocol.messages import (
+    Begin,
+    CasStatus,
+    EntriesRead,
+    Failed,
+    MetadataAnswered,
+    ReadAnswered,
+    ReadMetadata,
+    SendRead,
+    StartTimer,
+    Status,
+    Timer,
+    TimerFired,
+)
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.reader import RangeReader
+from quorumlog.protocol.record import Run
+from tests.protocol.hands import B1, B2, B3, B4, Hand, ledger, run_of
+
+
+class Bench(Hand):
+    """A reader and who is asked."""
+
+    def __init__(
+        self, row: LedgerMetadata | None = None, *, first: int = 0, last: int = 1, **options: object
+    ) -> None:
+        self.reader = RangeReader(row or ledger(), first=first, last=last, **options)  # type: ignore[arg-type]
+        super().__init__(self.reader)
+        self.asked: dict[int, SendRead] = {}
+        self.read: list[int] = []
+        self.do(Begin())
+        self.keep()
+
+    def keep(self) -> None:
+        self.asked.update({read.position: read for read in self.all(SendRead)})
+        for got in self.all(EntriesRead):
+            self.read.extend(got.run.ids)
+
+    def gets(
+        self, position: int, run: Run | None = None, *absent: int, status: Status = Status.OK
+    ) -> None:
+        read = self.asked[position]
+        ranges = tuple((entry_id, entry_id) for entry_id in absent)
+        self.do(ReadAnswered(position, read.member, read.first, read.last, status, run, ranges))
+        self.keep()
+
+    def hedge(self) -> None:
+        self.do(TimerFired(Timer.HEDGE, self.reader._round))
+        self.keep()
+
+
+AB = run_of(b"a", b"b")
+
+
+def test_one_bookie_is_asked_and_reads_never_fence() -> None:
+    bench = Bench()
+    read = bench.one(SendRead)
+    assert (read.member, read.first, read.last, read.fence, read.ledger_key) == (
+        B1,
+        0,
+        1,
+        False,
+        b"",
+    )
+    assert bench.one(StartTimer).timer is Timer.HEDGE
+
+    bench.gets(0, AB)
+
+    assert bench.one(EntriesRead) == EntriesRead(AB, is_last=True)
+    assert bench.reader.is_done
+
+
+def test_a_slow_bookie_is_hedged_by_the_next_one_and_the_first_answer_counts() -> None:
+    bench = Bench()
+    bench.hedge()
+    assert bench.one(SendRead).member == B2
+    bench.gets(1, AB)
+    assert bench.read == [0, 1]
+    bench.gets(0, AB)
+    assert bench.read == [0, 1]
+
+
+def test_a_timer_of_an_earlier_request_does_not_hedge() -> None:
+    bench = Bench()
+    bench.gets(0, run_of(b"a"))
+    bench.do(TimerFired(Timer.HEDGE, 1))
+    bench.none(SendRead)
+
+
+def test_an_entry_missing_at_one_bookie_is_read_from_another() -> None:
+    """Overview 1.4."""
+    bench = Bench()
+    bench.gets(0, run_of(b"a"), 1)
+    assert bench.read == [0]
+    assert [read.member for read in bench.all(SendRead)] == [B2]
+    bench.gets(1, AB)
+    assert bench.read == [0, 1]
+
+
+def test_an_entry_with_a_bad_code_is_read_from_another_bookie() -> None:
+    bench = Bench()
+    bench.gets(0, Run(AB.body[:-1] + b"X"))
+    assert bench.read == [0]
+    bench.gets(1, AB)
+    assert bench.read == [0, 1]
+
+
+def test_an_unreachable_bookie_is_failed_over_at_once() -> None:
+    bench = Bench()
+    bench.gets(0, status=Status.UNKNOWN)
+    assert bench.one(SendRead).member == B2
+
+
+def test_a_copy_at_the_last_bookie_is_found_whatever_the_others_deny() -> None:
+    """A confirmed entry with Qw-Qa+1 negatives is still looked for: only recovery may conclude."""
+    bench = Bench()
+    bench.gets(0, None, 0, 1)
+    bench.gets(1, None, 0, 1)
+    bench.gets(2, AB)
+    assert bench.read == [0, 1]
+
+
+def test_an_entry_that_nobody_has_is_an_error_that_says_what_each_answered() -> None:
+    bench = Bench()
+    bench.gets(0, AB.where(lambda n: n == 0), 1)
+    bench.gets(1, None, 1)
+    bench.gets(2, status=Status.UNKNOWN)
+    bench.one(ReadMetadata)
+    bench.do(MetadataAnswered(bench.reader._round, CasStatus.OK, ledger()))
+
+    failed = bench.one(Failed)
+    assert (failed.code, failed.entry_id) == ("entry-unavailable", 1)
+    assert failed.detail == "b2@1: absent, b3@1: unknown, b1@1: absent"
+
+
+def test_an_entry_moved_by_repair_is_found_where_metadata_says_now() -> None:
+    """BK#4613: readers follow ensembles of closed ledgers."""
+    bench = Bench()
+    for position in range(3):
+        bench.gets(position, status=Status.UNKNOWN)
+    moved = ledger(
+        fragments=((0, (B4, B2, B3)),), state=State.CLOSED, last_entry=1, length=2, version=9
+    )
+    bench.do(MetadataAnswered(bench.reader._round, CasStatus.OK, moved))
+    bench.keep()
+    assert bench.one(SendRead).member == B4
+    bench.gets(0, AB)
+    assert bench.read == [0, 1]
+
+
+def test_a_deleted_ledger_is_told() -> None:
+    bench = Bench()
+    for position in range(3):
+        bench.gets(position, status=Status.UNKNOWN)
+    bench.do(MetadataAnswered(bench.reader._round, CasStatus.MISSING))
+    assert bench.one(Failed).code == "no-such-ledger"
+
+
+def test_an_answer_cut_short_is_asked_on() -> None:
+    bench = Bench(last=2)
+    bench.gets(0, AB)
+    assert bench.read == [0, 1]
+    assert (bench.one(SendRead).member, bench.one(SendRead).first) == (B1, 2)
+
+
+def test_fragments_are_read_one_after_another() -> None:
+    row = ledger(fragments=((0, (B1, B2, B3)), (1, (B4, B2, B3))))
+    bench = Bench(row)
+    assert (bench.asked[0].member, bench.asked[0].last) == (B1, 0)
+    bench.gets(0, run_of(b"a"))
+    assert bench.one(EntriesRead).is_last is False
+    assert (bench.asked[0].member, bench.asked[0].first) == (B4, 1)
+    bench.gets(0, run_of(b"b", first=1, before=1))
+    assert bench.read == [0, 1]
+
+
+def test_striped_entries_are_asked_of_their_own_write_sets() -> None:
+    bench = Bench(ledger(3, 1, 1), last=4)
+    assert sorted(bench.asked) == [0, 1, 2]
+    whole = run_of(b"a", b"b", b"c", b"d", b"e")
+    bench.gets(1, whole.where(lambda n: n % 3 == 1))
+    assert bench.read == []
+    bench.gets(0, whole.where(lambda n: n % 3 == 0))
+    assert bench.read == [0, 1]
+    bench.gets(2, whole.where(lambda n: n % 3 == 2))
+    assert bench.read == [0, 1, 2, 3, 4]
+    assert bench.reader.is_done
+
+
+def test_a_byte_limit_ends_the_read_early_but_never_before_the_first_entry() -> None:
+    run = run_of(b"a" * 10, b"b" * 10, b"c" * 10)
+    bench = Bench(last=2, max_bytes=5)
+    bench.gets(0, run)
+    assert bench.read == [0]
+    assert bench.reader.is_done
+    assert bench.reader.next == 1
+
+    bench = Bench(last=2, max_bytes=20)
+    bench.gets(0, run)
+    assert bench.read == [0, 1]
+    assert bench.one(EntriesRead).is_last
+
+
+def test_members_to_avoid_are_asked_last_and_turns_spread_the_load() -> None:
+    assert Bench(avoid=(B1,)).asked.keys() == {1}
+    assert Bench(turn=2).asked.keys() == {2}
+
+
+def test_entries_of_another_ledger_are_not_taken() -> None:
+    bench = Bench(replace(ledger(), ledger_id=8))
+    bench.gets(0, AB)
+    assert bench.read == []
+    assert bench.one(SendRead).member == B2

@@ -1,0 +1,229 @@
+"""Repair of one member of one closed fragment: rules 2, 18 and 20, I25, reference 2.8."""
+
+from dataclasses import replace
+
+from quorumlog.protocol.messages import (
+    Begin,
+    CasStatus,
+    Failed,
+    MetadataAnswered,
+    MissedRange,
+    ReadAnswered,
+    ReadMetadata,
+    Repaired,
+    SendAdd,
+    SendRead,
+    StartTimer,
+    Status,
+    Timer,
+    TimerFired,
+    UpdateMetadata,
+)
+from quorumlog.protocol.metadata import Fragment, LedgerMetadata, Repair, State
+from quorumlog.protocol.record import Run
+from quorumlog.protocol.repair import FragmentRepair, Part, Stage, parts
+from tests.protocol.hands import B1, B2, B3, B4, B5, Hand, answer, applied, ledger, run_of
+
+CLOSED = ledger(state=State.CLOSED, last_entry=1, length=2)
+AB = run_of(b"a", b"b")
+
+
+class Bench(Hand):
+    """A repair; B4 takes the place of B1 unless told otherwise."""
+
+    def __init__(
+        self,
+        row: LedgerMetadata = CLOSED,
+        *,
+        fragment: int = 0,
+        leaving: str = B1,
+        target: str = B4,
+        **options: int,
+    ) -> None:
+        self.repair = FragmentRepair(
+            row, fragment=fragment, leaving=leaving, target=target, **options
+        )
+        super().__init__(self.repair)
+        self.row = row
+        self.do(Begin())
+
+    def cas(self, status: CasStatus = CasStatus.OK, row: LedgerMetadata | None = None) -> None:
+        update = self.one(UpdateMetadata)
+        self.row = row or applied(update)
+        self.do(MetadataAnswered(update.attempt, status, self.row))
+
+    def gets(
+        self, read: SendRead, run: Run | None, *absent: int, status: Status = Status.OK
+    ) -> None:
+        ranges = tuple((entry_id, entry_id) for entry_id in absent)
+        self.do(
+            ReadAnswered(read.position, read.member, read.first, read.last, status, run, ranges)
+        )
+
+
+def copying() -> Bench:
+    bench = Bench()
+    bench.cas()
+    return bench
+
+
+def test_a_target_is_a_pending_member_in_metadata_before_its_first_byte() -> None:
+    bench = Bench()
+    bench.none(SendRead, SendAdd)
+    marked = bench.one(UpdateMetadata).metadata
+    assert marked.repairs == (Repair(0, B1, B4),)
+    assert B4 in marked.all_members
+    assert marked.fragments == CLOSED.fragments
+
+
+def test_entries_are_copied_unchanged_then_metadata_names_the_target_then_it_is_asked() -> None:
+    bench = copying()
+    bench.gets(bench.one(SendRead), AB)
+    add = bench.one(SendAdd)
+    assert (add.member, add.position, add.run.body, add.recovery) == (B4, 0, AB.body, True)
+    bench.none(UpdateMetadata)
+    bench.do(answer(add))
+    update = bench.one(UpdateMetadata).metadata
+    assert (update.fragments, update.repairs) == ((Fragment(0, (B4, B2, B3)),), ())
+    bench.cas()
+    check = bench.one(SendRead)
+    assert (check.member, check.first, check.last) == (B4, 0, 1)
+    bench.none(Repaired)
+    bench.gets(check, AB)
+    assert bench.one(Repaired).metadata == bench.row
+
+
+def test_a_target_that_lacks_what_it_was_given_is_not_taken_for_repaired() -> None:
+    bench = copying()
+    bench.gets(bench.one(SendRead), AB)
+    bench.do(answer(bench.one(SendAdd)))
+    bench.cas()
+    bench.gets(bench.one(SendRead), run_of(b"a"), 1)
+    failed = bench.one(Failed)
+    assert (failed.code, failed.bookie, failed.entry_id) == ("entry-unavailable", B4, 1)
+
+
+def test_only_the_write_set_is_copied() -> None:
+    """Reference 2.8.3."""
+    row = ledger(4, 2, 2, state=State.CLOSED, last_entry=3, length=4)
+    bench = Bench(row, target=B5)
+    bench.cas()
+    whole = run_of(b"a", b"b", b"c", b"d")
+    sent = []
+    reads = bench.all(SendRead)
+    while reads:
+        read = reads.pop(0)
+        mine = row.quorum.residues(read.position)
+        bench.gets(read, whole.where(lambda n, mine=mine: n % 4 in mine))  # type: ignore[misc]
+        sent += [entry_id for add in bench.all(SendAdd) for entry_id in add.run.ids]
+        reads += bench.all(SendRead)
+    assert sorted(sent) == [0, 3]
+
+
+def test_an_open_fragment_is_never_repaired() -> None:
+    """I25: it is for its writer, or for a recovery."""
+    bench = Bench(ledger())
+    assert bench.one(Failed).code == "ledger-fenced"
+    row = ledger(fragments=((0, (B1, B2, B3)), (2, (B1, B2, B3))))
+    assert Bench(row).all(Failed) == []
+    assert Bench(row, fragment=2).one(Failed).code == "ledger-fenced"
+
+
+def test_a_fragment_that_somebody_else_repaired_is_done() -> None:
+    bench = Bench()
+    moved = replace(CLOSED, fragments=(Fragment(0, (B5, B2, B3)),), version=5)
+    bench.cas(CasStatus.CONFLICT, moved)
+    assert bench.one(Repaired).metadata == moved
+
+
+def test_a_conflict_with_another_change_is_tried_again() -> None:
+    bench = Bench()
+    bench.cas(CasStatus.CONFLICT, replace(CLOSED, version=5))
+    assert bench.one(UpdateMetadata).metadata.version == 5
+
+
+def test_a_store_that_is_away_is_asked_the_same_again() -> None:
+    bench = Bench()
+    update = bench.one(UpdateMetadata)
+    bench.do(MetadataAnswered(update.attempt, CasStatus.UNKNOWN))
+    assert bench.one(StartTimer).timer is Timer.RETRY
+    bench.do(TimerFired(Timer.RETRY))
+    assert bench.one(UpdateMetadata) == update
+
+
+def test_an_entry_that_nobody_has_does_not_keep_the_others_from_being_copied() -> None:
+    bench = copying()
+    b = AB.where(lambda n: n == 1)
+    for _ in range(3):
+        bench.gets(bench.one(SendRead), b, 0)
+    bench.do(MetadataAnswered(bench.one(ReadMetadata).attempt, CasStatus.OK, bench.row))
+    bench.gets(bench.one(SendRead), b)
+    bench.do(answer(bench.one(SendAdd)))
+
+    failed = bench.one(Failed)
+    assert (failed.code, failed.entry_id) == ("entry-unavailable", 0)
+    bench.none(UpdateMetadata)
+
+
+def test_a_target_that_fails_or_is_silent_ends_the_repair() -> None:
+    bench = copying()
+    bench.gets(bench.one(SendRead), AB)
+    add = bench.one(SendAdd)
+    other = bench.repair.copy()
+
+    bench.do(answer(add, Status.UNKNOWN))
+    assert bench.one(Failed).bookie == B4
+    bench.machine = other
+    bench.do(TimerFired(Timer.QUORUM, 0))
+    assert bench.one(Failed).detail == f"{B4} is silent"
+
+
+def test_other_bytes_at_the_target_are_an_alarm() -> None:
+    bench = copying()
+    bench.gets(bench.one(SendRead), AB)
+    bench.do(answer(bench.one(SendAdd), Status.CONFLICT))
+    assert bench.one(Failed).code == "entry-conflict"
+
+
+def test_a_member_that_missed_entries_is_filled_up_without_a_change() -> None:
+    bench = Bench(leaving=B3, target=B3, first=1, last=1)
+    bench.none(UpdateMetadata)
+    read = bench.one(SendRead)
+    assert (read.member != B3, read.first, read.last) == (True, 1, 1)
+    bench.gets(read, run_of(b"b", first=1, before=1))
+    bench.do(answer(bench.one(SendAdd)))
+    bench.gets(bench.one(SendRead), run_of(b"b", first=1, before=1))
+    assert bench.one(Repaired).metadata == CLOSED
+
+
+def test_an_empty_fragment_only_changes_its_member() -> None:
+    """BK#4551: an empty last fragment is legal."""
+    row = ledger(
+        fragments=((0, (B1, B2, B3)), (2, (B1, B2, B3))), state=State.CLOSED, last_entry=1, length=2
+    )
+    bench = Bench(row, fragment=2)
+    bench.cas()
+    assert bench.one(UpdateMetadata).metadata.fragments[1] == Fragment(2, (B4, B2, B3))
+    bench.cas()
+    bench.one(Repaired)
+    assert bench.repair.stage is Stage.DONE
+
+
+def test_long_fragments_are_copied_and_asked_in_windows() -> None:
+    bench = Bench(read_entries=1)
+    bench.cas()
+    for entry_id in (0, 1):
+        read = bench.one(SendRead)
+        assert (read.first, read.last) == (entry_id, entry_id)
+        bench.gets(read, AB.where(lambda n, wanted=entry_id: n == wanted))  # type: ignore[misc]
+        bench.do(answer(bench.one(SendAdd)))
+    bench.cas()
+    for entry_id in (0, 1):
+        bench.gets(bench.one(SendRead), AB.where(lambda n, wanted=entry_id: n == wanted))  # type: ignore[misc]
+    bench.one(Repaired)
+
+
+def test_a_missed_range_is_split_by_the_closed_fragments_that_name_the_member() -> None:
+    row = ledger(fragments=((0, (B1, B2, B3)), (5, (B1, B4, B3)), (9, (B1, B2, B3))))
+    assert list(parts(row, MissedRange(B1, 3, 20))) == [Part(0, 3, 4), Part(5, 5, 8)]
+    assert list(parts(row, MissedRange(B2, 3, 20))) == [Part(0, 3, 4)]
