@@ -1,0 +1,182 @@
+"""`make demo FILE=<file>`: every line of a file through a cluster in which processes are killed.
+
+A bookie of the ledger's ensemble is killed after a third of the file, the gateway that writes the
+ledger after two thirds. The other gateway recovers the ledger, a new ledger takes the rest, and
+everything is read back. Exit status 0 only if the bytes read are the bytes of the file.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from loadtest.cluster import Cluster, running
+from quorumlog.client import Client, Ledger
+from quorumlog.errors import QuorumLogError
+
+_BATCH_LINES: Final = 100
+_BATCH_BYTES: Final = 4 << 20
+_ENTRY_BYTES: Final = 1 << 20  # api.md: the largest entry; a longer line becomes several
+
+
+@dataclass(slots=True)
+class Story:
+    """What happened, for the end of the demo."""
+
+    console: Console
+    acknowledged: int = 0
+    """Lines of the file that are known to be durable."""
+    ledgers: list[int] = field(default_factory=list)
+
+    def tell(self, line: str) -> None:
+        """Say what happened, where in the file it did."""
+        self.console.print(f"[dim]line {self.acknowledged + 1:>9,}[/] {line}")
+
+
+def main() -> None:
+    """Run the demo on FILE."""
+    name = os.environ.get("FILE", "")
+    if not name or not Path(name).is_file():
+        raise SystemExit(f"make demo FILE=<a file with lines>; {name!r} is none")
+    raise SystemExit(asyncio.run(run(Path(name), Console(highlight=False))))
+
+
+async def run(path: Path, console: Console) -> int:
+    """Send a file through a cluster of its own; 0 when every byte came back."""
+    total = sum(len(batch) for batch in batches(path))
+    if total == 0:
+        raise SystemExit(f"{path} is empty")
+    console.print(f"{path}: {total:,} entries. Starting Postgres, Redis, 4 bookies, 2 gateways…")
+    async with running(None, bookies=4, gateways=2) as cluster:
+        story = Story(console)
+        started = time.monotonic()
+        with _progress(console) as progress:
+            task = progress.add_task("appending", total=total)
+
+            def show() -> None:
+                progress.update(task, completed=story.acknowledged)
+
+            await _send(path, cluster, story, total, show)
+        seconds = time.monotonic() - started
+        console.print(
+            f"{story.acknowledged:,} entries acknowledged in {seconds:.1f} s; "
+            f"reading back ledgers {story.ledgers} through {cluster.gateways[1]}"
+        )
+        missing = await _compare(path, cluster, story)
+    if missing:
+        console.print(f"[bold red]{missing}[/]")
+        return 1
+    console.print("[bold green]every acknowledged byte was read back, in order[/]")
+    return 0
+
+
+async def _send(
+    path: Path, cluster: Cluster, story: Story, total: int, show: Callable[[], None]
+) -> None:
+    """Append the file; kill what is to be killed on the way."""
+    first, second = cluster.gateways
+    async with Client(first, deadline_s=20) as client:
+        ledger = await client.create_ledger()
+        story.ledgers.append(ledger.ledger_id)
+        story.tell(f"ledger {ledger.ledger_id} is created; its writer is gateway-1")
+        victims = [(total // 3, await _bookie_of(ledger)), (2 * total // 3, "gateway-1")]
+        try:
+            # A short file is sent in small steps, so that something is left after each death.
+            for batch in batches(path, lines_max=min(_BATCH_LINES, 1 + total // 20)):
+                appending = asyncio.ensure_future(ledger.append_batch(batch))
+                while victims and story.acknowledged + len(batch) > victims[0][0]:
+                    # Under an append that is on its way.
+                    name = victims.pop(0)[1]
+                    await cluster.kill(name)
+                    story.tell(f"{name} is killed (SIGKILL)")
+                done = await appending
+                story.acknowledged = done.last_entry + 1
+                show()
+        except QuorumLogError as error:
+            story.tell(f"gateway-1 does not answer: {error.code}, outcome {error.outcome}")
+    async with Client(second, deadline_s=60) as client:
+        story.tell("gateway-2 recovers the ledger")
+        closed = await client.ledger(ledger.ledger_id).recover()
+        end = int(closed["last_entry"]) + 1
+        if end < story.acknowledged:
+            story.tell(f"[bold red]recovery ended at {end}: acknowledged entries are lost[/]")
+            return
+        story.tell(f"it is CLOSED with {end:,} entries, all that were acknowledged among them")
+        # What recovery found beyond was sent and not acknowledged: it is there, so it is not sent
+        # again.
+        story.acknowledged = end
+        rest = await client.create_ledger()
+        story.ledgers.append(rest.ledger_id)
+        story.tell(f"ledger {rest.ledger_id} takes the rest, written by gateway-2")
+        for batch in batches(path, end):
+            story.acknowledged = end + (await rest.append_batch(batch)).last_entry + 1
+            show()
+        await rest.close()
+
+
+async def _bookie_of(ledger: Ledger) -> str:
+    member: str = (await ledger.info())["fragments"][-1]["bookies"][0]
+    return member.partition("@")[0]
+
+
+async def _compare(path: Path, cluster: Cluster, story: Story) -> str:
+    """Read all ledgers back and compare with the file; what is wrong, or ''."""
+    expected = (entry for batch in batches(path) for entry in batch)
+    count = 0
+    async with Client(cluster.gateways[1]) as client:
+        async for payload in _payloads(client, story.ledgers):
+            if payload != next(expected, None):
+                return f"entry {count:,} is not what was sent"
+            count += 1
+    if count < story.acknowledged or next(expected, None) is not None:
+        return f"only {count:,} entries were read back"
+    return ""
+
+
+async def _payloads(client: Client, ledgers: list[int]) -> AsyncIterator[bytes]:
+    for ledger_id in ledgers:
+        async for entry in client.ledger(ledger_id).entries():
+            yield entry.payload
+
+
+def batches(
+    path: Path, skipped: int = 0, lines_max: int = _BATCH_LINES
+) -> Iterator[list[bytes]]:
+    """The file as batches of entries, a line each, without the first `skipped` entries."""
+    batch: list[bytes] = []
+    size = 0
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(_ENTRY_BYTES):
+            number += 1
+            if number <= skipped:
+                continue
+            if batch and (len(batch) >= lines_max or size + len(line) > _BATCH_BYTES):
+                yield batch
+                batch, size = [], 0
+            batch.append(line)
+            size += len(line)
+    if batch:
+        yield batch
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not sys.stdout.isatty(),
+    )
+
+
+if __name__ == "__main__":
+    main()
