@@ -146,9 +146,7 @@ async def _payloads(client: Client, ledgers: list[int]) -> AsyncIterator[bytes]:
             yield entry.payload
 
 
-def batches(
-    path: Path, skipped: int = 0, lines_max: int = _BATCH_LINES
-) -> Iterator[list[bytes]]:
+def batches(path: Path, skipped: int = 0, lines_max: int = _BATCH_LINES) -> Iterator[list[bytes]]:
     """The file as batches of entries, a line each, without the first `skipped` entries."""
     batch: list[bytes] = []
     size = 0

@@ -16,19 +16,25 @@ class LocalSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data: Path = Field(Path(".quorumlog"), description="where everything is kept")
-    port: int = Field(8080, ge=1, le=65535, description="of the first gateway; the others follow")
-    bookies: int = Field(4, ge=1, le=64, description="4, so that E=3 survives a death")
-    gateways: int = Field(2, ge=1, le=64)
-    zones: tuple[str, ...] = Field((), description="dealt out to the bookies in turn")
+    data: Path = Field(default=Path(".quorumlog"), description="where everything is kept")
+    port: int = Field(
+        default=8080, ge=1, le=65535, description="of the first gateway; the others follow"
+    )
+    bookies: int = Field(default=4, ge=1, le=64, description="4, so that E=3 survives a death")
+    gateways: int = Field(default=2, ge=1, le=64)
+    zones: tuple[str, ...] = Field(default=(), description="dealt out to the bookies in turn")
     durability: Literal["fsync", "deferred"] = "fsync"
-    auto_fix_cookies: bool = Field(False, description="a wiped bookie becomes a new incarnation")
-    lost_bookie_delay_s: float = Field(60, ge=0, description="until its replicas are copied")
-    restart: bool = Field(False, description="a process that dies is started again")
-    postgres_dsn: str = Field("", description="a server that exists, in place of our own")
-    redis_url: str = Field("", description="a server that exists, in place of our own")
+    auto_fix_cookies: bool = Field(
+        default=False, description="a wiped bookie becomes a new incarnation"
+    )
+    lost_bookie_delay_s: float = Field(
+        default=60, ge=0, description="until its replicas are copied"
+    )
+    restart: bool = Field(default=False, description="a process that dies is started again")
+    postgres_dsn: str = Field(default="", description="a server that exists, in place of our own")
+    redis_url: str = Field(default="", description="a server that exists, in place of our own")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    drain_s: float = Field(20.0, gt=0, description="for each service that is told to end")
+    drain_s: float = Field(default=20.0, gt=0, description="for each service that is told to end")
 
     @field_validator("zones", mode="before")
     @classmethod
