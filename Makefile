@@ -7,7 +7,7 @@ ARGS ?=
 
 # Settings of the local cluster and of load, handed on as they are (README, "Settings").
 export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_DELAY_S RESTART
-export POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME SEED SEEDS
+export POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt check test unit run demo bench load sim explore mutants chaos lock clean
