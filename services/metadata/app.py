@@ -12,21 +12,23 @@ from aiohttp.typedefs import Handler
 from prometheus_client import Counter, Gauge, Histogram
 
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
-from services.metadata import handlers, log_handlers
+from services.metadata import handlers, log_handlers, repair_handlers
 from services.metadata.changes import ChangeHub
 from services.metadata.config import Config
 from services.metadata.cookies import CookieStore
 from services.metadata.database import Database
 from services.metadata.handlers import PARTS, Parts
+from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerStore
 from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
 from services.metadata.migrate import migrate
+from services.metadata.repairs import RepairStore
 from services.metadata.routes import openapi
 
 log = logging.getLogger(__name__)
 
-ROUTES: Final = (*handlers.ROUTES, *log_handlers.ROUTES)
+ROUTES: Final = (*handlers.ROUTES, *log_handlers.ROUTES, *repair_handlers.ROUTES)
 
 _RETRY_S: Final = 0.5
 _MIGRATION_S: Final = 60.0
@@ -53,6 +55,8 @@ def build(config: Config) -> web.Application:
         liveness=liveness,
         changes=changes,
         logs=LogStore(database),
+        repairs=RepairStore(database),
+        leases=LeaseStore(database),
         change_heartbeat_s=config.change_heartbeat_s,
     )
 

@@ -36,9 +36,11 @@ from services.metadata.http import (
     parsed,
     query_of,
 )
+from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerFilter, LedgerStore
 from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
+from services.metadata.repairs import RepairStore
 from services.metadata.routes import Route
 
 _MEMBER: Final = rf"{BOOKIE_NAME}(@(0|[1-9][0-9]{{0,17}}))?"
@@ -54,6 +56,8 @@ class Parts:
     liveness: Liveness
     changes: ChangeHub
     logs: LogStore
+    repairs: RepairStore
+    leases: LeaseStore
     change_heartbeat_s: float
 
 

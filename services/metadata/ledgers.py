@@ -25,6 +25,7 @@ from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import State
 from quorumlog.wire.bodies import LedgerCreate, LedgerDraft, LedgerRow, MissedBody
 from services.metadata.database import Connection, Database
+from services.metadata.repairs import queue_repair
 from services.metadata.sql import UTC_CREATED_AT
 from services.metadata.transitions import check_change, check_new
 
@@ -236,19 +237,12 @@ async def queue_missed(
     connection: Connection, ledger_id: int, missed: Iterable[MissedBody]
 ) -> None:
     """Add to what members lack; ranges of one member are merged (rule 8)."""
-    ranges: dict[str, list[asyncpg.Range[int]]] = defaultdict(list)
+    ranges: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for item in missed:
-        ranges[item.member].append(asyncpg.Range(item.first, item.last, upper_inc=True))
+        ranges[item.member].append((item.first, item.last))
     # Sorted, so that two transactions never wait for each other's rows in a circle.
     for member in sorted(ranges):
-        await connection.execute(
-            "INSERT INTO repairs (ledger_id, member, ranges) VALUES ($1, $2, $3)"
-            " ON CONFLICT (ledger_id, member) DO UPDATE SET"
-            " ranges = repairs.ranges + excluded.ranges, version = repairs.version + 1",
-            ledger_id,
-            member,
-            ranges[member],
-        )
+        await queue_repair(connection, ledger_id, member, tuple(ranges[member]))
 
 
 class _Repeated(Exception):
@@ -321,6 +315,11 @@ async def _claim_key(connection: Connection, key: str, ledger_id: int) -> None:
     if claimed is None:
         first = await connection.fetchval("SELECT ledger_id FROM create_keys WHERE key = $1", key)
         raise _Repeated(first)
+    # Each new key clears away two old ones, so there is nothing that has to be swept.
+    await connection.execute(
+        "DELETE FROM create_keys WHERE key IN (SELECT key FROM create_keys"
+        " WHERE expires_at < now() ORDER BY expires_at LIMIT 2 FOR UPDATE SKIP LOCKED)"
+    )
 
 
 async def _raise_if_repeated(connection: Connection, attempt: str) -> None:

@@ -11,6 +11,10 @@ import pytest
 from loadtest.stores import Stores
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from services.metadata.ledgers import LedgerFilter, list_query
+from services.metadata.logs import ORPHANS
+from services.metadata.logs import PAGE as LOG_PAGE
+from services.metadata.repairs import CLAIM
+from services.metadata.repairs import PAGE as REPAIR_PAGE
 from tests.metadata.support import DRAFT, Service
 
 
@@ -97,6 +101,11 @@ QUERIES: list[tuple[tuple[str, list[Any]], str]] = [
     (("SELECT target FROM attempts WHERE attempt = $1", ["0" * 32]), "attempts_pkey"),
     (("SELECT ledger_id FROM create_keys WHERE key = $1", ["7"]), "create_keys_pkey"),
     (("SELECT FROM cookies WHERE name = $1", ["b7"]), "cookies_pkey"),
+    (("SELECT FROM logs WHERE name = $1 FOR UPDATE", ["log-7"]), "logs_pkey"),
+    ((LOG_PAGE, ["log-7", 9]), "logs_live"),
+    ((ORPHANS, [7, 9]), "unnamed_ledgers_by_age"),
+    ((CLAIM, ["w", 30.0, 2]), "repairs_in_order"),
+    ((REPAIR_PAGE, [7, "b1@1", 9]), "repairs_pkey"),
 ]
 
 FILL = """
@@ -111,6 +120,10 @@ INSERT INTO ledger_tags SELECT decode(md5((n % 500)::text), 'hex'), n
 INSERT INTO attempts (attempt, target) SELECT gen_random_uuid(), '' FROM generate_series(1, 5000);
 INSERT INTO create_keys SELECT n::text, n, now() FROM generate_series(1, 5000) n;
 INSERT INTO cookies SELECT 'b' || n, 1, '{}' FROM generate_series(1, 5000) n;
+INSERT INTO logs SELECT 'log-' || n, 1, '{}' FROM generate_series(1, 5000) n;
+INSERT INTO unnamed_ledgers SELECT n, now() - make_interval(secs => n)
+    FROM generate_series(1, 5000) n;
+INSERT INTO repairs SELECT n, 'b1@1', '{[0,9]}', 1, n % 9 FROM generate_series(1, 5000) n;
 ANALYZE;
 """
 

@@ -33,6 +33,7 @@ class Proxy:
     is_silent: bool = False
     """Takes connections and bytes, and forwards nothing: a server that hangs."""
     cuts: int = 0
+    _generation: int = 0
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
 
     def url(self, url_up: str) -> str:
@@ -42,7 +43,8 @@ class Proxy:
         return urlunsplit(parts._replace(netloc=f"{login}{at}127.0.0.1:{self.port}"))
 
     def cut_all(self) -> None:
-        """Reset every connection that is open now."""
+        """Reset every connection that is open now, or about to be."""
+        self._generation += 1
         for writer in list(self._open):
             _reset(writer)
 
@@ -52,10 +54,15 @@ class Proxy:
         if self.is_down:
             _reset(writer)
             return
+        generation = self._generation
         try:
             up_reader, up_writer = await asyncio.open_connection(self.host_up, self.port_up)
         except OSError:
             _reset(writer)
+            return
+        if generation != self._generation:  # cut_all came while we connected
+            _reset(writer)
+            _reset(up_writer)
             return
         both = (writer, up_writer)
         self._open.update(both)

@@ -230,7 +230,7 @@ class MissedBody(Body):
 
     member: Member
     first: EntryId
-    last: EntryId
+    last: Annotated[int, Field(ge=0, lt=ID_MAX)]
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:

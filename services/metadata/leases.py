@@ -1,0 +1,58 @@
+"""Leases by the database's clock, with a token that grows with each new holder.
+
+They spare duels (two auditors at work); nothing is decided by them.
+"""
+
+from typing import Final
+
+from quorumlog.wire.repair_bodies import Lease, LeaseGive, LeaseTake
+from services.metadata.database import Connection, Database
+
+_LEFT: Final = "greatest(0, extract(epoch FROM expires_at - clock_timestamp()))::float8 AS left_s"
+
+
+class LeaseStore:
+    """The leases' rows."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def take(self, name: str, request: LeaseTake) -> Lease:
+        """Take a lease that is free, or hold on to one's own; tells who holds it now."""
+
+        async def work(connection: Connection) -> Lease:
+            await connection.execute(
+                "INSERT INTO leases AS l (name, holder, token, expires_at)"
+                " VALUES ($1, $2, 1, clock_timestamp() + make_interval(secs => $3))"
+                " ON CONFLICT (name) DO UPDATE SET holder = excluded.holder,"
+                " token = l.token + (l.holder <> excluded.holder)::int,"
+                " expires_at = clock_timestamp() + make_interval(secs => $3)"
+                " WHERE l.holder = excluded.holder OR l.expires_at <= clock_timestamp()",
+                name,
+                request.holder,
+                request.ttl_s,
+            )
+            record = await connection.fetchrow(
+                f"SELECT holder, token, {_LEFT} FROM leases WHERE name = $1", name
+            )
+            assert record is not None
+            return Lease(
+                name=name,
+                holder=record["holder"],
+                token=record["token"],
+                expires_in_s=record["left_s"],
+            )
+
+        return await self._database.transact(work)
+
+    async def give(self, name: str, request: LeaseGive) -> None:
+        """Let a lease end now, if this holder still has it."""
+        await self._database.run(
+            lambda connection: connection.execute(
+                "UPDATE leases SET expires_at = clock_timestamp()"
+                " WHERE name = $1 AND holder = $2 AND token = $3",
+                name,
+                request.holder,
+                request.token,
+            )
+        )

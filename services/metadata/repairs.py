@@ -1,0 +1,202 @@
+"""The repair queue: what members lack, one item a ledger and member (rule 8).
+
+An item is changed only under its version, which each claim, failure and new gap raises: a worker
+whose claim ran out, or whose ledger got new gaps meanwhile, can't clear what it has not copied.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import asyncpg
+
+from quorumlog.errors import RouteNotFound, VersionConflict
+from quorumlog.wire.repair_bodies import (
+    Ranges,
+    Repair,
+    RepairAdd,
+    RepairClaim,
+    RepairFail,
+    RepairProgress,
+)
+from services.metadata.database import Connection, Database
+from services.metadata.sql import UTC_CREATED_AT
+
+_UNCOUNTED: Final = 32767
+"""Stands for "nobody counted the survivors": comes last."""
+_PAUSE_S_MAX: Final = 300
+"""The longest pause after failures (taste: a member that is away for long is not forgotten)."""
+
+_ROW: Final = (
+    "ledger_id, member, ranges, version, survivors, failures, detail, worker, " + UTC_CREATED_AT
+)
+
+# The pick is materialised: run again by a join it would lock more than its limit.
+CLAIM: Final = (
+    "WITH picked AS MATERIALIZED (SELECT ledger_id AS picked_id, member AS picked_member"
+    " FROM repairs WHERE next_try_at <= clock_timestamp()"
+    " ORDER BY survivors, next_try_at, ledger_id, member LIMIT $3 FOR UPDATE SKIP LOCKED)"
+    " UPDATE repairs SET worker = $1, version = version + 1,"
+    " next_try_at = clock_timestamp() + make_interval(secs => $2)"
+    " FROM picked WHERE ledger_id = picked_id AND member = picked_member"
+    f" RETURNING {_ROW}"
+)
+
+PAGE: Final = (
+    f"SELECT {_ROW} FROM repairs WHERE (ledger_id, member) > ($1, $2)"
+    " ORDER BY ledger_id, member LIMIT $3"
+)
+
+
+class RepairStore:
+    """The repair queue's rows."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def page(
+        self, *, after: tuple[int, str], limit: int
+    ) -> tuple[list[Repair], tuple[int, str] | None]:
+        """One page by ledger and member, and the `after` of the next one."""
+        records = await self._database.run(
+            lambda connection: connection.fetch(PAGE, *after, limit + 1)
+        )
+        found = [_repair_of(record) for record in records[:limit]]
+        last = (found[-1].ledger_id, found[-1].member) if len(records) > limit else None
+        return found, last
+
+    async def add(self, items: Iterable[RepairAdd]) -> None:
+        """Add to what members lack; ledgers that are gone are passed over."""
+        # Sorted, so that two transactions never wait for each other's rows in a circle.
+        wanted = sorted(items, key=lambda item: (item.ledger_id, item.member))
+
+        async def work(connection: Connection) -> None:
+            for item in wanted:
+                await queue_repair(
+                    connection, item.ledger_id, item.member, item.ranges, item.survivors
+                )
+
+        await self._database.transact(work)
+
+    async def claim(self, request: RepairClaim) -> list[Repair]:
+        """Items that nobody works on, for one worker until its lease ends."""
+        records = await self._database.run(
+            lambda connection: connection.fetch(
+                CLAIM, request.worker, request.lease_s, request.limit
+            )
+        )
+        return sorted(
+            (_repair_of(record) for record in records),
+            key=lambda item: (
+                _UNCOUNTED if item.survivors is None else item.survivors,
+                item.ledger_id,
+                item.member,
+            ),
+        )
+
+    async def progress(self, ledger_id: int, member: str, request: RepairProgress) -> Ranges:
+        """Take off what is done and hold on to the rest; nothing left ends the item.
+
+        Raises: RouteNotFound, VersionConflict (with `current`).
+        """
+
+        async def work(connection: Connection) -> Ranges:
+            await _lock(connection, ledger_id, member, request.worker, request.version)
+            record = await connection.fetchrow(
+                "UPDATE repairs SET ranges = ranges - $3, failures = 0,"
+                " next_try_at = clock_timestamp() + make_interval(secs => $4)"
+                f" WHERE ledger_id = $1 AND member = $2 RETURNING {_ROW}",
+                ledger_id,
+                member,
+                _multirange(request.ranges),
+                request.lease_s,
+            )
+            remaining = _repair_of(record).ranges
+            if not remaining:
+                await connection.execute(
+                    "DELETE FROM repairs WHERE ledger_id = $1 AND member = $2", ledger_id, member
+                )
+            return remaining
+
+        return await self._database.transact(work)
+
+    async def fail(self, ledger_id: int, member: str, request: RepairFail) -> None:
+        """Let go of an item until a pause is over, which doubles with each failure.
+
+        Raises: RouteNotFound, VersionConflict (with `current`).
+        """
+
+        async def work(connection: Connection) -> None:
+            await _lock(connection, ledger_id, member, request.worker, request.version)
+            await connection.execute(
+                "UPDATE repairs SET worker = NULL, version = version + 1, failures = failures + 1,"
+                " detail = $3, next_try_at = clock_timestamp()"
+                f" + make_interval(secs => least({_PAUSE_S_MAX}, power(2, least(failures, 20))))"
+                " WHERE ledger_id = $1 AND member = $2",
+                ledger_id,
+                member,
+                request.detail,
+            )
+
+        await self._database.transact(work)
+
+
+async def queue_repair(
+    connection: Connection,
+    ledger_id: int,
+    member: str,
+    ranges: Ranges,
+    survivors: int | None = None,
+) -> None:
+    """Merge ranges into an item, or make it; a ledger that is gone lacks nothing."""
+    await connection.execute(
+        "INSERT INTO repairs (ledger_id, member, ranges, survivors)"
+        " SELECT ledger_id, $2, $3, $4 FROM ledgers WHERE ledger_id = $1 AND body IS NOT NULL"
+        " FOR KEY SHARE"
+        " ON CONFLICT (ledger_id, member) DO UPDATE SET"
+        " ranges = repairs.ranges + excluded.ranges, version = repairs.version + 1,"
+        f" survivors = CASE WHEN excluded.survivors = {_UNCOUNTED} THEN repairs.survivors"
+        " ELSE excluded.survivors END",
+        ledger_id,
+        member,
+        _multirange(ranges),
+        _UNCOUNTED if survivors is None else survivors,
+    )
+
+
+async def _lock(
+    connection: Connection, ledger_id: int, member: str, worker: str, version: int
+) -> None:
+    record = await connection.fetchrow(
+        f"SELECT {_ROW} FROM repairs WHERE ledger_id = $1 AND member = $2 FOR UPDATE",
+        ledger_id,
+        member,
+    )
+    if record is None:
+        raise RouteNotFound("no such item", ledger_id=ledger_id, bookie=member)
+    if record["version"] != version or record["worker"] != worker:
+        raise VersionConflict(
+            "the claim is over, or the item changed since",
+            ledger_id=ledger_id,
+            bookie=member,
+            current=_repair_of(record).model_dump(mode="json"),
+        )
+
+
+def _multirange(ranges: Ranges) -> list[asyncpg.Range[int]]:
+    return [asyncpg.Range(first, last, upper_inc=True) for first, last in ranges]
+
+
+def _repair_of(record: asyncpg.Record | None) -> Repair:
+    assert record is not None
+    survivors = record["survivors"]
+    return Repair(
+        ledger_id=record["ledger_id"],
+        member=record["member"],
+        ranges=tuple((found.lower, found.upper - 1) for found in record["ranges"]),
+        version=record["version"],
+        survivors=None if survivors == _UNCOUNTED else survivors,
+        failures=record["failures"],
+        detail=record["detail"],
+        worker=record["worker"],
+        created_at=record["created_at"],
+    )

@@ -1,0 +1,240 @@
+"""The repair queue and leases: who may work on what, and what is never cleared too early."""
+
+import asyncio
+
+import asyncpg
+import pytest
+
+from loadtest.stores import Stores
+from quorumlog.errors import InvalidRequest, VersionConflict
+from quorumlog.net.repair_client import RepairClient
+from quorumlog.protocol.messages import MissedRange
+from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.wire.repair_bodies import RepairAdd
+from tests.metadata.support import DRAFT, Service
+from tests.support.waiting import until
+
+LONG_S = 3600.0
+SOON_S = 0.05
+
+
+@pytest.fixture
+def worker(service: Service) -> RepairClient:
+    return RepairClient(service.client, "worker-1")
+
+
+@pytest.fixture
+def other(service: Service) -> RepairClient:
+    return RepairClient(service.client, "worker-2")
+
+
+async def with_gap(service: Service, *missed: MissedRange) -> LedgerMetadata:
+    row = await service.client.create(DRAFT)
+    _, now = await service.client.cas(row, missed)
+    assert now is not None
+    return now
+
+
+GAP = MissedRange("b3@1", 0, 9)
+
+
+async def test_what_was_missed_is_queued_with_the_change_or_not_at_all(
+    service: Service, worker: RepairClient
+) -> None:
+    row = await service.client.create(DRAFT)
+    missed = (MissedRange("b3@1", 0, 4), MissedRange("b3@1", 3, 9), MissedRange("b2@1", 7, 7))
+
+    await service.client.cas(row.in_recovery(), missed)
+    await service.client.cas(row.in_recovery(), (MissedRange("b1@1", 0, 0),))  # a conflict
+
+    found, following = await worker.list()
+    assert following is None
+    assert [(item.ledger_id, item.member, item.ranges) for item in found] == [
+        (row.ledger_id, "b2@1", ((7, 7),)),
+        (row.ledger_id, "b3@1", ((0, 9),)),
+    ]
+
+
+async def test_an_item_is_claimed_by_one_worker_at_a_time(
+    service: Service, worker: RepairClient, other: RepairClient
+) -> None:
+    for _ in range(6):
+        await with_gap(service, GAP)
+
+    claims = await asyncio.gather(
+        *(client.claim(lease_s=LONG_S, limit=2) for client in (worker, other) * 4)
+    )
+
+    ids = [item.ledger_id for claim in claims for item in claim]
+    assert len(ids) == 6
+    assert len(set(ids)) == 6
+    assert await worker.claim(lease_s=LONG_S) == ()
+
+
+async def test_what_has_the_fewest_survivors_comes_first(
+    service: Service, worker: RepairClient
+) -> None:
+    rows = [await with_gap(service, GAP) for _ in range(4)]
+    for row, survivors in zip(rows, (2, 1, None, 3), strict=True):
+        await worker.add(
+            [
+                RepairAdd(
+                    ledger_id=row.ledger_id, member="b3@1", ranges=((3, 12),), survivors=survivors
+                )
+            ]
+        )
+
+    claimed = await worker.claim(lease_s=LONG_S, limit=10)
+
+    assert [(item.ledger_id, item.survivors) for item in claimed] == [
+        (rows[1].ledger_id, 1),
+        (rows[0].ledger_id, 2),
+        (rows[3].ledger_id, 3),
+        (rows[2].ledger_id, None),
+    ]
+    assert {item.ranges for item in claimed} == {((0, 12),)}
+
+
+async def test_progress_takes_off_what_is_done_until_nothing_is_left(
+    service: Service, worker: RepairClient
+) -> None:
+    await with_gap(service, GAP)
+    (item,) = await worker.claim(lease_s=LONG_S)
+
+    assert await worker.progress(item, ((2, 4),), lease_s=LONG_S) == ((0, 1), (5, 9))
+    assert await worker.progress(item, ((2, 4),), lease_s=LONG_S) == ((0, 1), (5, 9))
+    assert await worker.progress(item, ((0, 9),), lease_s=LONG_S) == ()
+
+    assert await worker.list() == ((), None)
+    assert await worker.progress(item, ((0, 9),), lease_s=LONG_S) == ()
+
+
+async def test_a_worker_whose_claim_is_over_clears_nothing(
+    service: Service, worker: RepairClient, other: RepairClient
+) -> None:
+    await with_gap(service, GAP)
+    (item,) = await worker.claim(lease_s=SOON_S)
+
+    (taken,) = await until(lambda: other.claim(lease_s=LONG_S), "the first claim runs out")
+
+    assert taken.ledger_id == item.ledger_id
+    with pytest.raises(VersionConflict):
+        await worker.progress(item, ((0, 9),), lease_s=LONG_S)
+    with pytest.raises(VersionConflict):
+        await worker.fail(item, "late")
+    assert (await other.list())[0] == (taken,)
+
+
+async def test_a_gap_that_comes_during_the_work_is_not_cleared_by_it(
+    service: Service, worker: RepairClient
+) -> None:
+    row = await with_gap(service, GAP)
+    (item,) = await worker.claim(lease_s=LONG_S)
+
+    await service.client.cas(row, (MissedRange("b3@1", 5, 5),))
+
+    with pytest.raises(VersionConflict):
+        await worker.progress(item, ((0, 9),), lease_s=LONG_S)
+    (left,) = (await worker.list())[0]
+    assert left.ranges == ((0, 9),)
+    assert left.worker == "worker-1"
+    assert await worker.progress(left, ((0, 9),), lease_s=LONG_S) == ()
+
+
+async def test_a_failed_item_comes_again_and_says_why(
+    service: Service, worker: RepairClient, other: RepairClient
+) -> None:
+    await with_gap(service, GAP)
+    (item,) = await worker.claim(lease_s=LONG_S)
+
+    await worker.fail(item, "bookie away")
+
+    (again,) = await until(lambda: other.claim(lease_s=LONG_S), "the pause is over")
+    assert (again.failures, again.detail, again.worker) == (1, "bookie away", "worker-2")
+    await other.progress(again, (), lease_s=LONG_S)
+    assert (await other.list())[0][0].failures == 0
+
+
+async def test_a_deleted_ledger_lacks_nothing(service: Service, worker: RepairClient) -> None:
+    row = await with_gap(service, GAP)
+    _, closed = await service.client.cas(row.closed(last_entry=9, length=0))
+    assert closed is not None
+    await service.client.delete(row.ledger_id, version=closed.version)
+
+    await worker.add([RepairAdd(ledger_id=row.ledger_id, member="b3@1", ranges=((0, 1),))])
+
+    assert await worker.list() == ((), None)
+
+
+async def test_the_queue_is_listed_in_pages(service: Service, worker: RepairClient) -> None:
+    for _ in range(2):
+        await with_gap(service, GAP, MissedRange("b1@1", 0, 2**63 - 2))
+
+    first, after = await worker.list(limit=3)
+    rest, end = await worker.list(limit=3, after=after)
+
+    assert [item.member for item in (*first, *rest)] == ["b1@1", "b3@1"] * 2
+    assert first[0].ranges == ((0, 2**63 - 2),)
+    assert end is None
+
+
+async def test_a_lease_has_one_holder_and_a_token_that_grows(
+    worker: RepairClient, other: RepairClient
+) -> None:
+    leases = await asyncio.gather(
+        *(client.take_lease("auditor", ttl_s=LONG_S) for client in (worker, other) * 3)
+    )
+
+    assert len({(lease.holder, lease.token) for lease in leases}) == 1
+    holder, rival = (worker, other) if leases[0].holder == "worker-1" else (other, worker)
+    assert (await rival.take_lease("auditor", ttl_s=LONG_S)).holder == leases[0].holder
+    await rival.give_lease(leases[0])
+    assert (await holder.take_lease("auditor", ttl_s=LONG_S)).token == 1
+    await holder.give_lease(leases[0])
+    taken = await rival.take_lease("auditor", ttl_s=LONG_S)
+    assert taken.holder != leases[0].holder
+    assert taken.token == 2
+
+
+async def test_a_lease_that_runs_out_is_free(worker: RepairClient, other: RepairClient) -> None:
+    await worker.take_lease("auditor", ttl_s=SOON_S)
+
+    async def is_taken() -> bool:
+        return (await other.take_lease("auditor", ttl_s=LONG_S)).holder == "worker-2"
+
+    await until(is_taken, "the first holder's time is over")
+
+
+async def test_an_idempotency_key_is_forgotten_when_its_time_is_over(
+    service: Service, stores: Stores
+) -> None:
+    first = await service.client.create(DRAFT, idempotency_key="key")
+    assert await service.client.create(DRAFT, idempotency_key="key") == first
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    try:
+        await connection.execute("UPDATE create_keys SET expires_at = now() - interval '1 s'")
+
+        second = await service.client.create(DRAFT, idempotency_key="key")
+        await service.client.create(DRAFT, idempotency_key="other")
+        await connection.execute(
+            "UPDATE create_keys SET expires_at = now() - interval '1 s' WHERE key = 'other'"
+        )
+        await service.client.create(DRAFT, idempotency_key="third")
+
+        assert second != first
+        keys = await connection.fetch("SELECT key FROM create_keys ORDER BY key")
+        assert [row["key"] for row in keys] == ["key", "third"]
+    finally:
+        await connection.close()
+
+
+async def test_a_range_beyond_the_ids_is_refused(service: Service) -> None:
+    row = await service.client.create(DRAFT)
+    for ranges in ([[0, 2**63 - 1]], [[1, 0]], [[-1, 0]], [[0]]):
+        item = {"ledger_id": row.ledger_id, "member": "b1@1", "ranges": ranges}
+
+        status, problem = await service.send("POST", "/v1/repairs", {"items": [item]})
+
+        assert (status, problem["code"]) == (422, "invalid")
+    with pytest.raises((InvalidRequest, ValueError)):
+        await service.client.cas(row, (MissedRange("b1@1", 0, 2**63 - 1),))
