@@ -56,6 +56,9 @@ _CONFLICTS_MAX: Final = 20
 """Takeovers that one request loses before it gives up; each loss means that another one won."""
 
 
+_WRITERS_MAX: Final = 10_000
+"""Ledgers whose writer is remembered, which spares the sweep their rows."""
+
 _BY_STATE: Final = (UnexpectedOffset, SequenceGap, ExpiredProducer, LogFenced)
 """Refusals that hold for the state of the log that the owner knows, and only while it owns it."""
 
@@ -129,6 +132,7 @@ class LogManager:
         self._reader = LogReader(engine=engine, store=store, index=self._index, heal=self.heal)
         self._slots: dict[str, _Slot] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._writers: dict[int, Writer] = {}
         self._draining = False
 
     # --- the row ---------------------------------------------------------------------------
@@ -292,6 +296,29 @@ class LogManager:
             await asyncio.shield(self._task(route.roll()))
         except OwnerEnded as error:
             raise _not_the_owner(name) from error
+
+    def tick(self, row: LogMetadata) -> bool:
+        """Whether this process owns the log of this row; if so, let its owner see to the time."""
+        slot = self._slots.get(row.name)
+        if slot is None or slot.owner is None or not slot.owner.is_mine(row):
+            return False
+        slot.owner.tick()
+        return True
+
+    async def writer_of(self, ledger_id: int) -> Writer | None:
+        """The process that writes a ledger, which never changes. Raises: NoSuchLedger."""
+        writer = self._writers.get(ledger_id)
+        if writer is None:
+            writer = (await self._engine.get(ledger_id)).writer
+            if writer is not None:
+                self._writers[ledger_id] = writer
+                if len(self._writers) > _WRITERS_MAX:
+                    del self._writers[next(iter(self._writers))]
+        return writer
+
+    async def is_other_alive(self, writer: Writer) -> bool:
+        """Whether a process lives that is not this one: what this one does not own, it lost."""
+        return writer.id != self._engine.writer.id and await self._is_alive(writer)
 
     # --- records ---------------------------------------------------------------------------
 
@@ -636,6 +663,10 @@ class LogManager:
         self._draining = True
         owned = [slot for slot in self._slots.values() if slot.owner is not None]
         await asyncio.gather(*(self._release(slot) for slot in owned))
+        await self.end()
+
+    async def end(self) -> None:
+        """Cancel what goes on in the background."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -645,7 +676,10 @@ class LogManager:
             async with asyncio.timeout(self.times.drain_s), slot.lock:
                 if slot.owner is None:
                     return
+                ledger_id = slot.owner.ledger_id
                 await slot.owner.settled()
+                with contextlib.suppress(QuorumLogError):
+                    await self._engine.close(ledger_id)
                 _refuse(await self._retire(slot), _not_the_owner(slot.name))
                 row = await self._store.get(slot.name)
                 if row.last_item is not None and row.last_item.last_offset is None:

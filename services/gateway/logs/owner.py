@@ -300,6 +300,11 @@ class LogOwner:
 
     # --- rolling ---------------------------------------------------------------------------
 
+    def tick(self) -> None:
+        """Time has passed."""
+        self._producers.forget(now_ms=now_ms())
+        self._roll_if_due()
+
     def _roll_if_due(self) -> None:
         if self.phase is Phase.LIVE and not self._roll_asked and self.is_roll_due():
             self._roll_asked = True

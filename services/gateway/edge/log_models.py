@@ -1,0 +1,203 @@
+"""The public bodies of logs as pydantic models."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, WithJsonSchema, model_validator
+
+from quorumlog.protocol.log import LogSettings
+from quorumlog.protocol.quorum import Quorum
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX, CUSTOM_BYTES_MAX, CUSTOM_KEYS_MAX
+from services.gateway.edge.models import (
+    BASE64,
+    DATE_TIME,
+    Id,
+    IdOrNone,
+    Model,
+    Size,
+    Text,
+    WriterModel,
+)
+
+Digest = Literal["crc32c", "none"]
+"""A log's ledgers have no password, so there is no key for a MAC."""
+
+
+class LogCreate(Model):
+    """What a log should be like; everything is optional, and 0 switches a limit off."""
+
+    ensemble_size: Size | None = Field(
+        default=None, description="E of each of its ledgers: 3, or Qw where that is larger."
+    )
+    write_quorum: Size | None = Field(default=None, description="Qw: 3, or E where smaller.")
+    ack_quorum: Size | None = Field(default=None, description="Qa: Qw // 2 + 1.")
+    digest: Digest = Field(default="crc32c", description="How entries prove to be unchanged.")
+    metadata: dict[Text, Text] = Field(
+        default_factory=dict,
+        max_length=CUSTOM_KEYS_MAX,
+        description=f"For the caller's use: {CUSTOM_BYTES_MAX} bytes at most, keys included.",
+    )
+    allow_degraded: Literal[True] = Field(
+        default=True, description="Always: a takeover must work while a bookie is away."
+    )
+    roll_bytes: Id = Field(default=256 << 20, description="Bytes after which a ledger is closed.")
+    roll_entries: Id = Field(default=0, description="Append requests after which it is.")
+    roll_seconds: Id = Field(default=0, description="Age at which it is.")
+    retention_bytes: Id = Field(default=0, description="What is kept at least, once there is more.")
+    retention_seconds: Id = Field(default=0, description="For how long a closed ledger is kept.")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        self.settings()
+        size = sum(len(k.encode()) + len(v.encode()) for k, v in self.metadata.items())
+        if size > CUSTOM_BYTES_MAX:
+            raise ValueError(f"metadata has {size} bytes; the limit is {CUSTOM_BYTES_MAX}")
+        return self
+
+    def settings(self) -> LogSettings:
+        """The settings. Raises ValueError where the sizes do not fit."""
+        size = self.ensemble_size or max(3, self.write_quorum or 0)
+        write = self.write_quorum or min(3, size)
+        return LogSettings(
+            quorum=Quorum(size, write, self.ack_quorum or write // 2 + 1),
+            digest=self.digest,
+            roll_bytes=self.roll_bytes,
+            roll_entries=self.roll_entries,
+            roll_seconds=self.roll_seconds,
+            retention_bytes=self.retention_bytes,
+            retention_seconds=self.retention_seconds,
+            custom=tuple(sorted(self.metadata.items())),
+        )
+
+
+class LogSettingsModel(Model):
+    """What a log was made with."""
+
+    ensemble_size: Size
+    write_quorum: Size
+    ack_quorum: Size
+    digest: Digest
+    metadata: dict[str, str]
+    roll_bytes: Id
+    roll_entries: Id
+    roll_seconds: Id
+    retention_bytes: Id
+    retention_seconds: Id
+
+
+class LogLedger(Model):
+    """One ledger of a log."""
+
+    ledger_id: Id
+    first_offset: Id | None = Field(description="null while a roll waits for the end before it.")
+    last_offset: IdOrNone | None = Field(description="null while it may grow.")
+    state: Literal["OPEN", "IN_RECOVERY", "CLOSED"]
+
+
+class Log(Model):
+    """A log as it is now."""
+
+    name: str
+    settings: LogSettingsModel
+    state: Literal["OPEN", "CLOSED"]
+    first_offset: Id
+    next_offset: Id = Field(description="What the next record gets; all before it are durable.")
+    ledgers: list[LogLedger]
+    owner: WriterModel | None = Field(description="Who writes it; null while nobody does.")
+    version: Annotated[int, Field(ge=1)]
+    created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
+
+
+class LogList(Model):
+    """One page of logs by name; `next` is the next `after`, null at the end."""
+
+    logs: list[Log]
+    next: str | None
+
+
+class _RecordIn(Model):
+    headers: dict[str, str] | None = None
+    timestamp: Annotated[str, WithJsonSchema(DATE_TIME)] | None = Field(
+        default=None, description="The record's own time; else that of its append."
+    )
+
+
+class RecordData(_RecordIn):
+    """A record as base64."""
+
+    data: Annotated[str, WithJsonSchema(BASE64)]
+    key: Annotated[str, WithJsonSchema(BASE64)] | None = None
+
+
+class RecordText(_RecordIn):
+    """A record that is text."""
+
+    text: str
+    key: str | None = None
+
+
+class RecordJson(_RecordIn):
+    """A record that is JSON, stored compact."""
+
+    value: Any = Field(alias="json")
+    key: str | None = None
+
+
+class RecordBatch(Model):
+    """Several records; all of them are appended, or none."""
+
+    entries: list[RecordData | RecordText | RecordJson] = Field(
+        min_length=1, max_length=BATCH_ENTRIES_MAX
+    )
+
+
+class LogAppendedModel(Model):
+    """All records of the request are durable, in one entry."""
+
+    log: str
+    first_offset: Id
+    last_offset: Id
+    ledger_id: Id
+    entry_id: Id
+
+
+class RecordOut(Model):
+    """A record; `key` is base64 beside `data`, else text."""
+
+    offset: Id
+    timestamp: Annotated[str, WithJsonSchema(DATE_TIME)]
+    ledger_id: Id
+    entry_id: Id
+    key: str | None
+    headers: dict[str, str]
+    data: Annotated[str, WithJsonSchema(BASE64)] | None = None
+    text: str | None = None
+    value: Any = Field(default=None, alias="json")
+
+
+class LogEntries(Model):
+    """Records, in order; go on at `next`."""
+
+    log: str
+    entries: list[RecordOut]
+    next: Id
+    first_offset: Id
+    closed: bool = Field(description="The log is closed, and `next` is its end.")
+
+
+class LogOpen(Model):
+    """Who wants to be the log's only writer."""
+
+    owner: Annotated[Text, Field(min_length=1, max_length=1024)]
+
+
+class LogOpened(Model):
+    """Appends need `Writer-Token: writer_token` from now on."""
+
+    writer_token: Id
+    next_offset: Id
+
+
+class LogTruncate(Model):
+    """Ledgers that end below `before` are dropped."""
+
+    before: Id

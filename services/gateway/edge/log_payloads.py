@@ -1,0 +1,211 @@
+"""Records of a log as the bodies of HTTP carry them.
+
+A record's key is in the form of its value: base64 beside `data`, text beside `text` and `json`.
+"""
+
+import struct
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import orjson
+
+from quorumlog.errors import InvalidRequest, TooLarge
+from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
+from services.gateway.edge import strict
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.params import invalid
+from services.gateway.edge.payloads import base64_of, encoded, escaped
+from services.gateway.logs.ports import LogRecord
+
+_FORMS: Final = ("data", "text", "json")
+_FIELDS: Final = frozenset((*_FORMS, "key", "headers", "timestamp"))
+_HEADER_BYTES_MAX: Final = 65_535
+_HEADERS_MAX: Final = 1_000
+_FRAME: Final = struct.Struct(">QI")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def records_from_json(data: bytes) -> tuple[Record, ...]:
+    """The records of a JSON body: one, or those of `entries`."""
+    body = strict.loads(data)
+    if not isinstance(body, dict):
+        raise invalid("", "must be a JSON object")
+    if "entries" not in body:
+        return (_record(body, ""),)
+    for name in body:
+        if name != "entries":
+            raise invalid(f"/{escaped(name)}", "is not a field of this request")
+    entries = body["entries"]
+    if not isinstance(entries, list):
+        raise invalid("/entries", "must be a list")
+    if not entries:
+        raise invalid("/entries", "must have at least one entry")
+    if len(entries) > BATCH_ENTRIES_MAX:
+        raise TooLarge(f"a batch of {len(entries)} records; the limit is {BATCH_ENTRIES_MAX}")
+    records = tuple(_record(entry, f"/entries/{n}") for n, entry in enumerate(entries))
+    check_size(records)
+    return records
+
+
+def check_size(records: Iterable[Record]) -> None:
+    """Raise TooLarge where the records do not fit into one batch."""
+    size = sum(len(record.value) + len(record.key or b"") for record in records)
+    if size > BATCH_BYTES_MAX:
+        raise TooLarge(f"a record batch of {size} bytes; the limit is {BATCH_BYTES_MAX}")
+
+
+def _record(entry: object, pointer: str) -> Record:
+    if not isinstance(entry, dict):
+        raise invalid(pointer, "must be an object with data, text or json")
+    for name in entry:
+        if name not in _FIELDS:
+            raise invalid(f"{pointer}/{escaped(name)}", "is not a field of a record")
+    forms = [form for form in _FORMS if form in entry]
+    if len(forms) != 1:
+        raise invalid(pointer, f"must have exactly one of {', '.join(_FORMS)}")
+    (form,) = forms
+    return Record(
+        _value(form, entry[form], f"{pointer}/{form}"),
+        _key(form, entry.get("key"), f"{pointer}/key"),
+        _headers(entry.get("headers"), f"{pointer}/headers"),
+        _timestamp(entry.get("timestamp"), f"{pointer}/timestamp"),
+    )
+
+
+def _value(form: str, value: object, pointer: str) -> bytes:
+    if form == "data":
+        return base64_of(value, pointer)
+    if form == "text":
+        return _text(value, pointer)
+    return orjson.dumps(value)
+
+
+def _text(value: object, pointer: str) -> bytes:
+    if not isinstance(value, str):
+        raise invalid(pointer, "must be a string")
+    return value.encode()
+
+
+def _key(form: str, value: object, pointer: str) -> bytes | None:
+    if value is None:
+        return None
+    return base64_of(value, pointer) if form == "data" else _text(value, pointer)
+
+
+def _headers(value: object, pointer: str) -> tuple[tuple[str, str], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise invalid(pointer, "must be an object of strings")
+    if len(value) > _HEADERS_MAX:
+        raise invalid(pointer, f"must have at most {_HEADERS_MAX} members")
+    for name, text in value.items():
+        where = f"{pointer}/{escaped(name)}"
+        if not isinstance(text, str):
+            raise invalid(where, "must be a string")
+        if max(len(name.encode()), len(text.encode())) > _HEADER_BYTES_MAX:
+            raise invalid(where, f"has more than {_HEADER_BYTES_MAX} bytes")
+    return tuple(value.items())
+
+
+def _timestamp(value: object, pointer: str) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or len(value) > 40 or "T" not in value.upper():
+        raise invalid(pointer, "must be an RFC 3339 time")
+    try:
+        at = datetime.fromisoformat(value.upper())
+    except ValueError as error:
+        raise invalid(pointer, "must be an RFC 3339 time") from error
+    if at.tzinfo is None:
+        raise invalid(pointer, "must say its offset from UTC, like Z")
+    age = at - _EPOCH
+    return (age.days * 86_400 + age.seconds) * 1000 + age.microseconds // 1000
+
+
+def time_of(milliseconds: int) -> str:
+    """A time as the API writes it; one that no calendar has is cut to the nearest that one has."""
+    at = min(max(milliseconds, -62_135_596_800_000), 253_402_300_799_999)
+    seconds, rest = divmod(at, 1000)
+    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text.rjust(19, '0')}.{rest:03d}Z"
+
+
+def records_json(records: Iterable[LogRecord], encoding: str) -> bytes:
+    """Records as JSON objects with commas between them."""
+    return b",".join(record_json(record, encoding) for record in records)
+
+
+def record_json(found: LogRecord, encoding: str) -> bytes:
+    """One record as a JSON object."""
+    record = found.record
+    return (
+        b'{"offset":%d,"timestamp":"%b","ledger_id":%d,"entry_id":%d,"key":%b,"headers":%b,%b}'
+        % (
+            found.offset,
+            time_of(found.timestamp_ms).encode(),
+            found.ledger_id,
+            found.entry_id,
+            _key_json(record.key, encoding, found.offset),
+            orjson.dumps(dict(record.headers)) if record.headers else b"{}",
+            encoded(record.value, encoding, found.offset),
+        )
+    )
+
+
+def _key_json(key: bytes | None, encoding: str, offset: int) -> bytes:
+    if key is None:
+        return b"null"
+    if encoding == "base64":
+        return encoded(key, encoding, offset).removeprefix(b'"data":')
+    try:
+        return orjson.dumps(key.decode())
+    except UnicodeDecodeError as error:
+        detail = f"the key of the record {offset} is not UTF-8 text"
+        raise InvalidRequest(
+            detail, errors=[{"pointer": "/query/encoding", "detail": detail}]
+        ) from error
+
+
+def records_frames(records: Iterable[LogRecord]) -> bytes:
+    """The values of records as (u64 offset, u32 length, value), repeated."""
+    parts: list[bytes] = []
+    for found in records:
+        parts += [_FRAME.pack(found.offset, len(found.record.value)), found.record.value]
+    return b"".join(parts)
+
+
+def view_json(view: Any) -> dict[str, Any]:
+    """A log as the API shows it (`manager.LogView`)."""
+    log, settings = view.log, view.log.settings
+    return {
+        "name": log.name,
+        "settings": {
+            "ensemble_size": settings.quorum.ensemble_size,
+            "write_quorum": settings.quorum.write_quorum,
+            "ack_quorum": settings.quorum.ack_quorum,
+            "digest": settings.digest,
+            "metadata": dict(settings.custom),
+            "roll_bytes": settings.roll_bytes,
+            "roll_entries": settings.roll_entries,
+            "roll_seconds": settings.roll_seconds,
+            "retention_bytes": settings.retention_bytes,
+            "retention_seconds": settings.retention_seconds,
+        },
+        "state": log.state,
+        "first_offset": log.first_offset,
+        "next_offset": view.next_offset,
+        "ledgers": [
+            {
+                "ledger_id": item.ledger_id,
+                "first_offset": item.first_offset,
+                "last_offset": item.last_offset,
+                "state": view.states.get(item.ledger_id, "CLOSED"),
+            }
+            for item in log.items
+        ],
+        "owner": None if view.owner is None else {"id": view.owner.id, "url": view.owner.url},
+        "version": log.version,
+        "created_at": log.created_at,
+    }

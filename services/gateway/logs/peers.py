@@ -1,0 +1,148 @@
+"""Requests to the gateway that owns a log, and the routes that answer them: one hop (rule 11)."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+from urllib.parse import quote
+
+import orjson
+from aiohttp import web
+
+from quorumlog.errors import NOT_DONE, UNKNOWN, BadRequest, InvalidRequest, WriterLost
+from quorumlog.protocol import batch
+from quorumlog.protocol.metadata import Writer
+from services.gateway.engine.peers import INSTANCE, Peers
+from services.gateway.logs.manager import LogManager
+from services.gateway.logs.ports import Append, LogAppended, PeerLost
+
+_APPEND_S: Final = 60.0
+"""Whether the owner lives is asked beside; this only ends what nobody waits for any more."""
+_ALIVE_S: Final = 2.0
+
+
+class LogPeers(Peers):
+    """The other gateways, for logs (`ports.Peers`)."""
+
+    async def append_to_log(self, owner: Writer, name: str, call: Append) -> LogAppended:
+        """Let the owner append."""
+        query = {
+            key: str(value)
+            for key, value in (("expect", call.expect), ("token", call.token))
+            if value is not None
+        }
+        told = await self._ask_owner(owner, name, "append", query, encode_call(call))
+        return LogAppended(
+            int(told["first_offset"]),
+            int(told["last_offset"]),
+            int(told["ledger_id"]),
+            int(told["entry_id"]),
+            is_duplicate=told["is_duplicate"] is True,
+        )
+
+    async def roll(self, owner: Writer, name: str) -> None:
+        """Let the owner roll."""
+        await self._ask_owner(owner, name, "roll", {}, b"")
+
+    async def is_alive(self, owner: Writer) -> bool:
+        """Whether that very process answers at its URL."""
+        try:
+            await self._ask(owner, "GET", "/internal/instance", _ALIVE_S)
+        except (WriterLost, TimeoutError):
+            return False
+        return True
+
+    async def _ask_owner(
+        self, owner: Writer, name: str, verb: str, query: dict[str, str], data: bytes
+    ) -> dict[str, Any]:
+        options = "&".join(f"{key}={value}" for key, value in query.items())
+        path = f"/internal/logs/{quote(name, safe='')}/{verb}?{options}"
+        try:
+            return await self._ask(owner, "POST", path.rstrip("?"), _APPEND_S, data=data)
+        except WriterLost as error:
+            if error.log is not None:
+                raise
+            raise PeerLost(error.detail, sent=error.outcome == UNKNOWN) from error
+        except TimeoutError as error:
+            raise PeerLost("it did not answer", sent=True) from error
+
+
+class Gateways:
+    """`ports.Peers` on LogPeers, whose names must differ from those of ledgers."""
+
+    def __init__(self, peers: LogPeers) -> None:
+        self.append = peers.append_to_log
+        self.roll = peers.roll
+        self.is_alive = peers.is_alive
+
+
+def encode_call(call: Append) -> bytes:
+    """A request's records and producer, as they travel between gateways: a batch of no place."""
+    return batch.encode(call.records, append_time_ms=0, records_before=0, producer=call.producer)
+
+
+def routes(logs: LogManager, instance: str) -> Iterable[web.RouteDef]:
+    """The routes that other gateways ask; errors are left to the application's middleware."""
+    inner = _Internal(logs, instance)
+    log = "/internal/logs/{name}"
+    return (web.post(log + "/append", inner.append), web.post(log + "/roll", inner.roll))
+
+
+class _Internal:
+    def __init__(self, logs: LogManager, instance: str) -> None:
+        self._logs, self._instance = logs, instance
+
+    async def append(self, request: web.Request) -> web.Response:
+        """Append to a log that this process owns."""
+        name = self._name_of(request)
+        try:
+            head, records = batch.decode(await request.read())
+        except batch.BadBatch as error:
+            raise BadRequest(str(error)) from error
+        done = await self._logs.append_here(
+            name,
+            Append(
+                tuple(records),
+                head.producer,
+                _integer(request, "expect"),
+                _integer(request, "token"),
+            ),
+        )
+        return self._answer(
+            {
+                "first_offset": done.first_offset,
+                "last_offset": done.last_offset,
+                "ledger_id": done.ledger_id,
+                "entry_id": done.entry_id,
+                "is_duplicate": done.is_duplicate,
+            }
+        )
+
+    async def roll(self, request: web.Request) -> web.Response:
+        """Roll a log that this process owns."""
+        await self._logs.roll_here(self._name_of(request))
+        return self._answer({})
+
+    def _name_of(self, request: web.Request) -> str:
+        if request.headers.get(INSTANCE) != self._instance:
+            raise WriterLost(
+                "another process listens here now",
+                outcome=NOT_DONE,
+                headers={INSTANCE: self._instance},
+            )
+        return request.match_info["name"]
+
+    def _answer(self, document: dict[str, object]) -> web.Response:
+        return web.Response(
+            body=orjson.dumps(document),
+            content_type="application/json",
+            headers={INSTANCE: self._instance},
+        )
+
+
+def _integer(request: web.Request, name: str) -> int | None:
+    text = request.query.get(name)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise InvalidRequest(f"{name} is no integer") from error

@@ -1,0 +1,48 @@
+"""Build the logs of a gateway around its engine."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+import aiohttp
+
+from quorumlog.net.log_client import LogClient
+from quorumlog.net.metadata_client import MetadataClient
+from services.gateway.engine import Engine, EngineForLogs
+from services.gateway.logs.manager import LogManager, Times
+from services.gateway.logs.peers import Gateways, LogPeers
+from services.gateway.logs.store import MetadataLogs
+from services.gateway.logs.sweep import Sweep, SweepTimes
+
+_METADATA_S: Final = 3.0
+"""Then a caller is told that the metadata can't be reached, as by the engine."""
+
+
+@contextlib.asynccontextmanager
+async def running_logs(
+    engine: Engine,
+    metadata_urls: Sequence[str],
+    *,
+    times: Times | None = None,
+    sweep_times: SweepTimes | None = None,
+) -> AsyncIterator[LogManager]:
+    """The logs of an engine that runs, with their background work. `drain` them before it."""
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
+    ) as session:
+        client = MetadataClient(tuple(metadata_urls), session, deadline_s=_METADATA_S)
+        store = MetadataLogs(LogClient(client))
+        logs = LogManager(
+            engine=EngineForLogs(engine),
+            store=store,
+            peers=Gateways(LogPeers(session)),
+            times=times,
+        )
+        sweep = asyncio.create_task(Sweep(logs, store, sweep_times).run())
+        try:
+            yield logs
+        finally:
+            sweep.cancel()
+            await asyncio.gather(sweep, return_exceptions=True)
+            await logs.end()

@@ -1,0 +1,40 @@
+"""The logs' rows, as the log manager asks for them."""
+
+from collections.abc import Sequence
+
+from quorumlog.net.log_client import LogClient
+from quorumlog.protocol.log import LogMetadata
+from services.gateway.logs.ports import LogChanged
+
+
+class MetadataLogs:
+    """The metadata service's rows (`ports.LogStore`)."""
+
+    def __init__(self, client: LogClient) -> None:
+        self._client = client
+        self.get = client.get
+        self.create = client.create
+        self.delete_unnamed = client.delete_unnamed
+
+    async def cas(self, log: LogMetadata) -> LogMetadata:
+        """The row with its new version. Raises LogChanged, NoSuchLog."""
+        is_done, row = await self._client.cas(log)
+        if not is_done:
+            raise LogChanged(row)
+        return row
+
+    async def delete(self, log: LogMetadata) -> None:
+        """Delete the row of this version. Raises LogChanged, NoSuchLog."""
+        other = await self._client.delete(log)
+        if other is not None:
+            raise LogChanged(other)
+
+    async def list(
+        self, *, after: str | None, limit: int
+    ) -> tuple[Sequence[LogMetadata], str | None]:
+        """One page by name."""
+        return await self._client.list(after=after, limit=limit)
+
+    async def orphans(self, *, older_than_s: float) -> Sequence[int]:
+        """Some ledgers that were made for a log and that no log names."""
+        return await self._client.orphans(older_than_s=older_than_s)

@@ -1,0 +1,114 @@
+"""What happens to logs though nobody asks: ages, abandoned owners, ledgers that nobody names.
+
+Every gateway sweeps all logs. The owner rolls by time and keeps the retention; a log whose owner
+is gone is sealed, so that its records are readable (api.md); a sealed log keeps its retention too.
+Two sweeps at once do no harm: the compare-and-swap decides.
+"""
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass
+from typing import Final
+
+from quorumlog.errors import NoSuchLedger, QuorumLogError
+from quorumlog.protocol.log import LogItem, LogMetadata, LogState
+from services.gateway.logs.manager import LogManager
+from services.gateway.logs.owner import now_ms
+from services.gateway.logs.ports import LogChanged, LogStore
+
+log = logging.getLogger(__name__)
+
+_PAGE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SweepTimes:
+    """How often, and after how long, in seconds."""
+
+    every_s: float = 5.0
+    """The log lease of architecture.md 7."""
+    orphans_every_s: float = 60.0
+    orphan_age_s: float = 300.0
+    """Longer than any roll or takeover waits for its compare-and-swap."""
+
+
+class Sweep:
+    """The background work of one gateway."""
+
+    def __init__(self, logs: LogManager, store: LogStore, times: SweepTimes | None = None) -> None:
+        self._logs, self._store = logs, store
+        self._times = times or SweepTimes()
+
+    async def run(self) -> None:
+        """For ever; failures are tried again with the next round."""
+        loop = asyncio.get_running_loop()
+        orphans_at = loop.time() + self._times.orphans_every_s * random.random()  # noqa: S311
+        while True:
+            await asyncio.sleep(self._times.every_s * random.uniform(0.5, 1.0))  # noqa: S311
+            try:
+                await self.sweep_logs()
+                if loop.time() >= orphans_at:
+                    orphans_at = loop.time() + self._times.orphans_every_s
+                    await self.sweep_orphans(older_than_s=self._times.orphan_age_s)
+            except QuorumLogError as error:
+                log.warning("log-sweep-failed", extra={"error": repr(error)})
+
+    async def sweep_logs(self) -> None:
+        """Look at every log once."""
+        after: str | None = None
+        alive: dict[str, bool] = {}
+        while True:
+            rows, after = await self._store.list(after=after, limit=_PAGE)
+            for row in rows:
+                try:
+                    await self._sweep_log(row, alive)
+                except (QuorumLogError, LogChanged) as error:
+                    log.warning("log-not-swept", extra={"log": row.name, "error": repr(error)})
+            if after is None:
+                return
+
+    async def _sweep_log(self, row: LogMetadata, alive: dict[str, bool]) -> None:
+        is_owned = self._logs.tick(row)
+        last = row.last_item
+        if not is_owned and row.state is LogState.OPEN and last and last.last_offset is None:
+            writer = await self._logs.writer_of(last.ledger_id)
+            if writer is not None and writer.id not in alive:
+                alive[writer.id] = await self._logs.is_other_alive(writer)
+            if writer is None or not alive[writer.id]:
+                await self._logs.heal(row.name, last.ledger_id)
+        before = retained_from(row, now_ms=now_ms())
+        if before > row.first_offset and (is_owned or not row.unsealed):
+            await self._logs.truncate(row.name, before)
+
+    async def sweep_orphans(self, *, older_than_s: float) -> None:
+        """Delete ledgers that were made for a log and that no log names (rule 22)."""
+        for ledger_id in await self._store.orphans(older_than_s=older_than_s):
+            try:
+                await self._logs.delete_orphan(ledger_id)
+                log.info("orphan-deleted", extra={"ledger": ledger_id})
+            except NoSuchLedger:
+                continue
+            except QuorumLogError as error:
+                log.warning("orphan-kept", extra={"ledger": ledger_id, "error": repr(error)})
+
+
+def retained_from(row: LogMetadata, *, now_ms: int) -> int:
+    """Up to where the settings let records go: whole sealed ledgers, the oldest first, that are too
+    old, or without which there are bytes enough.
+    """
+    sealed = [item for item in row.items[:-1] if item.last_offset is not None]
+    kept_bytes = sum(item.bytes for item in row.items)
+    before = row.first_offset
+    for item in sealed:
+        if not _is_over(item, kept_bytes, row, now_ms):
+            break
+        kept_bytes -= item.bytes
+        before = (item.last_offset or 0) + 1
+    return before
+
+
+def _is_over(item: LogItem, kept_bytes: int, row: LogMetadata, now_ms: int) -> bool:
+    age_s, size = row.settings.retention_seconds, row.settings.retention_bytes
+    is_old = 0 < age_s <= (now_ms - item.sealed_ms) / 1000
+    return is_old or (size > 0 and kept_bytes - item.bytes >= size)
