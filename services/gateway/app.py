@@ -1,11 +1,13 @@
 """Build the gateway's application around an engine."""
 
+import contextlib
 from collections.abc import Iterable
 
 from aiohttp import web
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.service import DRAINING, METRICS, add_shared_routes
+from services.gateway.config import GatewaySettings
 from services.gateway.edge.body import Room, ignore_expect
 from services.gateway.edge.cluster import SHARED, Cluster
 from services.gateway.edge.entries import Entries
@@ -14,6 +16,8 @@ from services.gateway.edge.limits import Limits
 from services.gateway.edge.middleware import Metrics, edge_middleware
 from services.gateway.edge.openapi import describe
 from services.gateway.edge.operations import Route
+from services.gateway.engine import Engine, EngineConfig
+from services.gateway.engine.internal import routes as internal_routes
 from services.gateway.interface import EngineInterface
 
 VERSION = "0.1.0"
@@ -23,7 +27,8 @@ def build_app(
     engine: EngineInterface, limits: Limits, *, cors_origins: Iterable[str] = ()
 ) -> web.Application:
     """The application that serves an engine. The caller starts and ends the engine itself."""
-    app = web.Application()
+    # Public bodies have their own limits; this one is for what another gateway hands on.
+    app = web.Application(client_max_size=2 * limits.frames_bytes_max)
     room = Room(limits)
     routes: list[Route] = [
         *Ledgers(engine, room).routes(),
@@ -52,4 +57,19 @@ def build_app(
         )
         if operation.method == "GET":
             app.router.add_route("HEAD", operation.path, handler, expect_handler=ignore_expect)
+    return app
+
+
+async def create_app(settings: GatewaySettings) -> web.Application:
+    """The application of a real gateway: its engine runs from now until the clean-up."""
+    stack = contextlib.AsyncExitStack()
+    config = EngineConfig(url=settings.url, metadata_urls=settings.metadata_urls)
+    engine = await stack.enter_async_context(Engine.running(config))
+    app = build_app(engine, settings, cors_origins=settings.cors_origins)
+    app.router.add_routes(internal_routes(engine))
+
+    async def end(_app: web.Application) -> None:
+        await stack.aclose()
+
+    app.on_cleanup.append(end)
     return app

@@ -1,7 +1,5 @@
 """The gateway's settings."""
 
-from collections.abc import Mapping
-
 from pydantic import Field
 
 from quorumlog.net.service import ServiceSettings
@@ -17,8 +15,3 @@ class GatewaySettings(ServiceSettings, Limits):
     cors_origins: tuple[str, ...] = Field(
         default=(), description="Origins whose pages may call; `*` for all. Off by default."
     )
-
-
-def read_settings(environ: Mapping[str, str]) -> GatewaySettings:
-    """The settings of this process. Ends it with a sentence where one is wrong."""
-    return GatewaySettings.read(environ)

@@ -81,10 +81,15 @@ def edge_middleware(
         started = time.perf_counter()
         instance = request_id(request.headers.get("X-Request-Id"))
         request[REQUEST_ID] = instance
-        room.requests += 1
+        resource = request.match_info.route.resource
+        route = "none" if resource is None else resource.canonical
+        # What gateways ask of each other waits for tails too, and must not starve.
+        place = 0 if route.startswith("/internal") else 1
+        room.requests += place
         response: web.StreamResponse
         try:
-            _admit(request, room, is_draining)
+            if place:
+                _admit(request, room, is_draining)
             response = await handler(request)
         except QuorumLogError as error:
             response = problem_response(error, instance)
@@ -98,10 +103,8 @@ def edge_middleware(
             log.exception("unhandled-error", extra={"request_id": instance, "path": request.path})
             response = problem_response(QuorumLogError(), instance)
         finally:
-            room.requests -= 1
+            room.requests -= place
             room.release(request)
-        resource = request.match_info.route.resource
-        route = "none" if resource is None else resource.canonical
         metrics.observe(request.method, route, response.status, time.perf_counter() - started)
         if not response.prepared:
             response.headers["X-Request-Id"] = instance
@@ -118,7 +121,7 @@ def _admit(request: web.Request, room: Room, is_draining: Callable[[], bool]) ->
         raise BadRequest("the request is not HTTP/1.1: it needs a version and a Host")
     if room.requests > room.limits.requests_max and not request.path.startswith("/health"):
         raise Overloaded("too many requests are in work")
-    if is_draining() and request.method not in _SAFE and not request.path.startswith("/internal"):
+    if is_draining() and request.method not in _SAFE:
         raise ReadOnly("this gateway is about to end; ask another one")
 
 

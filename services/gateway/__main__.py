@@ -1,0 +1,10 @@
+"""`python -m services.gateway`."""
+
+import os
+
+from quorumlog.net.service import run_service
+from services.gateway.app import create_app
+from services.gateway.config import GatewaySettings
+
+if __name__ == "__main__":
+    run_service("gateway", create_app, GatewaySettings.read(os.environ))
