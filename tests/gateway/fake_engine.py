@@ -51,6 +51,7 @@ class FakeEngine(EngineInterface):
         """Raised by the next call of append, or by ready."""
         self.gate: asyncio.Event | None = None
         """Appends wait for it."""
+        self.wait_s_max = 60.0
         self.appending = 0
         self.waiting = 0
 
@@ -209,7 +210,7 @@ class FakeEngine(EngineInterface):
 
         self.waiting += 1
         try:
-            async with asyncio.timeout(wait_s), self.changed:
+            async with asyncio.timeout(min(wait_s, self.wait_s_max)), self.changed:
                 await self.changed.wait_for(is_done)
         except TimeoutError:
             pass

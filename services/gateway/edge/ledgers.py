@@ -120,6 +120,8 @@ class Ledgers:
             if name in query and not pattern.fullmatch(query[name]):
                 raise params.invalid(f"/query/{name}", "is not a name")
         custom = [(k[len("metadata[") : -1], v) for k, v in query.items() if k[-1] == "]"]
+        if any("][" in key for key, _ in custom):
+            raise params.invalid("/query/metadata", "must be written metadata[key]=value")
         if any("\0" in text for pair in custom for text in pair):
             raise params.invalid("/query/metadata", "must not contain NUL")
         page = await self._engine.list(
