@@ -6,15 +6,16 @@ What happens to a process is asked by its name (`bookie-2`), as in the local clu
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
-from loadtest.waiting import until
-from services.local.cluster import LocalCluster, Service
+from loadtest.waiting import DeadlineMissed, until
+from services.local.cluster import START_S, LocalCluster, Service, StartTimeout
 from services.local.config import LocalSettings
 
 
@@ -62,6 +63,15 @@ class Cluster:
         """Start a process that was killed, with its settings and port; does not wait."""
         self._local.launch(name)
 
+    async def kill_all(self) -> None:
+        """End every process at once, as a machine that loses power does (its disk stays)."""
+        services = list(self._local.services.values())
+        for service in services:
+            service.is_expected = False
+            if service.process is not None:
+                service.process.kill()
+        await until(lambda: not any(s.is_alive for s in services), "every process is gone")
+
     async def restart(self, name: str) -> None:
         """Start a process that was killed, and wait until it is ready."""
         self._local.launch(name)
@@ -94,13 +104,22 @@ class Cluster:
 
 @asynccontextmanager
 async def running(
-    stores: Stores | None, *, bookies: int = 4, gateways: int = 2, **settings: Any
+    stores: Stores | None,
+    *,
+    bookies: int = 4,
+    gateways: int = 2,
+    data: Path | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    **settings: Any,
 ) -> AsyncIterator[Cluster]:
     """Run a cluster until the end of the block. Without `stores` it starts its own.
 
+    `data`: where it keeps everything, for a cluster that is to come back; else a temporary folder.
     A block that fails has the ends of all logs written to standard error.
+    Raises: DeadlineMissed when it is not ready in time.
     """
-    with scratch("ql-cluster-") as folder:
+    with ExitStack() as stack:
+        folder = data or stack.enter_context(scratch("ql-cluster-"))
         local = LocalCluster(
             LocalSettings(
                 data=folder,
@@ -110,11 +129,15 @@ async def running(
                 postgres_dsn=stores.postgres_dsn if stores else "",
                 redis_url=stores.redis_url if stores else "",
                 **settings,
-            )
+            ),
+            environment=environment,
         )
         cluster = Cluster(local)
         try:
-            await local.start()
+            try:
+                await local.start()
+            except StartTimeout as error:
+                raise DeadlineMissed("the cluster is ready", str(error), START_S) from error
             yield cluster
         except BaseException:
             sys.stderr.write(cluster.log_ends() + "\n")

@@ -15,10 +15,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import aiohttp
@@ -39,6 +40,10 @@ _STOP_ORDER: Final = ("gateway", "autorecovery", "bookie", "metadata", "redis", 
 
 class ClusterError(Exception):
     """The cluster can't start or go on; says why, with the end of the log that tells more."""
+
+
+class StartTimeout(ClusterError):
+    """A process is not ready in time; it may be well, and the machine slow."""
 
 
 @dataclass(slots=True)
@@ -75,11 +80,17 @@ class LocalCluster:
     """The processes of one DATA folder."""
 
     def __init__(
-        self, settings: LocalSettings, *, say: Callable[[str], None] = lambda _line: None
+        self,
+        settings: LocalSettings,
+        *,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        say: Callable[[str], None] = lambda _line: None,
     ) -> None:
-        """`say` hears what a person should know."""
+        """`environment`: further settings of the services. `say` hears what a person should know."""
         self.settings = settings
         self.services: dict[str, Service] = {}
+        self._environment = environment
+        self._gateway_ports = range(settings.port, settings.port + settings.gateways)
         self._say = say
         self._data = settings.data.resolve()
         self._run = self._data / "run"
@@ -94,9 +105,9 @@ class LocalCluster:
         Raises: ClusterError, after which `stop` must still be called.
         """
         self._take_folder()
-        for number in range(self.settings.gateways):
-            if not is_free(self.settings.port + number, "127.0.0.1"):
-                raise ClusterError(f"port {self.settings.port + number} is taken")
+        for port in self._gateway_ports:
+            if not is_free(port, "127.0.0.1"):
+                raise ClusterError(f"port {port} is taken")
         dsn, redis_url = await self._start_stores()
         await self._start_services(dsn, redis_url)
 
@@ -114,7 +125,7 @@ class LocalCluster:
 
     async def _start_stores(self) -> tuple[str, str]:
         dsn, redis_url = self.settings.postgres_dsn, self.settings.redis_url
-        ports = free_ports(2)
+        ports = free_ports(2, avoid=self._gateway_ports)
         try:
             if not dsn:
                 postgres = await asyncio.to_thread(
@@ -134,7 +145,7 @@ class LocalCluster:
 
     async def _start_services(self, dsn: str, redis_url: str) -> None:
         settings = self.settings
-        ports = iter(free_ports(settings.bookies + 2))
+        ports = iter(free_ports(settings.bookies + 2, avoid=self._gateway_ports))
         metadata_url = f"http://127.0.0.1:{(port := next(ports))}"
         shared = {"METADATA_URLS": metadata_url}
         self._launch_service(
@@ -166,7 +177,7 @@ class LocalCluster:
             await self.until_ready("autorecovery-1")
 
     def _launch_service(self, name: str, module: str, port: int, own: dict[str, str]) -> None:
-        env = inherited_environment() | {
+        env = {**inherited_environment(), **self._environment} | {
             "HOST": "127.0.0.1",
             "PORT": str(port),
             "ADVERTISED_URL": "",
@@ -219,7 +230,7 @@ class LocalCluster:
             if not service.is_alive:
                 raise ClusterError(f"{name} ended at its start:\n{service.log_end()}")
             if loop.time() > end:
-                raise ClusterError(f"{name} is not ready after {START_S:g} s:\n{service.log_end()}")
+                raise StartTimeout(f"{name} is not ready after {START_S:g} s:\n{service.log_end()}")
             await asyncio.sleep(_POLL_S)
 
     # --- life ------------------------------------------------------------------------------------

@@ -25,9 +25,10 @@ _held: list[int] = []
 """Descriptors of the locks; never closed, because the lease lasts as long as the process."""
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count: int, *, avoid: range = range(0)) -> list[int]:
     """Lease `count` consecutive ports on which nobody listens, for the life of this process.
 
+    `avoid`: ports that are meant for something else that does not listen yet.
     Raises: OSError when there is no such row of ports.
     """
     blocks = (_END - _FIRST) // _BLOCK
@@ -35,7 +36,7 @@ def free_ports(count: int) -> list[int]:
     start = random.SystemRandom().randrange(blocks)
     for step in range(blocks):
         first = (start + step) % blocks
-        if first + wanted <= blocks and (ports := _lease(first, wanted)):
+        if first + wanted <= blocks and (ports := _lease(first, wanted, avoid)):
             return ports[:count]
     raise OSError(errno.EADDRINUSE, f"no {count} free ports in {_FIRST}-{_END - 1}")
 
@@ -53,7 +54,7 @@ def is_free(port: int, host: str = "") -> bool:
     return True
 
 
-def _lease(first: int, wanted: int) -> list[int]:
+def _lease(first: int, wanted: int, avoid: range) -> list[int]:
     locks: list[int] = []
     for block in range(first, first + wanted):
         lock = os.open(_folder() / f"{block:03}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -64,7 +65,7 @@ def _lease(first: int, wanted: int) -> list[int]:
         break
     else:
         ports = [*range(_FIRST + first * _BLOCK, _FIRST + (first + wanted) * _BLOCK)]
-        if all(is_free(port) for port in ports):
+        if all(port not in avoid and is_free(port) for port in ports):
             _held.extend(locks)
             return ports
     for lock in locks:

@@ -25,7 +25,7 @@ def test_a_lease_is_consecutive() -> None:
 
 def test_another_process_can_not_lease_the_same_block() -> None:
     block = (free_ports(10)[0] - 10_000) // 10
-    code = f"from services.local import ports; print(ports._lease({block}, 1))"
+    code = f"from services.local import ports; print(ports._lease({block}, 1, range(0)))"
 
     printed = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
