@@ -52,6 +52,11 @@ class Directory:
         self.is_known = True
         return found
 
+    @property
+    def bookies(self) -> tuple[BookieInfo, ...]:
+        """The list as it was read last."""
+        return self._bookies
+
     def address(self, name: str) -> str | None:
         """Where a bookie listens, or listened last."""
         return self._addresses.get(name)

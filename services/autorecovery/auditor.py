@@ -1,0 +1,224 @@
+"""The auditor: one process at a time looks for lost members and for ledgers without a writer.
+
+It finds and queues; workers mend. A lease spares two auditors the same work; that there are two
+for a moment does no harm, since queueing twice is queueing once and every change is a
+compare-and-swap.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Hashable
+from typing import Final
+
+import aiohttp
+import orjson
+from quorumlog.net.repair_client import RepairClient
+from quorumlog.wire.repair_bodies import RepairAdd
+
+from quorumlog.errors import QuorumLogError
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.ports import Ports
+from quorumlog.protocol.messages import RecoverRequested
+from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
+from quorumlog.protocol.recovery import Recovery
+from services.autorecovery.config import Config
+from services.autorecovery.findings import (
+    LostMembers,
+    Patience,
+    is_believable,
+    places_of,
+    survivors_of,
+)
+from services.autorecovery.work import conclude
+
+log = logging.getLogger(__name__)
+
+_PAGE: Final = 1000
+_ASK_S: Final = 2.0
+_RECOVERY_S: Final = 60.0
+_SILENCE_FACTOR: Final = 10
+"""A writer that neither answers nor refuses may be slow: it gets this many graces."""
+_LEASE: Final = "auditor"
+
+
+class Auditor:
+    """Looks, queues, and has abandoned ledgers recovered.
+
+    Invariant: of an open ledger nothing is changed while its writer answers (rule 21).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        metadata: MetadataClient,
+        repairs: RepairClient,
+        ports: Ports,
+        session: aiohttp.ClientSession,
+    ) -> None:
+        """`name` is unique to this process: the holder of the lease."""
+        self._name = name
+        self._config = config
+        self._metadata = metadata
+        self._repairs = repairs
+        self._ports = ports
+        self._session = session
+        self._lost = LostMembers(config.lost_bookie_delay_s)
+        self._refused = Patience(config.abandoned_s)
+        self._silent = Patience(config.abandoned_s * _SILENCE_FACTOR)
+        self._stuck = Patience(config.in_recovery_s)
+        self._queued_at: dict[str, float] = {}
+        self._recovering: set[int] = set()
+        self._room = asyncio.Semaphore(config.recoveries)
+        self._wake = asyncio.Event()
+        self.is_auditor = False
+        self.lost: tuple[str, ...] = ()
+
+    @property
+    def lost_bookie_delay_s(self) -> float:
+        """How long a bookie may be away before its ledgers are copied."""
+        return self._lost.delay_s
+
+    def set_delay(self, delay_s: float) -> None:
+        """Change the delay; the same value again means: look now (reference 1.4)."""
+        self._lost.delay_s = delay_s
+        self.trigger()
+
+    def trigger(self) -> None:
+        """Look at everything now."""
+        self._queued_at.clear()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Audit for ever, whenever the lease is ours."""
+        while True:
+            try:
+                lease = await self._repairs.take_lease(_LEASE, ttl_s=self._config.lease_s)
+                self.is_auditor = lease.holder == self._name
+                if self.is_auditor:
+                    await self.audit()
+            except QuorumLogError as error:
+                log.warning("audit-put-off", extra={"why": error.detail})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(self._config.audit_s, self._config.lease_s / 3)):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def audit(self) -> None:
+        """Look once."""
+        now = asyncio.get_running_loop().time()
+        found = await self._metadata.bookies()
+        # Rule 21: liveness that is younger than a grace proves nothing about who is missing.
+        is_old_enough = not found.stale and found.liveness_age_s >= self._lost.delay_s
+        share = self._config.lost_share_max
+        if is_old_enough and is_believable(found.bookies, share_max=share):
+            self.lost = self._lost.look(found.bookies, now)
+            for member in self.lost:
+                if now - self._queued_at.get(member, float("-inf")) >= self._config.full_audit_s:
+                    await self._queue_all_of(member)
+                    self._queued_at[member] = now
+        if not found.stale and found.liveness_age_s >= self._config.abandoned_s:
+            await self._look_at_open_ledgers(now)
+
+    async def _queue_all_of(self, member: str) -> None:
+        count = 0
+        items: list[RepairAdd] = []
+        async for row in self._rows(bookie=member):
+            ranges = tuple((missed.first, missed.last) for missed in places_of(row, member))
+            if ranges:
+                items.append(
+                    RepairAdd(
+                        ledger_id=row.ledger_id,
+                        member=member,
+                        ranges=ranges,
+                        survivors=survivors_of(row, self.lost),
+                    )
+                )
+            if len(items) == _PAGE:
+                count += len(items)
+                await self._repairs.add(items)
+                items = []
+        count += len(items)
+        await self._repairs.add(items)
+        if count:
+            log.warning("bookie-lost", extra={"bookie": member, "ledgers": count})
+
+    async def _look_at_open_ledgers(self, now: float) -> None:
+        rows = [row async for row in self._rows(state=State.OPEN)]
+        writers = {row.writer for row in rows if row.writer is not None}
+        answers = dict(
+            zip(writers, await asyncio.gather(*map(self._is_there, writers)), strict=True)
+        )
+        gone: dict[Hashable, int] = {}
+        silent: dict[Hashable, int] = {}
+        for row in rows:
+            is_there = True if row.writer is None else answers[row.writer]
+            if is_there is False:
+                gone[row.ledger_id] = row.ledger_id
+            elif is_there is None:
+                silent[row.ledger_id] = row.ledger_id
+        stuck: dict[Hashable, int] = {
+            (row.ledger_id, row.version): row.ledger_id
+            async for row in self._rows(state=State.IN_RECOVERY)
+        }
+        for ledger_id in (
+            *self._refused.over(gone, now),
+            *self._silent.over(silent, now),
+            *self._stuck.over(stuck, now),
+        ):
+            if ledger_id not in self._recovering:
+                self._recovering.add(ledger_id)
+                self._ports.tasks.start(self._recover(ledger_id))
+
+    async def _is_there(self, writer: Writer) -> bool | None:
+        """Whether a ledger's writer still is that very process; None where it does not say."""
+        url = f"{writer.url}/internal/instance"
+        try:
+            async with self._session.get(
+                url, timeout=aiohttp.ClientTimeout(total=_ASK_S), allow_redirects=False
+            ) as response:
+                if response.status != 200:
+                    return None
+                found = orjson.loads(await response.read())
+        except aiohttp.ClientConnectorError:
+            return False
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return None
+        return isinstance(found, dict) and found.get("id") == writer.id
+
+    async def _recover(self, ledger_id: int) -> None:
+        try:
+            async with self._room:
+                row = await self._metadata.get(ledger_id)
+                if row.state is State.CLOSED:
+                    return
+                writer = row.writer if row.state is State.OPEN else None
+                if writer is not None and await self._is_there(writer):
+                    return  # asked again, for this may have waited long
+                log.info("recovery-begun", extra={"ledger": ledger_id, "state": row.state})
+                machine = Recovery()
+                closed = await conclude(
+                    machine, ledger_id, self._ports, RecoverRequested(row), deadline_s=_RECOVERY_S
+                )
+                log.info("recovered", extra={"ledger": ledger_id, "last": closed.last_entry})
+        except QuorumLogError as error:
+            log.warning(
+                "recovery-failed",
+                extra={"ledger": ledger_id, "why": error.detail, "bookie": error.bookie},
+            )
+        finally:
+            self._recovering.discard(ledger_id)
+
+    async def _rows(
+        self, *, state: State | None = None, bookie: str | None = None
+    ) -> AsyncIterator[LedgerMetadata]:
+        after: int | None = None
+        while True:
+            rows, after = await self._metadata.list(
+                state=state, bookie=bookie, after=after, limit=_PAGE
+            )
+            for row in rows:
+                yield row
+            if after is None:
+                return

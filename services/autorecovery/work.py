@@ -1,0 +1,47 @@
+"""Runs one machine to its end."""
+
+import asyncio
+
+from quorumlog.errors import UNKNOWN, QuorumLogError, RecoveryBlocked, by_code
+from quorumlog.net.driver import Driver, Machine, Told
+from quorumlog.net.ports import Ports
+from quorumlog.protocol.messages import Closed, Event, Failed, Repaired
+from quorumlog.protocol.metadata import LedgerMetadata
+
+
+async def conclude(
+    machine: Machine, ledger_id: int, ports: Ports, first: Event, *, deadline_s: float
+) -> LedgerMetadata:
+    """Step a recovery or a repair until it says how it ended; gives the row.
+
+    Raises: the error that it ended with; RecoveryBlocked when it has not ended in time.
+    """
+    end: asyncio.Future[LedgerMetadata] = asyncio.get_running_loop().create_future()
+
+    def told(news: Told) -> None:
+        if end.done():
+            return
+        if isinstance(news, Closed | Repaired):
+            end.set_result(news.metadata)
+        elif isinstance(news, Failed):
+            end.set_exception(_error(news, ledger_id))
+
+    driver = Driver(machine, ledger_id, ports, told)
+    try:
+        driver.post(first)
+        async with asyncio.timeout(deadline_s):
+            return await end
+    except TimeoutError as error:
+        raise RecoveryBlocked(
+            "it has not ended in time", ledger_id=ledger_id, outcome=UNKNOWN
+        ) from error
+    finally:
+        driver.stop()
+        if end.done() and not end.cancelled():
+            end.exception()
+
+
+def _error(failed: Failed, ledger_id: int) -> QuorumLogError:
+    return by_code(failed.code)(
+        failed.detail, ledger_id=ledger_id, entry_id=failed.entry_id, bookie=failed.bookie
+    )
