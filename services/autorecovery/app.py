@@ -10,13 +10,13 @@ import aiohttp
 from aiohttp import web
 from prometheus_client import Gauge
 from pydantic import Field, ValidationError
-from quorumlog.net.repair_client import RepairClient
 
 from quorumlog.errors import InvalidRequest, QuorumLogError
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
+from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
 from quorumlog.net.timers import Tasks, Timers
 from quorumlog.wire.bodies import Body, ServiceHeartbeat

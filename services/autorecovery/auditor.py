@@ -13,15 +13,15 @@ from typing import Final
 
 import aiohttp
 import orjson
-from quorumlog.net.repair_client import RepairClient
-from quorumlog.wire.repair_bodies import RepairAdd
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
+from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.messages import RecoverRequested
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from quorumlog.protocol.recovery import Recovery
+from quorumlog.wire.repair_bodies import RepairAdd
 from services.autorecovery.config import Config
 from services.autorecovery.findings import (
     LostMembers,

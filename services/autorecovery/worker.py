@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import aiohttp
-from quorumlog.net.repair_client import RepairClient
-from quorumlog.wire.repair_bodies import Repair
 
 from quorumlog.errors import NoSuchLedger, NotEnoughBookies, QuorumLogError, VersionConflict
 from quorumlog.net.directory import Directory
 from quorumlog.net.ports import Ports
+from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.messages import Begin, CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.repair import FragmentRepair, parts
+from quorumlog.wire.repair_bodies import Repair
 from services.autorecovery.work import conclude
 
 log = logging.getLogger(__name__)
