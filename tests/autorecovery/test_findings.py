@@ -1,0 +1,82 @@
+"""What an audit concludes: who is lost, what is missing, and when nothing may be concluded."""
+
+from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.messages import MissedRange
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.wire.bodies import BookieInfo
+from services.autorecovery.findings import (
+    LostMembers,
+    Patience,
+    is_believable,
+    places_of,
+    survivors_of,
+)
+
+ROW = LedgerMetadata(
+    1,
+    Quorum(3, 3, 2),
+    DigestKind.CRC32C,
+    (Fragment(0, ("a@1", "b@1", "c@1")), Fragment(10, ("a@1", "d@1", "c@1"))),
+)
+
+
+def bookies(*states: str) -> list[BookieInfo]:
+    return [
+        BookieInfo.model_validate({"id": f"{name}@1", "state": state, "url": ""})
+        for name, state in zip("abcd", states, strict=False)
+    ]
+
+
+def test_a_bookie_is_lost_only_after_the_delay() -> None:
+    lost = LostMembers(60.0)
+
+    assert lost.look(bookies("lost", "writable", "read-only"), now=0.0) == ()
+    assert lost.look(bookies("lost", "writable", "read-only"), now=59.0) == ()
+    assert lost.look(bookies("lost", "writable", "read-only"), now=60.0) == ("a@1",)
+
+
+def test_a_bookie_that_came_back_begins_its_delay_anew() -> None:
+    lost = LostMembers(60.0)
+    lost.look(bookies("lost", "writable", "writable"), now=0.0)
+    lost.look(bookies("writable", "writable", "writable"), now=30.0)
+
+    assert lost.look(bookies("lost", "writable", "writable"), now=61.0) == ()
+
+
+def test_a_second_loss_within_the_delay_is_not_waited_for() -> None:
+    lost = LostMembers(60.0)
+    lost.look(bookies("lost", "writable", "writable"), now=0.0)
+
+    assert lost.look(bookies("lost", "lost", "writable"), now=1.0) == ("a@1", "b@1")
+
+
+def test_earlier_incarnations_of_a_live_bookie_are_lost_at_once() -> None:
+    reborn = BookieInfo.model_validate({"id": "a@3", "state": "writable", "url": ""})
+
+    assert LostMembers(60.0).look([reborn], now=0.0) == ("a@1", "a@2")
+
+
+def test_liveness_that_misses_most_bookies_is_not_believed() -> None:
+    assert is_believable(bookies("lost", "writable", "writable", "writable"), share_max=0.5)
+    assert not is_believable(bookies("lost", "lost", "lost", "writable"), share_max=0.5)
+    assert not is_believable([], share_max=0.5)
+
+
+def test_a_lost_member_lacks_its_fragments_and_the_open_one_without_end() -> None:
+    assert places_of(ROW, "b@1") == (MissedRange("b@1", 0, 9),)
+    assert places_of(ROW, "d@1") == (MissedRange("d@1", 10, ID_MAX),)
+    assert places_of(ROW, "e@1") == ()
+
+
+def test_a_ledger_counts_its_weakest_fragment() -> None:
+    assert survivors_of(ROW, ("b@1",)) == 2
+    assert survivors_of(ROW, ("a@1", "d@1")) == 1
+
+
+def test_patience_ends_only_for_what_was_seen_all_the_time() -> None:
+    patience = Patience(30.0)
+    list(patience.over({"x": 1, "y": 2}, now=0.0))
+    list(patience.over({"x": 1}, now=15.0))
+
+    assert list(patience.over({"x": 1, "y": 2}, now=30.0)) == [1]
