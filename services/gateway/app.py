@@ -13,20 +13,28 @@ from services.gateway.edge.cluster import SHARED, Cluster
 from services.gateway.edge.entries import Entries
 from services.gateway.edge.ledgers import Ledgers
 from services.gateway.edge.limits import Limits
+from services.gateway.edge.logs import Logs
 from services.gateway.edge.middleware import Metrics, edge_middleware
 from services.gateway.edge.openapi import describe
 from services.gateway.edge.operations import Route
 from services.gateway.engine import Engine, EngineConfig
 from services.gateway.engine.internal import routes as internal_routes
 from services.gateway.interface import EngineInterface
+from services.gateway.logs.manager import LogManager
+from services.gateway.logs.peers import routes as log_routes
+from services.gateway.logs.running import running_logs
 
 VERSION = "0.1.0"
 
 
 def build_app(
-    engine: EngineInterface, limits: Limits, *, cors_origins: Iterable[str] = ()
+    engine: EngineInterface,
+    limits: Limits,
+    *,
+    logs: LogManager | None = None,
+    cors_origins: Iterable[str] = (),
 ) -> web.Application:
-    """The application that serves an engine. The caller starts and ends the engine itself."""
+    """The application that serves an engine and logs. The caller starts and ends them itself."""
     # Public bodies have their own limits; this one is for what another gateway hands on.
     app = web.Application(client_max_size=2 * limits.frames_bytes_max)
     room = Room(limits)
@@ -35,6 +43,8 @@ def build_app(
         *Entries(engine, room).routes(),
         *Cluster(engine).routes(),
     ]
+    if logs is not None:
+        routes += Logs(logs, room).routes()
     description = describe([*(operation for operation, _ in routes), *SHARED], version=VERSION)
 
     async def ready() -> None:
@@ -42,7 +52,12 @@ def build_app(
         if error is not None:
             raise error
 
-    add_shared_routes(app, ready=ready, openapi=lambda: description, drain=engine.drain)
+    async def drain() -> None:
+        if logs is not None:
+            await logs.drain()
+        await engine.drain()
+
+    add_shared_routes(app, ready=ready, openapi=lambda: description, drain=drain)
     app.middlewares.append(
         edge_middleware(
             room,
@@ -65,8 +80,10 @@ async def create_app(settings: GatewaySettings) -> web.Application:
     stack = contextlib.AsyncExitStack()
     config = EngineConfig(url=settings.url, metadata_urls=settings.metadata_urls)
     engine = await stack.enter_async_context(Engine.running(config))
-    app = build_app(engine, settings, cors_origins=settings.cors_origins)
+    logs = await stack.enter_async_context(running_logs(engine, settings.metadata_urls))
+    app = build_app(engine, settings, logs=logs, cors_origins=settings.cors_origins)
     app.router.add_routes(internal_routes(engine))
+    app.router.add_routes(log_routes(logs, engine.writer.id))
 
     async def end(_app: web.Application) -> None:
         await stack.aclose()
