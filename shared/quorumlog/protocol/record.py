@@ -218,7 +218,23 @@ class Run:
         chosen = [index for index, entry_id in enumerate(self._ids) if wanted(entry_id)]
         if len(chosen) == self.count:
             return self
-        return pack([self.entry(index) for index in chosen], self.kind) if chosen else None
+        if not chosen:
+            return None
+        body, offsets = self.body, self._offsets
+        size, at, count = _SIZES[_KINDS.index(self.kind)], self._digests_at, len(chosen)
+        numbers = struct.unpack_from(f">{3 * self.count}q", body, _HEAD.size)
+        columns = [numbers[column * self.count + index] for column in range(3) for index in chosen]
+        return Run(
+            b"".join(
+                (
+                    _HEAD.pack(FORMAT, _KINDS.index(self.kind), 0, count, self.ledger_id),
+                    struct.pack(f">{3 * count}q", *columns),
+                    struct.pack(f">{count}I", *[self.payload_size(index) for index in chosen]),
+                    *[body[at + index * size : at + (index + 1) * size] for index in chosen],
+                    *[body[offsets[index] : offsets[index + 1]] for index in chosen],
+                )
+            )
+        )
 
     def invalid(self, codec: Codec) -> list[int]:
         """The ids of the entries whose digest is not right. `none` checks nothing."""
