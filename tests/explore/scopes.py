@@ -5,6 +5,7 @@ from typing import Final
 from tests.explore.explorer import Scope
 
 QUICK: Final = (
+    Scope("one entry, one recoverer"),
     Scope("one entry, one recoverer, Qw = 2", shape=(2, 2, 1)),
     Scope("two bookies, both must acknowledge", shape=(2, 2, 2)),
     Scope("two entries, no recoverer", entries=2, window=2, recoverers=0),
@@ -13,7 +14,6 @@ QUICK: Final = (
 """Those that fit the tests together."""
 
 SLOW: Final = (
-    Scope("one entry, one recoverer"),
     Scope("one entry, writer closes too", closes=True),
     Scope("one entry, one crash with full loss", crashes=1),
     Scope("one entry, a spare, one timeout", spares=1, timeouts=1),

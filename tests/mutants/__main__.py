@@ -3,7 +3,7 @@
 import sys
 import time
 
-from tests.mutants.hunt import by_replay, by_search, by_swarm
+from tests.mutants.hunt import by_search, by_swarm
 from tests.mutants.list import MUTANTS
 from tests.sim.run import run_seed
 
@@ -17,7 +17,7 @@ def main() -> int:
     found = 0
     for mutant in hunted:
         lines = []
-        for how in (by_replay, by_search, by_swarm):
+        for how in (by_search, by_swarm):
             began = time.perf_counter()
             find = how(mutant)
             if find is not None:

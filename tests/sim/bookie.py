@@ -6,6 +6,7 @@ with nothing. Answers wait for the disk as the replica's verdict says (rule 3).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, assert_never
 
 from quorumlog.protocol.ids import member_of
@@ -19,7 +20,7 @@ from quorumlog.protocol.messages import (
     SendRead,
     Status,
 )
-from quorumlog.protocol.record import Entry, Run
+from quorumlog.protocol.record import Entry, Run, pack
 from quorumlog.protocol.replica import (
     AddAsked,
     FenceAsked,
@@ -58,6 +59,8 @@ class SimBookie:
         self.is_up = True
         self.slow_until = 0
         self.full_until = 0
+        self.flips_until = 0
+        """Until then bits flip on the way from the disk to the wire."""
         self.log: list[Record] = []
         self.synced = 0
         self.damaged: set[int] = set()
@@ -67,7 +70,7 @@ class SimBookie:
         self._is_syncing = False
         self._base = 0
         """Records of the log that were there at the last start; the replica counts from here."""
-        self._waiting: list[tuple[int, Answer, Event]] = []
+        self._waiting: list[tuple[int, Answer, Event, bool]] = []
         self._has_fenced = False
         self._denied: set[tuple[int, int]] = set()
         """Ranges that a recovery was told are not here."""
@@ -112,13 +115,12 @@ class SimBookie:
                 )
                 if verdict.absent and member != self.member:
                     raise BookieFault(f"I27: {self.member} says no as {member}")
-                if asked.fence:
-                    self._denied.update(verdict.absent)
             case _:
                 assert_never(asked)
         self.replica.check()
         self.log.extend(verdict.records)
-        self._waiting.append((verdict.after, answer, told))
+        is_promise = isinstance(asked, SendRead) and asked.fence
+        self._waiting.append((verdict.after, answer, told, is_promise))
         self._release()
         self._sync()
 
@@ -153,6 +155,9 @@ class SimBookie:
         if run is not None:
             run = run.where(lambda entry_id: entry_id not in self.damaged)
         rng = self.world.rng
+        if run is not None and self.flips_until > self.world.now:
+            flipped = [replace(e, payload=e.payload + b"!") for e in run.entries()]
+            run = pack(flipped, run.kind)
         if run is not None and not self.world.is_healed and rng.random() < READ_CUT:
             cut = run.ids[rng.randrange(run.count)]
             run = run.where(lambda entry_id: entry_id <= cut)
@@ -210,7 +215,11 @@ class SimBookie:
         due = [waiting for waiting in self._waiting if waiting[0] <= count]
         if due:
             self._waiting = [waiting for waiting in self._waiting if waiting[0] > count]
-        for _, answer, event in due:
+        for _, answer, event, is_promise in due:
+            if is_promise and isinstance(event, ReadAnswered):
+                self._denied.update(event.absent)
+                if event.status is Status.OK and not self._is_fence_on_disk():
+                    raise BookieFault(f"I15: {self.member} answers a recovery read unfenced")
             self._check_answer(event)
             self.world.note(
                 self.name, "answers", type(event).__name__, getattr(event, "status", "")
@@ -274,12 +283,15 @@ class SimBookie:
         if denied:
             raise BookieFault(f"I17: {self.member} stored {denied} after it said no")
 
+    def _is_fence_on_disk(self) -> bool:
+        return any(isinstance(record, LedgerFenced) for record in self.log[: self.synced])
+
     def _check_answer(self, event: Event) -> None:
         durable = self.log[: self.synced]
         match event:
             case FenceAnswered(_, _, Status.OK):
                 self._has_fenced = True
-                if not any(isinstance(record, LedgerFenced) for record in durable):
+                if not self._is_fence_on_disk():
                     raise BookieFault(f"I13: {self.member} told a fence that is not on disk")
             case AddAnswered(position, _, _, first, last, Status.OK):
                 ids = {e for r in durable if isinstance(r, RunStored) for e in r.run.ids}

@@ -43,6 +43,7 @@ FAULT_KINDS = (
     "store-down",
     "lies",
     "corrupt",
+    "flip",
     "writer-dies",
 )
 

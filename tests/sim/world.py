@@ -394,6 +394,8 @@ class World:
                     client.paused_until = max(client.paused_until, self.now + fault.lasts)
             case "slow":
                 bookie.slow_until = until
+            case "flip":
+                bookie.flips_until = until
             case "full":
                 bookie.full_until = until
             case "store-down":
@@ -426,7 +428,7 @@ class World:
         for client in self.clients:
             client.paused_until = min(client.paused_until, self.now)
         for bookie in self.bookies.values():
-            bookie.slow_until = bookie.full_until = 0
+            bookie.slow_until = bookie.full_until = bookie.flips_until = 0
             if not bookie.is_up:
                 bookie.restart()
 

@@ -1,0 +1,52 @@
+"""A share of the mutants: the guards matter, and the checks see it. All of them: `make mutants`."""
+
+import pytest
+
+from tests.mutants.hunt import Mutant, applied, by_search, by_swarm
+from tests.mutants.list import MUTANTS
+
+BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
+
+BY_SWARM = (
+    "a restart forgets the fence",
+    "an older incarnation takes normal adds",
+    "any answer counts for coverage",
+    "silence counts as negative",
+    "the fence is not checked on add",
+    "recovery takes a conflict for success",
+    "a fence is told before it is on disk",
+    "the length is not measured",
+)
+
+BY_SEARCH = (
+    "answers of replaced members count",
+    "acks of replaced members are kept",
+    "entries are confirmed while a change is under way",
+    "the ensemble changes without compare-and-swap",
+    "an ack fewer confirms",
+)
+
+
+@pytest.mark.parametrize("name", BY_SWARM)
+def test_the_swarm_sees_that_a_guard_is_missing(name: str) -> None:
+    assert by_swarm(BY_NAME[name], range(1, 1_001)) is not None
+
+
+@pytest.mark.parametrize("name", BY_SEARCH)
+def test_the_explorer_sees_that_a_guard_is_missing(name: str) -> None:
+    find = by_search(BY_NAME[name])
+
+    assert find is not None
+    assert find.violation.startswith("I")
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_fits_the_code_and_is_gone_afterwards(mutant: Mutant) -> None:
+    before = [patch.owner.__dict__[patch.name] for patch in mutant.patches]
+
+    with applied(mutant):
+        within = [patch.owner.__dict__[patch.name] for patch in mutant.patches]
+
+    after = [patch.owner.__dict__[patch.name] for patch in mutant.patches]
+    assert before == after
+    assert all(a is not b for a, b in zip(before, within, strict=True))
