@@ -343,14 +343,7 @@ class Engine:
             end = min(end, last)
         runs = []
         if first <= end:
-            try:
-                runs = await read_range(self._ports, row, first, end, max_bytes)
-            except EntryUnavailable:
-                # The row may be old: the entries may have moved (ensemble change, repair).
-                newer = await self._rows.fresh(ledger_id)
-                if newer.version == row.version:
-                    raise
-                runs = await read_range(self._ports, newer, first, end, max_bytes)
+            runs = await read_range(self._ports, row, first, end, max_bytes)
         return ReadResult(
             tuple(runs),
             runs[-1].last + 1 if runs else first,
