@@ -111,8 +111,11 @@ class Index:
         value = self._db.get(_CHECKPOINT_KEY)
         return None if value is None else Position(*_POSITION.unpack(value))
 
-    def write(self, position: Position, changes: Iterable[LedgerChange]) -> None:
-        """One checkpoint: all or nothing, on disk when it returns. Any thread."""
+    def write(self, position: Position | None, changes: Iterable[LedgerChange]) -> None:
+        """One checkpoint: all or nothing, on disk when it returns. Any thread.
+
+        Without a position the index learns of the changes, and still stands where it stood.
+        """
         batch = WriteBatch(raw_mode=True)
         for change in changes:
             ledger_id = change.ledger_id
@@ -124,7 +127,8 @@ class Index:
                 batch.put(_LEDGER_KEY.pack(b"L", ledger_id), change.row.encode())
             for part in change.parts:
                 batch.put(_PART_KEY.pack(b"P", ledger_id, part.first), part.encode())
-        batch.put(_CHECKPOINT_KEY, _POSITION.pack(*position))
+        if position is not None:
+            batch.put(_CHECKPOINT_KEY, _POSITION.pack(*position))
         synced = WriteOptions()
         synced.sync = True
         self._db.write(batch, synced)

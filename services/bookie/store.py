@@ -13,6 +13,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -38,13 +39,16 @@ from services.bookie.parts import Part, present_in, split_run
 from services.bookie.reading import Extent, bodies, extents, join, read_now, read_waiting
 from services.bookie.records import apply_stored, owner_of, to_log
 from services.bookie.replay import Placed, Replayed, replay_log
-from services.bookie.segments import Segments
+from services.bookie.segments import Segments, sync_directory
 from services.bookie.writer import LogWriter, Position, keep_reserve
 
 log = logging.getLogger(__name__)
 
 LEDGERS_MAX: Final = 20_000
 """Ledgers kept in memory; idle ones beyond it are forgotten at a checkpoint."""
+
+REPLAY_CHUNK: Final = 100_000
+"""Records that a replay keeps in memory before it gives them to the index."""
 
 COMPARE_ROUNDS_MAX: Final = 8
 """How often an add is compared again because others came in between; then it is unknown."""
@@ -100,13 +104,19 @@ class Store:
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(directory)
         self.segments = Segments(directory / "log", options.segment_bytes)
-        self.segments.directory.mkdir(exist_ok=True)
-        self.index = _open_index(directory / "index")
         self._ledgers: dict[int, Ledger] = {}
+        self._applied_count = 0
         self.counters: Counter[str] = Counter()
-        self.replayed: Replayed = replay_log(
-            self.segments, self.index.checkpoint(), self._apply_stored
-        )
+        with ExitStack() as undo:
+            undo.callback(os.close, self._lock)
+            self.segments.directory.mkdir(exist_ok=True)
+            sync_directory(directory)
+            self.index = _open_index(directory / "index")
+            undo.callback(self.index.close)
+            self.replayed: Replayed = replay_log(
+                self.segments, self.index.checkpoint(), self._apply_stored
+            )
+            undo.pop_all()
         self._position = self.replayed.position
         self._reserve = directory / "reserve"
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -135,6 +145,8 @@ class Store:
             on_fatal=on_fatal,
         )
         self._writer.start()
+        if self._applied_count >= REPLAY_CHUNK:
+            self._checkpointing = asyncio.create_task(self._checkpoint_once())
 
     def rename(self, me: str) -> None:
         """Be another incarnation; before anything is served."""
@@ -158,6 +170,8 @@ class Store:
     def close(self) -> None:
         """Let go of the directory as a crash would: nothing more is written."""
         self._readers.shutdown(wait=True)
+        if self._writer is None:
+            os.close(self.replayed.fd)
         self.index.close()
         self.segments.close()
         os.close(self._lock)
@@ -447,6 +461,15 @@ class Store:
     def _apply_stored(self, placed: Placed) -> None:
         """Replay: take over a record that was read back."""
         apply_stored(self.ledger(placed.record.ledger_id), placed)
+        self._applied_count += 1
+        if self._applied_count % REPLAY_CHUNK == 0:
+            # Memory stays flat; the checkpoint's place stays where it is, since replaying the
+            # same again does no harm.
+            changes = [(ledger, ledger.change()) for ledger in self._ledgers.values()]
+            self.index.write(None, [change for _, change in changes])
+            for ledger, change in changes:
+                ledger.checkpointed(change)
+            self.trim()
 
     # --- checkpoints -----------------------------------------------------------------------------
 

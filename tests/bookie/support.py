@@ -1,0 +1,186 @@
+"""A store under test: entries that follow from their ids, awaited operations, images of crashes."""
+
+import asyncio
+import random
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from quorumlog.protocol.metadata import DigestKind
+from quorumlog.protocol.record import Codec, Entry, Run, make, pack
+from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, LacTold, ReadAsked, Verdict
+from services.bookie.log import SECTOR, SEGMENT_HEAD, Batch, read_batches
+from services.bookie.segments import Segments
+from services.bookie.store import ReadAnswer, Store, StoreOptions
+from services.bookie.writer import Position
+
+ME = "b1@1"
+KEY = b"k" * 32
+SMALL = StoreOptions(
+    segment_bytes=64 * 1024,
+    checkpoint_bytes=1 << 30,
+    read_only_below_bytes=0,
+    reserve_bytes=4096,
+)
+"""Small segments roll often; checkpoints come when a test asks for them."""
+
+CODEC = Codec(DigestKind.CRC32C)
+
+
+def entry_of(ledger_id: int, entry_id: int, text: str = "") -> Entry:
+    """The entry that every test means by this id; another text is another entry."""
+    payload = f"{ledger_id}:{entry_id}:{text}".encode() * (1 + entry_id * 7 % 40)
+    run = make(
+        ledger_id=ledger_id,
+        first_entry=entry_id,
+        last_add_confirmed=entry_id - 1,
+        length_before=entry_id * 10,
+        payloads=[payload],
+        codec=CODEC,
+    )
+    return run.entry(0)
+
+
+def run_of(ledger_id: int, ids: Iterable[int], text: str = "") -> Run:
+    """The run of these entries."""
+    return pack([entry_of(ledger_id, e, text) for e in sorted(ids)], DigestKind.CRC32C)
+
+
+def broken(error: BaseException) -> None:
+    """For stores whose writer must not fail."""
+    raise AssertionError(error)
+
+
+def opened(directory: Path, options: StoreOptions = SMALL, me: str = ME) -> Store:
+    """A store that is replayed and not started."""
+    return Store(directory, me, options)
+
+
+def started(directory: Path, options: StoreOptions = SMALL, me: str = ME) -> Store:
+    """A store that serves; on the running loop."""
+    store = opened(directory, options, me)
+    store.start(broken)
+    return store
+
+
+async def add(
+    store: Store,
+    run: Run,
+    *,
+    member: str = ME,
+    key: bytes = KEY,
+    recovery: bool = False,
+    repair: bool = False,
+) -> Verdict:
+    """An add, answered."""
+    answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    store.add(AddAsked(member, run, key, recovery, repair), answered.set_result)
+    return await answered
+
+
+async def fence(store: Store, ledger_id: int, *, member: str = ME, key: bytes = KEY) -> Verdict:
+    """A fence, answered."""
+    answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    store.fence(ledger_id, FenceAsked(member, key), answered.set_result)
+    return await answered
+
+
+async def read_lac(store: Store, ledger_id: int) -> Verdict:
+    """A LAC read, answered."""
+    answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    store.read_lac(ledger_id, LacAsked(ME), answered.set_result)
+    return await answered
+
+
+async def write_lac(store: Store, ledger_id: int, lac: int) -> Verdict:
+    """An explicit LAC, answered."""
+    answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    store.write_lac(ledger_id, LacTold(ME, lac, KEY), answered.set_result)
+    return await answered
+
+
+async def read(
+    store: Store,
+    ledger_id: int,
+    first: int,
+    last: int,
+    *,
+    bytes_max: int = 1 << 20,
+    member: str = ME,
+    is_fencing: bool = False,
+) -> ReadAnswer:
+    """A read, answered."""
+    answered: asyncio.Future[ReadAnswer] = asyncio.get_running_loop().create_future()
+    asked = ReadAsked(member, first, last, is_fencing, KEY)
+    store.read(ledger_id, asked, bytes_max, answered.set_result)
+    return await answered
+
+
+def ids_of(answer: ReadAnswer) -> list[int]:
+    """The ids that an answer has entries of."""
+    return [] if answer.run is None else list(Run(answer.run).ids)
+
+
+def assert_right(answer: ReadAnswer, ledger_id: int) -> None:
+    """Each entry of an answer is what its id says."""
+    if answer.run is not None:
+        for entry in Run(answer.run).entries():
+            assert entry == entry_of(ledger_id, entry.entry_id)
+
+
+def image(directory: Path, to: Path) -> Path:
+    """The directory as a crash at this moment leaves it, were all of it on disk."""
+    shutil.copytree(directory, to)
+    return to
+
+
+def last_segment(directory: Path) -> Path:
+    """The segment that is written."""
+    return max((directory / "log").glob("*.log"))
+
+
+def batches_of(path: Path) -> list[Batch]:
+    """The right batches of a segment."""
+    segments = Segments(path.parent, 0)
+    number = int(path.stem)
+    data = path.read_bytes()[SEGMENT_HEAD.size :]
+    found = read_batches(segments.head(number), data, SEGMENT_HEAD.size)
+    return [batch for batch in found if isinstance(batch, Batch)]
+
+
+def lose_unsynced(directory: Path, synced: Position, chance: random.Random) -> None:
+    """Make an image what a power cut may leave, if all above `synced` was not acknowledged yet.
+
+    Batches are synced one after another, so some of them are whole, one of them is there in part
+    (any of its sectors), and later ones were never written.
+    """
+    for path in sorted((directory / "log").glob("*.log")):
+        number = int(path.stem)
+        if number < synced.segment:
+            continue
+        batches = [
+            batch
+            for batch in batches_of(path)
+            if number > synced.segment or batch.offset >= synced.offset
+        ]
+        if not batches:
+            continue
+        torn = chance.choice(batches)
+        data = bytearray(path.read_bytes())
+        data[torn.end :] = bytes(len(data) - torn.end)
+        if chance.random() < 0.9:
+            at = torn.offset
+            while at < torn.end:
+                edge = min(torn.end, at + SECTOR - at % SECTOR)
+                if chance.random() < 0.4:
+                    data[at:edge] = bytes(edge - at)
+                at = edge
+        if chance.random() < 0.3:
+            # The size of the file was not synced either.
+            data = data[: chance.randint(torn.offset, len(data))]
+        path.write_bytes(data)
+        for later in sorted((directory / "log").glob("*.log")):
+            if int(later.stem) > number:
+                # Its predecessor was not synced when it was made: it never was.
+                later.unlink()
+        return
