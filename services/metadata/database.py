@@ -126,6 +126,9 @@ class Database:
             if isinstance(error, ValueError):  # our own bug: a value that asyncpg can't encode
                 raise
             self.is_up = False
+            # What broke this connection has most likely broken the others: find out anew, not by
+            # one deadline each.
+            await self.close()
             raise MetadataUnavailable(
                 "the database did not answer in time or went away", outcome=UNKNOWN
             ) from error

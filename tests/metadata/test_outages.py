@@ -121,7 +121,7 @@ async def test_a_change_that_was_never_sent_is_given_up(service: Service) -> Non
     row = await service.client.create(DRAFT)
     nowhere = f"http://127.0.0.1:{free_ports(1)[0]}"
     async with aiohttp.ClientSession() as session:
-        client = MetadataClient([nowhere], session, deadline_s=0.01)
+        client = MetadataClient([nowhere], session, deadline_s=0.01, try_s=PATIENT_S)
 
         assert await client.cas(row.in_recovery()) == (CasStatus.UNKNOWN, None)
         with pytest.raises(MetadataUnavailable) as away:

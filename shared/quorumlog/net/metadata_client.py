@@ -55,6 +55,7 @@ B = TypeVar("B", bound=Body)
 
 _TRY_S: Final = 3.0
 """One try: the service itself answers within 2 s, whatever its databases do."""
+_TRY_S_MIN: Final = 0.05
 _DEADLINE_S: Final = 10.0
 _PAUSE_S: Final = (0.02, 1.0)
 """Least and greatest pause between rounds over the services; it doubles, with jitter."""
@@ -100,7 +101,7 @@ class MetadataClient:
         self._given = session
         self._own: aiohttp.ClientSession | None = None
         self._deadline_s = deadline_s
-        self._timeout = aiohttp.ClientTimeout(total=try_s)
+        self._try_s = try_s
         self.tries = 0
         """Tries of all calls so far."""
 
@@ -304,8 +305,13 @@ class MetadataClient:
         tries = 0
         while True:
             current = self._current
+            left_s = max(end - loop.time(), _TRY_S_MIN)
+            # Cutting a change short would only make its outcome unknown.
+            limit_s = min(self._try_s, left_s) if method == "GET" else self._try_s
             try:
-                return await self._try(self._urls[current] + path, method, data, gives, query)
+                return await self._try(
+                    self._urls[current] + path, method, data, gives, query, limit_s
+                )
             except _Unsettled as error:
                 why = str(error)
                 if error.outcome == UNKNOWN:
@@ -313,7 +319,7 @@ class MetadataClient:
             self._turn(current)
             tries += 1
             if loop.time() >= end and not (settles and outcome == UNKNOWN):
-                raise MetadataUnavailable(why, outcome=outcome if body is not None else NOT_DONE)
+                raise MetadataUnavailable(why, outcome=NOT_DONE if method == "GET" else outcome)
             if tries % len(self._urls) == 0:
                 await asyncio.sleep(_jitter.uniform(pause_s / 2, pause_s))
                 pause_s = min(pause_s * 2, _PAUSE_S[1])
@@ -325,12 +331,14 @@ class MetadataClient:
         data: bytes | None,
         gives: type[B],
         query: Mapping[str, str] | None,
+        limit_s: float,
     ) -> B:
         headers = {} if data is None else {"Content-Type": "application/json"}
+        timeout = aiohttp.ClientTimeout(total=limit_s)
         self.tries += 1
         try:
             async with self._session.request(
-                method, url, data=data, params=query, headers=headers, timeout=self._timeout
+                method, url, data=data, params=query, headers=headers, timeout=timeout
             ) as response:
                 answered = await response.read()
         except aiohttp.ClientConnectorError as error:

@@ -1,0 +1,77 @@
+"""The client believes the service only: what a proxy or another server says is no verdict."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from loadtest.ports import free_ports
+from quorumlog.errors import MetadataUnavailable, NoSuchLedger
+from quorumlog.net.listen import listening
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.protocol.messages import CasStatus
+from tests.metadata.support import DRAFT, PATIENT_S, Service
+
+LIES = [
+    (404, "text/html", b"<h1>Not Found</h1>"),
+    (404, "application/problem+json", b'{"code":"not-found","status":404}'),
+    (200, "text/html", b"<h1>Welcome</h1>"),
+    (200, "application/json", b"{}"),
+    (200, "application/json", b""),
+    (412, "text/plain", b"precondition failed"),
+    (500, "application/problem+json", b'{"code":"internal-error","status":500}'),
+    (502, "text/plain", b"bad gateway"),
+    (429, "application/problem+json", b'{"code":"overloaded","status":429,"retryable":true}'),
+]
+
+
+@contextlib.asynccontextmanager
+async def liar(status: int, kind: str, body: bytes) -> AsyncIterator[str]:
+    """A server that answers everything in the same way."""
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(status=status, content_type=kind, body=body)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    port = free_ports(1)[0]
+    async with listening(app, host="127.0.0.1", port=port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize(("status", "kind", "body"), LIES)
+async def test_a_strangers_answer_is_no_verdict(
+    service: Service, status: int, kind: str, body: bytes
+) -> None:
+    row = await service.client.create(DRAFT)
+    async with liar(status, kind, body) as url, aiohttp.ClientSession() as session:
+        client = MetadataClient([url, service.url], session, deadline_s=PATIENT_S)
+        assert await client.get(row.ledger_id) == row
+        client = MetadataClient([url, service.url], session, deadline_s=PATIENT_S)
+        assert (await client.cas(row.in_recovery()))[0] is CasStatus.OK
+
+        alone = MetadataClient([url], session, deadline_s=0.01)
+        assert await alone.read(row.ledger_id) == (CasStatus.UNKNOWN, None)
+        with pytest.raises(MetadataUnavailable):
+            await alone.bookies()
+
+
+async def test_a_row_of_another_ledger_is_no_answer(service: Service) -> None:
+    row = await service.client.create(DRAFT)
+    async with service.session.get(f"{service.url}/v1/ledgers/{row.ledger_id}") as response:
+        body = await response.read()
+
+    async with liar(200, "application/json", body) as url, aiohttp.ClientSession() as session:
+        client = MetadataClient([url], session, deadline_s=PATIENT_S, try_s=PATIENT_S)
+        assert await client.read(row.ledger_id) == (CasStatus.OK, row)
+        assert await client.read(row.ledger_id + 1) == (CasStatus.UNKNOWN, None)
+
+
+async def test_only_the_service_says_that_a_ledger_is_not_there(service: Service) -> None:
+    with pytest.raises(NoSuchLedger) as missing:
+        await service.client.get(404)
+
+    assert missing.value.ledger_id == 404
+    assert missing.value.outcome == "not-done"
