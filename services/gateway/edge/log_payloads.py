@@ -32,7 +32,9 @@ def records_from_json(data: bytes) -> tuple[Record, ...]:
     if not isinstance(body, dict):
         raise invalid("", "must be a JSON object")
     if "entries" not in body:
-        return (_record(body, ""),)
+        one = (_record(body, ""),)
+        check_size(one)
+        return one
     for name in body:
         if name != "entries":
             raise invalid(f"/{escaped(name)}", "is not a field of this request")

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
+    EntryUnavailable,
     ExpiredProducer,
     LogClosed,
     LogExists,
@@ -274,7 +275,9 @@ class LogManager:
                 if isinstance(route, LogOwner):
                     try:
                         await asyncio.shield(self._task(route.roll()))
-                    except OwnerEnded:
+                    except (OwnerEnded, QuorumLogError):
+                        if not route.is_ended:
+                            raise
                         continue
                     return await self.get(name)
                 try:
@@ -294,7 +297,9 @@ class LogManager:
             raise _not_the_owner(name)
         try:
             await asyncio.shield(self._task(route.roll()))
-        except OwnerEnded as error:
+        except (OwnerEnded, QuorumLogError) as error:
+            if not route.is_ended:
+                raise
             raise _not_the_owner(name) from error
 
     def tick(self, row: LogMetadata) -> bool:
@@ -517,9 +522,20 @@ class LogManager:
     async def _take_over(
         self, row: LogMetadata, *, create: bool, finish: Finish = lambda row: row
     ) -> Taken | None:
-        taken = await take_over(
-            row, engine=self._engine, store=self._store, create=create, finish=finish
-        )
+        try:
+            taken = await take_over(
+                row, engine=self._engine, store=self._store, create=create, finish=finish
+            )
+        except NoSuchLedger:
+            raise
+        except QuorumLogError as error:
+            if error.retryable:
+                raise
+            # What befell a ledger of the log says nothing that a client of the log could act on.
+            log.warning("takeover-failed", extra={"log": row.name, "error": repr(error)})
+            raise EntryUnavailable(
+                f"the log can't be taken over now: {error.detail}", log=row.name
+            ) from error
         if taken is not None:
             log.info(
                 "log-taken-over",

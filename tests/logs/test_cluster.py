@@ -1,0 +1,117 @@
+"""Logs on real processes: what the model of ledgers can't show."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from loadtest.cluster import Cluster, running
+from loadtest.stores import Stores
+from tests.logs.support import SETTLED_S, Http, Producer, check_exactly_once
+from tests.support.waiting import until
+
+LOG = "/v1/logs/log"
+
+
+@asynccontextmanager
+async def a_log(stores: Stores) -> AsyncIterator[tuple[Cluster, Http]]:
+    async with running(stores) as cluster, aiohttp.ClientSession() as session:
+        http = Http(session, cluster.gateways)
+        await http.done("PUT", LOG, {})
+        yield cluster, http
+
+
+async def owner_of(cluster: Cluster, http: Http) -> int:
+    """The number of the gateway that owns the log, from 0."""
+    owner = (await http.done("GET", LOG))["owner"]
+    assert owner is not None
+    return cluster.gateways.index(owner["url"])
+
+
+async def until_acknowledged(producers: list[Producer], count: int) -> None:
+    await until(
+        lambda: sum(len(producer.acknowledged) for producer in producers) >= count,
+        f"{count} records are acknowledged",
+        SETTLED_S,
+    )
+
+
+async def test_a_log_goes_on_when_its_owner_and_a_bookie_are_killed_under_producers(
+    stores: Stores,
+) -> None:
+    async with a_log(stores) as (cluster, http):
+        producers = [Producer(http, "log", name) for name in ("a", "b", "c")]
+        async with asyncio.TaskGroup() as group:
+            for producer in producers:
+                group.create_task(producer.run(60))
+            await until_acknowledged(producers, 30)
+            first = await owner_of(cluster, http)
+            await http.done("POST", f"{LOG}/roll", at=1 - first)
+            await cluster.kill(f"gateway-{first + 1}")
+            await until_acknowledged(producers, 90)
+            await cluster.kill("bookie-1")
+            await cluster.restart(f"gateway-{first + 1}")
+
+        found = await http.contents("log", at=0)
+
+        assert sum(len(producer.acknowledged) for producer in producers) == len(found) == 180
+        check_exactly_once(found, producers)
+        assert await http.contents("log", at=1) == found
+
+
+async def test_an_owner_that_was_paused_and_displaced_loses_and_doubles_nothing(
+    stores: Stores,
+) -> None:
+    async with a_log(stores) as (cluster, http):
+        producers = [Producer(http, "log", name) for name in ("a", "b")]
+        async with asyncio.TaskGroup() as group:
+            for producer in producers:
+                group.create_task(producer.run(40))
+            await until_acknowledged(producers, 20)
+            first = await owner_of(cluster, http)
+            cluster.pause(f"gateway-{first + 1}")
+            try:
+                await until_acknowledged(producers, 50)
+            finally:
+                cluster.resume(f"gateway-{first + 1}")
+
+        found = await http.contents("log", at=first)
+
+        check_exactly_once(found, producers)
+        assert len(found) == 80
+        assert await http.contents("log", at=1 - first) == found
+
+
+async def test_what_a_killed_owner_acknowledged_is_readable_though_nobody_appends(
+    stores: Stores,
+) -> None:
+    async with a_log(stores) as (cluster, http):
+        answers = [
+            await http.done("POST", f"{LOG}/entries", {"text": f"{number}"}) for number in range(10)
+        ]
+        owner = await owner_of(cluster, http)
+        await cluster.kill(f"gateway-{owner + 1}")
+
+        found = await http.contents("log", at=1 - owner)
+
+        assert [answer["first_offset"] for answer in answers] == list(range(10))
+        assert found == [f"{number}" for number in range(10)]
+
+
+async def test_a_gateway_that_is_told_to_end_hands_its_logs_over(stores: Stores) -> None:
+    async with a_log(stores) as (cluster, http):
+        producer = Producer(http, "log", "a")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(producer.run(40))
+            await until_acknowledged([producer], 10)
+            owner = await owner_of(cluster, http)
+            await cluster.kill(f"gateway-{owner + 1}", signal.SIGTERM)
+
+        found = await http.contents("log", at=1 - owner)
+
+        check_exactly_once(found, [producer])
+        assert len(found) == 40
+        ledgers = (await http.done("GET", LOG, at=1 - owner))["ledgers"]
+        assert [ledger["state"] for ledger in ledgers[:-1]] == ["CLOSED"] * (len(ledgers) - 1)

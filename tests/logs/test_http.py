@@ -1,0 +1,264 @@
+"""Logs over HTTP: forms in and out, headers, codes. The ledgers behind are the model's."""
+
+import base64
+import functools
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from loadtest.ports import free_ports
+from quorumlog.net.listen import listening
+from services.gateway.app import build_app
+from services.gateway.edge.limits import Limits
+from services.gateway.edge.log_models import Log, LogAppendedModel, LogEntries, LogList
+from tests.gateway.fake_engine import FakeEngine
+from tests.logs.model import Cluster
+from tests.logs.support import Answer, Http
+
+LOG = "/v1/logs/log"
+ENTRIES = f"{LOG}/entries"
+PRODUCER = {"Producer-Id": "p", "Producer-Epoch": "0", "Producer-Seq": "0"}
+
+
+@functools.cache
+def port() -> int:
+    return free_ports(1)[0]
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[Http]:
+    gateway = Cluster(1).gateway()
+    app = build_app(FakeEngine(), Limits(), logs=gateway.logs)
+    async with (
+        listening(app, host="127.0.0.1", port=port()) as listener,
+        aiohttp.ClientSession() as session,
+    ):
+        yield Http(session, [f"http://127.0.0.1:{listener.port}"])
+    await gateway.end()
+
+
+@pytest.fixture
+async def log(http: Http) -> Http:
+    assert (await http.ask("PUT", LOG, {})).status == 201
+    return http
+
+
+def code(answer: Answer) -> tuple[int, str]:
+    return answer.status, answer.json["code"]
+
+
+async def appended(http: Http, json: Any) -> Any:
+    answer = await http.ask("POST", ENTRIES, json)
+    assert answer.status == 201, answer
+    LogAppendedModel.model_validate(answer.json)
+    return answer.json
+
+
+async def test_a_log_is_made_once_shown_listed_and_deleted(http: Http) -> None:
+    made = await http.ask("PUT", LOG, {"roll_entries": 7, "metadata": {"k": "v"}})
+    again = await http.ask("PUT", LOG, {"roll_entries": 7, "metadata": {"k": "v"}})
+    other = await http.ask("PUT", LOG, {"roll_entries": 8})
+    listed = await http.ask("GET", "/v1/logs?limit=1")
+    deleted = await http.ask("DELETE", LOG)
+
+    assert (made.status, again.status, deleted.status) == (201, 200, 204)
+    assert made.headers["Location"] == LOG
+    shown = Log.model_validate(made.json)
+    assert (shown.name, shown.next_offset, shown.ledgers, shown.owner) == ("log", 0, [], None)
+    assert shown.settings.roll_entries == 7
+    assert code(other) == (409, "log-exists")
+    assert [entry.name for entry in LogList.model_validate(listed.json).logs] == ["log"]
+    assert code(await http.ask("GET", LOG)) == (404, "no-such-log")
+    assert code(await http.ask("DELETE", LOG)) == (404, "no-such-log")
+
+
+async def test_records_come_back_as_they_were_sent_in_each_encoding(log: Http) -> None:
+    first = await appended(
+        log,
+        {
+            "text": "grün",
+            "key": "ключ",
+            "headers": {"a": "b"},
+            "timestamp": "2026-01-02T04:04:05.678+01:00",
+        },
+    )
+    second = await appended(
+        log, {"entries": [{"data": "/w==", "key": "/g=="}, {"json": {"n": [1, None]}}]}
+    )
+    assert (first["first_offset"], second["first_offset"], second["last_offset"]) == (0, 1, 2)
+
+    text = (await log.ask("GET", f"{ENTRIES}?encoding=text&limit=1")).json
+    plain = (await log.ask("GET", f"{ENTRIES}?from=1&limit=1")).json
+    value = (await log.ask("GET", f"{ENTRIES}?from=2&encoding=json")).json
+
+    for page in (text, plain, value):
+        LogEntries.model_validate(page)
+    assert text["entries"][0] == {
+        "offset": 0,
+        "timestamp": "2026-01-02T03:04:05.678Z",
+        "ledger_id": first["ledger_id"],
+        "entry_id": first["entry_id"],
+        "key": "ключ",
+        "headers": {"a": "b"},
+        "text": "grün",
+    }
+    assert (plain["entries"][0]["data"], plain["entries"][0]["key"]) == ("/w==", "/g==")
+    assert value["entries"][0]["json"] == {"n": [1, None]}
+    assert (text["next"], plain["next"], value["next"], value["closed"]) == (1, 2, 3, False)
+
+
+async def test_octets_are_one_record_and_frames_are_a_batch_both_ways(log: Http) -> None:
+    one = await log.ask(
+        "POST", ENTRIES, body=b"\x00\xff", headers={"Content-Type": "application/octet-stream"}
+    )
+    frames = b"".join(struct.pack(">I", len(v)) + v for v in (b"a", b"", b"ccc"))
+    kind = {"Content-Type": "application/vnd.quorumlog.frames"}
+    batch = await log.ask("POST", ENTRIES, body=frames, headers=kind)
+
+    assert (one.status, batch.status) == (201, 201)
+    assert (batch.json["first_offset"], batch.json["last_offset"]) == (1, 3)
+    found = await log.ask("GET", ENTRIES, headers={"Accept": kind["Content-Type"]})
+    assert found.headers["Next-Offset"] == "4"
+    assert found.body == b"".join(
+        struct.pack(">QI", offset, len(value)) + value
+        for offset, value in enumerate((b"\x00\xff", b"a", b"", b"ccc"))
+    )
+
+
+async def test_a_repeat_of_a_producer_is_told_apart_by_a_header(log: Http) -> None:
+    first = await log.ask("POST", ENTRIES, {"text": "a"}, headers=PRODUCER)
+    again = await log.ask("POST", ENTRIES, {"text": "a"}, headers=PRODUCER)
+    other = await log.ask("POST", ENTRIES, {"text": "b"}, headers=PRODUCER)
+    gap = await log.ask("POST", ENTRIES, {"text": "c"}, headers=PRODUCER | {"Producer-Seq": "2"})
+    newer = PRODUCER | {"Producer-Epoch": "3"}
+    assert (await log.ask("POST", ENTRIES, {"text": "d"}, headers=newer)).status == 201
+    stale = await log.ask("POST", ENTRIES, {"text": "e"}, headers=PRODUCER | {"Producer-Seq": "1"})
+
+    assert "Producer-Duplicate" not in first.headers
+    assert again.headers["Producer-Duplicate"] == "true"
+    assert again.json == first.json
+    assert code(other) == (422, "invalid")
+    assert (*code(gap), gap.headers["Producer-Expected-Seq"]) == (409, "sequence-gap", "1")
+    assert gap.json["retryable"]
+    assert (*code(stale), stale.headers["Producer-Epoch"]) == (403, "stale-producer", "3")
+
+
+@pytest.mark.parametrize("missing", PRODUCER)
+async def test_a_producer_without_one_of_its_headers_is_refused(log: Http, missing: str) -> None:
+    headers = {name: value for name, value in PRODUCER.items() if name != missing}
+
+    answer = await log.ask("POST", ENTRIES, {"text": "a"}, headers=headers)
+
+    assert code(answer) == (422, "invalid")
+    assert answer.json["errors"][0]["pointer"] == f"/header/{missing}"
+
+
+async def test_expect_and_tokens_are_honoured(log: Http) -> None:
+    await appended(log, {"text": "a"})
+    wrong = await log.ask("POST", f"{ENTRIES}?expect=0", {"text": "b"})
+    opened = await log.ask("POST", f"{LOG}/open", {"owner": "me"})
+    without = await log.ask("POST", ENTRIES, {"text": "b"})
+    token = {"Writer-Token": str(opened.json["writer_token"])}
+    with_it = await log.ask("POST", f"{ENTRIES}?expect=1", {"text": "b"}, headers=token)
+
+    assert (*code(wrong), wrong.headers["Next-Offset"]) == (412, "unexpected-offset", "1")
+    assert opened.json["next_offset"] == 1
+    assert code(without) == (409, "log-fenced")
+    assert (with_it.status, with_it.json["first_offset"]) == (201, 1)
+
+
+async def test_rolls_truncations_and_the_end_show_in_the_log(log: Http) -> None:
+    await appended(log, {"entries": [{"text": "a"}, {"text": "b"}]})
+    rolled = Log.model_validate((await log.ask("POST", f"{LOG}/roll")).json)
+    await appended(log, {"text": "c"})
+    cut = Log.model_validate((await log.ask("POST", f"{LOG}/truncate", {"before": 2})).json)
+    gone = await log.ask("GET", f"{ENTRIES}?from=1")
+    closed = Log.model_validate((await log.ask("POST", f"{LOG}/close")).json)
+    end = LogEntries.model_validate((await log.ask("GET", f"{ENTRIES}?from=latest")).json)
+
+    assert [(item.first_offset, item.last_offset) for item in rolled.ledgers] == [(0, 1), (2, None)]
+    assert (cut.first_offset, cut.next_offset, len(cut.ledgers)) == (2, 3, 1)
+    assert (*code(gone), gone.json["first_offset"]) == (410, "offset-truncated", 2)
+    assert (closed.state, closed.next_offset, closed.owner) == ("CLOSED", 3, None)
+    assert (end.entries, end.next, end.closed) == ([], 3, True)
+    assert code(await log.ask("POST", ENTRIES, {"text": "d"})) == (409, "log-closed")
+    assert (await log.ask("POST", f"{LOG}/close")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("json", "pointer"),
+    [
+        ({}, ""),
+        ({"entries": []}, "/entries"),
+        ({"entries": [{"text": "a"}, {"text": 1}]}, "/entries/1/text"),
+        ({"text": "a", "data": "YQ=="}, ""),
+        ({"text": "a", "id": 1}, "/id"),
+        ({"data": "YQ="}, "/data"),
+        ({"data": "YQ==", "key": "no base64"}, "/key"),
+        ({"text": "a", "headers": {"h": 1}}, "/headers/h"),
+        ({"text": "a", "headers": []}, "/headers"),
+        ({"text": "a", "timestamp": "yesterday"}, "/timestamp"),
+        ({"text": "a", "timestamp": "2026-01-02T03:04:05"}, "/timestamp"),
+        ({"text": "a", "timestamp": 5}, "/timestamp"),
+    ],
+)
+async def test_a_record_that_is_not_valid_is_refused_and_told_where(
+    log: Http, json: Any, pointer: str
+) -> None:
+    answer = await log.ask("POST", ENTRIES, json)
+
+    assert code(answer) == (422, "invalid"), answer
+    assert answer.json["errors"][0]["pointer"] == pointer
+    assert (await log.ask("GET", LOG)).json["next_offset"] == 0
+
+
+async def test_requests_that_make_no_sense_are_4xx(log: Http) -> None:
+    big = base64.b64encode(b"x" * (8 << 20)).decode()
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+
+    assert code(await log.ask("PUT", "/v1/logs/.hidden", {})) == (422, "invalid")
+    assert code(await log.ask("PUT", f"/v1/logs/{'x' * 201}", {})) == (422, "invalid")
+    assert code(await log.ask("PUT", LOG, {"ack_quorum": 5})) == (422, "invalid")
+    assert code(await log.ask("PUT", LOG, {"roll_bytes": "1"})) == (422, "invalid")
+    assert code(await log.ask("PUT", LOG, {"digest": "hmac-sha256"})) == (422, "invalid")
+    assert code(await log.ask("POST", "/v1/logs/none/entries", {"text": "a"}))[1] == "no-such-log"
+    assert code(await log.ask("GET", "/v1/logs/none/entries"))[1] == "no-such-log"
+    assert code(await log.ask("POST", "/v1/logs/none/roll"))[1] == "no-such-log"
+    assert code(await log.ask("POST", "/v1/logs/none/open", {"owner": "a"}))[1] == "no-such-log"
+    assert code(await log.ask("POST", "/v1/logs/none/close"))[1] == "no-such-log"
+    assert code(await log.ask("POST", f"{LOG}/open", {})) == (422, "invalid")
+    assert code(await log.ask("POST", f"{LOG}/truncate", {"before": -1})) == (422, "invalid")
+    assert code(await log.ask("GET", f"{ENTRIES}?from=sometime")) == (400, "bad-request")
+    assert code(await log.ask("GET", f"{ENTRIES}?from=-1")) == (422, "invalid")
+    assert code(await log.ask("GET", f"{ENTRIES}?to=1")) == (422, "invalid")
+    assert code(await log.ask("POST", ENTRIES, {"data": big})) == (413, "too-large")
+    assert code(await log.ask("POST", ENTRIES, body=b"a=b", headers=form))[0] == 415
+    assert (await log.ask("HEAD", LOG)).status == 200
+    assert (await log.ask("OPTIONS", LOG)).headers["Allow"] == "DELETE, GET, HEAD, OPTIONS, PUT"
+
+
+async def test_a_wait_at_the_tail_ends_by_time_with_no_records(log: Http) -> None:
+    await appended(log, {"text": "a"})
+
+    empty = await log.ask("GET", f"{ENTRIES}?from=1&wait_ms=50")
+    full = await log.ask("GET", f"{ENTRIES}?from=0&wait_ms=60000&encoding=text")
+
+    assert (empty.json["entries"], empty.json["next"]) == ([], 1)
+    assert [entry["text"] for entry in full.json["entries"]] == ["a"]
+
+
+async def test_the_description_names_every_route_of_logs(log: Http) -> None:
+    paths = (await log.ask("GET", "/openapi.json")).json["paths"]
+
+    assert {path for path in paths if path.startswith("/v1/logs")} == {
+        "/v1/logs",
+        "/v1/logs/{name}",
+        "/v1/logs/{name}/entries",
+        "/v1/logs/{name}/open",
+        "/v1/logs/{name}/roll",
+        "/v1/logs/{name}/truncate",
+        "/v1/logs/{name}/close",
+    }
