@@ -132,7 +132,9 @@ class ReadMetadata:
 
 @dataclass(frozen=True, slots=True)
 class FindBookies:
-    """Ask for live writable bookies not in `exclude`, best first. Answered by BookiesFound."""
+    """Ask for live writable bookies not in `exclude`, best first: they join the members of
+    `ensemble`, which are those that stay. Answered by BookiesFound.
+    """
 
     attempt: int
     ensemble: tuple[str, ...]

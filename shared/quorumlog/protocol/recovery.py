@@ -127,6 +127,8 @@ class Recovery:
     def step(self, event: Event) -> list[Effect]:
         """What to do about an event."""
         self._out = []
+        if self.phase is Phase.DONE:
+            return []
         match event:
             case ReadAnswered():
                 self._read_answered(event)
@@ -501,10 +503,10 @@ class Recovery:
         self._attempt += 1
         self._find = self._attempt
         members = self._head()
-        staying = [m for p, m in enumerate(members) if not self._down & 1 << p]
+        staying = tuple(m for p, m in enumerate(members) if not self._down & 1 << p)
         lost = self.metadata.declared_lost
         exclude = tuple(dict.fromkeys((*staying, *self._suspects, *lost)))
-        self._out.append(FindBookies(self._attempt, members, exclude))
+        self._out.append(FindBookies(self._attempt, staying, exclude))
 
     def _bookies_found(self, event: BookiesFound) -> None:
         if self._find is None or event.attempt != self._find:

@@ -561,9 +561,9 @@ class Writer:
         self._must_search = False
         self._attempt += 1
         members = self.metadata.last_fragment.bookies
-        staying = [m for p, m in enumerate(members) if not self._down & 1 << p]
+        staying = tuple(m for p, m in enumerate(members) if not self._down & 1 << p)
         exclude = tuple(dict.fromkeys((*staying, *self._suspects)))
-        find = FindBookies(self._attempt, members, exclude)
+        find = FindBookies(self._attempt, staying, exclude)
         self._task = _Task(_Kind.FIND, self._attempt, find)
         self._out.append(find)
 
