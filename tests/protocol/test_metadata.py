@@ -1,0 +1,106 @@
+"""One ledger's row and the ways in which it may change: I21 to I25, rules 6, 14 and 20."""
+
+from dataclasses import replace
+
+import pytest
+
+from quorumlog.protocol.metadata import Fragment, Repair, State
+from tests.protocol.hands import B1, B2, B3, B4, B5, ledger
+
+TWO = ledger(fragments=((0, (B1, B2, B3)), (12, (B4, B2, B3))))
+
+
+def test_the_two_fragments_of_the_protocol_document_own_their_entries() -> None:
+    """Entries 0 to 11 live on B1 B2 B3, 12 and later ones on B4 B2 B3."""
+    assert [TWO.fragment_of(entry_id).bookies[0] for entry_id in (0, 11, 12, 99)] == [
+        B1,
+        B1,
+        B4,
+        B4,
+    ]
+    assert [TWO.fragment_last(index) for index in (0, 1)] == [11, None]
+    assert TWO.members_of(13) == ((1, B2), (2, B3), (0, B4))
+
+
+def test_a_change_after_the_last_fragment_appends_and_at_its_start_replaces() -> None:
+    appended = TWO.with_ensemble(20, (B1, B2, B3))
+    replaced = TWO.with_ensemble(12, (B5, B2, B3))
+
+    assert [f.first_entry for f in appended.fragments] == [0, 12, 20]
+    assert replaced.fragments == (Fragment(0, (B1, B2, B3)), Fragment(12, (B5, B2, B3)))
+    assert (appended.version, replaced.version) == (TWO.version, TWO.version)
+
+
+def test_a_fragment_below_the_last_one_is_impossible() -> None:
+    """I22, X2."""
+    with pytest.raises(ValueError, match="below"):
+        TWO.with_ensemble(11, (B5, B2, B3))
+
+
+def test_a_row_that_breaks_an_invariant_is_found_out() -> None:
+    for broken in (
+        replace(TWO, fragments=()),
+        replace(TWO, fragments=(Fragment(1, (B1, B2, B3)),)),
+        replace(TWO, fragments=(TWO.fragments[0], TWO.fragments[0])),
+        replace(TWO, fragments=(Fragment(0, (B1, B2)),)),
+        replace(TWO, fragments=(Fragment(0, (B1, B2, B2)),)),
+        replace(TWO, last_entry=3),
+        replace(TWO, length=3),
+        replace(TWO, state=State.CLOSED),
+        replace(TWO, state=State.CLOSED, last_entry=10, length=3),
+    ):
+        with pytest.raises(AssertionError):
+            broken.check()
+
+
+def test_an_empty_last_fragment_is_legal_when_closed() -> None:
+    """I23, BK#4551."""
+    closed = TWO.closed(last_entry=11, length=40)
+    closed.check()
+    assert len(closed.fragments) == 2
+
+
+def test_a_close_drops_fragments_beyond_the_end_but_never_the_first() -> None:
+    TWO.closed(last_entry=5, length=9).check()
+    assert ledger().closed(last_entry=-1, length=0).fragments == ledger().fragments
+
+
+def test_nothing_follows_closed() -> None:
+    closed = TWO.closed(last_entry=12, length=40)
+    with pytest.raises(AssertionError):
+        closed.closed(last_entry=13, length=41)
+    with pytest.raises(AssertionError):
+        closed.in_recovery()
+
+
+def test_a_repair_target_is_kept_by_all_who_drop_and_replaces_one_member_at_the_end() -> None:
+    repair = Repair(0, B1, B5)
+    pending = TWO.with_repair(repair)
+    assert B5 in pending.all_members
+    assert pending.fragments == TWO.fragments
+
+    done = pending.with_member_replaced(0, B1, B5)
+    assert done.fragments == (Fragment(0, (B5, B2, B3)), TWO.fragments[1])
+    assert done.repairs == ()
+    assert B1 not in done.all_members
+
+
+def test_a_later_repair_of_the_same_place_takes_over() -> None:
+    pending = TWO.with_repair(Repair(0, B1, B5)).with_repair(Repair(0, B1, B4))
+    assert pending.repairs == (Repair(0, B1, B4),)
+
+
+def test_a_member_is_replaced_only_where_it_is_and_by_one_that_is_not() -> None:
+    for old, new in ((B4, B5), (B1, B2)):
+        with pytest.raises(ValueError, match="cannot be replaced"):
+            TWO.with_member_replaced(0, old, new)
+
+
+def test_only_the_last_fragment_of_a_ledger_that_is_not_closed_is_open() -> None:
+    assert [TWO.is_closed_fragment(index) for index in (0, 1)] == [True, False]
+    assert TWO.closed(last_entry=12, length=1).is_closed_fragment(1)
+
+
+def test_an_id_below_zero_has_no_fragment() -> None:
+    with pytest.raises(ValueError, match="below 0"):
+        TWO.fragment_index(-1)

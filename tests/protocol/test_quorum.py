@@ -1,0 +1,134 @@
+"""Write sets, ack quorums and coverage, against definitions that are slow and plain."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorumlog.protocol.quorum import Quorum
+
+SMALL = [
+    Quorum(e, qw, qa) for e in range(1, 6) for qw in range(1, e + 1) for qa in range(1, qw + 1)
+]
+quorums = st.sampled_from(SMALL)
+
+
+def subsets(members: tuple[int, ...], size: int | None = None) -> list[tuple[int, ...]]:
+    sizes = range(len(members) + 1) if size is None else [size]
+    return [found for n in sizes for found in itertools.combinations(members, n)]
+
+
+def test_the_write_quorum_table_of_the_protocol_document() -> None:
+    """E = 4, Qw = 3: entries 0 to 5 of the table in both protocol documents."""
+    quorum = Quorum(4, 3, 2)
+    bookies = ("B1", "B2", "B3", "B4")
+    table = [[bookies[p] for p in quorum.write_set(entry_id)] for entry_id in range(6)]
+
+    assert table == [
+        ["B1", "B2", "B3"],
+        ["B2", "B3", "B4"],
+        ["B3", "B4", "B1"],
+        ["B4", "B1", "B2"],
+        ["B1", "B2", "B3"],
+        ["B2", "B3", "B4"],
+    ]
+
+
+def test_without_striping_there_is_one_write_quorum() -> None:
+    quorum = Quorum(3, 3, 2)
+    assert not quorum.is_striped
+    assert {frozenset(quorum.write_set(entry_id)) for entry_id in range(9)} == {
+        frozenset({0, 1, 2})
+    }
+
+
+@pytest.mark.parametrize(
+    ("e", "qw", "qa"), [(2, 3, 2), (3, 2, 3), (3, 3, 0), (0, 0, 0), (256, 3, 2), (3, 0, 0)]
+)
+def test_a_quorum_out_of_order_is_refused(e: int, qw: int, qa: int) -> None:
+    with pytest.raises(ValueError, match="ensemble_size >= write_quorum >= ack_quorum"):
+        Quorum(e, qw, qa)
+
+
+@given(quorums, st.integers(0, 2**63 - 1))
+def test_write_sets_have_qw_members_and_residues_agree_with_them(
+    quorum: Quorum, entry_id: int
+) -> None:
+    write_set = quorum.write_set(entry_id)
+
+    assert len(set(write_set)) == quorum.write_quorum
+    for position in range(quorum.ensemble_size):
+        assert quorum.is_member(position, entry_id) == (position in write_set)
+        residue = entry_id % quorum.ensemble_size
+        assert (residue in quorum.residues(position)) == (position in write_set)
+
+
+@given(quorums, st.integers(0, 50), st.integers(0, 12), st.integers(0, 31))
+def test_acknowledgement_of_a_run_is_that_of_each_of_its_entries(
+    quorum: Quorum, first: int, more: int, mask: int
+) -> None:
+    mask &= (1 << quorum.ensemble_size) - 1
+    acked = {p for p in range(quorum.ensemble_size) if mask & 1 << p}
+    plain = all(
+        len(acked & set(quorum.write_set(entry_id))) >= quorum.ack_quorum
+        for entry_id in range(first, first + more + 1)
+    )
+
+    assert quorum.is_acknowledged(acked, first, first + more) == plain
+    assert quorum.has_ack_quorum(mask, first, first + more) == plain
+
+
+@given(quorums, st.integers(0, 50), st.integers(0, 12))
+def test_holders_of_a_run_are_the_members_of_its_write_sets(
+    quorum: Quorum, first: int, more: int
+) -> None:
+    plain = {p for e in range(first, first + more + 1) for p in quorum.write_set(e)}
+    assert quorum.holders(first, first + more) == sum(1 << p for p in plain)
+
+
+@pytest.mark.parametrize("quorum", SMALL, ids=str)
+def test_coverage_means_that_no_ack_quorum_of_any_write_set_is_silent(quorum: Quorum) -> None:
+    """I14; reference 2.3.1: counted per write set."""
+    everybody = tuple(range(quorum.ensemble_size))
+    for answered in subsets(everybody):
+        silent = set(everybody) - set(answered)
+        possible = [
+            ack_set
+            for start in everybody
+            for ack_set in subsets(quorum.write_set(start), quorum.ack_quorum)
+        ]
+        assert quorum.is_covered(answered) == (not any(set(a) <= silent for a in possible))
+
+
+@pytest.mark.parametrize("quorum", [q for q in SMALL if not q.is_striped], ids=str)
+def test_the_four_definitions_of_coverage_agree_without_striping(quorum: Quorum) -> None:
+    """BP-46 and QuorumCoverage of the TLA+ specification."""
+    everybody = tuple(range(quorum.ensemble_size))
+    ack_sets = subsets(everybody, quorum.ack_quorum)
+    for answered in subsets(everybody):
+        silent = set(everybody) - set(answered)
+        by_count = len(answered) >= quorum.ensemble_size - quorum.ack_quorum + 1
+        one_of_each = all(set(answered) & set(ack_set) for ack_set in ack_sets)
+        none_without = not any(set(ack_set) <= silent for ack_set in ack_sets)
+        by_silence = len(silent) < quorum.ack_quorum
+
+        found = {quorum.is_covered(answered), by_count, one_of_each, none_without, by_silence}
+        assert len(found) == 1
+
+
+@pytest.mark.parametrize("quorum", SMALL, ids=str)
+def test_the_negatives_needed_leave_no_room_for_an_ack_quorum(quorum: Quorum) -> None:
+    """I16: one fewer would."""
+    left = quorum.write_quorum - quorum.negatives_needed
+    assert left == quorum.ack_quorum - 1
+
+
+@given(quorums, st.integers(0, 31))
+def test_reach_is_an_ack_quorum_in_every_write_set(quorum: Quorum, mask: int) -> None:
+    usable = {p for p in range(quorum.ensemble_size) if mask & 1 << p}
+    plain = all(
+        len(usable & set(quorum.write_set(start))) >= quorum.ack_quorum
+        for start in range(quorum.ensemble_size)
+    )
+    assert quorum.can_reach(mask) == plain
