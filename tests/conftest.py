@@ -6,12 +6,23 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from loadtest.stores import Stores, StoreServers, store_servers
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _PURE: Final = ("explore", "mutants", "protocol", "scenarios", "sim", "wire")
 """Folders whose tests run in one process, without servers; all others count as `processes`."""
+
+# The same examples in every run, however slow the machine: what fails fails for everyone.
+settings.register_profile(
+    "quorumlog",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile("quorumlog")
 
 pytest_plugins = ["tests.support.retry"]
 
