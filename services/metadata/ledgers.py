@@ -101,6 +101,9 @@ class LedgerStore:
             )
             await settle(connection, attempt, target)
             if (row.fragments, row.repairs) != (old.fragments, old.repairs):
+                await connection.execute(
+                    "DELETE FROM ledger_members WHERE ledger_id = $1", row.ledger_id
+                )
                 await _index_members(connection, row.ledger_id, row)
             await queue_missed(connection, row.ledger_id, missed)
             return row_of(record, row.ledger_id)
@@ -345,7 +348,6 @@ async def _index_members(connection: Connection, ledger_id: int, row: LedgerDraf
         {member for fragment in row.fragments for member in fragment.bookies}
         | {repair.target for repair in row.repairs}
     )
-    await connection.execute("DELETE FROM ledger_members WHERE ledger_id = $1", ledger_id)
     await connection.execute(
         "INSERT INTO ledger_members (ledger_id, name, incarnation)"
         " SELECT $1, * FROM unnest($2::text[], $3::bigint[])",
