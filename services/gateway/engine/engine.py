@@ -37,6 +37,7 @@ from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports, Times
+from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.timers import Tasks, Timers
 from quorumlog.protocol.ids import NO_ENTRY, member_name
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
@@ -106,7 +107,7 @@ class Engine:
         self._directory = directory
         self._ports = ports
         self._peers = peers
-        self._rows = Rows(metadata, self._row_changed)
+        self._rows = Rows(metadata, self._row_changed, self._ledger_ended)
         self._recoveries = Recoveries(self._rows, ports)
         self._tails = Tails(self._ask_for_lac, ports.tasks)
         self._gatekeeper = Gatekeeper()
@@ -398,7 +399,11 @@ class Engine:
 
     async def cluster(self) -> dict[str, Any]:
         """Every service with its state, and what this gateway writes with less redundancy."""
-        bookies, services = await asyncio.gather(self.bookies(), self._metadata.services())
+        bookies, services, repairs = await asyncio.gather(
+            self.bookies(),
+            self._metadata.services(),
+            RepairClient(self._metadata, self.writer.id).list(),
+        )
         degraded = [ledger for ledger, handle in self._handles.items() if handle.is_degraded]
         return {
             "cluster_id": await self._metadata.cluster_id(),
@@ -406,6 +411,9 @@ class Engine:
             "services": [service.model_dump(mode="json") for service in services.services],
             "writer": {"id": self.writer.id, "url": self.writer.url},
             "degraded_ledgers": degraded,
+            "under_replicated": [
+                {"ledger_id": repair.ledger_id, "bookie": repair.member} for repair in repairs[0]
+            ],
         }
 
     async def ready(self) -> QuorumLogError | None:
@@ -612,6 +620,24 @@ class Engine:
 
     def _row_changed(self, ledger_id: int) -> None:
         self._tails.changed(ledger_id)
+
+    def _ledger_ended(self, ledger_id: int) -> None:
+        handle = self._handles.get(ledger_id)
+        if handle is not None and not handle.is_closing:
+            self._ports.tasks.start(self._supersede(handle))
+
+    async def _supersede(self, handle: WriteHandle) -> None:
+        """Somebody else closed a ledger of ours: its handle ends now, not at the next append."""
+        try:
+            row = await self._rows.row(handle.ledger_id)
+        except NoSuchLedger:
+            handle.deleted()
+            self._handles.pop(handle.ledger_id, None)
+        except QuorumLogError:
+            pass  # the bookies' fence will tell it
+        else:
+            if is_closed(row):
+                handle.superseded(row)
 
     def _check_not_draining(self) -> None:
         if self._draining:

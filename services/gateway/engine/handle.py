@@ -141,9 +141,9 @@ class WriteHandle:
         return self._failure is None and self._closed_row is None
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no append waits."""
-        return not self._waiters
+    def is_closing(self) -> bool:
+        """Whether the writer's own close is on its way."""
+        return self._close is not None and not self._close.done()
 
     @property
     def row(self) -> LedgerMetadata:
@@ -202,6 +202,16 @@ class WriteHandle:
         """Ask for a member's replacement in the open fragment (rule 21)."""
         if self.is_live:
             self._driver.post(ReplaceRequested(member))
+
+    def superseded(self, row: LedgerMetadata) -> None:
+        """Somebody else closed the ledger: learned before a bookie's fence told it."""
+        if not self.is_closing:
+            self._ended(row)
+
+    def deleted(self) -> None:
+        """The ledger is gone."""
+        self._driver.stop()
+        self._fail(Failed("no-such-ledger", detail="the ledger was deleted"), is_final=True)
 
     def abandon(self) -> None:
         """The process ends: what is pending has an unknown outcome."""

@@ -28,10 +28,16 @@ _PAUSE_S: Final = 1.0
 class Rows:
     """The cache. Invariant: a row in it never goes back to a lower version."""
 
-    def __init__(self, metadata: MetadataClient, changed: Callable[[int], None]) -> None:
-        """`changed` is told which ledger's row is news."""
+    def __init__(
+        self,
+        metadata: MetadataClient,
+        changed: Callable[[int], None],
+        ended: Callable[[int], None],
+    ) -> None:
+        """`changed` is told which ledger's row is news, `ended` which is CLOSED or gone."""
         self._metadata = metadata
         self._changed = changed
+        self._ended = ended
         self._rows: OrderedDict[int, LedgerMetadata] = OrderedDict()
         self._stale: set[int] = set()
         """Rows that are older than something that was heard since."""
@@ -48,6 +54,8 @@ class Rows:
                         self._changed(ledger_id)
                 elif change.ledger_id is not None:
                     self._heard(change.ledger_id, change.version or 0, is_deleted=change.deleted)
+                    if change.deleted or change.state is State.CLOSED:
+                        self._ended(change.ledger_id)
 
     def cached(self, ledger_id: int) -> LedgerMetadata | None:
         """The row as it was known last."""

@@ -7,11 +7,13 @@ from aiohttp import web
 
 from loadtest.stores import Stores
 from quorumlog.errors import (
+    NOT_DONE,
     UNKNOWN,
     EntryUnavailable,
     LedgerClosed,
     LedgerFenced,
     MetadataUnavailable,
+    NoSuchLedger,
     Overloaded,
     QuorumLogError,
     QuorumTimeout,
@@ -263,6 +265,25 @@ async def test_another_process_at_the_writers_address_is_not_the_writer(stores: 
 
         assert world.other._peers.is_gone(stranger)
         assert await payloads(world.engine, row.ledger_id) == []
+
+
+async def test_a_handle_ends_when_somebody_else_closes_or_deletes_its_ledger(
+    stores: Stores,
+) -> None:
+    async with world_of(stores) as world:
+        rows = [await ledger(world.engine) for _ in range(2)]
+        for row in rows:
+            await world.engine.append(row.ledger_id, [b"x"])
+        await world.other.recover(rows[0].ledger_id)
+        await world.other.delete(rows[1].ledger_id)
+
+        await until(lambda: not world.engine._handles, "the writer's gateway has heard of it")
+
+        with pytest.raises(LedgerClosed) as closed:
+            await world.engine.append(rows[0].ledger_id, [b"y"])
+        assert closed.value.outcome == NOT_DONE
+        with pytest.raises(NoSuchLedger):
+            await world.engine.append(rows[1].ledger_id, [b"y"])
 
 
 async def waiting_tails(world: World, ledger_id: int, after: int) -> list[asyncio.Task[int]]:
