@@ -31,6 +31,11 @@ class Cluster:
         return [s.url for s in self._local.services.values() if s.kind == "gateway"]
 
     @property
+    def names(self) -> list[str]:
+        """All processes, in the order in which they start."""
+        return list(self._local.services)
+
+    @property
     def data(self) -> Path:
         """The folder that holds everything."""
         return self._local.settings.data
@@ -75,11 +80,11 @@ class Cluster:
     async def restart(self, name: str) -> None:
         """Start a process that was killed, and wait until it is ready."""
         self._local.launch(name)
-        await self._local.until_ready(name)
+        await self._local.until_up(name)
 
-    async def until_ready(self, name: str) -> None:
-        """Wait until a process can do its work."""
-        await self._local.until_ready(name)
+    async def until_up(self, name: str) -> None:
+        """Wait until a process, a database among them, answers."""
+        await self._local.until_up(name)
 
     def log(self, name: str) -> str:
         """All that a process has written."""

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -52,7 +53,9 @@ class Service:
 
     program: Program
     log: Path
-    url: str = ""
+    url: str
+    is_up: Callable[[], Awaitable[bool]]
+    """Asks it whether it can do its work."""
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     is_expected: bool = field(default=False)
@@ -131,13 +134,15 @@ class LocalCluster:
                 postgres = await asyncio.to_thread(
                     set_up_postgres, self._data / "postgres", ports[0]
                 )
-                self._launch(postgres.program, f"127.0.0.1:{ports[0]}")
-                await self._until("postgres", lambda: asyncio.to_thread(postgres.is_ready))
+                url = f"127.0.0.1:{ports[0]}"
+                self._launch(postgres.program, url, partial(asyncio.to_thread, postgres.is_ready))
+                await self.until_up("postgres")
                 dsn = postgres.dsn()
             if not redis_url:
                 redis = set_up_redis(self._data / "redis", ports[1])
-                self._launch(redis.program, f"127.0.0.1:{ports[1]}")
-                await self._until("redis", lambda: asyncio.to_thread(redis.is_ready))
+                url = f"127.0.0.1:{ports[1]}"
+                self._launch(redis.program, url, partial(asyncio.to_thread, redis.is_ready))
+                await self.until_up("redis")
                 redis_url = redis.url()
         except EmbeddedError as error:
             raise ClusterError(str(error)) from None
@@ -151,7 +156,7 @@ class LocalCluster:
         self._launch_service(
             "metadata-1", "metadata", port, {"POSTGRES_DSN": dsn, "REDIS_URL": redis_url}
         )
-        await self.until_ready("metadata-1")
+        await self.until_up("metadata-1")
 
         bookies = [f"bookie-{number + 1}" for number in range(settings.bookies)]
         for number, name in enumerate(bookies):
@@ -161,20 +166,18 @@ class LocalCluster:
             own["AUTO_FIX_COOKIES"] = str(int(settings.auto_fix_cookies))
             self._launch_service(name, "bookie", next(ports), shared | own)
         for name in bookies:
-            await self.until_ready(name)
+            await self.until_up(name)
 
         gateways = [f"gateway-{number + 1}" for number in range(settings.gateways)]
         for number, name in enumerate(gateways):
             self._launch_service(name, "gateway", settings.port + number, shared)
-        # A gateway is ready when a default ledger (E=3) could be created.
-        health = "ready" if settings.bookies >= 3 else "live"
         for name in gateways:
-            await self.until_ready(name, health)
+            await self.until_up(name)
 
         if find_spec("services.autorecovery") is not None:
             own = {"LOST_BOOKIE_DELAY_S": str(settings.lost_bookie_delay_s)}
             self._launch_service("autorecovery-1", "autorecovery", next(ports), shared | own)
-            await self.until_ready("autorecovery-1")
+            await self.until_up("autorecovery-1")
 
     def _launch_service(self, name: str, module: str, port: int, own: dict[str, str]) -> None:
         env = {**inherited_environment(), **self._environment} | {
@@ -187,10 +190,14 @@ class LocalCluster:
             "PYTHONPATH": os.pathsep.join((str(ROOT / "shared"), str(ROOT))),
         }
         argv = (sys.executable, "-m", f"services.{module}")
-        self._launch(Program(name, argv, env | own, ROOT), f"http://127.0.0.1:{port}")
+        url = f"http://127.0.0.1:{port}"
+        # A gateway is ready when a default ledger (E=3) could be created.
+        health = "live" if module == "gateway" and self.settings.bookies < 3 else "ready"
+        is_up = partial(_answers, f"{url}/health/{health}")
+        self._launch(Program(name, argv, env | own, ROOT), url, is_up)
 
-    def _launch(self, program: Program, url: str) -> None:
-        service = Service(program, self._logs / f"{program.name}.log", url)
+    def _launch(self, program: Program, url: str, is_up: Callable[[], Awaitable[bool]]) -> None:
+        service = Service(program, self._logs / f"{program.name}.log", url, is_up)
         self.services[program.name] = service
         self.launch(program.name)
 
@@ -205,28 +212,15 @@ class LocalCluster:
         service.is_expected = True
         (self._run / f"{name}.pid").write_text(f"{service.process.pid}\n")
 
-    async def until_ready(self, name: str, health: str = "ready") -> None:
+    async def until_up(self, name: str) -> None:
         """Wait until a process says that it can do its work.
 
-        Raises: ClusterError when it ends instead.
+        Raises: ClusterError when it ends instead, or takes too long.
         """
-        url = f"{self.services[name].url}/health/{health}"
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(10)) as session:
-
-            async def is_ready() -> bool:
-                try:
-                    async with session.get(url) as answer:
-                        return answer.status == 200
-                except (aiohttp.ClientError, TimeoutError):
-                    return False
-
-            await self._until(name, is_ready)
-
-    async def _until(self, name: str, is_ready: Callable[[], Awaitable[bool]]) -> None:
         service = self.services[name]
         loop = asyncio.get_running_loop()
         end = loop.time() + START_S
-        while not await is_ready():
+        while not await service.is_up():
             if not service.is_alive:
                 raise ClusterError(f"{name} ended at its start:\n{service.log_end()}")
             if loop.time() > end:
@@ -280,6 +274,16 @@ class LocalCluster:
                 service.process.wait()
             await asyncio.sleep(_POLL_S / 5)
         (self._run / f"{service.program.name}.pid").unlink(missing_ok=True)
+
+
+async def _answers(url: str) -> bool:
+    """Whether a request gets status 200."""
+    timeout = aiohttp.ClientTimeout(10)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
 
 
 def _how(service: Service) -> str:

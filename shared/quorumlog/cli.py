@@ -277,3 +277,7 @@ def list_bookies(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption =
     """Print all bookies with their state."""
     found = _run(gateway, lambda client: client.bookies())
     _print_rows(list(found), ("id", "state", "url", "zone", "free_bytes"), as_json=as_json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A whole cluster of real processes, and what may happen to it."""

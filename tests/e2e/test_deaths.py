@@ -1,0 +1,241 @@
+"""What was acknowledged outlives the death of any process."""
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from loadtest.cluster import Cluster, running
+from loadtest.stores import Stores
+from quorumlog.client import Client, Ledger
+from quorumlog.errors import (
+    LedgerClosed,
+    LedgerFenced,
+    QuorumLogError,
+    WriterLost,
+)
+from tests.support.waiting import until
+
+
+async def append(ledger: Ledger, count: int, *, batch: int = 10) -> list[bytes]:
+    """Append so many entries in batches; all of them are acknowledged."""
+    payloads = [f"{ledger.ledger_id}:{number}".encode() * 20 for number in range(count)]
+    for start in range(0, count, batch):
+        await ledger.append_batch(payloads[start : start + batch])
+    return payloads
+
+
+async def contents(ledger: Ledger) -> list[bytes]:
+    return [entry.payload async for entry in ledger.entries()]
+
+
+async def ensemble(ledger: Ledger) -> list[str]:
+    """The names of the bookies of the last fragment."""
+    members = (await ledger.info())["fragments"][-1]["bookies"]
+    return [member.partition("@")[0] for member in members]
+
+
+async def test_a_ledger_outlives_a_bookie_of_its_ensemble(stores: Stores) -> None:
+    async with (
+        running(stores, bookies=4, gateways=1) as cluster,
+        Client(*cluster.gateways) as client,
+    ):
+        ledger = await client.create_ledger()
+        sent = await append(ledger, 50)
+
+        await cluster.kill((await ensemble(ledger))[0])
+        sent += await append(ledger, 50)
+
+        assert await contents(ledger) == sent
+        assert (await ledger.close())["last_entry"] == len(sent) - 1
+
+
+async def test_a_ledger_outlives_a_bookie_that_hangs(stores: Stores) -> None:
+    async with (
+        running(stores, bookies=4, gateways=1) as cluster,
+        Client(*cluster.gateways) as client,
+    ):
+        ledger = await client.create_ledger()
+        sent = await append(ledger, 50)
+
+        cluster.pause((await ensemble(ledger))[0])
+        sent += await append(ledger, 50)
+
+        assert await contents(ledger) == sent
+
+
+async def test_three_bookies_suffice_after_one_of_them_died(stores: Stores) -> None:
+    async with (
+        running(stores, bookies=3, gateways=1) as cluster,
+        Client(*cluster.gateways) as client,
+    ):
+        ledger = await client.create_ledger()
+        sent = await append(ledger, 20)
+
+        await cluster.kill("bookie-2")
+        sent += await append(ledger, 20)
+        closed = await ledger.close()
+
+        assert closed["last_entry"] == len(sent) - 1
+        assert await contents(ledger) == sent
+
+
+async def test_a_striped_ledger_outlives_a_bookie(stores: Stores) -> None:
+    async with (
+        running(stores, bookies=6, gateways=1) as cluster,
+        Client(*cluster.gateways) as client,
+    ):
+        ledger = await client.create_ledger(ensemble_size=5, write_quorum=3, ack_quorum=2)
+        sent = await append(ledger, 53, batch=7)
+
+        await cluster.kill((await ensemble(ledger))[1])
+        sent += await append(ledger, 53, batch=7)
+
+        assert await contents(ledger) == sent
+        assert (await ledger.recover())["last_entry"] == len(sent) - 1
+
+
+async def test_the_other_gateway_recovers_the_ledger_of_a_dead_writer(stores: Stores) -> None:
+    async with running(stores, gateways=2) as cluster:
+        first, second = cluster.gateways
+        async with Client(first) as writer, Client(second) as other:
+            ledger = await writer.create_ledger()
+            sent = await append(ledger, 30)
+
+            await cluster.kill("gateway-1")
+            closed = await other.ledger(ledger.ledger_id).recover()
+
+            assert closed["state"] == "CLOSED"
+            assert closed["last_entry"] == len(sent) - 1
+            assert await contents(other.ledger(ledger.ledger_id)) == sent
+
+
+async def test_an_append_through_the_other_gateway_says_that_the_writer_is_gone(
+    stores: Stores,
+) -> None:
+    async with running(stores, gateways=2) as cluster:
+        first, second = cluster.gateways
+        async with Client(first) as writer, Client(second) as other:
+            ledger = await writer.create_ledger()
+            await append(ledger, 1)
+
+            await cluster.kill("gateway-1")
+            with pytest.raises((WriterLost, LedgerClosed, LedgerFenced)):
+                await other.ledger(ledger.ledger_id).append(b"too late")
+
+
+async def test_a_paused_writer_can_not_append_after_its_ledger_was_recovered(
+    stores: Stores,
+) -> None:
+    async with running(stores, gateways=2) as cluster:
+        first, second = cluster.gateways
+        async with Client(first) as writer, Client(second) as other:
+            ledger = await writer.create_ledger()
+            sent = await append(ledger, 30)
+
+            cluster.pause("gateway-1")
+            closed = await other.ledger(ledger.ledger_id).recover()
+            cluster.resume("gateway-1")
+
+            with pytest.raises((LedgerFenced, LedgerClosed)):
+                await ledger.append(b"too late")
+            assert closed["last_entry"] == len(sent) - 1
+            assert await contents(other.ledger(ledger.ledger_id)) == sent
+
+
+async def test_a_bookie_that_comes_back_still_has_its_entries(stores: Stores) -> None:
+    async with (
+        running(stores, bookies=3, gateways=1) as cluster,
+        Client(*cluster.gateways) as client,
+    ):
+        ledger = await client.create_ledger()
+        sent = await append(ledger, 30)
+        await ledger.close()
+
+        for name in ("bookie-1", "bookie-2", "bookie-3"):
+            await cluster.kill(name)
+        for name in ("bookie-1", "bookie-2", "bookie-3"):
+            await cluster.restart(name)
+
+        async def read_all() -> list[bytes]:
+            return await contents(ledger)
+
+        assert await until(read_all, "it is read", passing=(QuorumLogError,)) == sent
+
+
+async def code_of_create(gateway: str) -> str:
+    """The code of the problem that creating a ledger meets."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{gateway}/v1/ledgers", json={}) as answer,
+    ):
+        code: str = (await answer.json(content_type=None))["code"]
+        return code
+
+
+async def test_appends_go_on_without_postgres() -> None:
+    # This cluster has servers of its own, to be killed.
+    async with running(None, gateways=1) as cluster, Client(*cluster.gateways) as client:
+        ledger = await client.create_ledger()
+        sent = await append(ledger, 10)
+
+        await cluster.kill("redis")
+        sent += await append(ledger, 10)
+
+        assert (await ledger.close())["last_entry"] == len(sent) - 1
+
+
+async def test_appends_go_on_without_the_metadata_service(stores: Stores) -> None:
+    async with running(stores, gateways=1) as cluster, Client(*cluster.gateways) as client:
+        ledger = await client.create_ledger()
+        sent = await append(ledger, 10)
+
+        await cluster.kill("metadata-1")
+        sent += await append(ledger, 10)
+        await cluster.restart("metadata-1")
+
+        closed = await until(ledger.close, "it is closed", passing=(QuorumLogError,))
+        assert closed["last_entry"] == len(sent) - 1
+
+
+async def test_nothing_is_lost_when_every_process_dies_at_once() -> None:
+    async with running(None, gateways=2) as cluster:
+        async with Client(cluster.gateways[0]) as client:
+            ledger = await client.create_ledger()
+            sent = await append(ledger, 100)
+
+        await cluster.kill_all()
+        await start_again(cluster)
+
+        async with Client(cluster.gateways[1]) as client:
+            closed = await until(
+                client.ledger(ledger.ledger_id).recover, "a recovery", passing=(QuorumLogError,)
+            )
+            assert closed["last_entry"] == len(sent) - 1
+            assert await contents(client.ledger(ledger.ledger_id)) == sent
+
+
+async def start_again(cluster: Cluster) -> None:
+    for name in cluster.names:
+        cluster.start(name)
+        await cluster.until_up(name)
+
+
+async def test_concurrent_writers_of_one_ledger_get_ids_of_their_own(stores: Stores) -> None:
+    async with (
+        running(stores, gateways=2) as cluster,
+        Client(cluster.gateways[0]) as one,
+        Client(cluster.gateways[1]) as two,
+    ):
+        ledger = await one.create_ledger()
+        sent: dict[int, bytes] = {}
+
+        async def write(client: Client, name: bytes) -> None:
+            for number in range(50):
+                payload = b"%s:%d" % (name, number)
+                sent[await client.ledger(ledger.ledger_id).append(payload)] = payload
+
+        await asyncio.gather(write(one, b"one"), write(two, b"two"), write(two, b"three"))
+
+        assert sorted(sent) == [*range(150)]
+        assert await contents(two.ledger(ledger.ledger_id)) == [sent[n] for n in range(150)]
