@@ -179,6 +179,21 @@ async def test_appends_go_on_without_postgres() -> None:
         ledger = await client.create_ledger()
         sent = await append(ledger, 10)
 
+        await cluster.kill("postgres")
+        sent += await append(ledger, 10)
+        assert await code_of_create(cluster.gateways[0]) == "metadata-unavailable"
+
+        await cluster.restart("postgres")
+        await until(client.create_ledger, "a ledger again", passing=(QuorumLogError,))
+        sent += await append(ledger, 10)
+        assert await contents(ledger) == sent
+
+
+async def test_appends_go_on_without_redis() -> None:
+    async with running(None, gateways=1) as cluster, Client(*cluster.gateways) as client:
+        ledger = await client.create_ledger()
+        sent = await append(ledger, 10)
+
         await cluster.kill("redis")
         sent += await append(ledger, 10)
 
