@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from loadtest.ports import free_ports
-from services.local.ports import is_free
+from services.local.ports import _held, is_free
 
 
 def test_two_leases_never_share_a_port() -> None:
@@ -15,6 +15,16 @@ def test_two_leases_never_share_a_port() -> None:
 
     assert len(set(ports)) == len(ports)
     assert all(10_000 <= port < 20_000 for port in ports)
+
+
+def test_small_leases_share_a_block_and_no_port() -> None:
+    before = len(_held)
+
+    leased = [free_ports(1)[0] for _ in range(200)]
+
+    assert len(set(leased)) == 200
+    # Few of them lie on ports that a stranger listens on.
+    assert len(_held) - before < 100
 
 
 def test_a_lease_is_consecutive() -> None:
