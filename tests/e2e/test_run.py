@@ -1,0 +1,153 @@
+"""`python -m services.local`, as `make run` starts it."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from loadtest.ports import free_ports
+from loadtest.stores import scratch
+from quorumlog.client import Client
+from tests.support.waiting import until_sync
+
+
+class Run:
+    """A cluster in a process group of its own, SIGINT ignored as in a shell's background."""
+
+    def __init__(self, data: Path, **settings: str) -> None:
+        self.data = data
+        self.ports = free_ports(2)
+        self.output = data.with_suffix(".out")
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with self.output.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services.local"],
+                env={**os.environ, "DATA": str(data), "PORT": str(self.ports[0]), **settings},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+        signal.signal(signal.SIGINT, before)
+
+    @property
+    def gateways(self) -> list[str]:
+        return [f"http://127.0.0.1:{port}" for port in self.ports]
+
+    def until_ready(self) -> None:
+        def is_ready() -> bool:
+            said = self.output.read_text()
+            assert self.process.poll() is None, said
+            return "quorumlog is ready" in said
+
+        until_sync(is_ready, "the cluster is ready", 120)
+
+    def pid(self, name: str) -> int:
+        return int((self.data / "run" / f"{name}.pid").read_text())
+
+    def interrupt(self) -> int:
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.wait(120)
+
+
+@contextmanager
+def run(data: Path, **settings: str) -> Iterator[Run]:
+    started = Run(data, **settings)
+    try:
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.process.terminate()
+            started.process.wait(120)
+
+
+def status_of(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def gone(pids: list[int]) -> bool:
+    """Whether none of them runs; what nobody has reaped does not run."""
+    return not any(_runs(pid) for pid in pids)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_it_says_when_it_is_ready_and_interrupt_ends_all_of_it() -> None:
+    with scratch("ql-run-") as folder, run(folder / "data") as cluster:
+        cluster.until_ready()
+        names = ["postgres", "redis", "metadata-1", "bookie-1", "bookie-4", "gateway-2"]
+        pids = [cluster.pid(name) for name in names]
+        assert [status_of(f"{url}/health/ready") for url in cluster.gateways] == [200, 200]
+        assert all(url in cluster.output.read_text() for url in cluster.gateways)
+        assert (folder / "data" / "log" / "bookie-3.log").stat().st_size > 0
+
+        status = cluster.interrupt()
+
+        assert status == 0, cluster.output.read_text()
+        assert gone(pids)
+        assert not list((folder / "data" / "run").glob("*.pid"))
+        assert "killed" not in cluster.output.read_text()
+
+
+async def test_data_survives_an_orderly_end() -> None:
+    with scratch("ql-run-") as folder:
+        with run(folder / "data") as cluster:
+            cluster.until_ready()
+            async with Client(*cluster.gateways) as client:
+                ledger = await client.create_ledger()
+                await ledger.append_batch([b"one", b"two"])
+            assert cluster.interrupt() == 0
+        with run(folder / "data") as cluster:
+            cluster.until_ready()
+            async with Client(*cluster.gateways) as client:
+                found = client.ledger(ledger.ledger_id)
+
+                assert [entry.payload async for entry in found.entries()] == [b"one", b"two"]
+                # A gateway that drains closes its users' ledgers.
+                assert (await found.info())["state"] == "CLOSED"
+
+
+def test_restart_brings_the_dead_back() -> None:
+    with scratch("ql-run-") as folder, run(folder / "data", RESTART="1") as cluster:
+        cluster.until_ready()
+        dead = [cluster.pid(name) for name in ("bookie-2", "gateway-1", "redis")]
+
+        for pid in dead:
+            os.kill(pid, signal.SIGKILL)
+
+        def are_back() -> bool:
+            now = [cluster.pid(name) for name in ("bookie-2", "gateway-1", "redis")]
+            return (
+                not set(now) & set(dead) and status_of(f"{cluster.gateways[0]}/health/ready") == 200
+            )
+
+        until_sync(are_back, "all are back", passing=(OSError, ValueError))
+
+
+def test_nothing_stays_when_the_supervisor_is_killed() -> None:
+    with scratch("ql-run-") as folder, run(folder / "data") as cluster:
+        cluster.until_ready()
+        names = [path.stem for path in (folder / "data" / "run").glob("*.pid")]
+        pids = [cluster.pid(name) for name in names]
+
+        cluster.process.kill()
+        cluster.process.wait()
+
+        until_sync(lambda: gone(pids), "every process is gone")
