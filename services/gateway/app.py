@@ -53,6 +53,7 @@ def build_app(
             raise error
 
     async def drain() -> None:
+        room.end_waits()
         if logs is not None:
             await logs.drain()
         await engine.drain()

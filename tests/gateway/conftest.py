@@ -12,6 +12,7 @@ import pytest
 from yarl import URL
 
 from loadtest.ports import free_ports
+from quorumlog.net import service
 from quorumlog.net.listen import Listener, ListenLimits, listening
 from services.gateway.app import build_app
 from services.gateway.edge.limits import Limits
@@ -84,6 +85,10 @@ class Gateway:
             allow_redirects=False,
         ) as response:
             return Answer(response.status, response.headers, await response.read())
+
+    async def drain(self) -> None:
+        """What SIGTERM begins."""
+        await service._drain(self.listener.runner.app, DEADLINE_S)
 
     async def create(self, **options: object) -> int:
         """A ledger's id."""

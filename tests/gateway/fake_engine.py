@@ -152,8 +152,10 @@ class FakeEngine(EngineInterface):
         ledger = await self._open(ledger_id, password)
         entries = self.entries[ledger_id]
         chosen: list[bytes] = []
+        size = 0
         for payload in entries[first : None if last is None else last + 1][:limit]:
-            if chosen and sum(map(len, chosen)) + len(payload) > max_bytes:
+            size += len(payload)
+            if chosen and size > max_bytes:
                 break
             chosen.append(payload)
         closed = ledger.state is State.CLOSED

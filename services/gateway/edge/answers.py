@@ -1,7 +1,7 @@
 """Responses: JSON, and entries in the forms that a reader may ask for."""
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import orjson
@@ -47,9 +47,9 @@ def octets(body: bytes, media: str, headers: Mapping[str, str] | None = None) ->
     )
 
 
-def entries_json(runs: Iterable[Run], encoding: str) -> bytes:
-    """The entries of some runs as JSON objects with commas between them."""
-    return b",".join(
+def entries_json(runs: Iterable[Run], encoding: str) -> Iterator[bytes]:
+    """Each entry of some runs as a JSON object."""
+    return (
         b'{"entry_id":%d,%b}' % (entry_id, encoded(run.payload(index), encoding, entry_id))
         for run in runs
         for index, entry_id in enumerate(run.ids)

@@ -4,9 +4,8 @@ Everything that can be refused by the headers alone is refused before a byte of 
 """
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Awaitable, Coroutine
+from typing import Any, Final, TypeVar
 
 from aiohttp import hdrs, web
 
@@ -14,6 +13,8 @@ from quorumlog.errors import BadRequest, Overloaded, RequestTimeout, TooLarge, U
 from services.gateway.edge import strict
 from services.gateway.edge.limits import Limits
 from services.gateway.edge.params import JSON, invalid
+
+T = TypeVar("T")
 
 _FORM: Final = "application/x-www-form-urlencoded"
 HELD: Final = web.RequestKey("held_bytes", int)
@@ -23,26 +24,48 @@ HELD: Final = web.RequestKey("held_bytes", int)
 class Room:
     """What is in work now. Invariant: no count is below 0; each take is given back once."""
 
-    __slots__ = ("held_bytes", "limits", "requests", "waiters")
+    __slots__ = ("_waits", "held_bytes", "is_ending", "limits", "requests")
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.requests = 0
-        self.waiters = 0
         self.held_bytes = 0
+        self.is_ending = False
+        self._waits: set[asyncio.Timeout] = set()
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """A request that only waits takes no place among those in work. Raises Overloaded."""
-        if self.waiters >= self.limits.waiters_max:
+    async def wait(self, work: Awaitable[T]) -> T | None:
+        """What `work` gives, which only waits and so takes no place among the requests in work;
+        None where it was cut short because this process is about to end. Raises Overloaded.
+        """
+        if len(self._waits) >= self.limits.waiters_max:
+            if isinstance(work, Coroutine):
+                work.close()
             raise Overloaded("too many long polls and tails")
-        self.waiters += 1
+        limit = asyncio.timeout(0 if self.is_ending else None)
+        self._waits.add(limit)
         self.requests -= 1
         try:
-            yield
+            async with limit:
+                return await work
+        except TimeoutError:
+            if limit.expired():
+                return None
+            raise
         finally:
-            self.waiters -= 1
+            self._waits.discard(limit)
             self.requests += 1
+
+    @property
+    def waiters(self) -> int:
+        """Requests that only wait."""
+        return len(self._waits)
+
+    def end_waits(self) -> None:
+        """This process is about to end: nobody waits any more."""
+        self.is_ending = True
+        now = asyncio.get_running_loop().time()
+        for wait in self._waits:
+            wait.reschedule(now)
 
     def hold(self, request: web.Request, count: int) -> None:
         """Take room for a body of `count` bytes. Raises Overloaded."""

@@ -1,6 +1,7 @@
 """The resource /v1/ledgers/{ledger_id}/entries: append and read."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from aiohttp import web
@@ -33,16 +34,29 @@ from services.gateway.edge.answers import (
 )
 from services.gateway.edge.ledgers import password_of
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX, READ_BYTES_MAX, WAIT_MS_MAX
-from services.gateway.edge.params import FRAMES, JSON, OCTETS
+from services.gateway.edge.params import EVENTS, FRAMES, JSON, NDJSON, OCTETS
 from services.gateway.edge.payloads import encoded, entry_too_large, from_frames, from_json
-from services.gateway.interface import EngineInterface, ReadResult
+from services.gateway.edge.pipe import Pipe
+from services.gateway.edge.sockets import LedgerSocket
+from services.gateway.edge.streams import (
+    Range,
+    Source,
+    append_lines,
+    last_event_id,
+    position,
+    send_events,
+    send_lines,
+)
+from services.gateway.interface import EngineInterface
 
-_APPEND_TYPES: Final = (JSON, OCTETS, FRAMES)
+_APPEND_TYPES: Final = (JSON, OCTETS, FRAMES, NDJSON)
+_READ_TYPES: Final = (JSON, FRAMES, NDJSON, EVENTS)
 _EXPECT: Final = frozenset(("expect",))
 _READ: Final = frozenset(("from", "to", "limit", "max_bytes", "encoding", "wait_ms"))
 _LAC: Final = frozenset(("after", "wait_ms"))
 _ENCODINGS: Final = ("base64", "text", "json")
 _ENCODING: Final = frozenset(("encoding",))
+_LIMIT: Final = 100
 _MAX_BYTES: Final = 1 << 20
 _IMMUTABLE: Final = {"Cache-Control": "private, max-age=31536000, immutable"}
 
@@ -54,18 +68,23 @@ class Entries:
         self._engine = engine
         self._room = room
 
-    async def append(self, request: web.Request) -> web.Response:
+    async def append(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/ledgers/{ledger_id}/entries."""
         ledger_id = params.path_id(request, "ledger_id")
         expect = None
         if request.query_string:
             query = params.query(request, _EXPECT)
             expect = params.query_integer(query, "expect", low=0, high=ID_MAX)
+        media = body.media_type(request, _APPEND_TYPES)
+        password = password_of(request)
+        if media == NDJSON:
+            params.accepted(request, (NDJSON,))
+            return await append_lines(
+                request, self._room, Pipe(self._engine, self._room, ledger_id, password, expect)
+            )
         params.accepted(request)
-        payloads, is_batch = await self._payloads(request)
-        appended = await self._engine.append(
-            ledger_id, payloads, password=password_of(request), expect=expect
-        )
+        payloads, is_batch = await self._payloads(request, media)
+        appended = await self._engine.append(ledger_id, payloads, password=password, expect=expect)
         if is_batch:
             return json_bytes(
                 b'{"ledger_id":%d,"first_entry":%d,"last_entry":%d,"last_add_confirmed":%d}'
@@ -78,9 +97,8 @@ class Entries:
             201,
         )
 
-    async def _payloads(self, request: web.Request) -> tuple[list[bytes], bool]:
+    async def _payloads(self, request: web.Request, media: str) -> tuple[list[bytes], bool]:
         """What to append, and whether it came as a batch."""
-        media = body.media_type(request, _APPEND_TYPES)
         limits = self._room.limits
         if media == JSON:
             data = await body.read(request, self._room, limits.body_bytes_max)
@@ -93,58 +111,40 @@ class Entries:
         data = await body.read(request, self._room, limits.frames_bytes_max)
         return from_frames(data, limits.entry_bytes_max), True
 
-    async def read(self, request: web.Request) -> web.Response:
+    async def read(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/ledgers/{ledger_id}/entries."""
         ledger_id = params.path_id(request, "ledger_id")
         query = params.query(request, _READ)
-        media = params.accepted(request, (JSON, FRAMES))
+        media = params.accepted(request, _READ_TYPES)
         encoding = params.query_choice(query, "encoding", _ENCODINGS) or "base64"
         wait_ms = params.query_integer(query, "wait_ms", low=0, high=WAIT_MS_MAX) or 0
-        result = await self._read(ledger_id, query, password_of(request), wait_ms / 1000)
+        wanted = _range_of(query, ledger_id, password_of(request))
+        if media == EVENTS:
+            if "Last-Event-ID" in request.headers:
+                wanted = replace(wanted, first=last_event_id(request) + 1)
+            return await send_events(request, Source(self._engine, self._room, wanted), encoding)
+        source = Source(self._engine, self._room, wanted)
+        result = await source.page(
+            limit=wanted.limit or _LIMIT,
+            max_bytes=wanted.max_bytes or _MAX_BYTES,
+            wait_s=wait_ms / 1000,
+        )
+        if media == NDJSON:
+            return await send_lines(request, source, result, encoding)
         if media == FRAMES:
-            return octets(entries_frames(result.runs), FRAMES, _position(result))
+            return octets(entries_frames(result.runs), FRAMES, position(result))
         return json_bytes(
             b'{"ledger_id":%d,"entries":[%b],"next":%d,"last_add_confirmed":%d,"closed":%b,'
             b'"lac_source":"%b"}'
             % (
                 ledger_id,
-                entries_json(result.runs, encoding),
+                b",".join(entries_json(result.runs, encoding)),
                 result.next,
                 result.last_add_confirmed,
                 b"true" if result.closed else b"false",
                 result.lac_source.encode(),
             )
         )
-
-    async def _read(
-        self, ledger_id: int, query: Mapping[str, str], password: str | None, wait_s: float
-    ) -> ReadResult:
-        """Read a range; at the tail wait until there is something to read, or the ledger ends."""
-        first = params.query_integer(query, "from", low=0, high=ID_MAX) or 0
-        last = params.query_integer(query, "to", low=0, high=ID_MAX)
-        if last is not None and last < first:
-            raise params.invalid("/query/to", f"must not be below from, {first}")
-        limit = params.query_integer(query, "limit", low=1, high=BATCH_ENTRIES_MAX) or 100
-        max_bytes = params.query_integer(query, "max_bytes", low=1, high=READ_BYTES_MAX)
-
-        async def read() -> ReadResult:
-            return await self._engine.read(
-                ledger_id,
-                first,
-                last=last,
-                limit=limit,
-                max_bytes=max_bytes or _MAX_BYTES,
-                password=password,
-            )
-
-        result = await read()
-        if wait_s > 0 and not result.runs and not result.closed:
-            with self._room.waiting():
-                await self._engine.last_add_confirmed(
-                    ledger_id, after=first - 1, wait_s=wait_s, password=password
-                )
-            result = await read()
-        return result
 
     async def entry(self, request: web.Request) -> web.Response:
         """GET /v1/ledgers/{ledger_id}/entries/{entry_id}."""
@@ -170,12 +170,14 @@ class Entries:
         after = params.query_integer(query, "after", low=NO_ENTRY, high=ID_MAX)
         wait_ms = params.query_integer(query, "wait_ms", low=0, high=WAIT_MS_MAX) or 0
         password = password_of(request)
+        found = None
         if wait_ms and after is not None:
-            with self._room.waiting():
-                found = await self._engine.last_add_confirmed(
+            found = await self._room.wait(
+                self._engine.last_add_confirmed(
                     ledger_id, after=after, wait_s=wait_ms / 1000, password=password
                 )
-        else:
+            )
+        if found is None:
             found = await self._engine.last_add_confirmed(ledger_id, password=password)
         return json_value(
             {
@@ -185,6 +187,14 @@ class Entries:
             }
         )
 
+    async def socket(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/ledgers/{ledger_id}/ws."""
+        ledger_id = params.path_id(request, "ledger_id")
+        params.query(request)
+        password = password_of(request)
+        await self._engine.get(ledger_id)
+        return await LedgerSocket(self._engine, self._room, ledger_id, password).serve(request)
+
     def routes(self) -> list[op.Route]:
         """The operations with their handlers."""
         return [
@@ -192,17 +202,24 @@ class Entries:
             (READ, self.read),
             (ENTRY, self.entry),
             (LAST_ADD_CONFIRMED, self.last_add_confirmed),
+            (SOCKET, self.socket),
         ]
 
 
-def _position(result: ReadResult) -> dict[str, str]:
-    """Where a read stands, for forms that have no room for it in the body."""
-    return {
-        "Next-Entry-Id": str(result.next),
-        "Last-Add-Confirmed": str(result.last_add_confirmed),
-        "Ledger-Closed": "true" if result.closed else "false",
-        "Lac-Source": result.lac_source,
-    }
+def _range_of(query: Mapping[str, str], ledger_id: int, password: str | None) -> Range:
+    """The range that a query names."""
+    first = params.query_integer(query, "from", low=0, high=ID_MAX) or 0
+    last = params.query_integer(query, "to", low=0, high=ID_MAX)
+    if last is not None and last < first:
+        raise params.invalid("/query/to", f"must not be below from, {first}")
+    return Range(
+        ledger_id,
+        first,
+        last,
+        params.query_integer(query, "limit", low=1, high=BATCH_ENTRIES_MAX),
+        params.query_integer(query, "max_bytes", low=1, high=READ_BYTES_MAX),
+        password,
+    )
 
 
 _READING: Final = (
@@ -268,8 +285,16 @@ APPEND: Final = op.Operation(
         FRAMES: op.Content(
             op.BYTES | {"description": "A batch: (u32 length, payload) repeated, big-endian."}
         ),
+        NDJSON: op.Content(
+            {"type": "string", "description": "One JSON entry a line, streamed."},
+        ),
     },
     {
+        200: op.Answer(
+            "For NDJSON: a line for each acknowledged run, all before it included; an error is the "
+            "last line, a problem object.",
+            {NDJSON: op.Content({"type": "string"})},
+        ),
         201: op.Answer(
             "Acknowledged.",
             {
@@ -286,7 +311,7 @@ APPEND: Final = op.Operation(
                     },
                 )
             },
-        )
+        ),
     },
     (
         *op.ALWAYS,
@@ -305,6 +330,7 @@ APPEND: Final = op.Operation(
         ReadOnly,
         QuorumTimeout,
     ),
+    needs_body=True,
 )
 READ: Final = op.Operation(
     "GET",
@@ -329,6 +355,12 @@ READ: Final = op.Operation(
         _ENCODING_PARAMETER,
         _WAIT,
         op.PASSWORD,
+        op.Parameter(
+            "Last-Event-ID",
+            "header",
+            op.int64(0, ID_MAX - 1),
+            "With events: the last entry that was seen, in place of `from`.",
+        ),
     ),
     answers={
         200: op.Answer(
@@ -409,4 +441,17 @@ LAST_ADD_CONFIRMED: Final = op.Operation(
         )
     },
     errors=_READING,
+)
+SOCKET: Final = op.Operation(
+    "GET",
+    "/v1/ledgers/{ledger_id}/ws",
+    "ledgerSocket",
+    "Entries",
+    "Append and follow the tail over one WebSocket",
+    "Send frames as binary messages, or the JSON of an append as text: each acknowledged run is "
+    'told, all before it included. `{"tail":{"from":0,"encoding":"base64"}}` asks for the tail '
+    "(encoding `frames` for binary messages). A problem object ends the socket.",
+    (op.LEDGER_ID, op.PASSWORD),
+    answers={101: op.Answer("The socket is open.")},
+    errors=(*op.ALWAYS, *op.WITH_METADATA, NoSuchLedger),
 )

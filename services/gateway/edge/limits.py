@@ -33,6 +33,12 @@ class Limits(BaseModel):
     body_rate_bytes_s_min: int = Field(
         default=256 << 10, ge=1, description="The fair rate: what earns a body more time."
     )
+    stream_idle_s: float = Field(
+        default=300.0, gt=0, le=86_400, description="For the next line of a streamed append."
+    )
+    comment_every_s: float = Field(
+        default=15.0, gt=0, le=3600, description="Between signs of life of a tail at rest."
+    )
     requests_max: int = Field(
         default=4096, ge=1, description="Requests in work at once; beyond: 429 overloaded."
     )

@@ -204,18 +204,20 @@ class Logs:
         limit = params.query_integer(query, "limit", low=1, high=BATCH_ENTRIES_MAX) or 100
         max_bytes = params.query_integer(query, "max_bytes", low=1, high=READ_BYTES_MAX)
         wait_ms = params.query_integer(query, "wait_ms", low=0, high=WAIT_MS_MAX) or 0
-        if not wait_ms:
-            return await self._logs.read(
-                name, start, limit=limit, max_bytes=max_bytes or _MAX_BYTES
+        found = None
+        if wait_ms:
+            found = await self._room.wait(
+                self._logs.read(
+                    name,
+                    start,
+                    limit=limit,
+                    max_bytes=max_bytes or _MAX_BYTES,
+                    wait_s=wait_ms / 1000,
+                )
             )
-        with self._room.waiting():
-            return await self._logs.read(
-                name,
-                start,
-                limit=limit,
-                max_bytes=max_bytes or _MAX_BYTES,
-                wait_s=wait_ms / 1000,
-            )
+        return found or await self._logs.read(
+            name, start, limit=limit, max_bytes=max_bytes or _MAX_BYTES
+        )
 
     def routes(self) -> list[op.Route]:
         """The operations with their handlers."""

@@ -60,7 +60,10 @@ def _operation(operation: Operation) -> dict[str, Any]:
     if operation.parameters:
         shown["parameters"] = [_parameter(parameter) for parameter in operation.parameters]
     if operation.body:
-        shown["requestBody"] = {"required": False, "content": _content(operation.body)}
+        shown["requestBody"] = {
+            "required": operation.needs_body,
+            "content": _content(operation.body),
+        }
     shown["responses"] = {
         **{str(status): _answer(answer) for status, answer in operation.answers.items()},
         **_problems(operation.errors),

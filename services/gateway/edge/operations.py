@@ -81,8 +81,10 @@ class Operation:
     description: str = ""
     parameters: tuple[Parameter, ...] = ()
     body: Mapping[str, Content] = field(default_factory=dict)
+    """Where there is one, no body at all equals `{}`."""
     answers: Mapping[int, Answer] = field(default_factory=dict)
     errors: Errors = ()
+    needs_body: bool = False
 
 
 Route = tuple[Operation, Handler]

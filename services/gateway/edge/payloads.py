@@ -54,6 +54,22 @@ def _payloads(data: bytes, body: Any, entry_bytes_max: int) -> tuple[list[bytes]
     return payloads, True
 
 
+def from_line(line: bytes, number: int, entry_bytes_max: int) -> bytes:
+    """The payload of one line of NDJSON; its errors point to /lines/<number>."""
+    pointer = f"/lines/{number}"
+    try:
+        entry = strict.parse(line)
+        try:
+            payload, strings = _payload(line, entry, pointer, entry_bytes_max)
+        except InvalidRequest:
+            strict.check(line, entry)
+            raise
+        strict.check_strings(line, strings)
+    except BadRequest as error:
+        raise BadRequest(f"{pointer}: {error.detail}") from error
+    return payload
+
+
 def _payload(data: bytes, entry: Any, pointer: str, entry_bytes_max: int) -> tuple[bytes, int]:
     """The payload of one entry, and how many strings its JSON has."""
     if type(entry) is not dict:
@@ -155,10 +171,11 @@ def encoded(payload: bytes | memoryview, encoding: str, entry_id: int) -> bytes:
         except UnicodeDecodeError as error:
             raise _not_valid(entry_id, "UTF-8 text") from error
     try:
-        orjson.loads(payload)
+        value = orjson.loads(payload)
     except orjson.JSONDecodeError as error:
         raise _not_valid(entry_id, "JSON") from error
-    return b'"json":' + bytes(payload)
+    # As it was stored, so that no number changes; but on one line, for forms that are made of lines.
+    return b'"json":' + (orjson.dumps(value) if b"\n" in bytes(payload) else bytes(payload))
 
 
 def _not_valid(entry_id: int, what: str) -> InvalidRequest:

@@ -1,0 +1,107 @@
+"""Appends that come in a stream: gathered while one append is in flight, acknowledged in order.
+
+One append at a time keeps the order of the stream, whoever the writer is; what comes meanwhile is
+the next one, so a fast stream makes large runs by itself and a slow one is not held up.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from quorumlog.errors import Overloaded, QuorumLogError
+from services.gateway.edge.body import Room
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.interface import Appended, EngineInterface
+
+_RUN_BYTES_MAX: Final = 2 << 20
+"""What one append takes: large enough for the disks, small enough for a steady rhythm (taste)."""
+_BUFFER_BYTES_MAX: Final = 4 << 20
+"""What a stream may be ahead of its acknowledgements; then it is read no further."""
+
+
+class Pipe:
+    """The appends of one stream.
+
+    Invariants: entries are appended in the order in which they were put; after the first error
+    nothing more is appended; what is in the buffer is counted in the room.
+    """
+
+    def __init__(
+        self,
+        engine: EngineInterface,
+        room: Room,
+        ledger_id: int,
+        password: str | None,
+        expect: int | None = None,
+    ) -> None:
+        self._engine = engine
+        self._room = room
+        self._ledger_id = ledger_id
+        self._password = password
+        self._expect = expect
+        self._payloads: deque[bytes] = deque()
+        self._bytes = 0
+        self._is_finished = False
+        self._filled = asyncio.Event()
+        self._drained = asyncio.Event()
+        self.error: QuorumLogError | None = None
+        """Why the stream ended, where it did not end by itself."""
+
+    async def put(self, payloads: Sequence[bytes]) -> None:
+        """Append these in their turn. Waits while the stream is too far ahead."""
+        size = sum(map(len, payloads))
+        while self._bytes and self._bytes + size > _BUFFER_BYTES_MAX:
+            self._drained.clear()
+            await self._drained.wait()
+        if self._room.held_bytes + size > self._room.limits.held_bytes_max:
+            raise Overloaded("too many bytes are being appended at once")
+        self._payloads.extend(payloads)
+        self._bytes += size
+        self._room.held_bytes += size
+        self._filled.set()
+
+    def finish(self, error: QuorumLogError | None = None) -> None:
+        """Nothing more comes; what was put is still appended."""
+        self.error = self.error or error
+        self._is_finished = True
+        self._filled.set()
+
+    async def acknowledged(self) -> AsyncIterator[Appended]:
+        """Append, and give each acknowledgement; ends with the stream, or at its first error."""
+        try:
+            while True:
+                while not self._payloads:
+                    if self._is_finished:
+                        return
+                    self._filled.clear()
+                    await self._filled.wait()
+                run = self._take()
+                try:
+                    appended = await self._engine.append(
+                        self._ledger_id, run, password=self._password, expect=self._expect
+                    )
+                except QuorumLogError as error:
+                    self.error = error
+                    return
+                self._expect = None
+                yield appended
+        finally:
+            self._room.held_bytes -= self._bytes
+            self._bytes = 0
+            self._payloads.clear()
+
+    def _take(self) -> list[bytes]:
+        """The next run; its bytes count no more, they are the engine's now."""
+        run: list[bytes] = []
+        size = 0
+        while self._payloads and len(run) < BATCH_ENTRIES_MAX:
+            if run and size + len(self._payloads[0]) > _RUN_BYTES_MAX:
+                break
+            payload = self._payloads.popleft()
+            size += len(payload)
+            run.append(payload)
+        self._bytes -= size
+        self._room.held_bytes -= size
+        self._drained.set()
+        return run

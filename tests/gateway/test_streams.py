@@ -1,0 +1,459 @@
+"""NDJSON both ways, Server-Sent Events and WebSockets."""
+
+import asyncio
+import random
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from quorumlog.errors import LedgerFenced
+from services.gateway.edge.limits import Limits
+from services.gateway.interface import LedgerOptions
+from tests.gateway.conftest import Answer, Gateway, running
+from tests.support.waiting import DEADLINE_S, until
+
+ENTRIES = "/v1/ledgers/1/entries"
+NDJSON = {"Content-Type": "application/x-ndjson"}
+LINES = {"Accept": "application/x-ndjson"}
+EVENTS = {"Accept": "text/event-stream"}
+SEED = 20_261_122
+
+
+def lines(answer: Answer) -> list[Any]:
+    return [orjson.loads(line) for line in answer.body.splitlines()]
+
+
+def is_cumulative(acknowledged: list[dict[str, int]], count: int) -> bool:
+    """Whether the runs follow one another from 0 to count."""
+    following = 0
+    for run in acknowledged:
+        if run.keys() != {"first_entry", "last_entry"} or run["first_entry"] != following:
+            return False
+        following = run["last_entry"] + 1
+    return following == count
+
+
+async def test_lines_are_appended_in_order_however_they_arrive(gateway: Gateway) -> None:
+    await gateway.create()
+    rng = random.Random(SEED)
+    texts = [f"entry {n} " + "x" * rng.randrange(300) for n in range(2000)]
+    body = b"".join(orjson.dumps({"text": text}) + b"\n" for text in texts) + b"\r\n\n"
+
+    async def pieces() -> AsyncIterator[bytes]:
+        at = 0
+        while at < len(body):
+            size = rng.choice((1, 7, 1000, 50_000))
+            yield body[at : at + size]
+            at += size
+
+    async with gateway.session.post(
+        gateway.url + ENTRIES, data=pieces(), headers=NDJSON
+    ) as response:
+        answer = Answer(response.status, response.headers, await response.read())
+
+    assert answer.status == 200, f"seed {SEED}"
+    assert answer.headers["Content-Type"] == "application/x-ndjson"
+    assert is_cumulative(lines(answer), len(texts)), f"seed {SEED}"
+    assert gateway.engine.entries[1] == [text.encode() for text in texts], f"seed {SEED}"
+
+
+async def test_the_last_line_needs_no_end_and_each_may_have_its_form(gateway: Gateway) -> None:
+    await gateway.create()
+
+    answer = await gateway.ask(
+        "POST", ENTRIES, '{"text":"a"}\n\n{"data":"Yg=="}\n{"json":{"c":1}}', headers=NDJSON
+    )
+
+    assert (answer.status, is_cumulative(lines(answer), 3)) == (200, True)
+    assert gateway.engine.entries[1] == [b"a", b"b", b'{"c":1}']
+
+
+async def test_a_stream_without_lines_is_answered_without_lines(gateway: Gateway) -> None:
+    await gateway.create()
+
+    answer = await gateway.ask("POST", ENTRIES, "\n\n", headers=NDJSON)
+
+    assert (answer.status, answer.body) == (200, b"")
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("nonsense", 400),
+        ('{"text":"a","text":"b"}', 400),
+        ('{"txt":"a"}', 422),
+        ('{"text":1}', 422),
+        ("[]", 422),
+        ('{"entries":[{"text":"a"}]}', 422),
+    ],
+)
+async def test_a_wrong_line_ends_the_stream_after_those_before_it(
+    gateway: Gateway, line: str, status: int
+) -> None:
+    await gateway.create()
+
+    first = await gateway.ask("POST", ENTRIES, f'{line}\n{{"text":"a"}}\n', headers=NDJSON)
+    assert (first.status, gateway.engine.entries[1]) == (status, [])
+    assert "/lines/0" in first.json["detail"]
+    later = await gateway.ask(
+        "POST", ENTRIES, f'{{"text":"a"}}\n{{"text":"b"}}\n{line}\n{{"text":"c"}}\n', headers=NDJSON
+    )
+
+    *acknowledged, problem = lines(later)
+    assert later.status == 200
+    assert is_cumulative(acknowledged, 2)
+    assert (problem["status"], problem["outcome"]) == (status, "not-done")
+    assert "/lines/2" in problem["detail"]
+    assert gateway.engine.entries[1] == [b"a", b"b"]
+
+
+async def test_an_error_of_the_ledger_is_the_last_line(gateway: Gateway) -> None:
+    await gateway.create()
+    more = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"text":"a"}\n'
+        await more.wait()
+        yield b'{"text":"b"}\n'
+
+    async with asyncio.timeout(DEADLINE_S):
+        async with gateway.session.post(
+            gateway.url + ENTRIES, data=body(), headers=NDJSON
+        ) as response:
+            first = orjson.loads(await response.content.readline())
+            gateway.engine.fails = LedgerFenced("recovered", ledger_id=1, outcome="unknown")
+            more.set()
+            problem = orjson.loads(await response.content.readline())
+
+    assert first == {"first_entry": 0, "last_entry": 0}
+    assert (problem["code"], problem["outcome"]) == ("ledger-fenced", "unknown")
+
+
+async def test_an_error_before_the_first_line_is_a_status(gateway: Gateway) -> None:
+    await gateway.create()
+
+    missing = await gateway.ask("POST", "/v1/ledgers/9/entries", '{"text":"a"}', headers=NDJSON)
+    other = await gateway.ask("POST", ENTRIES + "?expect=1", '{"text":"a"}', headers=NDJSON)
+    expected = await gateway.ask(
+        "POST", ENTRIES + "?expect=0", '{"text":"a"}\n' * 3, headers=NDJSON
+    )
+
+    assert (missing.status, missing.code) == (404, "no-such-ledger")
+    assert (other.status, other.code) == (412, "unexpected-entry-id")
+    assert is_cumulative(lines(expected), 3)
+
+
+async def test_a_line_that_does_not_end_is_a_408() -> None:
+    async with running(limits=Limits(body_timeout_s=0.2)) as gateway:
+        await gateway.engine.create(LedgerOptions())
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.listener.port)
+        writer.write(
+            b"POST /v1/ledgers/1/entries HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n"
+            b'Content-Type: application/x-ndjson\r\n\r\n{"te'
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+        assert head.startswith(b"HTTP/1.1 408")
+
+
+async def test_a_line_that_is_too_long_is_a_413() -> None:
+    async with running(limits=Limits(entry_bytes_max=10)) as gateway:
+        await gateway.create()
+        escaped = '{"text":"' + "\\u0041" * 10 + '"}'
+
+        good = await gateway.ask("POST", ENTRIES, escaped, headers=NDJSON)
+        large = await gateway.ask("POST", ENTRIES, '{"text":"' + "x" * 11, headers=NDJSON)
+        larger = await gateway.ask("POST", ENTRIES, '{"text":"' + "x" * 3000, headers=NDJSON)
+
+        assert (good.status, gateway.engine.entries[1]) == (200, [b"A" * 10])
+        assert (large.status, larger.status) == (400, 413)
+
+
+async def test_a_range_is_read_as_lines(gateway: Gateway) -> None:
+    await gateway.create()
+    gateway.engine.entries[1] = [b"%d" % n for n in range(25_000)]
+
+    everything = await gateway.ask("GET", ENTRIES + "?encoding=text", headers=LINES)
+    some = await gateway.ask("GET", ENTRIES + "?from=5&to=7&encoding=json", headers=LINES)
+    few = await gateway.ask("GET", ENTRIES + "?from=24999&limit=5&encoding=text", headers=LINES)
+    none = await gateway.ask("GET", ENTRIES + "?from=25000", headers=LINES)
+    head = await gateway.ask("HEAD", ENTRIES, headers=LINES)
+
+    assert everything.headers["Content-Type"] == "application/x-ndjson"
+    assert [entry["entry_id"] for entry in lines(everything)] == list(range(25_000))
+    assert lines(everything)[24_999] == {"entry_id": 24_999, "text": "24999"}
+    assert [entry["json"] for entry in lines(some)] == [5, 6, 7]
+    assert [entry["entry_id"] for entry in lines(few)] == [24_999]
+    assert (none.status, none.body, none.headers["Last-Add-Confirmed"]) == (200, b"", "24999")
+    assert (head.status, head.body) == (200, b"")
+
+
+async def test_an_entry_stays_one_line_however_it_was_stored(gateway: Gateway) -> None:
+    await gateway.create()
+    gateway.engine.entries[1] = [b'{\n "n": 1\n}', b"a\nb"]
+
+    json = await gateway.ask("GET", ENTRIES + "?to=0&encoding=json", headers=LINES)
+    text = await gateway.ask("GET", ENTRIES + "?from=1&encoding=text", headers=LINES)
+
+    assert lines(json) == [{"entry_id": 0, "json": {"n": 1}}]
+    assert lines(text) == [{"entry_id": 1, "text": "a\nb"}]
+
+
+async def test_an_entry_that_is_not_valid_in_the_encoding_is_a_422(gateway: Gateway) -> None:
+    await gateway.create()
+    gateway.engine.entries[1] = [b"\xff"]
+
+    answer = await gateway.ask("GET", ENTRIES + "?encoding=text", headers=LINES)
+
+    assert (answer.status, answer.json["entry_id"]) == (422, 0)
+
+
+class Events:
+    """A client of Server-Sent Events."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+
+    async def next(self) -> dict[str, str]:
+        """The next event; signs of life are passed over."""
+        while not (event := await self.next_or_sign()):
+            pass
+        return event
+
+    async def next_or_sign(self) -> dict[str, str]:
+        """The next event; a sign of life is an empty one."""
+        event: dict[str, str] = {}
+        async with asyncio.timeout(DEADLINE_S):
+            while line := (await self._response.content.readuntil(b"\n")).decode().rstrip("\n"):
+                name, _, value = line.partition(":")
+                if name:
+                    event[name] = value.strip()
+        return event
+
+    async def ended(self) -> bool:
+        async with asyncio.timeout(DEADLINE_S):
+            return await self._response.content.read() == b""
+
+
+async def test_events_follow_the_tail_to_the_end(gateway: Gateway) -> None:
+    await gateway.create()
+    gateway.engine.entries[1] = [b"a"]
+
+    async with gateway.session.get(
+        gateway.url + ENTRIES + "?encoding=text", headers=EVENTS
+    ) as response:
+        events = Events(response)
+        assert response.headers["Content-Type"] == "text/event-stream"
+        assert await events.next() == {"id": "0", "data": '{"entry_id":0,"text":"a"}'}
+        await until(lambda: gateway.engine.waiting == 1, "the tail waits")
+        await gateway.ask("POST", ENTRIES, json={"entries": [{"text": "b"}, {"text": "c"}]})
+        assert [(await events.next())["id"] for _ in range(2)] == ["1", "2"]
+        await gateway.ask("POST", "/v1/ledgers/1/close")
+        assert await events.next() == {"event": "end", "data": '{"last_entry":2}'}
+        assert await events.ended()
+
+
+async def test_events_go_on_after_the_last_one_that_was_seen(gateway: Gateway) -> None:
+    await gateway.create()
+    gateway.engine.entries[1] = [b"a", b"b", b"c"]
+    await gateway.engine.close(1)
+
+    answer = await gateway.ask("GET", ENTRIES, headers=EVENTS | {"Last-Event-ID": "1"})
+    over = await gateway.ask("GET", ENTRIES + "?from=3", headers=EVENTS)
+    bad = await gateway.ask("GET", ENTRIES, headers=EVENTS | {"Last-Event-ID": "x"})
+    part = await gateway.ask("GET", ENTRIES + "?to=0&encoding=text", headers=EVENTS)
+
+    assert answer.body.startswith(b"id: 2\n")
+    assert answer.body.endswith(b'event: end\ndata: {"last_entry":2}\n\n')
+    assert over.body == b'event: end\ndata: {"last_entry":2}\n\n'
+    assert (bad.status, bad.code) == (400, "bad-request")
+    assert part.body == b'id: 0\ndata: {"entry_id":0,"text":"a"}\n\n'
+
+
+async def test_a_tail_at_rest_gives_signs_of_life() -> None:
+    async with running(limits=Limits(comment_every_s=0.05)) as gateway:
+        await gateway.create()
+        async with gateway.session.get(gateway.url + ENTRIES, headers=EVENTS) as response:
+            events = Events(response)
+
+            assert [await events.next_or_sign() for _ in range(3)] == [{}, {}, {}]
+
+
+async def test_an_error_in_a_tail_is_an_event_and_a_missing_ledger_a_404(gateway: Gateway) -> None:
+    await gateway.create()
+    gateway.engine.entries[1] = [b"a"]
+
+    async with gateway.session.get(
+        gateway.url + ENTRIES + "?encoding=text", headers=EVENTS
+    ) as response:
+        events = Events(response)
+        assert (await events.next())["id"] == "0"
+        await gateway.ask("POST", ENTRIES, json={"data": "/w=="})
+        problem = await events.next()
+        assert problem["event"] == "problem"
+        assert orjson.loads(problem["data"])["code"] == "invalid"
+        assert await events.ended()
+    missing = await gateway.ask("GET", "/v1/ledgers/9/entries", headers=EVENTS)
+    assert (missing.status, missing.code) == (404, "no-such-ledger")
+
+
+async def test_tails_and_polls_end_when_the_gateway_is_about_to_end(gateway: Gateway) -> None:
+    await gateway.create()
+
+    async with gateway.session.get(gateway.url + ENTRIES, headers=EVENTS) as response:
+        async with asyncio.TaskGroup() as group:
+            poll = group.create_task(gateway.ask("GET", ENTRIES + "?wait_ms=60000"))
+            await until(lambda: gateway.engine.waiting == 2, "the tail and the poll wait")
+            await gateway.drain()
+        assert (poll.result().status, poll.result().json["entries"]) == (200, [])
+        async with asyncio.timeout(DEADLINE_S):
+            assert set((await response.content.read()).split()) == {b":"}
+    refused = await gateway.ask("POST", ENTRIES, json={"text": "a"})
+    assert (refused.status, refused.code) == (503, "read-only")
+    assert (await gateway.ask("GET", ENTRIES)).status == 200
+
+
+async def received(socket: aiohttp.ClientWebSocketResponse) -> Any:
+    """The next message: a value, bytes, or the code with which the socket was closed."""
+    message = await socket.receive(timeout=DEADLINE_S)
+    if message.type is aiohttp.WSMsgType.TEXT:
+        return orjson.loads(message.data)
+    return message.data
+
+
+async def test_a_socket_appends_and_tells_what_is_acknowledged(gateway: Gateway) -> None:
+    await gateway.create()
+
+    async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
+        await socket.send_str('{"text":"a"}')
+        first = await received(socket)
+        await socket.send_bytes(struct.pack(">I", 1) + b"b" + struct.pack(">I", 0))
+        await socket.send_str('{"entries":[{"data":"ZA=="},{"json":[1]}]}')
+        last = first["last_entry"]
+        while last < 4:
+            acknowledged = await received(socket)
+            assert acknowledged["first_entry"] == last + 1
+            last = acknowledged["last_entry"]
+
+    assert first == {"first_entry": 0, "last_entry": 0, "last_add_confirmed": 0}
+    assert gateway.engine.entries[1] == [b"a", b"b", b"", b"d", b"[1]"]
+
+
+async def test_a_socket_follows_the_tail(gateway: Gateway) -> None:
+    await gateway.create()
+    gateway.engine.entries[1] = [b"a", b"b"]
+
+    async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
+        await socket.send_str('{"tail":{"from":1,"encoding":"text"}}')
+        assert await received(socket) == {
+            "entries": [{"entry_id": 1, "text": "b"}],
+            "next": 2,
+            "last_add_confirmed": 1,
+            "closed": False,
+        }
+        await until(lambda: gateway.engine.waiting == 1, "the tail waits")
+        await gateway.ask("POST", ENTRIES, json={"text": "c"})
+        assert (await received(socket))["entries"] == [{"entry_id": 2, "text": "c"}]
+        await gateway.ask("POST", "/v1/ledgers/1/close")
+        assert await received(socket) == {"end": {"last_entry": 2}}
+
+
+async def test_a_socket_follows_the_tail_as_frames(gateway: Gateway) -> None:
+    await gateway.create()
+    gateway.engine.entries[1] = [b"a", b""]
+
+    async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
+        await socket.send_str('{"tail":{"encoding":"frames"}}')
+
+        expected = struct.pack(">QI", 0, 1) + b"a" + struct.pack(">QI", 1, 0)
+        assert await received(socket) == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("nonsense", "bad-request"),
+        ("{}", "invalid"),
+        ('{"text":1}', "invalid"),
+        ('{"tail":1}', "invalid"),
+        ('{"tail":{"from":-1}}', "invalid"),
+        ('{"tail":{"from":1.0}}', "invalid"),
+        ('{"tail":{"encoding":"x"}}', "invalid"),
+        ('{"tail":{"to":1}}', "invalid"),
+        ('{"tail":{},"text":"a"}', "invalid"),
+        ('{"tail":{},"tail":{}}', "bad-request"),
+        (b"", "invalid"),
+        (b"\0\0\0\1", "bad-request"),
+        (b"\xff\xff\xff\xff", "too-large"),
+    ],
+)
+async def test_a_wrong_message_is_a_problem_that_ends_the_socket(
+    gateway: Gateway, message: str | bytes, code: str
+) -> None:
+    await gateway.create()
+
+    async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
+        if isinstance(message, str):
+            await socket.send_str(message)
+        else:
+            await socket.send_bytes(message)
+
+        assert (await received(socket))["code"] == code
+        assert await received(socket) == aiohttp.WSCloseCode.POLICY_VIOLATION
+    assert gateway.engine.entries[1] == []
+
+
+async def test_an_error_of_the_ledger_ends_the_socket(gateway: Gateway) -> None:
+    await gateway.create()
+    await gateway.engine.close(1)
+
+    async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
+        await socket.send_str('{"text":"a"}')
+
+        assert (await received(socket))["code"] == "ledger-closed"
+        assert await received(socket) == aiohttp.WSCloseCode.POLICY_VIOLATION
+
+
+async def test_only_ledgers_that_are_there_have_sockets(gateway: Gateway) -> None:
+    await gateway.create()
+
+    plain = await gateway.ask("GET", "/v1/ledgers/1/ws")
+    missing = await gateway.ask("GET", "/v1/ledgers/9/ws")
+
+    assert (plain.status, plain.code) == (400, "bad-request")
+    assert (missing.status, missing.code) == (404, "no-such-ledger")
+
+
+async def test_sockets_end_when_the_gateway_is_about_to_end(gateway: Gateway) -> None:
+    await gateway.create()
+
+    async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
+        await socket.send_str('{"text":"a"}')
+        assert (await received(socket))["last_entry"] == 0
+        await gateway.drain()
+
+        assert await received(socket) == aiohttp.WSCloseCode.GOING_AWAY
+
+
+async def test_what_streams_took_is_given_back(gateway: Gateway) -> None:
+    await gateway.create()
+
+    for _ in range(3):
+        await gateway.ask("POST", ENTRIES, '{"text":"a"}\n{"text":1}\n', headers=NDJSON)
+        await gateway.ask("POST", ENTRIES, '{"text":"a"}\n' * 100, headers=NDJSON)
+        async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
+            await socket.send_str('{"text":"a"}')
+            assert "last_entry" in await received(socket)
+
+    async def is_all_given_back() -> bool:
+        text = (await gateway.ask("GET", "/metrics")).body.decode()
+        wanted = ("held_bytes 0.0", "waiters 0.0", "requests_in_work 1.0")
+        return all(f"quorumlog_http_{line}\n" in text for line in wanted)
+
+    await until(is_all_given_back, "nothing is held any more")
