@@ -16,8 +16,8 @@ LOG = "/v1/logs/log"
 
 
 @asynccontextmanager
-async def a_log(stores: Stores) -> AsyncIterator[tuple[Cluster, Http]]:
-    async with running(stores) as cluster, aiohttp.ClientSession() as session:
+async def a_log(stores: Stores, bookies: int = 4) -> AsyncIterator[tuple[Cluster, Http]]:
+    async with running(stores, bookies=bookies) as cluster, aiohttp.ClientSession() as session:
         http = Http(session, cluster.gateways)
         await http.done("PUT", LOG, {})
         yield cluster, http
@@ -64,7 +64,7 @@ async def test_a_log_goes_on_when_its_owner_and_a_bookie_are_killed_under_produc
 async def test_an_owner_that_was_paused_and_displaced_loses_and_doubles_nothing(
     stores: Stores,
 ) -> None:
-    async with a_log(stores) as (cluster, http):
+    async with a_log(stores, bookies=3) as (cluster, http):
         producers = [Producer(http, "log", name) for name in ("a", "b")]
         async with asyncio.TaskGroup() as group:
             for producer in producers:
@@ -84,34 +84,24 @@ async def test_an_owner_that_was_paused_and_displaced_loses_and_doubles_nothing(
         assert await http.contents("log", at=1 - first) == found
 
 
-async def test_what_a_killed_owner_acknowledged_is_readable_though_nobody_appends(
+async def test_a_gateway_that_is_told_to_end_hands_its_logs_over_and_a_killed_one_loses_nothing(
     stores: Stores,
 ) -> None:
-    async with a_log(stores) as (cluster, http):
-        answers = [
-            await http.done("POST", f"{LOG}/entries", {"text": f"{number}"}) for number in range(10)
-        ]
-        owner = await owner_of(cluster, http)
-        await cluster.kill(f"gateway-{owner + 1}")
-
-        found = await http.contents("log", at=1 - owner)
-
-        assert [answer["first_offset"] for answer in answers] == list(range(10))
-        assert found == [f"{number}" for number in range(10)]
-
-
-async def test_a_gateway_that_is_told_to_end_hands_its_logs_over(stores: Stores) -> None:
-    async with a_log(stores) as (cluster, http):
+    async with a_log(stores, bookies=3) as (cluster, http):
         producer = Producer(http, "log", "a")
         async with asyncio.TaskGroup() as group:
-            group.create_task(producer.run(40))
+            group.create_task(producer.run(30))
             await until_acknowledged([producer], 10)
-            owner = await owner_of(cluster, http)
-            await cluster.kill(f"gateway-{owner + 1}", signal.SIGTERM)
+            first = await owner_of(cluster, http)
+            await cluster.kill(f"gateway-{first + 1}", signal.SIGTERM)
+        second = 1 - first
+        ledgers = (await http.done("GET", LOG, at=second))["ledgers"]
+        assert [ledger["state"] for ledger in ledgers[:-1]] == ["CLOSED"] * (len(ledgers) - 1)
+        await cluster.restart(f"gateway-{first + 1}")
+        await cluster.kill(f"gateway-{second + 1}")
 
-        found = await http.contents("log", at=1 - owner)
+        # Nobody appends: the read itself makes what the killed owner acknowledged readable.
+        found = await http.contents("log", at=first)
 
         check_exactly_once(found, [producer])
-        assert len(found) == 40
-        ledgers = (await http.done("GET", LOG, at=1 - owner))["ledgers"]
-        assert [ledger["state"] for ledger in ledgers[:-1]] == ["CLOSED"] * (len(ledgers) - 1)
+        assert len(found) == 30

@@ -60,6 +60,9 @@ _CONFLICTS_MAX: Final = 20
 _WRITERS_MAX: Final = 10_000
 """Ledgers whose writer is remembered, which spares the sweep their rows."""
 
+_VIEWS_AT_ONCE: Final = 32
+"""Logs of a page whose ends are asked for at once."""
+
 _BY_STATE: Final = (UnexpectedOffset, SequenceGap, ExpiredProducer, LogFenced)
 """Refusals that hold for the state of the log that the owner knows, and only while it owns it."""
 
@@ -152,7 +155,13 @@ class LogManager:
     async def page(self, *, after: str | None, limit: int) -> tuple[list[LogView], str | None]:
         """One page by name, and the `after` of the next one."""
         rows, following = await self._store.list(after=after, limit=limit)
-        return list(await asyncio.gather(*map(self._view, rows))), following
+        room = asyncio.Semaphore(_VIEWS_AT_ONCE)
+
+        async def view(row: LogMetadata) -> LogView:
+            async with room:
+                return await self._view(row)
+
+        return list(await asyncio.gather(*map(view, rows))), following
 
     async def _view(self, row: LogMetadata) -> LogView:
         states = {item.ledger_id: State.CLOSED for item in row.items}

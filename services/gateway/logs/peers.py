@@ -1,5 +1,6 @@
 """Requests to the gateway that owns a log, and the routes that answer them: one hop (rule 11)."""
 
+import re
 from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import quote
@@ -10,10 +11,12 @@ from aiohttp import web
 from quorumlog.errors import NOT_DONE, UNKNOWN, BadRequest, InvalidRequest, WriterLost
 from quorumlog.protocol import batch
 from quorumlog.protocol.metadata import Writer
+from quorumlog.wire.bodies import LOG_NAME
 from services.gateway.engine.peers import INSTANCE, Peers
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ports import Append, LogAppended, PeerLost
 
+_NAME: Final = re.compile(LOG_NAME, re.ASCII)
 _APPEND_S: Final = 60.0
 """Whether the owner lives is asked beside; this only ends what nobody waits for any more."""
 _ALIVE_S: Final = 2.0
@@ -128,7 +131,10 @@ class _Internal:
                 outcome=NOT_DONE,
                 headers={INSTANCE: self._instance},
             )
-        return request.match_info["name"]
+        name = request.match_info["name"]
+        if not _NAME.fullmatch(name):
+            raise InvalidRequest(f"a log's name must match {LOG_NAME}")
+        return name
 
     def _answer(self, document: dict[str, object]) -> web.Response:
         return web.Response(

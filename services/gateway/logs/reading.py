@@ -29,6 +29,9 @@ Heal = Callable[[str, int], Awaitable[bool]]
 _ROW_POLL_S: Final = 0.2
 """While a log has no open ledger, a tail asks for its row so often."""
 
+_ROWS_MAX: Final = 2000
+"""Rows that are kept for reads of what never changes."""
+
 _TRIES_MAX: Final = 5
 """Rows in turn that name a ledger that is gone: more is no race."""
 
@@ -76,6 +79,8 @@ class LogReader:
             self._rows.pop(name, None)
             raise
         self._rows[name] = row
+        if len(self._rows) > _ROWS_MAX:
+            del self._rows[next(iter(self._rows))]
         return row
 
     async def read(

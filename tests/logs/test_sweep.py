@@ -1,0 +1,118 @@
+"""The sweep: ages, abandoned owners, and ledgers that nobody names."""
+
+from dataclasses import replace
+
+from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
+from quorumlog.protocol.metadata import State
+from quorumlog.protocol.quorum import Quorum
+from services.gateway.interface import LedgerOptions
+from services.gateway.logs.owner import options_of
+from services.gateway.logs.ports import Append
+from services.gateway.logs.sweep import Sweep, retained_from
+from tests.logs.model import Gateway, Store
+from tests.logs.test_manager import SETTINGS, a_cluster, contents, records
+
+
+def sweep_of(gateway: Gateway) -> Sweep:
+    return Sweep(gateway.logs, Store(gateway))
+
+
+def kept(log: LogMetadata, *, retention_bytes: int = 0, retention_seconds: int = 0) -> int:
+    settings = replace(
+        SETTINGS, retention_bytes=retention_bytes, retention_seconds=retention_seconds
+    )
+    return retained_from(replace(log, settings=settings), now_ms=100_000)
+
+
+ROW = LogMetadata(
+    "log",
+    SETTINGS,
+    items=(
+        LogItem(1, 0, 9, bytes=100, sealed_ms=10_000),
+        LogItem(2, 10, 19, bytes=100, sealed_ms=50_000),
+        LogItem(3, 20, 29, bytes=100, sealed_ms=90_000),
+        LogItem(4, 30, None),
+    ),
+)
+
+
+def test_by_age_ledgers_go_that_were_closed_long_ago() -> None:
+    assert kept(ROW) == 0
+    assert kept(ROW, retention_seconds=91) == 0
+    assert kept(ROW, retention_seconds=90) == 10
+    assert kept(ROW, retention_seconds=50) == 20
+    assert kept(ROW, retention_seconds=1) == 30
+
+
+def test_by_size_the_oldest_go_while_enough_bytes_stay() -> None:
+    assert kept(ROW, retention_bytes=300) == 0
+    assert kept(ROW, retention_bytes=200) == 10
+    assert kept(ROW, retention_bytes=150) == 10
+    assert kept(ROW, retention_bytes=1) == 20
+
+
+def test_the_last_ledger_of_a_sealed_log_stays() -> None:
+    sealed = replace(ROW, items=ROW.items[:1])
+
+    assert kept(sealed, retention_seconds=1) == 0
+
+
+async def test_a_log_whose_owner_died_is_sealed_and_one_whose_owner_lives_is_left_alone() -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        await one.logs.append("log", Append(records("a")))
+        await sweep_of(two).sweep_logs()
+        assert cluster.logs["log"].end_offset is None
+
+        one.kill()
+        await sweep_of(two).sweep_logs()
+
+        assert cluster.logs["log"].end_offset == 1
+        assert await contents(two) == ["a"]
+
+
+async def test_the_owner_sweeps_its_retention_and_the_ledgers_are_gone() -> None:
+    settings = LogSettings(Quorum(3, 3, 2), roll_bytes=0, retention_bytes=1)
+    async with a_cluster(settings=settings) as (cluster, (one, two)):
+        for value in ("a", "b", "c"):
+            await one.logs.append("log", Append(records(value)))
+            await one.logs.roll("log")
+        await one.logs.append("log", Append(records("d")))
+
+        await sweep_of(two).sweep_logs()
+        assert cluster.logs["log"].first_offset == 0
+        await sweep_of(one).sweep_logs()
+
+        # The sealed ones go as long as a byte of sealed ones stays.
+        assert cluster.logs["log"].first_offset == 2
+        assert len(cluster.ledgers) == 2
+        assert await contents(two, start=2) == ["c", "d"]
+
+
+async def test_ledgers_that_no_log_names_are_deleted_and_no_others() -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        await one.logs.append("log", Append(records("a")))
+        orphan = await two.create(_options())
+        cluster.ledgers[orphan.ledger_id].row = replace(orphan, state=State.OPEN)
+
+        await sweep_of(one).sweep_orphans(older_than_s=0)
+
+        assert list(cluster.ledgers) == [cluster.logs["log"].items[0].ledger_id]
+        assert orphan.ledger_id in cluster.deleted
+
+
+async def test_a_roll_by_time_comes_with_the_sweep_of_the_owner() -> None:
+    settings = LogSettings(Quorum(3, 3, 2), roll_bytes=0, roll_seconds=1)
+    async with a_cluster(settings=settings) as (_, (one, _two)):
+        await one.logs.append("log", Append(records("a")))
+        slot = one.logs._slots["log"]
+        assert slot.owner is not None
+        assert not slot.owner.is_roll_due()
+        slot.owner._since_s -= 1
+
+        await sweep_of(one).sweep_logs()
+
+        assert slot.owner._roll_asked
+
+
+def _options() -> LedgerOptions:
+    return options_of(LogMetadata("log", SETTINGS))
