@@ -2,8 +2,7 @@
 
 import asyncio
 import io
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -93,17 +92,14 @@ class Http:
 
 
 class Producer:
-    """Sends each of its records until it is acknowledged, through the gateways in turn."""
+    """Sends each of its records until it is acknowledged: to one gateway while that answers."""
 
-    def __init__(self, http: Http, log: str, name: str) -> None:
-        self.http, self.log, self.name = http, log, name
+    def __init__(self, http: Http, log: str, name: str, *, at: int = 0) -> None:
+        self.http, self.log, self.name, self.at = http, log, name, at
         self.acknowledged: dict[str, int] = {}
 
-    async def run(self, count: int, *, while_true: Callable[[], bool] = lambda: True) -> None:
-        gateways = itertools.cycle(range(len(self.http.urls)))
+    async def run(self, count: int) -> None:
         for seq in range(count):
-            if not while_true():
-                return
             value = f"{self.name}-{seq}"
             headers = {
                 "Producer-Id": self.name,
@@ -113,15 +109,17 @@ class Producer:
 
             async def send(value: str = value, headers: dict[str, str] = headers) -> Answer | None:
                 # A gateway that hangs (it may be paused) must not hold the producer for ever.
+                at, self.at = self.at, (self.at + 1) % len(self.http.urls)
                 async with asyncio.timeout(5):
                     answer = await self.http.ask(
                         "POST",
                         f"/v1/logs/{self.log}/entries",
                         {"text": value},
-                        at=next(gateways),
+                        at=at,
                         headers=headers,
                     )
                 if answer.status == 201:
+                    self.at = at
                     return answer
                 problem = answer.json
                 assert answer.status < 500 or answer.status in (503, 504), answer

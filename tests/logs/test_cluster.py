@@ -42,7 +42,9 @@ async def test_a_log_goes_on_when_its_owner_and_a_bookie_are_killed_under_produc
     stores: Stores,
 ) -> None:
     async with a_log(stores) as (cluster, http):
-        producers = [Producer(http, "log", name) for name in ("a", "b", "c")]
+        producers = [
+            Producer(http, "log", name, at=at) for at, name in ((0, "a"), (1, "b"), (0, "c"))
+        ]
         async with asyncio.TaskGroup() as group:
             for producer in producers:
                 group.create_task(producer.run(60))
@@ -65,7 +67,7 @@ async def test_an_owner_that_was_paused_and_displaced_loses_and_doubles_nothing(
     stores: Stores,
 ) -> None:
     async with a_log(stores, bookies=3) as (cluster, http):
-        producers = [Producer(http, "log", name) for name in ("a", "b")]
+        producers = [Producer(http, "log", name, at=at) for at, name in ((0, "a"), (1, "b"))]
         async with asyncio.TaskGroup() as group:
             for producer in producers:
                 group.create_task(producer.run(40))
