@@ -1,6 +1,8 @@
 """Postgres and Redis may vanish at any byte and come back: nothing is done twice, nothing lost."""
 
 import asyncio
+import contextlib
+import random
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -20,6 +22,8 @@ from services.local.process import start, stop
 from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
 from tests.support.proxy import Direction, Proxy, proxy_to
 from tests.support.waiting import until, until_sync
+
+SEED = 20261122
 
 
 @pytest.fixture
@@ -95,6 +99,41 @@ async def test_a_create_survives_a_cut_anywhere_and_makes_one_ledger(
 
     listed, _ = await proxied.client.list(limit=1000)
     assert listed == created
+
+
+async def test_rivals_behind_bad_connections_win_each_version_once(
+    proxied: Service, postgres: Proxy
+) -> None:
+    dice = random.Random(SEED)
+    first = await proxied.client.create(DRAFT)
+    won: list[int] = []
+
+    async def rival(number: int, proxy: Proxy) -> None:
+        async with aiohttp.ClientSession() as session:
+            client = MetadataClient([proxy.url(proxied.url)], session, deadline_s=PATIENT_S)
+            row = first
+            for turn in range(12):
+                proxy.cut_after = [(dice.choice(("up", "down")), dice.randrange(1, 1500))]
+                proxy.cut_all()
+                if number == turn % 4:
+                    postgres.cut_after = [(dice.choice(("up", "down")), dice.randrange(300, 4000))]
+                    postgres.cut_all()
+                border = row.last_fragment.first_entry + 1 + number
+                wanted = row.with_ensemble(border, ("b1@1", "b2@1", f"r{number}@{turn}"))
+                status, now = await client.cas(wanted)
+                assert now is not None
+                if status is CasStatus.OK:
+                    won.append(row.version + 1)
+                row = now
+
+    async with contextlib.AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(proxy_to(proxied.url)) for _ in range(4)]
+        async with asyncio.TaskGroup() as tasks:
+            for number, proxy in enumerate(proxies):
+                tasks.create_task(rival(number, proxy))
+
+    last = await proxied.client.get(first.ledger_id)
+    assert sorted(won) == [*range(2, last.version + 1)], f"seed {SEED}"
 
 
 async def test_a_change_whose_fate_is_unknown_is_pursued_until_it_is_settled(
