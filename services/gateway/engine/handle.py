@@ -1,7 +1,7 @@
 """One write handle: the appends of one ledger on their way through its writer machine.
 
-Appends gather into runs without a timer: while two runs are in flight, new appends wait, and all
-that waited goes as the next run (performance.md). Ids are given here, in the order of arrival, so
+Appends gather into runs without a timer: those that arrive in one turn of the event loop go as one
+run, and while two runs are in flight new appends wait, and all that waited goes as the next. Ids are given here, in the order of arrival, so
 that `expect` is judged before anything is sent. The handle has no task and no timer of its own.
 """
 
@@ -130,6 +130,7 @@ class WriteHandle:
         self._waiters: deque[_Waiter] = deque()
         self._close: asyncio.Future[LedgerMetadata] | None = None
         self._is_close_sent = False
+        self._is_flush_due = False
         self._failure: Failed | None = None
         self._closed_row: LedgerMetadata | None = None
         self.last_add_confirmed = -1
@@ -182,7 +183,9 @@ class WriteHandle:
         self._waiters.append(_Waiter(first, self._next - 1, size, future))
         self._gathered.extend(payloads)
         self._gathered_bytes += size
-        self._flush()
+        if not self._is_flush_due and self._may_send():
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush_gathered)
         return future
 
     async def close(self) -> LedgerMetadata:
@@ -217,6 +220,12 @@ class WriteHandle:
         """The process ends: what is pending has an unknown outcome."""
         self._driver.stop()
         self._fail(Failed("writer-lost", detail="the writer's process ends"), is_final=True)
+
+    def _flush_gathered(self) -> None:
+        """What arrived in the same turn of the event loop goes as one run."""
+        self._is_flush_due = False
+        if self.is_live:
+            self._flush()
 
     def _flush(self) -> None:
         """Send what is gathered, as far as runs may be in flight."""
