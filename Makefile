@@ -62,14 +62,14 @@ bench: setup ## measure appends and reads, and JetStream in the same run
 load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with an HTML report
 	@exec $(PY) -m loadtest.load
 
-sim: setup ## the simulated cluster: SEEDS= how many seeds, from SEED= on
-	@exec $(PY) -m tests.sim --seeds $(or $(SEEDS),2000) --seed $(or $(SEED),1) $(ARGS)
+sim: setup ## simulate clusters under faults: SEEDS= how many, or SEED= one as a story
+	$(PY) -m tests.sim $(if $(SEED),--seed $(SEED) --seeds 1,--seeds $(or $(SEEDS),1000))
 
-explore: setup ## all interleavings of small clusters; ARGS=all the slow ones too
-	@exec $(PY) -m tests.explore $(ARGS)
+explore: setup ## search all interleavings of small worlds: SCOPES= names, or all
+	$(PY) -m tests.explore $(SCOPES)
 
-mutants: setup ## each safety rule switched off must be noticed
-	@exec $(PY) -m tests.mutants $(ARGS)
+mutants: setup ## take each safety guard out; its absence must be noticed: RULES= words
+	$(PY) -m tests.mutants $(RULES)
 
 chaos: setup ## kill processes at random for TIME= and check what was acknowledged
 	@exec $(PY) -m tests.chaos --time $(or $(TIME),60s) --seed $(or $(SEED),1) $(ARGS)

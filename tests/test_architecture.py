@@ -2,6 +2,7 @@
 
 import ast
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,26 @@ def test_only_config_reads_the_environment() -> None:
     ]
 
     assert not found
+
+
+def test_no_module_is_dead() -> None:
+    """A module is imported by another one, or it is an entry point."""
+    everyone = {name for path in sources(*_CODE, "tests") for name in imported(path)}
+    scripts = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    entries = {script.partition(":")[0] for script in scripts.values()}
+    starters = ("Makefile", "Dockerfile", "loadtest/load.py")
+    texts = "".join((_ROOT / name).read_text() for name in starters)
+
+    dead = []
+    for path in sources(*_CODE):
+        base = _ROOT / "shared" if path.is_relative_to(_ROOT / "shared") else _ROOT
+        module = ".".join(path.relative_to(base).with_suffix("").parts)
+        if path.name in ("__init__.py", "__main__.py") or module in entries:
+            continue
+        if module not in everyone and module not in texts and path.name not in texts:
+            dead.append(module)
+
+    assert not dead
 
 
 def test_nothing_of_one_machine_is_tracked() -> None:
