@@ -19,7 +19,7 @@ from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.writer import Writer
 from tests.sim.checker import Checker
 from tests.sim.plan import MS, SECOND, Plan, draw
-from tests.sim.world import Client, Violation, World
+from tests.sim.world import MESSAGES_MAX, Client, Violation, World
 
 SETTLE = 30 * SECOND
 """Virtual time that a healed world gets for each step: three quorum timeouts."""
@@ -132,7 +132,7 @@ class Run:
             world.after(at, self.replace, number + plan.seed)
         for fault in plan.faults:
             world.after(fault.at, world.strike, fault)
-        world.run_until(plan.heal_at)
+        world.run_until(plan.heal_at, is_done=lambda: world.messages > MESSAGES_MAX)
 
     def heal(self) -> None:
         """No more faults: what is under way ends, appends work again, the ledger can be closed."""
