@@ -186,7 +186,7 @@ class Storm:
         elif chance < 0.6:
             victims = dice.sample(self._names, 2)
         elif chance < 0.65:
-            victims = ["metadata-1"]
+            victims = [dice.choice(("metadata-1", "autorecovery-1"))]
         for name in victims:
             await self._cluster.kill(name)
             self.report.kills += 1
@@ -194,7 +194,7 @@ class Storm:
         for name in victims:
             self._cluster.start(name)
         for name in victims:
-            await self._cluster.until_ready(name)
+            await self._cluster.until_up(name)
 
     async def _pause(self, dice: random.Random) -> None:
         name = dice.choice((*self._names, *self._gateways))
