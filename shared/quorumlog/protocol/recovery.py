@@ -350,9 +350,9 @@ class Recovery:
             last=self._next + self._read_entries - 1,
             lost=row.declared_lost,
         )
-        self._ask(self._tally, is_recovery=True)
+        self._read_all(self._tally, is_recovery=True)
 
-    def _ask(self, tally: Tally, *, is_recovery: bool) -> None:
+    def _read_all(self, tally: Tally, *, is_recovery: bool) -> None:
         for position, cursor in enumerate(tally.cursors):
             if cursor is not None:
                 self._send_read(tally, position, cursor, is_recovery=is_recovery)
@@ -451,13 +451,13 @@ class Recovery:
     def _add_answered(self, event: AddAnswered) -> None:
         if self.phase is not Phase.READING or not self._is_current(event):
             return
+        pending = self._window.find(event.first)
         if event.status is Status.OK:
-            pending = self._window.find(event.first)
             if pending is not None:
                 self._window.ack(pending, event.position)
             if self._down & 1 << event.position:
                 self._down &= ~(1 << event.position)  # it was slow, not dead
-                self._ask_again(1 << event.position, first=0, is_anew=False)
+                self._ask(1 << event.position, first=0, is_anew=False)
         elif event.status is Status.CONFLICT:
             self._failed(
                 "recovery-blocked",
@@ -466,6 +466,8 @@ class Recovery:
                 detail="it holds other bytes",
             )
         else:
+            if pending is not None:
+                self._window.answered(pending, event.position)
             self._slot_failed(event.position)
 
     def _is_current(self, event: AddAnswered) -> bool:
@@ -481,12 +483,7 @@ class Recovery:
             self._window.give_up(1 << position)
             self._window.sweep()
 
-    def _ask_again(self, mask: int, *, first: int, is_anew: bool) -> None:
-        self._generation += 1
-        self._generations = tuple(
-            self._generation if mask & 1 << position else generation
-            for position, generation in enumerate(self._generations)
-        )
+    def _ask(self, mask: int, *, first: int, is_anew: bool) -> None:
         for position in positions(mask):
             self._since[position] = self._tick + 1
         for position, run in self._window.ask(mask, first=first, is_anew=is_anew):
@@ -539,7 +536,12 @@ class Recovery:
         kept = [change for change in self._changes if change.first_entry < first]
         self._changes = (*kept, fragment)
         self._down &= ~mask
-        self._ask_again(mask, first=first, is_anew=True)
+        self._generation += 1
+        self._generations = tuple(
+            self._generation if mask & 1 << position else generation
+            for position, generation in enumerate(self._generations)
+        )
+        self._ask(mask, first=first, is_anew=True)
 
     # --- closing -----------------------------------------------------------------------------
 
@@ -562,7 +564,7 @@ class Recovery:
             last=entry_id,
             lost=row.declared_lost,
         )
-        self._ask(self._tally, is_recovery=False)
+        self._read_all(self._tally, is_recovery=False)
 
     def _measured(self, tally: Tally) -> None:
         entry_id = tally.first

@@ -31,14 +31,18 @@ def part_of(run: Run, quorum: Quorum, position: int) -> Run:
 class Pending:
     """A run that not all of its positions have settled."""
 
-    __slots__ = ("acked", "holders", "run", "tick", "waiting")
+    __slots__ = ("acked", "asked", "holders", "run", "tick", "waiting")
 
-    def __init__(self, run: Run, *, holders: int, waiting: int, tick: int, acked: int = 0) -> None:
+    def __init__(
+        self, run: Run, *, holders: int, waiting: int, asked: int, tick: int, acked: int = 0
+    ) -> None:
         self.run = run
         self.holders = holders
         """The positions that store anything of it."""
         self.waiting = waiting
-        """Those that were asked and have not answered."""
+        """Those whose answer is waited for."""
+        self.asked = asked
+        """Those whose request is not answered, given up or not: it is not sent twice."""
         self.acked = acked
         """Those that answered ok; in a confirmed run also those written off as missed."""
         self.tick = tick
@@ -84,7 +88,14 @@ class Window:
         other = Window.__new__(Window)
         other.quorum = self.quorum
         other.runs = {
-            first: Pending(p.run, holders=p.holders, waiting=p.waiting, tick=p.tick, acked=p.acked)
+            first: Pending(
+                p.run,
+                holders=p.holders,
+                waiting=p.waiting,
+                asked=p.asked,
+                tick=p.tick,
+                acked=p.acked,
+            )
             for first, p in self.runs.items()
         }
         other.last_confirmed = self.last_confirmed
@@ -101,7 +112,7 @@ class Window:
             self.length,
             self.is_held,
             tuple(self.missed),
-            tuple((p.run.body, p.acked, p.waiting, p.tick) for p in self.runs.values()),
+            tuple((p.run.body, p.acked, p.waiting, p.asked, p.tick) for p in self.runs.values()),
         )
 
     def check(self) -> None:
@@ -112,6 +123,7 @@ class Window:
             assert first == run.first, "a run is found by its first entry"
             assert not pending.acked & pending.waiting, "an answer ends the asking"
             assert not (pending.acked | pending.waiting) & ~pending.holders, "only holders count"
+            assert not pending.waiting & ~pending.asked, "who is waited for was asked"
             if run.last <= self.last_confirmed:
                 assert pending.waiting or self.is_held, "settled runs leave"
             else:
@@ -127,7 +139,8 @@ class Window:
     def push(self, run: Run, *, usable: int, tick: int) -> Pending:
         """Take a run that follows on from the last one; it is asked of its usable positions."""
         holders = self.quorum.holders(run.first, run.last)
-        pending = Pending(run, holders=holders, waiting=holders & usable, tick=tick)
+        asked = holders & usable
+        pending = Pending(run, holders=holders, waiting=asked, asked=asked, tick=tick)
         self.runs[run.first] = pending
         self.pending_bytes += len(run.body)
         return pending
@@ -143,11 +156,16 @@ class Window:
                 return pending if first <= pending.run.last else None
         return None
 
+    def answered(self, pending: Pending, position: int) -> None:
+        """A position's request came to an end, well or not."""
+        pending.waiting &= ~(1 << position)
+        pending.asked &= ~(1 << position)
+
     def ack(self, pending: Pending, position: int) -> None:
         """A position stored its part. Recorded after confirmation too: a change may take others
         away (BOOKKEEPER-826).
         """
-        pending.waiting &= ~(1 << position)
+        self.answered(pending, position)
         pending.acked |= (1 << position) & pending.holders
         if pending.run.last <= self.last_confirmed:
             self._release(pending)
@@ -176,8 +194,9 @@ class Window:
             pending.waiting &= ~mask
 
     def ask(self, mask: int, *, first: int, is_anew: bool) -> list[tuple[int, Run]]:
-        """The (position, run) to send to these positions from `first` on; with `is_anew` what
-        they acknowledged before does not count any more (un-acknowledged for all pending first:
+        """Wait for these positions from `first` on: the (position, run) to send, which are those
+        whose request is not under way. With `is_anew` their members are new: what was asked and
+        acknowledged before does not count any more (un-acknowledged for all pending first:
         BK#3005, #4097).
         """
         asked: list[tuple[int, Run]] = []
@@ -186,9 +205,12 @@ class Window:
                 continue
             if is_anew:
                 pending.acked &= ~mask
+                pending.asked &= ~mask
             wanted = mask & pending.holders & ~pending.acked
+            unsent = wanted & ~pending.asked
             pending.waiting |= wanted
-            asked.extend((position, pending.run) for position in positions(wanted))
+            pending.asked |= wanted
+            asked.extend((position, pending.run) for position in positions(unsent))
         return asked
 
     def silent(self, tick: int, since: list[int]) -> int:

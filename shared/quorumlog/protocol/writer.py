@@ -309,6 +309,8 @@ class Writer:
             # Rule 2: other bytes under this id. Nothing that this handle says can be believed.
             self._fail("entry-conflict", bookie=event.member, entry_id=event.first)
         else:
+            if pending is not None:
+                self._window.answered(pending, position)
             self._slot_failed(position, event.status)
 
     def _is_current(self, event: AddAnswered) -> bool:
@@ -334,15 +336,13 @@ class Writer:
         self._window.sweep()
 
     def _revive(self, position: int) -> None:
-        """Use a member again that is still in the ensemble; the pending runs are sent again."""
+        """Use a member again that never left the ensemble; what it was not asked for is sent."""
         self._down &= ~(1 << position)
         self._refusals[position] = None
-        self._ask_again(1 << position, first=0, is_anew=False)
+        self._ask(1 << position, first=0, is_anew=False)
 
-    def _ask_again(self, mask: int, *, first: int, is_anew: bool) -> None:
-        self._generation += 1
+    def _ask(self, mask: int, *, first: int, is_anew: bool) -> None:
         for position in positions(mask):
-            self._generations[position] = self._generation
             self._since[position] = self._tick + 1
         for position, run in self._window.ask(mask, first=first, is_anew=is_anew):
             self._send(position, run)
@@ -419,7 +419,10 @@ class Writer:
                 member = row.last_fragment.bookies[position]
                 last = self._window.last_confirmed
                 self._missed = self._merged((MissedRange(member, task.first, last),))
-        self._ask_again(task.replaced, first=task.first, is_anew=True)
+        self._generation += 1
+        for position in positions(task.replaced):
+            self._generations[position] = self._generation
+        self._ask(task.replaced, first=task.first, is_anew=True)
 
     # --- metadata ----------------------------------------------------------------------------
 
