@@ -10,12 +10,13 @@ from typing import Any, Final
 
 import orjson
 
-from quorumlog.errors import InvalidRequest, TooLarge
+from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
+from quorumlog.protocol import batch
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
 from services.gateway.edge import strict
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.params import invalid
-from services.gateway.edge.payloads import base64_of, encoded, escaped
+from services.gateway.edge.payloads import base64_of, encoded, entry_too_large, escaped
 from services.gateway.logs.ports import LogRecord
 
 _FORMS: Final = ("data", "text", "json")
@@ -48,6 +49,19 @@ def records_from_json(data: bytes) -> tuple[Record, ...]:
     records = tuple(_record(entry, f"/entries/{n}") for n, entry in enumerate(entries))
     check_size(records)
     return records
+
+
+def record_of_line(line: bytes, number: int, entry_bytes_max: int) -> bytes:
+    """One line of NDJSON as a batch of one record; its errors point to /lines/<number>."""
+    pointer = f"/lines/{number}"
+    try:
+        entry = strict.loads(line)
+    except BadRequest as error:
+        raise BadRequest(f"{pointer}: {error.detail}") from error
+    record = _record(entry, pointer)
+    if len(record.value) > entry_bytes_max:
+        raise entry_too_large(len(record.value), entry_bytes_max, pointer)
+    return batch.encode((record,), append_time_ms=0, records_before=0)
 
 
 def check_size(records: Iterable[Record]) -> None:
@@ -134,9 +148,9 @@ def time_of(milliseconds: int) -> str:
     return f"{text.rjust(19, '0')}.{rest:03d}Z"
 
 
-def records_json(records: Iterable[LogRecord], encoding: str) -> bytes:
-    """Records as JSON objects with commas between them."""
-    return b",".join(record_json(record, encoding) for record in records)
+def records_json(records: Iterable[LogRecord], encoding: str) -> list[bytes]:
+    """Each record as a JSON object."""
+    return [record_json(record, encoding) for record in records]
 
 
 def record_json(found: LogRecord, encoding: str) -> bytes:

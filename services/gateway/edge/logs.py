@@ -40,10 +40,18 @@ from services.gateway.edge.log_payloads import (
     records_json,
     view_json,
 )
-from services.gateway.edge.params import FRAMES, JSON, OCTETS
+from services.gateway.edge.log_streams import (
+    LogSource,
+    append_records,
+    position,
+    send_events,
+    send_lines,
+)
+from services.gateway.edge.params import EVENTS, FRAMES, JSON, NDJSON, OCTETS
 from services.gateway.edge.payloads import from_frames
+from services.gateway.edge.streams import last_event_id
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.ports import Append, LogRead
+from services.gateway.logs.ports import Append
 from services.gateway.logs.reading import Start
 
 M = TypeVar("M", bound=BaseModel)
@@ -53,6 +61,7 @@ _LIST: Final = frozenset(("limit", "after"))
 _EXPECT: Final = frozenset(("expect",))
 _READ: Final = frozenset(("from", "limit", "max_bytes", "encoding", "wait_ms"))
 _ENCODINGS: Final = ("base64", "text", "json")
+_LIMIT: Final = 100
 _MAX_BYTES: Final = 1 << 20
 _PRODUCER_BYTES_MAX: Final = 255
 """A producer's id is stored with its length in one byte."""
@@ -142,14 +151,24 @@ class Logs:
 
     # --- records -----------------------------------------------------------------------------
 
-    async def append(self, request: web.Request) -> web.Response:
+    async def append(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/logs/{name}/entries."""
         name = _name(request)
         query = params.query(request, _EXPECT)
-        params.accepted(request)
-        producer, token = producer_of(request), token_of(request)
         expect = params.query_integer(query, "expect", low=0, high=ID_MAX)
-        records = await self._records(request)
+        media = body.media_type(request, (JSON, OCTETS, FRAMES, NDJSON))
+        producer, token = producer_of(request), token_of(request)
+        if media == NDJSON:
+            params.accepted(request, (NDJSON,))
+            if producer is not None:
+                raise params.invalid(
+                    "/header/Producer-Seq", "counts requests, not what is streamed"
+                )
+            return await append_records(
+                request, self._room, self._logs, name, expect=expect, token=token
+            )
+        params.accepted(request)
+        records = await self._records(request, media)
         done = await self._logs.append(name, Append(records, producer, expect, token))
         return json_bytes(
             b'{"log":"%b","first_offset":%d,"last_offset":%d,"ledger_id":%d,"entry_id":%d}'
@@ -164,8 +183,7 @@ class Logs:
             {"Producer-Duplicate": "true"} if done.is_duplicate else None,
         )
 
-    async def _records(self, request: web.Request) -> tuple[Record, ...]:
-        media = body.media_type(request, (JSON, OCTETS, FRAMES))
+    async def _records(self, request: web.Request, media: str) -> tuple[Record, ...]:
         limits = self._room.limits
         if media == JSON:
             data = await body.read(request, self._room, limits.body_bytes_max)
@@ -179,45 +197,43 @@ class Logs:
         check_size(records)
         return records
 
-    async def read(self, request: web.Request) -> web.Response:
+    async def read(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/logs/{name}/entries."""
         name = _name(request)
         query = params.query(request, _READ)
-        media = params.accepted(request, (JSON, FRAMES))
+        media = params.accepted(request, (JSON, FRAMES, NDJSON, EVENTS))
         encoding = params.query_choice(query, "encoding", _ENCODINGS) or "base64"
-        found = await self._read(name, query)
+        wait_ms = params.query_integer(query, "wait_ms", low=0, high=WAIT_MS_MAX) or 0
+        source = self._source(request, name, query, is_stream=media in (NDJSON, EVENTS))
+        if media == EVENTS:
+            return await send_events(request, source, encoding)
+        if media == NDJSON:
+            return await send_lines(request, source, encoding, wait_ms / 1000)
+        found = await source.page(wait_ms / 1000)
         if media == FRAMES:
-            return octets(records_frames(found.records), FRAMES, _position(found))
+            return octets(records_frames(found.records), FRAMES, position(found))
         return json_bytes(
             b'{"log":"%b","entries":[%b],"next":%d,"first_offset":%d,"closed":%b}'
             % (
                 name.encode(),
-                records_json(found.records, encoding),
+                b",".join(records_json(found.records, encoding)),
                 found.next,
                 found.first_offset,
                 b"true" if found.closed else b"false",
             )
         )
 
-    async def _read(self, name: str, query: Mapping[str, str]) -> LogRead:
+    def _source(
+        self, request: web.Request, name: str, query: Mapping[str, str], *, is_stream: bool
+    ) -> LogSource:
         start = start_of(query.get("from"))
-        limit = params.query_integer(query, "limit", low=1, high=BATCH_ENTRIES_MAX) or 100
+        if "Last-Event-ID" in request.headers:
+            start = last_event_id(request) + 1
+        limit = params.query_integer(query, "limit", low=1, high=BATCH_ENTRIES_MAX)
         max_bytes = params.query_integer(query, "max_bytes", low=1, high=READ_BYTES_MAX)
-        wait_ms = params.query_integer(query, "wait_ms", low=0, high=WAIT_MS_MAX) or 0
-        found = None
-        if wait_ms:
-            found = await self._room.wait(
-                self._logs.read(
-                    name,
-                    start,
-                    limit=limit,
-                    max_bytes=max_bytes or _MAX_BYTES,
-                    wait_s=wait_ms / 1000,
-                )
-            )
-        return found or await self._logs.read(
-            name, start, limit=limit, max_bytes=max_bytes or _MAX_BYTES
-        )
+        if not is_stream:
+            limit, max_bytes = limit or _LIMIT, max_bytes or _MAX_BYTES
+        return LogSource(self._logs, self._room, name, start, limit=limit, max_bytes=max_bytes)
 
     def routes(self) -> list[op.Route]:
         """The operations with their handlers."""
@@ -277,15 +293,6 @@ def token_of(request: web.Request) -> int | None:
 def _header_integer(request: web.Request, name: str) -> int | None:
     text = params.header_text(request, name, 40)
     return None if text is None else params.integer(text, f"/header/{name}", 0, ID_MAX)
-
-
-def _position(found: LogRead) -> dict[str, str]:
-    """Where a read stands, for forms that have no room for it in the body."""
-    return {
-        "Next-Offset": str(found.next),
-        "First-Offset": str(found.first_offset),
-        "Log-Closed": "true" if found.closed else "false",
-    }
 
 
 _EXAMPLE: Final[dict[str, Any]] = {
@@ -481,8 +488,16 @@ APPEND: Final = op.Operation(
         FRAMES: op.Content(
             op.BYTES | {"description": "A batch: (u32 length, value) repeated, big-endian."}
         ),
+        NDJSON: op.Content(
+            {"type": "string", "description": "One JSON record a line, streamed."},
+        ),
     },
     {
+        200: op.Answer(
+            "For NDJSON: a line for each acknowledged batch, all before it included; an error is "
+            "the last line, a problem object.",
+            {NDJSON: op.Content({"type": "string"})},
+        ),
         201: op.Answer(
             "All records are durable.",
             {
@@ -500,7 +515,7 @@ APPEND: Final = op.Operation(
                 )
             },
             {"Producer-Duplicate": "true: this is the answer that the first request got."},
-        )
+        ),
     },
     (
         *_TAKING_OVER,
@@ -514,6 +529,7 @@ APPEND: Final = op.Operation(
         WriterLost,
         QuorumTimeout,
     ),
+    needs_body=True,
 )
 READ: Final = op.Operation(
     "GET",
@@ -543,6 +559,12 @@ READ: Final = op.Operation(
         ),
         op.query_integer(
             "wait_ms", 0, WAIT_MS_MAX, "At the tail: wait for that long for something new.", 0
+        ),
+        op.Parameter(
+            "Last-Event-ID",
+            "header",
+            op.int64(0, ID_MAX - 1),
+            "With events: the last offset that was seen, in place of `from`.",
         ),
     ),
     answers={
@@ -575,11 +597,21 @@ READ: Final = op.Operation(
                     op.BYTES
                     | {"description": "(u64 offset, u32 length, value) repeated, big-endian."}
                 ),
+                NDJSON: op.Content(
+                    {"type": "string", "description": "One record a line; an error is the last."}
+                ),
+                EVENTS: op.Content(
+                    {
+                        "type": "string",
+                        "description": "One record an event, `id` its offset; follows the tail, "
+                        "`event: end` once the log is closed.",
+                    }
+                ),
             },
             {
-                "Next-Offset": "With frames: where to go on.",
-                "First-Offset": "With frames: the log's first offset.",
-                "Log-Closed": "With frames: true or false.",
+                "Next-Offset": "With frames and NDJSON: where to go on.",
+                "First-Offset": "With frames and NDJSON: the log's first offset.",
+                "Log-Closed": "With frames and NDJSON: true or false.",
             },
         )
     },

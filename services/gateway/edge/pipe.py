@@ -7,17 +7,32 @@ the next one, so a fast stream makes large runs by itself and a slow one is not 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from quorumlog.errors import Overloaded, QuorumLogError
 from services.gateway.edge.body import Room
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
-from services.gateway.interface import Appended, EngineInterface
+from services.gateway.interface import Appended
 
 _RUN_BYTES_MAX: Final = 2 << 20
 """What one append takes: large enough for the disks, small enough for a steady rhythm (taste)."""
 _BUFFER_BYTES_MAX: Final = 4 << 20
 """What a stream may be ahead of its acknowledgements; then it is read no further."""
+
+
+class Appender(Protocol):
+    """Where a stream's appends go: the engine, or a log."""
+
+    async def append(
+        self,
+        ledger_id: int,
+        payloads: Sequence[bytes],
+        *,
+        password: str | None = None,
+        expect: int | None = None,
+    ) -> Appended:
+        """Append payloads; returns when they are acknowledged."""
+        ...
 
 
 class Pipe:
@@ -29,7 +44,7 @@ class Pipe:
 
     def __init__(
         self,
-        engine: EngineInterface,
+        engine: Appender,
         room: Room,
         ledger_id: int,
         password: str | None,

@@ -5,7 +5,7 @@ Until the first byte of an answer an error is a status; after that it is the str
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,6 +30,10 @@ _PAGE_BYTES: Final = 1 << 20
 _LINE_OVERHEAD: Final = 1024
 _ESCAPED: Final = 6
 """Bytes that JSON may take for one: \\u0000."""
+
+
+ParseLine = Callable[[bytes, int, int], bytes]
+"""The payload of a line: its text, its number, and the most bytes that an entry may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,15 +204,22 @@ def _lines_of(page: ReadResult, encoding: str) -> bytes:
     return b"".join(line + b"\n" for line in entries_json(page.runs, encoding))
 
 
-async def append_lines(request: web.Request, room: Room, pipe: Pipe) -> web.StreamResponse:
+async def append_lines(
+    request: web.Request,
+    room: Room,
+    pipe: Pipe,
+    *,
+    parse: ParseLine = from_line,
+    names: tuple[str, str] = ("first_entry", "last_entry"),
+) -> web.StreamResponse:
     """Append one entry a line; answer one line for each acknowledged run, cumulative."""
     response: web.StreamResponse | None = None
-    async with beside(_read_lines(request, room, pipe)):
+    async with beside(_read_lines(request, room, pipe, parse)):
         async for appended in pipe.acknowledged():
             if response is None:
                 response = await opened(request, NDJSON)
             await response.write(
-                b'{"first_entry":%d,"last_entry":%d}\n' % (appended.first, appended.last)
+                f'{{"{names[0]}":{appended.first},"{names[1]}":{appended.last}}}\n'.encode()
             )
     if pipe.error is not None:
         if response is None:
@@ -220,7 +231,7 @@ async def append_lines(request: web.Request, room: Room, pipe: Pipe) -> web.Stre
     return response
 
 
-async def _read_lines(request: web.Request, room: Room, pipe: Pipe) -> None:
+async def _read_lines(request: web.Request, room: Room, pipe: Pipe, parse: ParseLine) -> None:
     """Put each line of the body into the pipe; what ends the stream too early is the pipe's error."""
     entry_bytes_max, number = room.limits.entry_bytes_max, 0
     try:
@@ -230,7 +241,7 @@ async def _read_lines(request: web.Request, room: Room, pipe: Pipe) -> None:
             for line in lines:
                 if line and not line.isspace():
                     try:
-                        payloads.append(from_line(line, number, entry_bytes_max))
+                        payloads.append(parse(line, number, entry_bytes_max))
                     except QuorumLogError:
                         await _put(pipe, payloads)
                         raise

@@ -348,6 +348,10 @@ class LogManager:
         """Records by offset (`LogReader.read`)."""
         return await self._reader.read(name, start, limit=limit, max_bytes=max_bytes, wait_s=wait_s)
 
+    async def end(self, name: str) -> int:
+        """The offset after the last acknowledged record. Raises: NoSuchLog."""
+        return await self._reader.end(name)
+
     async def append(self, name: str, call: Append) -> LogAppended:
         """Append records as one batch, through whoever owns the log."""
         async with self._deadline(name):
@@ -688,9 +692,9 @@ class LogManager:
         self._draining = True
         owned = [slot for slot in self._slots.values() if slot.owner is not None]
         await asyncio.gather(*(self._release(slot) for slot in owned))
-        await self.end()
+        await self.stop()
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """Cancel what goes on in the background."""
         for task in list(self._tasks):
             task.cancel()

@@ -45,4 +45,4 @@ async def running_logs(
         finally:
             sweep.cancel()
             await asyncio.gather(sweep, return_exceptions=True)
-            await logs.end()
+            await logs.stop()

@@ -1,0 +1,196 @@
+"""Logs as streams: NDJSON both ways, and Server-Sent Events that follow the tail.
+
+A stream of appends is cut into record batches as it comes: one while the one before it is in
+flight. So a producer's sequence, which counts requests, has no place in it.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+import orjson
+from aiohttp import web
+
+from quorumlog.errors import QuorumLogError
+from quorumlog.protocol import batch
+from quorumlog.wire import problems
+from services.gateway.edge.body import Room
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.log_payloads import record_of_line, records_json
+from services.gateway.edge.middleware import REQUEST_ID
+from services.gateway.edge.params import EVENTS, NDJSON
+from services.gateway.edge.pipe import Pipe
+from services.gateway.edge.streams import append_lines, opened
+from services.gateway.interface import Appended
+from services.gateway.logs.manager import LogManager
+from services.gateway.logs.ports import Append, LogRead
+from services.gateway.logs.reading import Start
+
+_PAGE_BYTES: Final = 1 << 20
+"""What a stream reads ahead of its client (taste)."""
+
+
+class _Lane:
+    """A log in the engine's place: each payload is a batch of one record, as its line made it."""
+
+    def __init__(self, logs: LogManager, name: str, token: int | None) -> None:
+        self._logs, self._name, self._token = logs, name, token
+
+    async def append(
+        self,
+        ledger_id: int,
+        payloads: Sequence[bytes],
+        *,
+        password: str | None = None,
+        expect: int | None = None,
+    ) -> Appended:
+        """Append the records as one batch; what is told are offsets."""
+        del ledger_id, password
+        records = tuple(record for data in payloads for record in batch.decode(data)[1])
+        done = await self._logs.append(
+            self._name, Append(records, expect=expect, token=self._token)
+        )
+        return Appended(done.first_offset, done.last_offset, done.last_offset)
+
+
+async def append_records(
+    request: web.Request,
+    room: Room,
+    logs: LogManager,
+    name: str,
+    *,
+    expect: int | None,
+    token: int | None,
+) -> web.StreamResponse:
+    """Append one record a line; answer one line for each acknowledged batch, cumulative."""
+    pipe = Pipe(_Lane(logs, name, token), room, 0, None, expect)
+    return await append_lines(
+        request, room, pipe, parse=record_of_line, names=("first_offset", "last_offset")
+    )
+
+
+class LogSource:
+    """Reads a log page by page. Invariant: `start` is the next offset that nobody was given."""
+
+    def __init__(
+        self,
+        logs: LogManager,
+        room: Room,
+        name: str,
+        start: Start,
+        *,
+        limit: int | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        self._logs, self._room, self._name = logs, room, name
+        self.start = start
+        self._left, self._bytes_left = limit, max_bytes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the limits are reached."""
+        return any(left is not None and left <= 0 for left in (self._left, self._bytes_left))
+
+    async def end(self) -> int:
+        """The offset after the last acknowledged record."""
+        return await self._logs.end(self._name)
+
+    async def page(self, wait_s: float = 0.0) -> LogRead:
+        """The next records, maybe none; at the tail waits for some, or for the log's end."""
+        limit = BATCH_ENTRIES_MAX if self._left is None else self._left
+        max_bytes = _PAGE_BYTES if self._bytes_left is None else min(_PAGE_BYTES, self._bytes_left)
+        page = await self._read(limit, max_bytes)
+        if wait_s > 0 and not page.records and not page.closed:
+            waited = await self._room.wait(self._read(limit, max_bytes, wait_s))
+            page = page if waited is None else waited
+        self.start = page.next
+        if self._left is not None:
+            self._left -= len(page.records)
+        if self._bytes_left is not None:
+            self._bytes_left -= sum(len(found.record.value) for found in page.records)
+        return page
+
+    async def _read(self, limit: int, max_bytes: int, wait_s: float = 0.0) -> LogRead:
+        page = await self._logs.read(
+            self._name, self.start, limit=limit, max_bytes=max_bytes, wait_s=wait_s
+        )
+        self.start = page.next if self.start == "latest" else self.start
+        return page
+
+    async def tail(self) -> AsyncIterator[LogRead]:
+        """Pages without an end, an empty one whenever nothing came for a while. Ends with the log,
+        with the limits, or when this process is about to end.
+        """
+        wait_s = 0.0
+        while True:
+            page = await self.page(wait_s)
+            yield page
+            wait_s = self._room.limits.comment_every_s
+            if page.closed or self.is_over or self._room.is_ending:
+                return
+
+
+def position(found: LogRead) -> dict[str, str]:
+    """Where a read stands, for forms that have no room for it in the body."""
+    return {
+        "Next-Offset": str(found.next),
+        "First-Offset": str(found.first_offset),
+        "Log-Closed": "true" if found.closed else "false",
+    }
+
+
+async def send_lines(
+    request: web.Request, source: LogSource, encoding: str, wait_s: float
+) -> web.StreamResponse:
+    """Records as lines, up to what is acknowledged now; an error in between is the last line."""
+    page = await source.page(wait_s)
+    lines = _lines_of(page, encoding)
+    end = await source.end()
+    response = await opened(request, NDJSON, position(page))
+    if request.method == "HEAD":
+        return response
+    try:
+        while True:
+            if lines:
+                await response.write(lines)
+            if not page.records or source.is_over or page.next >= end:
+                break
+            page = await source.page()
+            lines = _lines_of(page, encoding)
+    except QuorumLogError as error:
+        await response.write(problems.to_bytes(error, request[REQUEST_ID]) + b"\n")
+    await response.write_eof()
+    return response
+
+
+def _lines_of(page: LogRead, encoding: str) -> bytes:
+    return b"".join(record + b"\n" for record in records_json(page.records, encoding))
+
+
+async def send_events(request: web.Request, source: LogSource, encoding: str) -> web.StreamResponse:
+    """Each record as an event whose id is its offset; follows the tail until the log is closed."""
+    response: web.StreamResponse | None = None
+    try:
+        async for page in source.tail():
+            events = b"".join(
+                b"id: %d\ndata: %b\n\n" % (found.offset, record)
+                for found, record in zip(
+                    page.records, records_json(page.records, encoding), strict=True
+                )
+            )
+            if response is None:
+                response = await opened(request, EVENTS)
+                if request.method == "HEAD":
+                    return response
+            if events or not page.closed:
+                await response.write(events or b": \n\n")
+            if page.closed:
+                end = orjson.dumps({"next_offset": page.next})
+                await response.write(b"event: end\ndata: " + end + b"\n\n")
+    except QuorumLogError as error:
+        if response is None:
+            raise
+        document = problems.to_bytes(error, request[REQUEST_ID])
+        await response.write(b"event: problem\ndata: " + document + b"\n\n")
+    assert response is not None, "a tail has at least one page"
+    await response.write_eof()
+    return response
