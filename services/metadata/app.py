@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 ROUTES: Final = (*handlers.ROUTES, *log_handlers.ROUTES, *repair_handlers.ROUTES)
 
 _RETRY_S: Final = 0.5
+_NEWER_RETRY_S: Final = 5.0
 _MIGRATION_S: Final = 60.0
 """A migration may wait for another process's one, or move a table."""
 
@@ -105,6 +106,10 @@ async def _migrated(database: Database) -> None:
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             log.warning("database-away", extra={"error": repr(error)})
             await asyncio.sleep(_RETRY_S)
+        except ValueError as error:
+            # A person must act: an older version was started on a newer one's tables.
+            log.error("database-is-newer", extra={"error": str(error)})  # noqa: TRY400
+            await asyncio.sleep(_NEWER_RETRY_S)
         else:
             log.info("database-open", extra={"applied": applied})
             database.is_open = True

@@ -44,10 +44,13 @@ class ChangeHub:
     async def run(self) -> None:
         """Listen for ever; a connection that is lost is made anew, and followers are told."""
         while True:
-            with contextlib.suppress(
-                OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError
-            ):
+            try:
                 await self._listen()
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                log.warning("not-listening", extra={"error": repr(error)})
+            except Exception:
+                # Followers must go on to be told, whatever this was.
+                log.exception("not-listening")
             await asyncio.sleep(_RETRY_S)
 
     async def end(self) -> None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar, cast
 
-import orjson
+from pydantic import ValidationError
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from quorumlog.protocol.ids import member_of
 from quorumlog.wire.bodies import (
+    Body,
     BookieHeartbeat,
     BookieInfo,
     BookieList,
@@ -29,6 +30,7 @@ from quorumlog.wire.bodies import (
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+B = TypeVar("B", bound=Body)
 
 _HEARD_MAX: Final = 10_000
 """Heartbeats that one process remembers for while Redis is away; the oldest go first."""
@@ -103,8 +105,8 @@ class Liveness:
         """Services whose heartbeat came in time, by kind and id."""
         found = await self._asked(self._fetch_services, None)
         mine = [body for key, body in self._heard.items() if ":service:" in key]
-        bodies = mine if found is None else [body for body in found if body is not None]
-        infos = [ServiceInfo.model_validate_json(body) for body in bodies]
+        bodies = mine if found is None else found
+        infos = [info for body in bodies if (info := _parsed(ServiceInfo, body)) is not None]
         return ServiceList(
             services=tuple(sorted(infos, key=lambda info: (info.kind, info.id))),
             stale=found is None,
@@ -171,9 +173,9 @@ class Liveness:
 
 def _bookie(cookie: CookieRow, body: bytes | None) -> BookieInfo:
     incarnation = cookie.cookie.incarnation
-    if body is None:
+    heard = _parsed(BookieHeartbeat, body)
+    if heard is None:
         return BookieInfo.lost(cookie.name, incarnation)
-    heard = BookieHeartbeat.model_validate(orjson.loads(body))
     if heard.incarnation != incarnation:
         return BookieInfo.lost(cookie.name, incarnation, heard.url)
     return BookieInfo(
@@ -183,6 +185,15 @@ def _bookie(cookie: CookieRow, body: bytes | None) -> BookieInfo:
         zone=heard.zone,
         free_bytes=heard.free_bytes,
     )
+
+
+def _parsed(model: type[B], body: bytes | None) -> B | None:
+    """What a key of Redis says. What can't be read says nothing: it may be anybody's (I31)."""
+    try:
+        return None if body is None else model.model_validate_json(body)
+    except ValidationError:
+        log.warning("unreadable-liveness", extra={"of": model.__name__})
+        return None
 
 
 async def _result(answer: Any) -> Any:

@@ -113,6 +113,28 @@ async def test_a_flushed_redis_forgets_and_learns_anew(service: Service, stores:
     assert [bookie.state for bookie in (await client.bookies()).bookies] == ["writable"]
 
 
+async def test_rubbish_in_redis_is_no_liveness_and_no_error(
+    service: Service, stores: Stores
+) -> None:
+    client = service.client
+    await client.put_cookie("b1", await cookie(service), version=None)
+    await client.service_lives("gateway", "g1", ServiceHeartbeat(url="http://g1", ttl_s=LONG_S))
+
+    async with Redis.from_url(stores.redis_url) as redis:
+        for rubbish in (b"", b"\xff", b"{", b"[]", b'{"incarnation":"1"}'):
+            await redis.set("quorumlog:bookie:b1", rubbish)
+            await redis.set("quorumlog:service:gateway:g1", rubbish)
+
+            assert [bookie.state for bookie in (await client.bookies()).bookies] == ["lost"]
+            assert (await client.services()).services == ()
+        await redis.set("quorumlog:since", "rubbish")
+        await redis.delete("quorumlog:services")
+        await redis.set("quorumlog:services", "no set")
+
+        assert (await client.bookies()).liveness_age_s == 0.0
+        assert (await client.services()).stale
+
+
 async def test_services_are_listed_by_kind_until_their_time_is_over(service: Service) -> None:
     client = service.client
     await client.service_lives("gateway", "g2", ServiceHeartbeat(url="http://g2", ttl_s=LONG_S))

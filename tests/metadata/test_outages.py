@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 import aiohttp
+import asyncpg
 import pytest
 
 from loadtest.ports import free_ports
@@ -19,6 +20,7 @@ from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
 from services.local.embedded import set_up_postgres
 from services.local.process import start, stop
+from services.metadata.migrate import migrate
 from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
 from tests.support.proxy import Direction, Proxy, proxy_to
 from tests.support.waiting import until, until_sync
@@ -242,6 +244,18 @@ async def test_rows_and_the_service_outlive_a_restart_of_postgres(stores: Stores
                 await change_once(service.client, row)
         finally:
             stop(process, server.program.stop_signal, 30)
+
+
+async def test_an_older_service_does_not_touch_a_newer_database(stores: Stores) -> None:
+    async with serving(stores):
+        pass
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    try:
+        await connection.execute("INSERT INTO migrations (number, name) VALUES (9999, 'newer')")
+        with pytest.raises(ValueError, match="9999"):
+            await migrate(connection)
+    finally:
+        await connection.close()
 
 
 async def test_services_that_start_at_once_make_the_tables_once(stores: Stores) -> None:
