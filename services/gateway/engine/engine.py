@@ -49,7 +49,7 @@ from services.gateway.engine.keys import Gatekeeper, new_keys
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.ranges import read_range
 from services.gateway.engine.recoveries import Recoveries
-from services.gateway.engine.rows import Rows, is_closed
+from services.gateway.engine.rows import NarrowMetadata, Rows, is_closed
 from services.gateway.engine.tails import Tails
 from services.gateway.interface import (
     DEGRADED,
@@ -67,8 +67,6 @@ log = logging.getLogger(__name__)
 
 _HEARTBEAT_S: Final = 1.0
 _CLOSE_S: Final = 30.0
-_METADATA_S: Final = 3.0
-"""Then a caller is told that the metadata can't be reached."""
 _CLOSES_AT_ONCE: Final = 64
 _TOMBSTONE_SEEN_S: Final = 0.2
 _HANDLES_KEPT: Final = 10_000
@@ -84,6 +82,8 @@ class EngineConfig:
     metadata_urls: tuple[str, ...]
     ledger_in_flight_bytes_max: int = 64 << 20
     gateway_in_flight_bytes_max: int = 512 << 20
+    metadata_s: float = 3.0
+    """Then a caller is told that the metadata can't be reached."""
     times: Times = field(default_factory=Times)
 
 
@@ -125,10 +125,11 @@ class Engine:
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
         ) as session:
-            metadata = MetadataClient(config.metadata_urls, session, deadline_s=_METADATA_S)
+            metadata = MetadataClient(config.metadata_urls, session, deadline_s=config.metadata_s)
             directory = Directory(metadata.bookies)
             bookies = BookieClient(directory.address, session)
-            ports = Ports(bookies, metadata, directory, timers, tasks, config.times)
+            narrow = NarrowMetadata(metadata)
+            ports = Ports(bookies, narrow, directory, timers, tasks, config.times)
             engine = cls(config, metadata, directory, ports, Peers(session))
             tasks.start(directory.follow())
             tasks.start(engine._rows.follow())

@@ -5,6 +5,7 @@ connection) the writer is lost and nothing was done; where anything may have bee
 unknown.
 """
 
+import asyncio
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -26,8 +27,10 @@ PASSWORD: Final = "Ledger-Password"  # noqa: S105
 _APPEND_S: Final = 15.0
 """Above the quorum timeout of 10 s: the writer answers before this ends."""
 _CLOSE_S: Final = 30.0
-_LAC_S: Final = 1.0
-"""A reader rather asks the bookies than waits for a writer that is gone (taste)."""
+_LAC_S: Final = 5.0
+"""A busy writer must not look like one that is gone: what bookies know is behind it (rule 5)."""
+_HUNG_S: Final = 2.0
+"""For how long nobody else waits for a writer that did not answer in time (taste)."""
 _CONNECT_S: Final = 2.0
 _GONE_MAX: Final = 10_000
 _U32: Final = struct.Struct(">I")
@@ -61,6 +64,8 @@ class Peers:
         self._session = session
         self._gone: OrderedDict[str, None] = OrderedDict()
         """Instances that another one has replaced: they never come back."""
+        self._hung_until: dict[str, float] = {}
+        """Writers that did not answer in time: readers go to the bookies at once meanwhile."""
 
     async def append(
         self,
@@ -94,11 +99,16 @@ class Peers:
         Raises: WriterLost, also when it does not answer.
         """
         query = "" if after is None else f"?after={after}&wait_ms={int(wait_s * 1000)}"
+        now = asyncio.get_running_loop().time()
+        if now < self._hung_until.get(writer.id, now):
+            raise WriterLost("the writer did not answer just now", ledger_id=ledger_id)
+        self._hung_until.pop(writer.id, None)
         try:
             told = await self._ask(
                 writer, "GET", f"/internal/ledgers/{ledger_id}/lac{query}", _LAC_S + wait_s
             )
         except TimeoutError as error:
+            self._hung_until[writer.id] = asyncio.get_running_loop().time() + _HUNG_S
             raise WriterLost("the writer did not answer", ledger_id=ledger_id) from error
         return int(told["last_add_confirmed"]), told["closed"] is True, int(told["version"])
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from quorumlog.errors import MetadataUnavailable, NoSuchLedger
 from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,8 @@ _ROWS_MAX: Final = 100_000
 """A row of three members takes about 1 KiB, so at most 100 MB (measured with sys.getsizeof)."""
 _PATIENCE_S: Final = 0.5
 """For how long a read waits for metadata when it has an old row to fall back on (taste)."""
+_AT_ONCE: Final = 32
+"""Above what one Postgres does at once, below what hurts it (taste)."""
 _PAUSE_S: Final = 1.0
 """After the metadata service did not answer, old rows serve at once for this long (taste)."""
 
@@ -125,6 +128,29 @@ class Rows:
         if known is not None and known.version < version:
             self._stale.add(ledger_id)
             self._changed(ledger_id)
+
+
+class NarrowMetadata:
+    """The rows as machines ask for them, a few at a time: when a bookie dies, thousands of
+    ledgers change their ensembles at once. Implements `ports.MetadataPort`.
+    """
+
+    def __init__(self, metadata: MetadataClient) -> None:
+        """`metadata` does the work."""
+        self._metadata = metadata
+        self._room = asyncio.Semaphore(_AT_ONCE)
+
+    async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
+        """The row from the primary."""
+        async with self._room:
+            return await self._metadata.read(ledger_id)
+
+    async def cas(
+        self, metadata: LedgerMetadata, missed: tuple[MissedRange, ...], *, attempt: str
+    ) -> tuple[CasStatus, LedgerMetadata | None]:
+        """Compare-and-swap, until it is settled."""
+        async with self._room:
+            return await self._metadata.cas(metadata, missed, attempt=attempt)
 
 
 def is_closed(row: LedgerMetadata) -> bool:

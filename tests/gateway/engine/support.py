@@ -36,7 +36,7 @@ from services.gateway.edge.limits import Limits
 from services.gateway.engine import Engine, EngineConfig
 from services.gateway.engine.internal import routes
 from services.gateway.interface import LedgerOptions
-from tests.metadata.support import Service, serving
+from tests.metadata.support import PATIENT_S, Service, serving
 from tests.net.peer import Peer, ok
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.waiting import until
@@ -179,6 +179,7 @@ async def gateway(world: World, **settings: Any) -> AsyncIterator[Gateway]:
     """An engine with its internal routes, listening."""
     port = free_ports(1)[0]
     metadata_url = world.proxy.url(world.service.url)
+    settings = {"metadata_s": PATIENT_S} | settings
     config = EngineConfig(f"http://127.0.0.1:{port}", (metadata_url,), **settings)
     async with AsyncExitStack() as ends:
         engine = await ends.enter_async_context(Engine.running(config))

@@ -190,7 +190,7 @@ async def test_an_acknowledged_entry_is_never_called_absent_by_lying_bookies(
 async def test_a_dead_metadata_service_stops_neither_open_ledgers_nor_known_ones(
     stores: Stores,
 ) -> None:
-    async with world_of(stores, bookies=4) as world:
+    async with world_of(stores, metadata_s=3.0) as world:
         row = await ledger(world.engine)
         await world.engine.append(row.ledger_id, [b"0"])
         assert await payloads(world.other, row.ledger_id) == [b"0"]
