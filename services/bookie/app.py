@@ -70,9 +70,14 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
 
     add_shared_routes(app, ready=ready, openapi=_openapi)
     app[METRICS].register(_StoreMetrics(app))
+    add_routes(app)
+    return app
+
+
+def add_routes(app: web.Application) -> None:
+    """The bookie's own routes."""
     for method, path, handler, _ in _ROUTES:
         app.router.add_route(method, path, handler)
-    return app
 
 
 class _StoreMetrics(Collector):

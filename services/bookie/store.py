@@ -297,7 +297,7 @@ class Store:
         done: Callable[[ReadAnswer], None],
     ) -> None:
         """Read; `done` when what the answer rests on is on disk and its bytes are here."""
-        bytes_max = min(bytes_max, self.options.read_bytes_max)
+        bytes_max = max(1, min(bytes_max, self.options.read_bytes_max))
         ledger = self.ledger(ledger_id)
         parts, known_to = ledger.find_some(asked.first, asked.last, bytes_max)
         if known_to != asked.last:
@@ -308,7 +308,6 @@ class Store:
         self._submit(ledger, verdict.records)
         if not verdict.present:
             parts = []
-        bytes_max = max(bytes_max, 1)
 
         def answer(found: list[tuple[Part, bytes]]) -> None:
             body = join(found, asked.first, known_to, bytes_max) if found else None

@@ -34,7 +34,7 @@ def entry_of(ledger_id: int, entry_id: int, text: str = "") -> Entry:
         ledger_id=ledger_id,
         first_entry=entry_id,
         last_add_confirmed=entry_id - 1,
-        length_before=entry_id * 10,
+        length_before=min(entry_id * 10, 1 << 62),
         payloads=[payload],
         codec=CODEC,
     )

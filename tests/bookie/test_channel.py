@@ -1,0 +1,247 @@
+"""The channel and the plain HTTP of a bookie, over a real socket, without a metadata service."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from loadtest.ports import free_ports
+from loadtest.stores import scratch
+from quorumlog.net.bookie_client import BookieClient, ChannelLimits
+from quorumlog.net.listen import ListenLimits, listening
+from quorumlog.net.service import answers_problems
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.record import Run
+from quorumlog.wire import frames
+from services.bookie.app import add_routes
+from services.bookie.config import Config
+from services.bookie.handlers import BOOKIE
+from services.bookie.runtime import Bookie
+from services.bookie.store import Store
+from tests.bookie.support import KEY, ME, entry_of, run_of, started
+from tests.support.waiting import until
+
+PATIENT = ChannelLimits(connect_s=30, quick_s=60, slow_s=60)
+
+
+@dataclass
+class Served:
+    """A bookie that serves, and who talks to it."""
+
+    url: str
+    bookie: Bookie
+    store: Store
+    client: BookieClient
+    session: aiohttp.ClientSession
+
+    async def add(self, run: Run, *, member: str = ME, recovery: bool = False) -> Status:
+        answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        self.client.add(member, KEY, run, answered.set_result, recovery=recovery)
+        return await answered
+
+    async def fence(self, ledger_id: int, *, member: str = ME) -> tuple[Status, int]:
+        answered: asyncio.Future[tuple[Status, int]] = asyncio.get_running_loop().create_future()
+        self.client.fence(member, ledger_id, KEY, lambda *a: answered.set_result(a))
+        return await answered
+
+    async def read(
+        self, ledger_id: int, first: int, last: int, *, member: str = ME
+    ) -> tuple[Status, list[int], tuple[tuple[int, int], ...]]:
+        answered: asyncio.Future[tuple[Status, list[int], tuple[tuple[int, int], ...]]]
+        answered = asyncio.get_running_loop().create_future()
+
+        def done(status: Status, run: Run | None, absent: tuple[tuple[int, int], ...]) -> None:
+            answered.set_result((status, [] if run is None else list(run.ids), absent))
+
+        self.client.read(member, ledger_id, first, last, done, bytes_max=1 << 20)
+        return await answered
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[Served]:
+    port = free_ports(1)[0]
+    config = Config.read(
+        {
+            "PORT": str(port),
+            "BOOKIE_NAME": "b1",
+            "DATA_DIR": str(folder),
+            "METADATA_URLS": "http://127.0.0.1:1",
+        }
+    )
+    app = web.Application(middlewares=[answers_problems])
+    app[BOOKIE] = bookie = Bookie(config)
+    add_routes(app)
+    bookie.store = started(folder / "d")
+
+    async def stop(_: web.Application) -> None:
+        await bookie.stop()
+
+    app.on_shutdown.append(stop)
+    url = f"http://127.0.0.1:{port}"
+    async with (
+        listening(app, host="127.0.0.1", port=port, limits=ListenLimits(drain_timeout_s=5)),
+        aiohttp.ClientSession() as session,
+    ):
+        client = BookieClient(lambda _: url, session, PATIENT)
+        try:
+            yield Served(url, bookie, bookie.store, client, session)
+        finally:
+            await client.close()
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    with scratch("ql-channel-") as folder:
+        async with serving(folder) as running:
+            yield running
+
+
+async def test_what_is_added_is_read_back_and_what_is_not_is_denied(served: Served) -> None:
+    assert await served.add(run_of(7, range(10))) is Status.OK
+
+    assert await served.read(7, 3, 12) == (Status.OK, list(range(3, 10)), ((10, 12),))
+    assert await served.read(8, 0, 0) == (Status.OK, [], ((0, 0),))
+
+
+async def test_many_adds_in_flight_are_each_answered(served: Served) -> None:
+    answers = await asyncio.gather(
+        *[served.add(run_of(ledger, [entry])) for ledger in range(10) for entry in range(50)]
+    )
+
+    assert answers == [Status.OK] * 500
+    assert served.store.counters["log_syncs"] <= 500
+
+
+async def test_each_refusal_has_its_own_word(served: Served) -> None:
+    await served.add(run_of(7, [0]))
+
+    assert await served.add(run_of(7, [0], "other")) is Status.CONFLICT
+    assert await served.fence(7) == (Status.OK, -1)
+    assert await served.add(run_of(7, [1])) is Status.FENCED
+    assert await served.add(run_of(7, [1]), recovery=True) is Status.OK
+    assert await served.add(run_of(8, [0]), member="b1@7") is Status.NOT_MINE
+    assert await served.add(run_of(8, [0]), member="b2@1") is Status.NOT_MINE
+
+
+async def test_asked_as_an_older_incarnation_it_answers_as_that(served: Served) -> None:
+    await served.add(run_of(7, range(3)))
+    served.store.rename("b1@2")
+
+    assert await served.read(7, 1, 5) == (Status.OK, [1, 2], ())
+    assert (await served.fence(7))[0] is Status.NOT_MINE
+    assert await served.read(7, 0, 3, member="b1@2") == (Status.OK, [0, 1, 2], ((3, 3),))
+
+
+async def test_what_is_no_frame_ends_the_channel(served: Served) -> None:
+    message = bytearray(frames.fence_request(1, ME, 7, KEY))
+    message[-1] ^= 1
+    async with served.session.ws_connect(f"{served.url}/v1/channel") as socket:
+        await socket.send_bytes(bytes(message))
+
+        answer = await socket.receive()
+
+    assert answer.type in {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED}
+    assert served.store.row(7) is None
+
+
+async def test_a_peer_that_does_not_read_is_not_read_from(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.bookie.channel.OUT_BYTES_MAX", 200_000)
+    big = "z" * 100
+    for number in range(10):
+        await served.add(run_of(7, range(number * 10, number * 10 + 10), big))
+    asked = 100
+    async with served.session.ws_connect(f"{served.url}/v1/channel", max_msg_size=0) as socket:
+        for request in range(asked):
+            await socket.send_bytes(frames.read_request(request, ME, 7, 0, 99, bytes_max=1 << 20))
+        # It is alive for others meanwhile, and answers this one when it reads again.
+        assert await served.add(run_of(8, [0])) is Status.OK
+        seen: set[int] = set()
+        while len(seen) < asked:
+            message = await socket.receive()
+            _, answers = frames.parse_answers(message.data)
+            seen |= {answer.request_id for answer in answers}
+            assert len(message.data) < 8 << 20
+
+    assert seen == set(range(asked))
+
+
+async def test_plain_http_says_the_same_in_json(served: Served) -> None:
+    key = {"X-Ledger-Key": base64.b64encode(KEY).decode()}
+    base = f"{served.url}/v1/ledgers/7"
+    session = served.session
+
+    async with session.post(f"{base}/entries", data=run_of(7, [0, 1]).body, headers=key) as added:
+        assert (added.status, (await added.json())["status"]) == (200, "ok")
+    async with session.get(f"{base}/entries?from=1&to=3") as got:
+        body = await got.json()
+        assert body["bookie"] == ME
+        assert body["absent"] == [[2, 3]]
+        (entry,) = body["entries"]
+        assert base64.b64decode(entry["payload"]) == entry_of(7, 1).payload
+    async with session.post(f"{base}/fence", headers=key) as fenced:
+        assert (await fenced.json())["status"] == "ok"
+    async with session.post(f"{base}/entries", data=run_of(7, [2]).body, headers=key) as refused:
+        assert (refused.status, (await refused.json())["status"]) == (409, "fenced")
+    async with session.get(f"{base}/last-add-confirmed") as lac:
+        assert (await lac.json())["last_add_confirmed"] == 0
+    async with session.get(base) as held:
+        body = await held.json()
+        assert (body["ranges"], body["fenced"], body["entries"]) == ([[0, 1]], True, 2)
+    async with session.get(f"{served.url}/v1/ledgers") as listed:
+        assert [ledger["ledger_id"] for ledger in (await listed.json())["ledgers"]] == [7]
+    async with session.get(f"{served.url}/v1/info") as info:
+        assert (await info.json())["bookie"] == ME
+
+
+async def test_digests_of_equal_entries_are_equal_however_they_were_cut(served: Served) -> None:
+    await served.add(run_of(7, range(10)))
+    for entry in range(10):
+        await served.add(run_of(8, [entry]))
+
+    async def digest(ledger: int, *ranges: list[int]) -> list[dict[str, object]]:
+        url = f"{served.url}/v1/ledgers/{ledger}/digests"
+        async with served.session.post(url, data=json.dumps({"ranges": ranges})) as answer:
+            digests: list[dict[str, object]] = (await answer.json())["digests"]
+            return digests
+
+    once, part = await digest(7, [0, 9], [0, 8])
+    assert once["digest"] != part["digest"]
+    assert (once["present"], once["damaged"]) == ([[0, 9]], False)
+    await served.store.checkpoint()
+    assert await digest(7, [0, 9]) == [once]
+
+
+async def test_bad_requests_are_problems(served: Served) -> None:
+    session = served.session
+    for method, path, status, code in (
+        ("GET", "/v1/ledgers/9", 404, "no-such-ledger"),
+        ("GET", "/v1/ledgers/x", 422, "invalid"),
+        ("GET", "/v1/ledgers/7/entries?from=3&to=2", 422, "invalid"),
+        ("POST", "/v1/ledgers/7/entries", 400, "bad-request"),
+        ("GET", "/v1/nothing", 404, "not-found"),
+    ):
+        async with session.request(method, served.url + path) as answer:
+            assert answer.status == status
+            assert (await answer.json(content_type=None))["code"] == code
+
+
+async def test_when_it_stops_its_channels_end(served: Served) -> None:
+    assert await served.add(run_of(7, [0])) is Status.OK
+
+    async with served.session.ws_connect(f"{served.url}/v1/channel") as socket:
+        await until(lambda: len(served.bookie.sockets) == 2, "both channels are there")
+        await served.bookie.stop()
+        message = await socket.receive()
+
+    assert message.type in {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED}
+    async with served.session.get(f"{served.url}/v1/info") as answer:
+        assert answer.status == 503

@@ -1,0 +1,188 @@
+"""A bookie as a process: killed and started again, refused with a wrong directory, stopped."""
+
+import asyncio
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from loadtest.ports import free_ports
+from loadtest.stores import Stores, scratch
+from quorumlog.net.bookie_client import BookieClient, ChannelLimits
+from quorumlog.protocol.messages import Status
+from services.local.process import Program, start, stop
+from tests.bookie.support import KEY, run_of
+from tests.metadata.support import Service, serving
+from tests.support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Process:
+    """One bookie's process on a port and directory that stay."""
+
+    def __init__(self, service: Service, folder: Path, session: aiohttp.ClientSession) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self.log = folder / "log"
+        self.port = free_ports(1)[0]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.session = session
+        self.settings = {"METADATA_URLS": service.url, "BOOKIE_NAME": "b1"}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **settings: str) -> None:
+        environment = {
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}",
+            "PORT": str(self.port),
+            "DATA_DIR": str(self.data),
+            "SEGMENT_BYTES": str(1 << 20),
+            "READ_ONLY_BELOW_BYTES": "0",
+            "RESERVE_BYTES": "4096",
+        }
+        program = Program(
+            "b1",
+            (sys.executable, "-m", "services.bookie"),
+            environment | self.settings | settings,
+            ROOT,
+        )
+        self.process = start(program, self.log)
+
+    async def ready(self) -> dict[str, Any]:
+        """Its /v1/info, once it is ready."""
+
+        async def is_ready() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, self.log.read_text()
+            async with self.session.get(f"{self.url}/health/ready") as answer:
+                return answer.status == 200
+
+        await until(is_ready, "the bookie is ready", passing=(aiohttp.ClientError,))
+        async with self.session.get(f"{self.url}/v1/info") as answer:
+            info: dict[str, Any] = await answer.json()
+            return info
+
+    async def ended(self) -> int:
+        """Its exit status."""
+        process = self.process
+        assert process is not None
+        await until(lambda: process.poll() is not None, "the process ends")
+        assert process.returncode is not None
+        return process.returncode
+
+    async def kill(self, how: signal.Signals = signal.SIGKILL) -> int:
+        assert self.process is not None
+        self.process.send_signal(how)
+        return await self.ended()
+
+
+@asynccontextmanager
+async def bookie_of(stores: Stores) -> AsyncIterator[Process]:
+    with scratch("ql-bookie-") as folder:
+        async with serving(stores) as service, aiohttp.ClientSession() as session:
+            process = Process(service, folder, session)
+            try:
+                yield process
+            finally:
+                if process.process is not None:
+                    stop(process.process, signal.SIGKILL, 30)
+
+
+@pytest.fixture
+async def bookie(stores: Stores) -> AsyncIterator[Process]:
+    async with bookie_of(stores) as process:
+        yield process
+
+
+async def add(client: BookieClient, entry: int) -> Status:
+    answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+    client.add("b1@1", KEY, run_of(7, [entry]), answered.set_result)
+    return await answered
+
+
+async def test_what_was_acknowledged_survives_a_kill_at_any_moment(bookie: Process) -> None:
+    bookie.start()
+    assert (await bookie.ready())["bookie"] == "b1@1"
+    acknowledged: set[int] = set()
+    entry = 0
+    for _ in range(2):
+        client = BookieClient(lambda _: bookie.url, bookie.session, ChannelLimits())
+        adding = []
+        for _ in range(300):
+            adding.append((entry, asyncio.create_task(add(client, entry))))
+            entry += 1
+        done, _ = await asyncio.wait(
+            [task for _, task in adding], return_when=asyncio.FIRST_COMPLETED
+        )
+        assert done
+        await bookie.kill()
+        await asyncio.gather(*[task for _, task in adding])
+        acknowledged |= {e for e, task in adding if task.result() is Status.OK}
+        await client.close()
+
+        bookie.start()
+        info = await bookie.ready()
+
+        assert info["bookie"] == "b1@1"
+        assert not info["was_clean"]
+        async with bookie.session.get(f"{bookie.url}/v1/ledgers/7") as answer:
+            ranges = (await answer.json()).get("ranges", [])
+        held = {e for first, last in ranges for e in range(first, last + 1)}
+        assert acknowledged <= held
+
+
+async def test_told_to_end_it_ends_in_order(bookie: Process) -> None:
+    bookie.start()
+    await bookie.ready()
+
+    assert await bookie.kill(signal.SIGTERM) == 0
+
+    bookie.start()
+    assert (await bookie.ready())["was_clean"]
+
+
+async def test_a_wiped_directory_is_refused_and_with_leave_a_new_incarnation(
+    bookie: Process,
+) -> None:
+    bookie.start()
+    await bookie.ready()
+    await bookie.kill()
+    shutil.rmtree(bookie.data)
+
+    bookie.start()
+    assert await bookie.ended() == 78
+    assert "AUTO_FIX_COOKIES=1" in bookie.log.read_text()
+
+    bookie.start(AUTO_FIX_COOKIES="1")
+    assert (await bookie.ready())["bookie"] == "b1@2"
+
+
+async def test_the_directory_of_another_bookie_is_refused(bookie: Process) -> None:
+    bookie.start()
+    await bookie.ready()
+    await bookie.kill()
+
+    bookie.start(BOOKIE_NAME="b2")
+
+    assert await bookie.ended() == 78
+    assert "BOOKIE_NAME" in bookie.log.read_text()
+
+
+async def test_a_kill_while_syncs_are_deferred_makes_a_new_incarnation(bookie: Process) -> None:
+    bookie.start(DURABILITY="deferred")
+    assert (await bookie.ready())["bookie"] == "b1@1"
+    await bookie.kill(signal.SIGTERM)
+    bookie.start(DURABILITY="deferred")
+    assert (await bookie.ready())["bookie"] == "b1@1"
+
+    await bookie.kill()
+    bookie.start(DURABILITY="fsync")
+
+    assert (await bookie.ready())["bookie"] == "b1@2"

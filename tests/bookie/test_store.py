@@ -1,0 +1,407 @@
+"""What the store promises, each as a claim."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.stores import scratch
+from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.record import Run
+from quorumlog.protocol.replica import AddAsked, FenceAsked, ReadAsked, Verdict
+from services.bookie import writer as writers
+from services.bookie.log import LogRecord
+from services.bookie.store import DirectoryInUse, Overloaded, ReadAnswer, Store
+from tests.bookie.support import (
+    KEY,
+    ME,
+    SMALL,
+    add,
+    assert_right,
+    fence,
+    ids_of,
+    opened,
+    read,
+    read_lac,
+    run_of,
+    started,
+    write_lac,
+)
+from tests.support.waiting import until
+
+
+@pytest.fixture
+async def root() -> AsyncIterator[Path]:
+    """A folder for stores."""
+    with scratch("ql-store-") as folder:
+        yield folder
+
+
+class Gate:
+    """Holds every fdatasync back until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.waiting = 0
+        sync = os.fdatasync
+
+        def gated(fd: int) -> None:
+            self.waiting += 1
+            assert self.open.wait(60)
+            sync(fd)
+
+        monkeypatch.setattr(os, "fdatasync", gated)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
+async def test_nothing_that_rests_on_unsynced_records_is_answered_before_the_sync(
+    root: Path, gate: Gate
+) -> None:
+    store = started(root / "d")
+    gate.open.clear()
+    heard: list[str] = []
+
+    def note(name: str) -> None:
+        heard.append(name)
+
+    store.add(AddAsked(ME, run_of(7, [0]), KEY), lambda _: note("add"))
+    await until(lambda: gate.waiting > 0, "the writer syncs")
+    store.add(AddAsked(ME, run_of(7, [0]), KEY), lambda _: note("the same add again"))
+    store.read(7, ReadAsked(ME, 5, 5), 1000, lambda _: note("negative"))
+    store.fence(7, FenceAsked(ME, KEY), lambda _: note("fence"))
+    store.fence(7, FenceAsked(ME, KEY), lambda _: note("the same fence again"))
+    store.read(7, ReadAsked(ME, 0, 0, True, KEY), 1000, lambda _: note("fencing read"))
+    store.add(AddAsked(ME, run_of(7, [1]), KEY), lambda _: note("refusal by the fence"))
+    answered: asyncio.Future[ReadAnswer] = asyncio.get_running_loop().create_future()
+    store.read(8, ReadAsked(ME, 0, 0), 1000, answered.set_result)
+    # Another ledger's negative has nothing to wait for, and comes while the disk is stuck.
+    assert (await answered).absent == ((0, 0),)
+    assert heard == []
+
+    gate.open.set()
+    await until(lambda: len(heard) == 7, "all is answered")
+    await store.stop()
+
+
+async def test_what_comes_while_the_disk_syncs_goes_into_one_batch(root: Path, gate: Gate) -> None:
+    store = started(root / "d")
+    gate.open.clear()
+    answers: list[Verdict] = []
+    store.add(AddAsked(ME, run_of(7, [0]), KEY), answers.append)
+    await until(lambda: gate.waiting > 0, "the writer syncs")
+    for number in range(1, 50):
+        store.add(AddAsked(ME, run_of(7, [number]), KEY), answers.append)
+
+    gate.open.set()
+    await until(lambda: len(answers) == 50, "all is answered")
+
+    assert store.counters["log_syncs"] == 2
+    await store.stop()
+
+
+async def test_more_than_fits_into_memory_is_turned_away_not_queued(root: Path, gate: Gate) -> None:
+    store = started(root / "d", replace(SMALL, pending_bytes_max=20_000))
+    gate.open.clear()
+    answers: list[Verdict] = []
+    taken = 0
+    with contextlib.suppress(Overloaded):
+        for taken in range(10_000):
+            store.add(AddAsked(ME, run_of(7, [taken]), KEY), answers.append)
+
+    assert 0 < taken < 9_999
+    gate.open.set()
+    await until(lambda: store.pending_bytes == 0, "what was taken is written")
+    assert len(answers) == taken
+    assert (await add(store, run_of(8, [0]))).status is Status.OK
+    await store.stop()
+
+
+async def test_an_fsync_error_is_fatal_and_nothing_is_acknowledged_after_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[BaseException] = []
+    store = opened(root / "d")
+    store.start(failed.append)
+    assert (await add(store, run_of(7, [0]))).status is Status.OK
+    sync = os.fdatasync
+    calls: list[int] = []
+
+    def broken(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) == 1:
+            raise OSError(errno.EIO, "the disk is gone")
+        sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", broken)
+    answers: list[Verdict] = []
+
+    store.add(AddAsked(ME, run_of(7, [1]), KEY), answers.append)
+    await until(lambda: bool(failed), "the writer gives up")
+    store.add(AddAsked(ME, run_of(7, [2]), KEY), answers.append)
+    await asyncio.to_thread(store._writer._thread.join)  # type: ignore[union-attr]
+
+    assert answers == []
+    assert len(calls) == 1, "a sync that failed is never tried again"
+    store.close()
+
+
+async def test_a_disk_that_fills_up_makes_it_read_only_and_room_makes_it_writable(
+    root: Path,
+) -> None:
+    options = replace(SMALL, data_bytes_max=600_000, read_only_below_bytes=400_000)
+    store = started(root / "d", options)
+    filler = "x" * 2000
+    number = 0
+    while not store.is_read_only:
+        assert (await add(store, run_of(7, [number], filler))).status is Status.OK
+        store.check_space()
+        number += 1
+
+    assert (await add(store, run_of(7, [number]))).status is Status.READ_ONLY
+    assert (await add(store, run_of(7, [number]), recovery=True)).status is Status.OK
+    assert (await fence(store, 9)).status is Status.OK
+    assert ids_of(await read(store, 7, 0, 0)) == [0]
+    store.options = replace(options, data_bytes_max=2_000_000)
+    store.check_space()
+    assert (await add(store, run_of(7, [number + 1]))).status is Status.OK
+    await store.stop()
+
+
+async def test_when_the_disk_is_full_all_the_same_the_reserve_saves_what_was_accepted(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = started(root / "d")
+    create = store.segments.create
+
+    def without_room(*args: Any) -> object:
+        if (root / "d" / "reserve").exists():
+            raise OSError(errno.ENOSPC, "full")
+        return create(*args)
+
+    monkeypatch.setattr(store.segments, "create", without_room)
+    monkeypatch.setattr("services.bookie.store.keep_reserve", lambda *_: False)
+    number = 0
+    while (root / "d" / "reserve").exists():
+        verdict = await add(store, run_of(7, [number], "y" * 500))
+        assert verdict.status is Status.OK
+        number += 1
+
+    store.check_space()
+    assert store.is_read_only
+    assert (await fence(store, 7)).status is Status.OK
+    await store.stop()
+
+
+async def test_one_process_owns_a_directory(root: Path) -> None:
+    store = opened(root / "d")
+
+    with pytest.raises(DirectoryInUse):
+        opened(root / "d")
+
+    store.close()
+
+
+async def test_parts_with_holes_that_interleave_are_found_by_any_range(root: Path) -> None:
+    store = started(root / "d")
+    for start in (2, 0, 1):
+        await add(store, run_of(7, range(start, 300, 3)))
+    for _ in range(2):
+        for first, last in ((0, 299), (5, 5), (100, 101), (298, 400)):
+            answer = await read(store, 7, first, last)
+            assert_right(answer, 7)
+            assert ids_of(answer) == list(range(first, min(last, 299) + 1))
+        await store.checkpoint()
+    await store.stop()
+
+
+async def test_a_read_is_cut_after_the_first_entry_that_is_too_much(root: Path) -> None:
+    store = started(root / "d")
+    await add(store, run_of(7, range(40)))
+    await add(store, run_of(7, range(40, 80)))
+    for first in (0, 5, 39, 40, 79):
+        at, seen = first, []
+        while at <= 79:
+            answer = await read(store, 7, at, 79, bytes_max=300)
+            assert_right(answer, 7)
+            assert answer.absent == ()
+            found = ids_of(answer)
+            assert found[0] == at
+            seen += found
+            at = found[-1] + 1
+        assert seen == list(range(first, 80))
+    assert ids_of(await read(store, 7, 3, 79, bytes_max=0)) == [3]
+    await store.stop()
+
+
+async def test_a_whole_run_is_given_as_its_stored_bytes(root: Path) -> None:
+    store = started(root / "d")
+    run = run_of(7, range(10))
+    await add(store, run)
+
+    assert (await read(store, 7, 0, 9)).run == run.body
+    await store.checkpoint()
+    assert (await read(store, 7, 0, 500)).run == run.body
+    await store.stop()
+
+
+async def test_the_greatest_ids_work(root: Path) -> None:
+    store = started(root / "d")
+    await add(store, run_of(ID_MAX, [ID_MAX - 1, ID_MAX]))
+    await store.checkpoint()
+
+    answer = await read(store, ID_MAX, 0, ID_MAX)
+
+    assert ids_of(answer) == [ID_MAX - 1, ID_MAX]
+    assert answer.absent == ((0, ID_MAX - 2),)
+    assert (await read(store, ID_MAX - 1, 0, ID_MAX)).absent == ((0, ID_MAX),)
+    await store.stop()
+
+
+async def test_state_survives_with_no_entry_in_the_ledger(root: Path) -> None:
+    store = started(root / "d")
+    await fence(store, 7)
+    await write_lac(store, 8, 41)
+    for _ in range(2):
+        await store.stop()
+        store = started(root / "d")
+
+    assert (await add(store, run_of(7, [0]))).status is Status.FENCED
+    assert (await read_lac(store, 8)).last_add_confirmed == 41
+    assert (await add(store, run_of(8, [0]), key=b"o" * 32)).status is Status.WRONG_KEY
+    assert [ledger for ledger, _ in store.ledgers()] == [7, 8]
+    await store.stop()
+
+
+async def test_limbo_survives_a_restart_and_ends_when_told(root: Path) -> None:
+    store = started(root / "d")
+    await add(store, run_of(7, [0]))
+    await _limbo(store, 7, limbo=True)
+    await store.stop()
+    store = started(root / "d")
+
+    answer = await read(store, 7, 0, 3)
+    assert (ids_of(answer), answer.absent) == ([0], ())
+    assert (await add(store, run_of(7, [1]))).status is Status.NOT_MINE
+    await _limbo(store, 7, limbo=False)
+    assert (await read(store, 7, 0, 3)).absent == ((1, 3),)
+    await store.stop()
+
+
+async def _limbo(store: Store, ledger_id: int, *, limbo: bool) -> None:
+    answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    store.set_limbo(ledger_id, limbo=limbo, done=answered.set_result)
+    await answered
+
+
+async def test_a_new_incarnation_denies_nothing_that_the_old_one_was_asked(root: Path) -> None:
+    store = started(root / "d")
+    await add(store, run_of(7, range(3)))
+    await store.stop()
+    store = opened(root / "d")
+    store.rename("b1@2")
+    store.start(lambda error: pytest.fail(repr(error)))
+
+    old = await read(store, 7, 0, 9, member="b1@1")
+    assert (ids_of(old), old.absent) == ([0, 1, 2], ())
+    assert (await add(store, run_of(7, [3]), member="b1@1")).status is Status.NOT_MINE
+    assert (await fence(store, 7, member="b1@1")).status is Status.NOT_MINE
+    assert (await read(store, 8, 0, 9, member="b1@2")).absent == ((0, 9),)
+    assert (await add(store, run_of(9, [0]), member="b1@2")).status is Status.OK
+    await store.stop()
+
+
+async def test_ledgers_that_rest_are_forgotten_in_memory_and_known_all_the_same(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.bookie.store.LEDGERS_MAX", 10)
+    store = started(root / "d")
+    for ledger in range(50):
+        await add(store, run_of(ledger, range(2)))
+    await store.checkpoint()
+
+    store.trim()
+
+    assert len(store._ledgers) == 0
+    for ledger in range(50):
+        assert ids_of(await read(store, ledger, 0, 5)) == [0, 1]
+    assert len(list(store.ledgers())) == 50
+    await store.stop()
+
+
+async def test_deferred_entries_are_acknowledged_while_the_disk_is_stuck_and_fences_are_not(
+    root: Path, gate: Gate
+) -> None:
+    store = started(root / "d", replace(SMALL, is_deferred=True))
+    gate.open.clear()
+
+    assert (await add(store, run_of(7, range(5)))).status is Status.OK
+    assert ids_of(await read(store, 7, 0, 4)) == list(range(5))
+    heard: list[Verdict] = []
+    store.fence(7, FenceAsked(ME, KEY), heard.append)
+    await until(lambda: gate.waiting > 0, "the writer syncs")
+    assert heard == []
+
+    gate.open.set()
+    await until(lambda: bool(heard), "the fence is on disk")
+    await store.stop()
+
+
+async def test_adds_while_a_checkpoint_is_written_are_in_the_next_one(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = started(root / "d")
+    await add(store, run_of(7, range(5)))
+    held = threading.Event()
+    begun = threading.Event()
+    write = store.index.write
+
+    def slow(*args: object) -> None:
+        begun.set()
+        assert held.wait(60)
+        write(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store.index, "write", slow)
+    checkpoint = asyncio.create_task(store.checkpoint())
+    await until(begun.is_set, "the checkpoint is being written")
+    await add(store, run_of(7, range(5, 9)))
+    assert ids_of(await read(store, 7, 0, 20)) == list(range(9))
+    held.set()
+    await checkpoint
+
+    assert ids_of(await read(store, 7, 0, 20)) == list(range(9))
+    await store.stop()
+    store = started(root / "d")
+    assert ids_of(await read(store, 7, 0, 20)) == list(range(9))
+    assert (await read_lac(store, 7)).last_add_confirmed == 7
+    assert (await read_lac(store, 1)).last_add_confirmed == NO_ENTRY
+    await store.stop()
+
+
+async def test_the_writer_is_told_of_records_in_their_order(root: Path) -> None:
+    store = started(root / "d")
+    order: list[int] = []
+    on_synced = store._on_synced
+
+    def noted(records: list[LogRecord], position: writers.Position) -> None:
+        order.extend(record.ledger_id for record in records)
+        on_synced(records, position)
+
+    store._on_synced = noted  # type: ignore[method-assign]
+    await asyncio.gather(*[add(store, run_of(ledger, [0])) for ledger in range(200)])
+
+    assert order == list(range(200))
+    assert all(Run(a.run or b"").count == 1 for a in [await read(store, 3, 0, 0)])
+    await store.stop()
