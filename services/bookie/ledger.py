@@ -109,7 +109,7 @@ class Ledger:
             part = recent[place]
             if part.first > last:
                 break
-            if part.last < first:
+            if not part.has_any(first, last):
                 continue
             if size >= bytes_max:
                 return found, part.first - 1
@@ -145,7 +145,7 @@ class Ledger:
                 return found, last
             if part.first > last:
                 return found, last
-            if part.last < first:
+            if not part.has_any(first, last):
                 continue
             if size >= bytes_max:
                 return found, part.first - 1

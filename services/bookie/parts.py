@@ -40,6 +40,13 @@ class Part:
             return False
         return self.mask == 0 or self.mask >> (entry_id - self.first) & 1 == 1
 
+    def has_any(self, first: int, last: int) -> bool:
+        """Whether some of first..last belong to the part."""
+        low, high = max(first, self.first), min(last, self.last)
+        if low > high or self.mask == 0:
+            return low <= high
+        return self.mask >> (low - self.first) & ((1 << (high - low + 1)) - 1) != 0
+
     @property
     def count(self) -> int:
         """How many entries."""

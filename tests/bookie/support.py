@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from rocksdict import Checkpoint
+
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.record import Codec, Entry, Run, make, pack
 from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, LacTold, ReadAsked, Verdict
@@ -128,9 +130,13 @@ def assert_right(answer: ReadAnswer, ledger_id: int) -> None:
             assert entry == entry_of(ledger_id, entry.entry_id)
 
 
-def image(directory: Path, to: Path) -> Path:
-    """The directory as a crash at this moment leaves it, were all of it on disk."""
-    shutil.copytree(directory, to)
+def image(store: Store, to: Path) -> Path:
+    """The directory as a crash at this moment leaves it, were all of the log on disk.
+
+    The index is copied by RocksDB itself, which removes files behind our back.
+    """
+    shutil.copytree(store.directory, to, ignore=shutil.ignore_patterns("index"))
+    Checkpoint(store.index._db).create_checkpoint(str(to / "index"))
     return to
 
 

@@ -55,7 +55,7 @@ async def entries_in(directory: Path) -> list[int]:
 async def test_a_tail_that_was_cut_off_is_cut_and_all_before_it_kept(root: Path) -> None:
     store = await filled(root / "d")
     for cut in range(1, 400, 37):
-        crashed = image(root / "d", root / f"cut-{cut}")
+        crashed = image(store, root / f"cut-{cut}")
         path = last_segment(crashed)
         end = batches_of(path)[-1].end
         data = path.read_bytes()
@@ -67,7 +67,7 @@ async def test_a_tail_that_was_cut_off_is_cut_and_all_before_it_kept(root: Path)
 
 async def test_a_tail_with_blank_sectors_is_cut(root: Path) -> None:
     store = await filled(root / "d")
-    crashed = image(root / "d", root / "torn")
+    crashed = image(store, root / "torn")
     path = last_segment(crashed)
     last = batches_of(path)[-1]
     data = bytearray(path.read_bytes())
@@ -83,7 +83,7 @@ async def test_what_was_acknowledged_after_the_last_sync_point_is_copied_to_a_ne
     root: Path,
 ) -> None:
     store = await filled(root / "d")
-    crashed = image(root / "d", root / "c")
+    crashed = image(store, root / "c")
     before = last_segment(crashed)
 
     reopened = opened(crashed)
@@ -102,7 +102,7 @@ async def test_what_was_acknowledged_after_the_last_sync_point_is_copied_to_a_ne
 async def test_damage_below_the_sync_point_is_refused_and_nothing_is_changed(root: Path) -> None:
     store = await filled(root / "d")
     for kind in ("flip", "zero", "missing batch"):
-        crashed = image(root / "d", root / kind)
+        crashed = image(store, root / kind)
         path = last_segment(crashed)
         batches = batches_of(path)
         data = bytearray(path.read_bytes())
@@ -123,7 +123,7 @@ async def test_damage_below_the_sync_point_is_refused_and_nothing_is_changed(roo
 
 async def test_a_damaged_last_batch_that_does_not_look_torn_is_refused(root: Path) -> None:
     store = await filled(root / "d")
-    crashed = image(root / "d", root / "c")
+    crashed = image(store, root / "c")
     path = last_segment(crashed)
     last = batches_of(path)[-1]
     data = bytearray(path.read_bytes())
@@ -161,7 +161,7 @@ async def test_a_log_that_vanished_under_its_index_is_refused(root: Path) -> Non
 async def test_a_log_cut_below_the_checkpoint_is_refused(root: Path) -> None:
     store = await filled(root / "d")
     await store.checkpoint()
-    crashed = image(root / "d", root / "c")
+    crashed = image(store, root / "c")
     path = last_segment(crashed)
     path.write_bytes(path.read_bytes()[: batches_of(path)[2].end])
 
@@ -193,7 +193,7 @@ async def test_a_payload_that_looks_like_a_batch_is_only_a_payload(root: Path) -
         codec=support.CODEC,
     )
     await add(store, run)
-    crashed = image(root / "d", root / "c")
+    crashed = image(store, root / "c")
     path = last_segment(crashed)
     path.write_bytes(path.read_bytes()[: batches_of(path)[-1].end - 10])
 

@@ -163,7 +163,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
 
         self._runner.run(submit())
         self._images += 1
-        crashed = image(self._store.directory, self._root / str(self._images))
+        crashed = image(self._store, self._root / str(self._images))
         lose_unsynced(crashed, synced, random.Random(seed))
         self._runner.run(self._store.stop())
         self._store = self._runner.run(self._start(crashed))
