@@ -19,6 +19,13 @@ def _first(part: Part) -> int:
     return part.first
 
 
+def _has_entry(parts: list[Part], first: int, last: int) -> bool:
+    """Whether a lookup may stop at `last`: an answer always has an entry, where there is one, and
+    parts may interleave.
+    """
+    return any(part.has_any(first, last) for part in parts)
+
+
 class Ledger:
     """Holdings of one ledger: `recent` parts in memory, the others in the index.
 
@@ -95,7 +102,7 @@ class Ledger:
 
     def find_some(self, first: int, last: int, bytes_max: int) -> tuple[list[Part], int]:
         """The parts that hold some of first..last, ascending by first, until they make up
-        `bytes_max` (at least one), and the last id up to which they are all that there is.
+        `bytes_max` (at least one entry), and the last id up to which they are all that there is.
         """
         if first > self.highest:
             return [], last
@@ -111,7 +118,7 @@ class Ledger:
                 break
             if not part.has_any(first, last):
                 continue
-            if size >= bytes_max:
+            if size >= bytes_max and _has_entry(found, first, part.first - 1):
                 return found, part.first - 1
             found.append(part)
             size += part.size or len(part.body or b"")
@@ -147,7 +154,7 @@ class Ledger:
                 return found, last
             if not part.has_any(first, last):
                 continue
-            if size >= bytes_max:
+            if size >= bytes_max and _has_entry(found, first, part.first - 1):
                 return found, part.first - 1
             found.append(part)
             size += part.size or len(part.body or b"")
