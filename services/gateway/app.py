@@ -39,8 +39,9 @@ def build_app(
     app = web.Application(client_max_size=2 * limits.frames_bytes_max)
     room = Room(limits)
     routes: list[Route] = [
-        *Ledgers(engine, room).routes(),
+        # aiohttp tries them in this order: appends and reads come first.
         *Entries(engine, room).routes(),
+        *Ledgers(engine, room).routes(),
         *Cluster(engine).routes(),
     ]
     if logs is not None:
