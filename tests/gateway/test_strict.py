@@ -1,0 +1,171 @@
+"""Strict JSON against a slow reader that looks at everything."""
+
+import base64
+import json
+import math
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorumlog.errors import BadRequest, InvalidRequest
+from services.gateway.edge import strict
+from services.gateway.edge.payloads import base64_of, from_frames, from_json
+
+
+class Ambiguous(ValueError):
+    pass
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise Ambiguous
+    return found
+
+
+def _constant(text: str) -> Any:
+    raise Ambiguous(text)
+
+
+def _integer(text: str) -> int:
+    value = int(text)
+    if not -(2**63) <= value < 2**64:
+        raise Ambiguous(text)
+    return value
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise Ambiguous(text)
+    return value
+
+
+def slow(data: bytes) -> Any:
+    """What a text means, or ValueError."""
+    value = json.loads(
+        data.decode(),
+        object_pairs_hook=_pairs,
+        parse_constant=_constant,
+        parse_int=_integer,
+        parse_float=_float,
+    )
+    orjson.dumps(value)  # refuses lone surrogates
+    return value
+
+
+# Few and awkward keys, so that equal ones meet; each way to write them.
+_keys = st.sampled_from(["", "a", "b", '"', "\\", 'a"', "ü", "\n"])
+_strings = st.one_of(_keys, st.text(max_size=5))
+
+
+@st.composite
+def _written(draw: st.DrawFn, text: str) -> str:
+    written = json.dumps(text, ensure_ascii=draw(st.booleans()))
+    if text and draw(st.booleans()):
+        written = (
+            f'"\\u{ord(text[0]):04x}{json.dumps(text[1:])[1:]}' if ord(text[0]) < 65536 else written
+        )
+    return written
+
+
+@st.composite
+def _texts(draw: st.DrawFn, depth: int = 3) -> str:
+    kind = draw(
+        st.sampled_from(["scalar", "string", "list", "object"] if depth else ["scalar", "string"])
+    )
+    if kind == "string":
+        return draw(_written(draw(_strings)))
+    if kind == "list":
+        return "[" + ",".join(draw(st.lists(_texts(depth - 1), max_size=3))) + "]"
+    if kind == "object":
+        members = [
+            f"{draw(_written(draw(_keys)))}:{draw(_texts(depth - 1))}"
+            for _ in range(draw(st.integers(0, 3)))
+        ]
+        return "{" + ",".join(members) + "}"
+    return draw(
+        st.sampled_from(
+            ["0", "-1", "1.5", "1e3", "true", "null", "9223372036854775808", "18446744073709551615",
+             "18446744073709551616", "-9223372036854775809", "1e300", "1E+25", "NaN", "01", "1e999"]
+        )
+    )  # fmt: skip
+
+
+@given(_texts())
+def test_strict_json_means_what_a_slow_reader_says_or_is_refused(text: str) -> None:
+    data = text.encode()
+    try:
+        expected = slow(data)
+    except ValueError:
+        with pytest.raises(BadRequest):
+            strict.loads(data)
+    else:
+        assert strict.loads(data) == expected
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_value_or_a_bad_request(data: bytes) -> None:
+    try:
+        value = strict.loads(data)
+    except BadRequest:
+        return
+    assert value == slow(data)
+
+
+@given(st.binary(max_size=40))
+def test_base64_of_any_bytes_is_read_back(payload: bytes) -> None:
+    assert base64_of(base64.b64encode(payload).decode(), "") == payload
+
+
+@given(st.text(alphabet="AQgwBZ+/=-_ \n", max_size=12))
+def test_only_canonical_base64_is_taken(text: str) -> None:
+    try:
+        payload = base64_of(text, "/data")
+    except InvalidRequest:
+        with pytest.raises((ValueError, AssertionError)):
+            assert base64.b64encode(base64.b64decode(text, validate=True)).decode() == text
+    else:
+        assert base64.b64encode(payload).decode() == text
+
+
+@given(st.lists(st.binary(max_size=20), max_size=5), st.binary(max_size=3))
+def test_frames_are_read_back_or_refused(payloads: list[bytes], rest: bytes) -> None:
+    data = b"".join(len(p).to_bytes(4, "big") + p for p in payloads)
+
+    if payloads:
+        assert from_frames(data, 100) == payloads
+    if rest:
+        with pytest.raises(BadRequest):
+            from_frames(data + rest, 100)
+
+
+@given(
+    st.lists(
+        st.one_of(st.text(), st.binary(), st.integers(-(2**63), 2**64 - 1), st.lists(st.text())),
+        min_size=1,
+    )
+)
+def test_batches_are_read_back(values: list[Any]) -> None:
+    entries: list[dict[str, Any]] = []
+    expected = []
+    for value in values:
+        if isinstance(value, str):
+            entries.append({"text": value})
+            expected.append(value.encode())
+        elif isinstance(value, bytes):
+            entries.append({"data": base64.b64encode(value).decode()})
+            expected.append(value)
+        else:
+            entries.append({"json": value})
+            expected.append(
+                json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(
+                    errors="surrogatepass"
+                )
+            )
+    data = json.dumps({"entries": entries}).encode()
+
+    assert from_json(data, 1 << 20) == (expected, True)
