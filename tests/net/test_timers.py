@@ -1,6 +1,8 @@
 """Shared timers: each fires once, in the order of its ends."""
 
 import asyncio
+import socket
+import time
 
 from quorumlog.net.timers import Tasks, Timers
 from tests.support.waiting import until
@@ -39,6 +41,24 @@ async def test_a_timer_that_fails_or_starts_another_does_not_stop_the_rest() -> 
 
     await until(lambda: len(fired) == 2, "both fire")
     assert fired == [1, 2]
+
+
+async def test_what_came_while_the_process_stood_still_is_heard_before_its_timers() -> None:
+    loop, heard = asyncio.get_running_loop(), list[str]()
+    timers = Timers(loop)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    loop.add_reader(ours, lambda: heard.append(ours.recv(1).decode()))
+    timers.after(0.05, heard.append, "timer")
+
+    theirs.send(b"a")
+    time.sleep(1)  # noqa: ASYNC251  # the process stands still: this is what is tried
+
+    await until(lambda: "timer" in heard, "the timer fires")
+    assert heard == ["a", "timer"]
+    loop.remove_reader(ours)
+    ours.close()
+    theirs.close()
 
 
 async def test_closed_timers_and_tasks_end() -> None:

@@ -15,6 +15,12 @@ log = logging.getLogger(__name__)
 TICK_S: Final = 0.01
 """Timers that end this close together share a wake-up: a fifth of the shortest one (hedge)."""
 
+LATE_S: Final = 0.25
+"""A wake-up later than this means that the process stood still: paused, or starved of its CPU."""
+
+LATE_MAX_S: Final = 1.0
+"""What is given back of a longer standstill (taste)."""
+
 
 class Timers:
     """The clock of one event loop. Invariant: a queue's ends grow from left to right."""
@@ -25,6 +31,7 @@ class Timers:
         self._queues: dict[float, deque[tuple[float, Callable[..., None], tuple[Any, ...]]]] = {}
         self._armed: asyncio.TimerHandle | None = None
         self._armed_at = 0.0
+        self._was_late = False
         self._closed = False
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
@@ -56,6 +63,14 @@ class Timers:
     def _fire(self) -> None:
         self._armed = None
         now = self._loop.time()
+        late_s = now - self._armed_at
+        if late_s > LATE_S and not self._was_late:
+            # Nobody was heard while the process stood still, and on a machine that did so as a
+            # whole nobody answered: the time is given back once, else all bookies look silent.
+            self._was_late = True
+            self._arm(now + min(late_s, LATE_MAX_S))
+            return
+        self._was_late = False
         due = []
         for delay_s in list(self._queues):
             queue = self._queues[delay_s]
