@@ -54,7 +54,17 @@ class Cluster:
         service.is_expected = False
         assert service.process is not None
         service.process.send_signal(how)
-        await until(lambda: not service.is_alive, f"{name} is gone")
+        await self.ended(name)
+
+    def terminate(self, name: str) -> None:
+        """Ask a process to end; `ended` awaits it."""
+        self._service(name).is_expected = False
+        self._signal(name, signal.SIGTERM)
+
+    async def ended(self, name: str) -> None:
+        """Wait until a process is gone."""
+        service = self._service(name)
+        await until(lambda: not service.is_alive, f"{name} is gone", 90)
 
     def pause(self, name: str) -> None:
         """Stop a process in its tracks: it keeps its connections and answers nothing."""
