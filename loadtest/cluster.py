@@ -56,11 +56,6 @@ class Cluster:
         service.process.send_signal(how)
         await self.ended(name)
 
-    def terminate(self, name: str) -> None:
-        """Ask a process to end; `ended` awaits it."""
-        self._service(name).is_expected = False
-        self._signal(name, signal.SIGTERM)
-
     async def ended(self, name: str) -> None:
         """Wait until a process is gone."""
         service = self._service(name)
