@@ -267,15 +267,19 @@ class Engine:
 
     async def close(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
         """The writer's close. Raises: LedgerClosed, LedgerFenced, WriterLost."""
-        row = await self._rows.row(ledger_id)
-        if ledger_id not in self._handles and not is_closed(row):
-            row = await self._rows.fresh(ledger_id)
-        if is_closed(row) or ledger_id in self._handles:
+        if ledger_id in self._handles or ledger_id in self._ended:
             return await self.close_here(ledger_id, password=password)
+        row = await self._rows.fresh(ledger_id)
+        if row.log is not None:
+            raise OwnedByLog("close the log", ledger_id=ledger_id, log=row.log)
         self._gatekeeper.check(row, password)
+        if row.writer is None or row.writer.id == self.writer.id:
+            return await self._close(row)
         try:
-            await self._peers.close(self._writer_of(row), ledger_id, password=password)
+            await self._peers.close(row.writer, ledger_id, password=password)
         except WriterLost as error:
+            if is_closed(row):
+                return row  # nobody is left to say where the writer would have ended it
             raise await self._end_or(error, ledger_id) from error
         return await self._rows.fresh(ledger_id)
 
@@ -621,6 +625,9 @@ class Engine:
 
     def _row_changed(self, ledger_id: int) -> None:
         self._tails.changed(ledger_id)
+        handle, row = self._handles.get(ledger_id), self._rows.cached(ledger_id)
+        if handle is not None and row is not None and is_closed(row):
+            handle.superseded(row)
 
     def _ledger_ended(self, ledger_id: int) -> None:
         handle = self._handles.get(ledger_id)
@@ -637,8 +644,7 @@ class Engine:
         except QuorumLogError:
             pass  # the bookies' fence will tell it
         else:
-            if is_closed(row):
-                handle.superseded(row)
+            self._rows.put(row)  # and so tells the handle
 
     def _check_not_draining(self) -> None:
         if self._draining:

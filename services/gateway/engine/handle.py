@@ -195,6 +195,8 @@ class WriteHandle:
         """
         if self._closed_row is not None:
             return self._closed_row
+        if self._driver.is_stopped:
+            raise self._refusal()
         if self._close is None or self._close.done():
             self._close = self._loop.create_future()
             self._is_close_sent = False

@@ -108,6 +108,11 @@ class Driver:
         finally:
             self._is_stepping = False
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the machine hears nothing any more."""
+        return self._stopped
+
     def stop(self) -> None:
         """Late answers and timers are ignored from now on."""
         self._stopped = True

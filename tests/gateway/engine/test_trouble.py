@@ -21,8 +21,9 @@ from quorumlog.errors import (
     WriterLost,
 )
 from quorumlog.net.ports import Times
+from quorumlog.protocol import record
 from quorumlog.protocol.messages import Status
-from quorumlog.protocol.metadata import State, Writer
+from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from quorumlog.wire.frames import Op, Request
 from services.gateway.engine.handle import RUNS_IN_FLIGHT
 from tests.gateway.engine.support import Gate, World, ledger, payloads, world_of
@@ -106,6 +107,41 @@ async def test_a_recovery_fences_the_writer_whose_gateway_finds_the_end(stores: 
         assert await payloads(world.engine, row.ledger_id) == [b"one"]
 
 
+async def test_a_close_elsewhere_beyond_the_writers_end_is_a_conflict_everywhere(
+    stores: Stores,
+) -> None:
+    async with world_of(stores, bookies=3) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"one"])
+        writer = world.engine._handles[row.ledger_id]
+        # Two bookies have a second entry, which recovery must find, and of which the writer
+        # knows nothing.
+        for member in row.last_fragment.bookies[:2]:
+            await _leave_copy(world, row, member)
+        closed = await world.other.recover(row.ledger_id)
+        assert closed.last_entry == 1
+        await until(lambda: not writer.is_live, "the writer has heard of it")
+
+        for engine in (world.engine, world.other):
+            with pytest.raises(LedgerClosed) as conflict:
+                await engine.close(row.ledger_id)
+            assert conflict.value.members["last_entry"] == 1
+
+
+async def _leave_copy(world: World, row: LedgerMetadata, member: str) -> None:
+    run = record.make(
+        ledger_id=row.ledger_id,
+        first_entry=1,
+        last_add_confirmed=0,
+        length_before=3,
+        payloads=[b"two"],
+        codec=record.Codec(row.digest),
+    )
+    done: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+    world.engine._ports.bookies.add(member, row.ledger_key, run, done.set_result)
+    assert await done is Status.OK
+
+
 async def test_appends_in_flight_while_a_recovery_runs_are_in_it_or_fail(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
@@ -179,6 +215,8 @@ async def test_an_acknowledged_entry_is_never_called_absent_by_lying_bookies(
     async with world_of(stores, bookies=3) as world:
         row = await ledger(world.engine)
         await world.engine.append(row.ledger_id, [b"one"])
+        for bookie in world.of(row):
+            await until(partial(bookie.entries, row.ledger_id), "it has the entry")
         await world.engine.close(row.ledger_id)
         for bookie in world.of(row):
             bookie.ledgers.clear()
@@ -203,7 +241,11 @@ async def test_a_dead_metadata_service_stops_neither_open_ledgers_nor_known_ones
                 await world.other.get(row.ledger_id)
             with pytest.raises(MetadataUnavailable):
                 await ledger(world.engine)
-        assert (await world.engine.close(row.ledger_id)).last_entry == 6
+
+        async def end() -> int | None:
+            return (await world.engine.close(row.ledger_id)).last_entry
+
+        assert await until(end, "the ledger closes", passing=(MetadataUnavailable,)) == 6
 
 
 async def test_bytes_in_flight_are_limited_and_released(stores: Stores) -> None:
