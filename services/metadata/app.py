@@ -63,6 +63,7 @@ def build(config: Config) -> web.Application:
 
     async def ready() -> None:
         await database.run(lambda connection: connection.fetchval("SELECT 1"))
+        database.check()
 
     async def background(_app: web.Application) -> AsyncIterator[None]:
         async def work() -> None:

@@ -6,12 +6,16 @@ cut instead, and what became of the work is unknown.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias, TypeVar
 
 import asyncpg
+from asyncpg.connect_utils import SessionAttribute
 
 from quorumlog.errors import UNKNOWN, MetadataUnavailable
+
+log = logging.getLogger(__name__)
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 T = TypeVar("T")
@@ -30,6 +34,7 @@ _AWAY: Final = (
     asyncpg.TransactionRollbackError,
     asyncpg.PostgresSystemError,
     asyncpg.InternalServerError,
+    asyncpg.TargetServerAttributeNotMatched,
 )
 """What says that the database can't do it now: shutting down, read-only, full, locked, gone."""
 
@@ -37,7 +42,8 @@ _AWAY: Final = (
 class Database:
     """Postgres, which may vanish and come back at any time.
 
-    Invariants: at most `connections_max` connections; one that failed is never used again.
+    Invariants: at most `connections_max` connections; one that failed is never used again; once
+    the database has lost a change that it had answered, nothing is changed any more (rule 18).
     """
 
     def __init__(self, dsn: str, *, connections_max: int, deadline_s: float) -> None:
@@ -47,6 +53,10 @@ class Database:
         self._slots = asyncio.Semaphore(connections_max)
         self.is_up = False
         """Whether the last piece of work found the database there."""
+        self._witness: tuple[int, int] | None = None
+        """The last change that was answered: a ledger and its version."""
+        self._lost = ""
+        """What the database lost of what it had answered, if it did."""
         self.is_open = False
         """Whether the tables are of this version; until then nothing is asked of them."""
 
@@ -72,13 +82,26 @@ class Database:
         return result
 
     async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Do `work` in one transaction: all of it or, when it raises, nothing."""
+        """Do `work` in one transaction: all of it or, when it raises, nothing.
+
+        Raises: MetadataUnavailable, as `run` does.
+        """
 
         async def transaction(connection: Connection) -> T:
+            self.check()
             async with connection.transaction():
                 return await work(connection)
 
         return await self.run(transaction)
+
+    def remember(self, ledger_id: int, version: int) -> None:
+        """A change was committed: a database that comes back without it has gone back."""
+        self._witness = (ledger_id, version)
+
+    def check(self) -> None:
+        """Raise MetadataUnavailable if the database has gone back."""
+        if self._lost:
+            raise MetadataUnavailable(self._lost, retryable=False)
 
     async def connect(self, timeout_s: float | None = None, **settings: str) -> Connection:
         """A connection outside the pool; the caller closes it. Raises as asyncpg does."""
@@ -86,6 +109,8 @@ class Database:
         return await asyncpg.connect(
             self._dsn,
             timeout=self._deadline_s if timeout_s is None else timeout_s,
+            # A standby knows less than was answered; a DSN may name several servers.
+            target_session_attrs=SessionAttribute.primary,
             server_settings={
                 "application_name": "quorumlog-metadata",
                 # Without it a crash of the database takes back what was answered (I4).
@@ -108,10 +133,35 @@ class Database:
                 return connection
         left_s = deadline - asyncio.get_running_loop().time()
         try:
-            return await self.connect(max(left_s, 0.01))
+            connection = await self.connect(max(left_s, 0.01))
+            await self._compare(connection, deadline)
         except _AWAY as error:
             self.is_up = False
             raise MetadataUnavailable("the database can't be reached") from error
+        return connection
+
+    async def _compare(self, connection: Connection, deadline: float) -> None:
+        """See whether the database that is there now has what the one before it answered."""
+        if self._witness is None:
+            return
+        ledger_id, version = self._witness
+        watchdog = asyncio.get_running_loop().call_at(deadline, connection.terminate)
+        is_sound = False
+        try:
+            found = await connection.fetchval(
+                "SELECT version FROM ledgers WHERE ledger_id = $1", ledger_id
+            )
+            is_sound = True
+        finally:
+            watchdog.cancel()
+            if not is_sound:
+                connection.terminate()
+        if (found is None or found < version) and not self._lost:
+            self._lost = (
+                f"the database lost a change that it had answered: version {version} of ledger"
+                f" {ledger_id}. Nothing is changed until a person has looked at it"
+            )
+            log.error("database-went-back", extra={"ledger_id": ledger_id, "version": version})
 
     async def _on(
         self, connection: Connection, work: Callable[[Connection], Awaitable[T]], deadline: float

@@ -70,9 +70,11 @@ class LedgerStore:
         """
         check_new(request.row)
         try:
-            return await self._database.transact(lambda connection: _create(connection, request))
+            row = await self._database.transact(lambda connection: _create(connection, request))
         except _Repeated as repeated:
             return await self.get(repeated.ledger_id)
+        self._database.remember(row.ledger_id, row.version)
+        return row
 
     async def change(
         self, row: LedgerRow, *, attempt: str, missed: Iterable[MissedBody] = ()
@@ -108,7 +110,9 @@ class LedgerStore:
             await queue_missed(connection, row.ledger_id, missed)
             return row_of(record, row.ledger_id)
 
-        return await self._database.transact(work)
+        changed = await self._database.transact(work)
+        self._database.remember(changed.ledger_id, changed.version)
+        return changed
 
     async def delete(self, ledger_id: int, *, version: int, attempt: str) -> None:
         """Leave a tombstone in the row's place.
@@ -136,6 +140,7 @@ class LedgerStore:
             await settle(connection, attempt, target)
 
         await self._database.transact(work)
+        self._database.remember(ledger_id, version + 1)
 
     async def list(
         self, wanted: LedgerFilter, *, after: int | None, limit: int
