@@ -100,6 +100,9 @@ class Auditor:
                     await self.audit()
             except QuorumLogError as error:
                 log.warning("audit-put-off", extra={"why": error.detail})
+            except Exception:
+                # A defect of ours in one audit must not end all audits.
+                log.exception("audit-failed")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(self._config.audit_s, self._config.lease_s / 3)):
                     await self._wake.wait()

@@ -8,6 +8,9 @@ from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.bodies import BookieInfo
 
+ENDLESS = ID_MAX - 1
+"""The last entry of a range that has no end yet, as the queue can hold it."""
+
 
 def places_of(row: LedgerMetadata, member: str) -> tuple[MissedRange, ...]:
     """The entries that a ledger expects of a member, as ranges: all of them are missing when the
@@ -18,7 +21,7 @@ def places_of(row: LedgerMetadata, member: str) -> tuple[MissedRange, ...]:
         if member not in fragment.bookies:
             continue
         last = row.fragment_last(index)
-        end = ID_MAX if last is None else last
+        end = ENDLESS if last is None else last
         # An empty fragment names a member too: it is replaced, though nothing is copied.
         found.append(MissedRange(member, fragment.first_entry, max(end, fragment.first_entry)))
     return tuple(found)

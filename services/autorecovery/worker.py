@@ -68,7 +68,12 @@ class Worker:
             except QuorumLogError as error:
                 log.warning("queue-away", extra={"why": error.detail})
             for item in items:
-                await self._take(item)
+                try:
+                    await self._take(item)
+                except Exception:
+                    # A defect of ours with one item must not end the work on all others; its
+                    # lease runs out by itself.
+                    log.exception("repair-failed", extra={"ledger": item.ledger_id})
             if not items:
                 await asyncio.sleep(_IDLE_S)
 

@@ -1,11 +1,11 @@
 """What an audit concludes: who is lost, what is missing, and when nothing may be concluded."""
 
-from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo
 from services.autorecovery.findings import (
+    ENDLESS,
     LostMembers,
     Patience,
     is_believable,
@@ -65,7 +65,7 @@ def test_liveness_that_misses_most_bookies_is_not_believed() -> None:
 
 def test_a_lost_member_lacks_its_fragments_and_the_open_one_without_end() -> None:
     assert places_of(ROW, "b@1") == (MissedRange("b@1", 0, 9),)
-    assert places_of(ROW, "d@1") == (MissedRange("d@1", 10, ID_MAX),)
+    assert places_of(ROW, "d@1") == (MissedRange("d@1", 10, ENDLESS),)
     assert places_of(ROW, "e@1") == ()
 
 
