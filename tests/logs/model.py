@@ -250,7 +250,8 @@ class Store:
     async def create(self, log: LogMetadata) -> tuple[LogMetadata, bool]:
         await self.gateway.step()
         is_new = log.name not in self.cluster.logs
-        return self.cluster.logs.setdefault(log.name, log), is_new
+        made = replace(log, created_at="2026-01-02T03:04:05.678901Z")
+        return self.cluster.logs.setdefault(log.name, made), is_new
 
     async def cas(self, log: LogMetadata) -> LogMetadata:
         await self.gateway.step()

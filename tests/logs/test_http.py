@@ -31,7 +31,7 @@ def port() -> int:
 @pytest.fixture
 async def http() -> AsyncIterator[Http]:
     gateway = Cluster(1).gateway()
-    app = build_app(FakeEngine(), Limits(), logs=gateway.logs)
+    app = build_app(FakeEngine(), Limits(comment_every_s=0.5), logs=gateway.logs)
     async with (
         listening(app, host="127.0.0.1", port=port()) as listener,
         aiohttp.ClientSession() as session,

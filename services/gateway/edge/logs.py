@@ -204,7 +204,10 @@ class Logs:
         media = params.accepted(request, (JSON, FRAMES, NDJSON, EVENTS))
         encoding = params.query_choice(query, "encoding", _ENCODINGS) or "base64"
         wait_ms = params.query_integer(query, "wait_ms", low=0, high=WAIT_MS_MAX) or 0
-        source = self._source(request, name, query, is_stream=media in (NDJSON, EVENTS))
+        source = self._source(query, name, is_stream=media in (NDJSON, EVENTS))
+        seen = last_event_id(request) if "Last-Event-ID" in request.headers else None
+        if media == EVENTS and seen is not None:
+            source.start = seen + 1
         if media == EVENTS:
             return await send_events(request, source, encoding)
         if media == NDJSON:
@@ -223,12 +226,8 @@ class Logs:
             )
         )
 
-    def _source(
-        self, request: web.Request, name: str, query: Mapping[str, str], *, is_stream: bool
-    ) -> LogSource:
+    def _source(self, query: Mapping[str, str], name: str, *, is_stream: bool) -> LogSource:
         start = start_of(query.get("from"))
-        if "Last-Event-ID" in request.headers:
-            start = last_event_id(request) + 1
         limit = params.query_integer(query, "limit", low=1, high=BATCH_ENTRIES_MAX)
         max_bytes = params.query_integer(query, "max_bytes", low=1, high=READ_BYTES_MAX)
         if not is_stream:
