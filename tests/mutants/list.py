@@ -16,6 +16,7 @@ from quorumlog.protocol.messages import (
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.recovery import Recovery
+from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.replica import LedgerFenced, Record, Replica
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import Window
@@ -401,5 +402,20 @@ MUTANTS: Final = (
         "reference 2.4.8",
         (Patch(Recovery, "_is_same_ledger", always(True)),),
         is_equivalent="only an operator who declares a member lost changes such a row: tests/protocol",
+    ),
+    Mutant(
+        "a repair fills a target that metadata does not name",
+        "rule 20",
+        (Patch(FragmentRepair, "_is_marked", always(True)),),
+    ),
+    Mutant(
+        "an open fragment is repaired",
+        "I25",
+        (Patch(LedgerMetadata, "is_closed_fragment", always(True)),),
+    ),
+    Mutant(
+        "a repair replaces before the copies are there",
+        "I25",
+        (Patch(FragmentRepair, "_send", always(None)),),
     ),
 )

@@ -75,6 +75,8 @@ class Plan:
     close_at: int | None
     recoveries: tuple[int, ...]
     replaces: tuple[int, ...]
+    reads: tuple[int, ...]
+    repairs: tuple[int, ...]
     heal_at: int
     loss: float = 0.0
     duplicate: float = 0.0
@@ -109,7 +111,7 @@ def draw(seed: int) -> Plan:
     pace = rng.choice((300, 2 * MS, 40 * MS, 400 * MS))
     appends = []
     at = 0
-    for _ in range(rng.choice((1, 2, 3, 8, 20))):
+    for _ in range(rng.choice((1, 2, 3, 8, 20, 40))):
         at += rng.randint(0, pace)
         appends.append((at, rng.choice((1, 1, 1, 2, 5))))
     busy = at + SECOND // rng.choice((1, 10, 500))
@@ -118,7 +120,7 @@ def draw(seed: int) -> Plan:
         return rng.random() < share
 
     recoveries: tuple[int, ...] = ()
-    if on(0.75):
+    if on(0.55):
         window = rng.choice((busy, busy, heal_at))
         recoveries = tuple(sorted(rng.randint(0, window) for _ in range(rng.choice((1, 1, 2, 3)))))
     enabled = [kind for kind in FAULT_KINDS if on(0.3)]
@@ -138,7 +140,13 @@ def draw(seed: int) -> Plan:
         appends=tuple(appends),
         close_at=rng.randint(0, busy * 2) if on(0.4) else None,
         recoveries=recoveries,
-        replaces=tuple(rng.randint(0, busy) for _ in range(rng.choice((1, 2)))) if on(0.2) else (),
+        replaces=tuple(rng.randint(0, busy) for _ in range(rng.choice((1, 2)))) if on(0.35) else (),
+        reads=tuple(rng.randint(0, heal_at) for _ in range(rng.choice((1, 3)))) if on(0.5) else (),
+        repairs=(
+            tuple(rng.randint(0, 2 * heal_at) for _ in range(rng.choice((1, 2, 4))))
+            if on(0.4)
+            else ()
+        ),
         heal_at=heal_at,
         loss=rng.choice((0.01, 0.1, 0.3)) if on(0.4) else 0.0,
         duplicate=rng.choice((0.02, 0.2)) if on(0.3) else 0.0,

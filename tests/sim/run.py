@@ -3,19 +3,24 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import (
     AppendRequested,
+    Begin,
     Closed,
     CloseRequested,
     Effect,
+    EntriesRead,
     Failed,
     RecoverLedger,
     RecoverRequested,
     ReplaceRequested,
 )
 from quorumlog.protocol.metadata import State
+from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.recovery import Recovery
+from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.writer import Writer
 from tests.sim.checker import Checker
 from tests.sim.plan import MS, SECOND, Plan, draw
@@ -50,7 +55,7 @@ class Run:
         row = self.world.metadata
         self.writer = self.world.add_client("writer", Writer(row, Codec(row.digest, row.mac_key)))
         self.writer.on_output = self._writer_said
-        self.recoverers = 0
+        self.recoverers = self.readers = self.repairers = 0
         self.payloads = 0
         self.is_closing = False
 
@@ -117,6 +122,54 @@ class Run:
         client.on_output = said
         world.deliver(client, RecoverRequested(row))
 
+    def read(self, *, is_all: bool = False) -> Client | None:
+        """Somebody reads what is confirmed, or the whole of a closed ledger."""
+        world, row = self.world, self.world.store.row
+        last = self.checker.acked if row.last_entry is None else row.last_entry
+        if last < 0:
+            return None
+        first = 0 if is_all else world.rng.randint(0, last)
+        self.readers += 1
+        client = world.add_client(
+            f"reader-{self.readers}",
+            RangeReader(row, first=first, last=last, turn=world.rng.randint(0, 5)),
+        )
+        op = self.checker.history.read(row.ledger_id)
+
+        def said(_: Client, effect: Effect) -> None:
+            if isinstance(effect, EntriesRead):
+                entries = [(e.entry_id, e.payload) for e in effect.run.entries()]
+                self.checker.history.found(op, *entries)
+                client.confirmed = entries[-1][0]
+
+        client.on_output = said
+        world.deliver(client, Begin())
+        return client
+
+    def repair(self) -> None:
+        """Somebody gives a closed fragment another member, or fills one up."""
+        world, row = self.world, self.world.store.row
+        rng = world.rng
+        closed = [n for n in range(len(row.fragments)) if row.is_closed_fragment(n)]
+        if row.last_entry == -1 or not closed:
+            return
+        fragment = row.fragments[rng.choice(closed)]
+        leaving = rng.choice(fragment.bookies)
+        names = {member_name(member) for member in fragment.bookies} - {member_name(leaving)}
+        targets = [b.member for b in world.bookies.values() if b.name not in names]
+        self.repairers += 1
+        client = world.add_client(
+            f"repairer-{self.repairers}",
+            FragmentRepair(
+                row,
+                fragment=fragment.first_entry,
+                leaving=leaving,
+                target=rng.choice([leaving, *targets]),
+                read_entries=self.plan.read_entries,
+            ),
+        )
+        world.deliver(client, Begin())
+
     # --- phases --------------------------------------------------------------------------------
 
     def storm(self) -> None:
@@ -130,6 +183,10 @@ class Run:
             world.after(at, self.recover)
         for number, at in enumerate(plan.replaces):
             world.after(at, self.replace, number + plan.seed)
+        for at in plan.reads:
+            world.after(at, self.read)
+        for at in plan.repairs:
+            world.after(at, self.repair)
         for fault in plan.faults:
             world.after(fault.at, world.strike, fault)
         world.run_until(plan.heal_at, is_done=lambda: world.messages > MESSAGES_MAX)
@@ -160,6 +217,10 @@ class Run:
         if world.store.row.state is not State.CLOSED:
             self.recover(10)
             world.run_until(world.now + 2 * SETTLE, is_done=self._is_closed)
+        if not self._is_closed():
+            raise Violation(f"L1: the ledger is still {world.store.row.state}")
+        world.run_until(world.now + SETTLE)
+        self._read_all()
         self.checker.at_the_end()
         world.run_until(world.now + SETTLE)
         before = world.messages
@@ -168,6 +229,16 @@ class Run:
         calm = 6 * SETTLE // SECOND
         if world.messages - before > calm:
             raise Violation(f"L6: {world.messages - before} messages in 30 s after the end")
+
+    def _read_all(self) -> None:
+        """I3: whoever reads the closed ledger gets all of it."""
+        last = self.world.store.row.last_entry
+        reader = self.read(is_all=True)
+        if reader is not None:
+            self.world.run_until(self.world.now + SETTLE, is_done=lambda: reader.confirmed == last)
+            if reader.confirmed != last:
+                why = reader.failed and (reader.failed.code, reader.failed.entry_id)
+                raise Violation(f"I3: read to {reader.confirmed} of {last}: {why}")
 
     def _is_closed(self) -> bool:
         return self.world.store.row.state is State.CLOSED

@@ -61,6 +61,9 @@ TIMER_TIMES: Final = {
 
 Request = SendAdd | SendFence | SendRead
 
+OUTPUTS: Final = (Confirmed, Failed, Closed, Repaired, RecoverLedger, EntriesRead)
+"""What a machine tells its owner, at once and in order; all else are requests."""
+
 
 class Machine(Protocol):
     """What writer, recovery and repair have in common."""
@@ -85,7 +88,6 @@ class Client:
     failed: Failed | None = None
     closed: LedgerMetadata | None = None
     wants_recovery: bool = False
-    token: int = 0
     confirmed: int = -1
     on_output: "Callable[[Client, Effect], None] | None" = None
 
@@ -124,7 +126,7 @@ class World:
         self.story: list[str] = []
         self._is_told = is_told
         self._hash = hashlib.blake2b(digest_size=8)
-        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[int, int, Callable[..., object], tuple[Any, ...]]] = []
         self._number = 0
         self.is_healed = False
         self._messages_in_storm = 0
@@ -151,7 +153,7 @@ class World:
 
     # --- time ---------------------------------------------------------------------------------
 
-    def after(self, delay: int, action: Callable[..., None], *args: Any) -> None:
+    def after(self, delay: int, action: Callable[..., object], *args: Any) -> None:
         """Do this after a virtual delay."""
         self._number += 1
         heapq.heappush(self._heap, (self.now + max(delay, 0), self._number, action, args))
@@ -227,8 +229,8 @@ class World:
         effects = client.machine.step(event)
         client.machine.check()
         # Effects of one list have no order; what the caller is told is told at once.
-        outputs = [e for e in effects if isinstance(e, Confirmed | Failed | Closed | RecoverLedger)]
-        requests = [e for e in effects if e not in outputs]
+        outputs = [effect for effect in effects if isinstance(effect, OUTPUTS)]
+        requests = [effect for effect in effects if not isinstance(effect, OUTPUTS)]
         self.rng.shuffle(requests)
         for effect in (*outputs, *requests):
             self.note(client.name, "->", tell(effect))
@@ -242,8 +244,7 @@ class World:
             case SendAdd() | SendFence() | SendRead():
                 self._request(client, effect)
             case UpdateMetadata():
-                client.token += 1
-                self._cas(client, effect, (client.name, client.token), first=True)
+                self._cas(client, effect, (client.name, effect.attempt), first=True)
             case ReadMetadata():
                 self._read_row(client, effect)
             case FindBookies():
@@ -264,9 +265,7 @@ class World:
                 pass
             case _:
                 assert_never(effect)
-        if client.on_output is not None and isinstance(
-            effect, Confirmed | Failed | Closed | RecoverLedger | EntriesRead
-        ):
+        if client.on_output is not None and isinstance(effect, OUTPUTS):
             client.on_output(client, effect)
 
     def _request(self, client: Client, effect: Request) -> None:
