@@ -47,6 +47,13 @@ class Config(ServiceSettings):
     read_bytes_max: int = Field(4 * _MIB, ge=64 * 1024, description="of one answer to a read")
     heartbeat_s: float = Field(1.0, gt=0, le=60, description="a fifth of its time to live")
 
+    collect_s: float = Field(
+        60.0, gt=0, description="between looks at what may be given up; a list and few reads"
+    )
+    collect_grace_s: float = Field(
+        300.0, ge=0, description="between the first and the second proof that nobody needs it"
+    )
+
     @property
     def store_options(self) -> StoreOptions:
         """What the storage needs to know of it."""

@@ -1,6 +1,6 @@
 """The index on disk: parts and ledger rows in RocksDB. It is a cache of the log and can be rebuilt.
 
-Why RocksDB: docs/adr/0002-index-in-rocksdb.md. Written only at checkpoints, each in one synced
+Why RocksDB: docs/adr/0004-index-in-rocksdb.md. Written only at checkpoints, each in one synced
 write that also names the place in the log up to which it stands (so the two can't disagree), and
 read by the event loop: a lookup takes some microseconds.
 """

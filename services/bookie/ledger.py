@@ -91,6 +91,7 @@ class Ledger:
         """Hold these entries; where some are held already, the new copies take over."""
         run = record.run
         part = part_of(run)
+        self.is_dropped = False
         self._insert(part)
         self.fresh.append(part)
 

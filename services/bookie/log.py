@@ -44,7 +44,7 @@ KEY_BYTES: Final = 32
 
 
 class Kind(IntEnum):
-    """What a record says. Bodies begin with the ledger's key, but for DROP and LIMBO."""
+    """What a record says. Bodies begin with the ledger's key, but for LIMBO."""
 
     RUN = 1
     """key | body of a run. Flag 1: replaces damaged copies."""
@@ -55,7 +55,7 @@ class Kind(IntEnum):
     LIMBO = 4
     """counter u64 | limbo u8"""
     DROP = 5
-    """key | fenced u8: all runs before this record are gone; the stub stays (rule 16)."""
+    """key: all runs before this record are gone; a stub stays, which is fenced (rule 16)."""
     DELETE = 6
     """key: the metadata has a tombstone; nothing of the ledger is kept (rules 17, 18)."""
 

@@ -36,6 +36,20 @@ def to_log(ledger: Ledger, record: Record) -> LogRecord:
     return LogRecord(kind, ledger.ledger_id, parts, size, flags, tag=(ledger, part))
 
 
+def dropped(ledger: Ledger, *, keep_stub: bool) -> LogRecord:
+    """Give up a ledger's entries, and the record that says so."""
+    replica = ledger.replica
+    key = _key(replica.ledger_key or b"")
+    ledger.drop()
+    ledger.is_dropped = not keep_stub
+    if keep_stub:
+        # The ledger is CLOSED: no normal add is right any more.
+        replica.apply(LedgerFenced(key))
+    replica.accepted_count += 1
+    kind = Kind.DROP if keep_stub else Kind.DELETE
+    return LogRecord(kind, ledger.ledger_id, (key,), len(key), tag=(ledger, None))
+
+
 def owner_of(record: LogRecord) -> tuple[Ledger, Part | None]:
     """The ledger and the part that `to_log` noted."""
     assert isinstance(record.tag, tuple)
@@ -64,8 +78,7 @@ def apply_stored(ledger: Ledger, placed: Placed) -> None:
             ledger.replica.apply(LimboSet(counter, bool(limbo)))
         case Kind.DROP:
             ledger.drop()
-            if stored.body[KEY_BYTES]:
-                ledger.replica.apply(LedgerFenced(key))
+            ledger.replica.apply(LedgerFenced(key))
         case Kind.DELETE:
             ledger.drop()
             ledger.is_dropped = True

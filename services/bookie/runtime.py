@@ -14,6 +14,7 @@ from quorumlog.errors import MetadataUnavailable, QuorumLogError, ReadOnly
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import member_of
 from quorumlog.wire.bodies import BookieHeartbeat, BookieMode
+from services.bookie.collect import Collector, MetadataRows
 from services.bookie.config import Config
 from services.bookie.cookie import (
     CookieRefused,
@@ -91,7 +92,9 @@ class Bookie:
     async def _run(self) -> None:
         try:
             store = await self._open()
-            await self._beat(store)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._beat(store))
+                group.create_task(self._collect(store))
         except (CookieRefused, DirectoryInUse, LogDamaged) as error:
             log.critical("refused-to-start", extra={"reason": str(error)})
             self._end(REFUSED_STATUS, f"bookie {self.config.bookie_name}: {error}")
@@ -220,6 +223,19 @@ class Bookie:
                 # It goes on serving: liveness is advice, never safety.
                 log.warning("heartbeat-failed", extra={"why": error.detail})
             await asyncio.sleep(config.heartbeat_s)
+
+    async def _collect(self, store: Store) -> None:
+        """Give up what nobody needs, from time to time."""
+        config = self.config
+        rows = MetadataRows(self._metadata)
+        collector = Collector(store, rows, self.cluster_id, grace_s=config.collect_grace_s)
+        while True:
+            await asyncio.sleep(config.collect_s)
+            try:
+                await collector.round()
+            except Exception:
+                # Nothing is given up without proof; the next round tries again.
+                log.exception("collect-failed")
 
     def _writer_failed(self, error: BaseException) -> None:
         """In the writer's thread: what can't be synced must not be served (reliability 3.5)."""

@@ -37,7 +37,7 @@ from services.bookie.ledger import Ledger
 from services.bookie.log import LogRecord
 from services.bookie.parts import Part, present_in, split_run
 from services.bookie.reading import Extent, bodies, extents, join, read_now, read_waiting
-from services.bookie.records import apply_stored, owner_of, to_log
+from services.bookie.records import apply_stored, dropped, owner_of, to_log
 from services.bookie.replay import Placed, Replayed, replay_log
 from services.bookie.segments import Segments, sync_directory
 from services.bookie.writer import LogWriter, Position, keep_reserve
@@ -336,6 +336,57 @@ class Store:
             found = []
         answer(found)
 
+    # --- giving up space (collect.py decides) --------------------------------------------------
+
+    def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
+        """Hold no entries of a ledger any more. With a stub its fence stays (rule 16); without
+        one nothing stays: the metadata has a tombstone (rules 17 and 18).
+        """
+        assert self._writer is not None
+        ledger = self.ledger(ledger_id)
+        record = dropped(ledger, keep_stub=keep_stub)
+        self._pending_bytes += record.size
+        self._writer.append(record)
+        self.counters["dropped_ledgers"] += 1
+
+    async def move(self, ledger_id: int, part: Part) -> bool:
+        """Write a part anew at the end of the log; on disk when it returns. False where it can't
+        be read.
+        """
+        ledger = self.ledger(ledger_id)
+        found = await self._bodies(ledger, [part])
+        if not found:
+            return False
+        run = Run(found[0][1]).where(part.has)
+        # It may have been replaced or dropped while it was read.
+        held = ledger.find(part.first, part.last)
+        if run is None or not any(
+            (p.segment, p.offset, p.mask) == (part.segment, part.offset, part.mask) for p in held
+        ):
+            return True
+        self._submit(ledger, (ledger.replica.moved(run),))
+        await self._all_synced(ledger)
+        return True
+
+    async def repeat(self, ledger_id: int) -> None:
+        """Write again what is known of a ledger beside its entries; on disk when it returns."""
+        ledger = self.ledger(ledger_id)
+        self._submit(ledger, ledger.replica.repeated())
+        await self._all_synced(ledger)
+
+    async def _all_synced(self, ledger: Ledger) -> None:
+        """Wait until all records of a ledger are on disk."""
+        assert self._loop is not None
+        synced: asyncio.Future[None] = self._loop.create_future()
+        ledger.when_synced(ledger.replica.accepted_count, lambda: synced.set_result(None))
+        await synced
+
+    def is_named(self, segment: int) -> bool:
+        """Whether a part in memory lies in a segment."""
+        return any(
+            part.segment == segment for ledger in self._ledgers.values() for part in ledger.recent
+        )
+
     # --- looking ------------------------------------------------------------------------------------
 
     def ledger(self, ledger_id: int) -> Ledger:
@@ -357,8 +408,8 @@ class Store:
             if memory is not None and (theirs is None or memory <= theirs[0]):
                 if theirs is not None and theirs[0] == memory:
                     theirs = next(indexed, None)
-                row = self._ledgers[memory].row()
-                if row.ledger_key is not None or row.is_limbo:
+                row = self.row(memory)
+                if row is not None:
                     yield memory, row
                 memory = next(mine, None)
             else:
@@ -369,6 +420,8 @@ class Store:
     def row(self, ledger_id: int) -> LedgerRow | None:
         """What is known of a ledger, or None: it was never seen."""
         held = self._ledgers.get(ledger_id)
+        if held is not None and held.is_dropped:
+            return None
         row = held.row() if held is not None else self.index.row(ledger_id)
         return row if row is not None and (row.ledger_key is not None or row.is_limbo) else None
 
@@ -493,6 +546,8 @@ class Store:
         await asyncio.to_thread(self.index.write, position, [change for _, change in changes])
         for ledger, change in changes:
             ledger.checkpointed(change)
+            if ledger.is_dropped and ledger.is_idle:
+                self._ledgers.pop(ledger.ledger_id, None)
         self.counters["checkpoints"] += 1
 
     def trim(self) -> None:

@@ -229,6 +229,26 @@ class Replica:
         self.apply(record)
         return Verdict(Status.OK, self._accepted(1), records=(record,))
 
+    def moved(self, run: Run) -> RunStored:
+        """The same bytes are written again elsewhere, because their old place is given up."""
+        assert self.ledger_key is not None
+        record = RunStored(run, self.ledger_key, replaces=True)
+        self.apply(record)
+        self._accepted(1)
+        return record
+
+    def repeated(self) -> tuple[Record, ...]:
+        """Records that say again what is known beside the entries (all are monotone)."""
+        records: list[Record] = []
+        if self.ledger_key is not None and self.is_fenced:
+            records.append(LedgerFenced(self.ledger_key))
+        if self.ledger_key is not None:
+            records.append(LacKept(self.last_add_confirmed, self.ledger_key))
+        if self._limbo_counter:
+            records.append(self.limbo)
+        self._accepted(len(records))
+        return tuple(records)
+
     def apply(self, record: Record) -> None:
         """Take over a record: one that was just made, or one read back from the log. Records may
         come in any order (rule 16).
