@@ -186,7 +186,6 @@ class LocalCluster:
             "ADVERTISED_URL": "",
             "LOG_LEVEL": self.settings.log_level,
             "DRAIN_S": str(self.settings.drain_s),
-            "SERVICE_NAME": name,
             "PYTHONPATH": os.pathsep.join((str(ROOT / "shared"), str(ROOT))),
         }
         argv = (sys.executable, "-m", f"services.{module}")

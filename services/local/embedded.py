@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.local.process import Become, Program, give, in_child, ways_to_leave_root
+from services.local.process import Become, Program, give, in_child, ways_to_have_a_name
 
 USER: Final = "quorumlog"
 _INITDB_S: Final = 120.0
@@ -144,7 +144,7 @@ def set_up_redis(folder: Path, port: int) -> Redis:
 def _initialise(binaries: Path, data: Path, password_file: Path, *, is_durable: bool) -> Become:
     """Run initdb if need be, and find as whom Postgres can run."""
     refusals = []
-    for become in ways_to_leave_root(data.parent.parent, binaries):
+    for become in ways_to_have_a_name(data.parent.parent, binaries):
         give(data.parent, become)
         if data.exists():
             argv = [str(binaries / "postgres"), "-D", str(data), "-C", "data_directory"]

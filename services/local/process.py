@@ -29,15 +29,16 @@ _CLONE_NEWUSER: Final = 0x10000000
 
 
 class Become(Enum):
-    """As whom a child runs. All but SELF are ways for root to start what refuses root."""
+    """As whom a child runs: ways to start what refuses root and users without a name."""
 
     SELF = "self"
     NOBODY = "nobody"
     """Plain setuid: where nobody may read all that the child needs."""
     NOBODY_PAST_PERMISSIONS = "nobody past permissions"
     """setuid that keeps CAP_DAC_OVERRIDE: where a folder above is closed (0700)."""
-    NAMESPACE = "user namespace"
-    """A user namespace in which root is called nobody: where setuid is not allowed."""
+    NAMESPACE = "nobody in a user namespace"
+    """A user namespace in which we are called nobody: where setuid is not allowed, or where our own
+    user has no name, which initdb does not forgive (containers that are given any user id)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +105,10 @@ def in_child(become: Become, orphan_signal: signal.Signals) -> Callable[[], None
     return prepare
 
 
-def ways_to_leave_root(*paths: Path) -> tuple[Become, ...]:
-    """The ways to try, best first, for a child that must reach these paths."""
+def ways_to_have_a_name(*paths: Path) -> tuple[Become, ...]:
+    """The ways to try, best first, for a child that must reach these paths and be somebody."""
     if os.geteuid() != 0:
-        return (Become.SELF,)
+        return (Become.SELF, Become.NAMESPACE)
     ways = (Become.NOBODY_PAST_PERMISSIONS, Become.NAMESPACE)
     if all(_is_open_to_all(path) for path in paths):
         return (Become.NOBODY, *ways)
@@ -144,10 +145,11 @@ def _become(become: Become) -> None:
             _checked(_LIBC.capset(head, sets))
             _checked(_LIBC.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_OVERRIDE, 0, 0))
         case Become.NAMESPACE:
+            user, group = os.geteuid(), os.getegid()
             _checked(_LIBC.unshare(_CLONE_NEWUSER))
             Path("/proc/self/setgroups").write_text("deny")
-            Path("/proc/self/uid_map").write_text(f"{NOBODY} 0 1")
-            Path("/proc/self/gid_map").write_text(f"{NOBODY} 0 1")
+            Path("/proc/self/uid_map").write_text(f"{NOBODY} {user} 1")
+            Path("/proc/self/gid_map").write_text(f"{NOBODY} {group} 1")
 
 
 def _set_user() -> None:

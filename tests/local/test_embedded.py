@@ -14,7 +14,7 @@ import redis.asyncio
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, StoreServers, scratch
 from services.local.embedded import _await_predecessor, set_up_postgres
-from services.local.process import Become, in_child, start, stop, ways_to_leave_root
+from services.local.process import Become, in_child, start, stop, ways_to_have_a_name
 from tests.support.waiting import until_sync
 
 
@@ -61,8 +61,8 @@ def test_postgres_keeps_its_data_below_a_closed_folder() -> None:
                 stop(process, postgres.program.stop_signal, 30)
 
 
-@pytest.mark.parametrize("way", ways_to_leave_root(Path("/"), Path("/usr")))
-def test_every_way_to_leave_root_that_works_leaves_it(way: Become) -> None:
+@pytest.mark.parametrize("way", ways_to_have_a_name(Path("/"), Path("/usr")))
+def test_a_child_has_a_name_by_every_way_that_works(way: Become) -> None:
     try:
         done = subprocess.run(
             ["/usr/bin/id", "-u"],
@@ -75,7 +75,7 @@ def test_every_way_to_leave_root_that_works_leaves_it(way: Become) -> None:
     except subprocess.SubprocessError as error:
         pytest.skip(f"this machine does not allow it: {error}")
 
-    assert done.stdout.strip() == (str(os.getuid()) if os.getuid() else "65534")
+    assert done.stdout.strip() == (str(os.getuid()) if way is Become.SELF else "65534")
 
 
 def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
