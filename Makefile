@@ -10,7 +10,7 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt check test unit run demo bench load sim explore mutants chaos lock clean
+.PHONY: help setup fmt check test unit run demo bench load scenarios sim explore mutants chaos lock clean
 
 help: ## print this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ bench: setup ## measure appends and reads, and JetStream in the same run
 
 load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with an HTML report
 	@exec $(PY) -m loadtest.load
+
+scenarios: setup ## play the golden traces again and write down what comes of them
+	$(PY) -m tests.scenarios --write
 
 sim: setup ## simulate clusters under faults: SEEDS= how many, or SEED= one as a story
 	$(PY) -m tests.sim $(if $(SEED),--seed $(SEED) --seeds 1,--seeds $(or $(SEEDS),1000))
