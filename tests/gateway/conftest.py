@@ -17,7 +17,7 @@ from quorumlog.net.listen import Listener, ListenLimits, listening
 from services.gateway.app import build_app
 from services.gateway.edge.limits import Limits
 from tests.gateway.fake_engine import FakeEngine
-from tests.support.waiting import DEADLINE_S
+from tests.support.waiting import DEADLINE_S, within
 
 AUTOMATIC = ("Content-Type", "Accept", "Accept-Encoding")
 
@@ -76,14 +76,17 @@ class Gateway:
             body = orjson.dumps(json)
             headers.setdefault("Content-Type", "application/json")
         data = body.encode() if isinstance(body, str) else body
-        async with self.session.request(
-            method,
-            URL(self.url + path, encoded=True),
-            data=io.BytesIO(data) if data is not None and len(data) > 1 << 20 else data,
-            headers=headers,
-            skip_auto_headers=AUTOMATIC,
-            allow_redirects=False,
-        ) as response:
+        async with (
+            within(f"{method} {path[:50]} is answered"),
+            self.session.request(
+                method,
+                URL(self.url + path, encoded=True),
+                data=io.BytesIO(data) if data is not None and len(data) > 1 << 20 else data,
+                headers=headers,
+                skip_auto_headers=AUTOMATIC,
+                allow_redirects=False,
+            ) as response,
+        ):
             return Answer(response.status, response.headers, await response.read())
 
     async def drain(self) -> None:
@@ -113,7 +116,7 @@ async def running(
         port=gateway_port(),
         limits=listen or ListenLimits(drain_timeout_s=0.5),
     ) as listener:
-        timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
+        timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
             yield Gateway(engine, listener, session)
 

@@ -12,7 +12,7 @@ from quorumlog.net.listen import ListenLimits
 from services.gateway.edge.limits import Limits
 from services.gateway.interface import LedgerOptions
 from tests.gateway.conftest import Gateway, running
-from tests.support.waiting import DEADLINE_S, until
+from tests.support.waiting import until, within
 
 ENTRIES = "/v1/ledgers/1/entries"
 HEAD = (
@@ -32,7 +32,7 @@ async def connection(
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, object]]:
-    async with asyncio.timeout(DEADLINE_S):
+    async with within("the server answers"):
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)}
         body = await reader.readexactly(int(headers["content-length"]))
@@ -40,7 +40,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, object]]:
 
 
 async def is_cut(reader: asyncio.StreamReader) -> bool:
-    async with asyncio.timeout(DEADLINE_S):
+    async with within("the server answers"):
         with contextlib.suppress(ConnectionError):
             return await reader.read() == b""
     return True

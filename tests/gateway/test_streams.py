@@ -14,7 +14,7 @@ from quorumlog.errors import LedgerFenced
 from services.gateway.edge.limits import Limits
 from services.gateway.interface import LedgerOptions
 from tests.gateway.conftest import Answer, Gateway, running
-from tests.support.waiting import DEADLINE_S, until
+from tests.support.waiting import until, within
 
 ENTRIES = "/v1/ledgers/1/entries"
 NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -120,14 +120,14 @@ async def test_an_error_of_the_ledger_is_the_last_line(gateway: Gateway) -> None
         await more.wait()
         yield b'{"text":"b"}\n'
 
-    async with asyncio.timeout(DEADLINE_S):
-        async with gateway.session.post(
-            gateway.url + ENTRIES, data=body(), headers=NDJSON
-        ) as response:
-            first = orjson.loads(await response.content.readline())
-            gateway.engine.fails = LedgerFenced("recovered", ledger_id=1, outcome="unknown")
-            more.set()
-            problem = orjson.loads(await response.content.readline())
+    async with (
+        within("the server answers"),
+        gateway.session.post(gateway.url + ENTRIES, data=body(), headers=NDJSON) as response,
+    ):
+        first = orjson.loads(await response.content.readline())
+        gateway.engine.fails = LedgerFenced("recovered", ledger_id=1, outcome="unknown")
+        more.set()
+        problem = orjson.loads(await response.content.readline())
 
     assert first == {"first_entry": 0, "last_entry": 0}
     assert (problem["code"], problem["outcome"]) == ("ledger-fenced", "unknown")
@@ -155,7 +155,7 @@ async def test_a_line_that_does_not_end_is_a_408() -> None:
             b"POST /v1/ledgers/1/entries HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n"
             b'Content-Type: application/x-ndjson\r\n\r\n{"te'
         )
-        async with asyncio.timeout(DEADLINE_S):
+        async with within("the server answers"):
             head = await reader.readuntil(b"\r\n\r\n")
         writer.close()
 
@@ -229,7 +229,7 @@ class Events:
     async def next_or_sign(self) -> dict[str, str]:
         """The next event; a sign of life is an empty one."""
         event: dict[str, str] = {}
-        async with asyncio.timeout(DEADLINE_S):
+        async with within("the server answers"):
             while line := (await self._response.content.readuntil(b"\n")).decode().rstrip("\n"):
                 name, _, value = line.partition(":")
                 if name:
@@ -237,7 +237,7 @@ class Events:
         return event
 
     async def ended(self) -> bool:
-        async with asyncio.timeout(DEADLINE_S):
+        async with within("the server answers"):
             return await self._response.content.read() == b""
 
 
@@ -312,7 +312,7 @@ async def test_tails_and_polls_end_when_the_gateway_is_about_to_end(gateway: Gat
             await until(lambda: gateway.engine.waiting == 2, "the tail and the poll wait")
             await gateway.drain()
         assert (poll.result().status, poll.result().json["entries"]) == (200, [])
-        async with asyncio.timeout(DEADLINE_S):
+        async with within("the server answers"):
             assert set((await response.content.read()).split()) == {b":"}
     refused = await gateway.ask("POST", ENTRIES, json={"text": "a"})
     assert (refused.status, refused.code) == (503, "read-only")
@@ -321,7 +321,8 @@ async def test_tails_and_polls_end_when_the_gateway_is_about_to_end(gateway: Gat
 
 async def received(socket: aiohttp.ClientWebSocketResponse) -> Any:
     """The next message: a value, bytes, or the code with which the socket was closed."""
-    message = await socket.receive(timeout=DEADLINE_S)
+    async with within("a message comes"):
+        message = await socket.receive()
     if message.type is aiohttp.WSMsgType.TEXT:
         return orjson.loads(message.data)
     return message.data

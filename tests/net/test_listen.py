@@ -13,7 +13,7 @@ from aiohttp import web
 
 from loadtest.ports import free_ports
 from quorumlog.net.listen import Listener, ListenLimits, listening, request_id
-from tests.support.waiting import DEADLINE_S, until
+from tests.support.waiting import DEADLINE_S, until, within
 
 HEAD = b"GET / HTTP/1.1\r\nHost: h\r\n"
 Start = Callable[..., Awaitable[Listener]]
@@ -65,7 +65,7 @@ async def connection(
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
-    async with asyncio.timeout(DEADLINE_S):
+    async with within("the server answers"):
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)}
         body = await reader.readexactly(int(headers["content-length"]))
@@ -74,7 +74,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], byt
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
     """Everything until the server closes the connection."""
-    async with asyncio.timeout(DEADLINE_S):
+    async with within("the server answers"):
         with contextlib.suppress(ConnectionError):
             return await reader.read()
     return b""
