@@ -17,7 +17,7 @@ from services.gateway.edge.logs import Logs
 from services.gateway.edge.middleware import Metrics, edge_middleware
 from services.gateway.edge.openapi import describe
 from services.gateway.edge.operations import Route
-from services.gateway.engine import Engine, EngineConfig
+from services.gateway.engine import Engine, EngineConfig, add_metrics
 from services.gateway.engine.internal import routes as internal_routes
 from services.gateway.interface import EngineInterface
 from services.gateway.logs.manager import LogManager
@@ -84,6 +84,7 @@ async def create_app(settings: GatewaySettings) -> web.Application:
     engine = await stack.enter_async_context(Engine.running(config))
     logs = await stack.enter_async_context(running_logs(engine, settings.metadata_urls))
     app = build_app(engine, settings, logs=logs, cors_origins=settings.cors_origins)
+    add_metrics(engine, app[METRICS])
     app.router.add_routes(internal_routes(engine))
     app.router.add_routes(log_routes(logs, engine.writer.id))
 

@@ -18,15 +18,12 @@ import aiohttp
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
-    EntryUnavailable,
     InvalidRequest,
     LedgerClosed,
     LedgerFenced,
     MetadataUnavailable,
-    NoSuchEntry,
     NoSuchLedger,
     NotEnoughBookies,
-    NotYetConfirmed,
     OwnedByLog,
     QuorumLogError,
     ReadOnly,
@@ -39,18 +36,16 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports, Times
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.timers import Tasks, Timers
-from quorumlog.protocol.ids import NO_ENTRY, member_name
+from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieList, ServiceHeartbeat
-from services.gateway.engine.confirmed import confirmed_by_bookies
 from services.gateway.engine.handle import Budget, WriteHandle
 from services.gateway.engine.keys import Gatekeeper, new_keys
 from services.gateway.engine.peers import Peers
-from services.gateway.engine.ranges import read_range
+from services.gateway.engine.reading import Reading
 from services.gateway.engine.recoveries import Recoveries
 from services.gateway.engine.rows import NarrowMetadata, Rows, is_closed
-from services.gateway.engine.tails import Tails
 from services.gateway.interface import (
     DEGRADED,
     Appended,
@@ -68,7 +63,6 @@ log = logging.getLogger(__name__)
 _HEARTBEAT_S: Final = 1.0
 _CLOSE_S: Final = 30.0
 _CLOSES_AT_ONCE: Final = 64
-_TOMBSTONE_SEEN_S: Final = 0.2
 _HANDLES_KEPT: Final = 10_000
 """Ended handles that are remembered, for what a repeated close is told."""
 
@@ -97,6 +91,7 @@ class Engine:
         config: EngineConfig,
         metadata: MetadataClient,
         directory: Directory,
+        bookies: BookieClient,
         ports: Ports,
         peers: Peers,
     ) -> None:
@@ -105,13 +100,16 @@ class Engine:
         self._config = config
         self._metadata = metadata
         self._directory = directory
+        self._bookies = bookies
         self._ports = ports
         self._peers = peers
         self._rows = Rows(metadata, self._row_changed, self._ledger_ended)
         self._recoveries = Recoveries(self._rows, ports)
-        self._tails = Tails(self._ask_for_lac, ports.tasks)
         self._gatekeeper = Gatekeeper()
         self._handles: dict[int, WriteHandle] = {}
+        self.reading = Reading(
+            self.writer, self._handles, self._rows, ports, peers, self._gatekeeper
+        )
         self._ended: dict[int, int] = {}
         """Ledgers that were written and closed here, with the last acknowledged entry."""
         self._budget = Budget(config.gateway_in_flight_bytes_max)
@@ -130,7 +128,7 @@ class Engine:
             bookies = BookieClient(directory.address, session)
             narrow = NarrowMetadata(metadata)
             ports = Ports(bookies, narrow, directory, timers, tasks, config.times)
-            engine = cls(config, metadata, directory, ports, Peers(session))
+            engine = cls(config, metadata, directory, bookies, ports, Peers(session))
             tasks.start(directory.follow())
             tasks.start(engine._rows.follow())
             tasks.start(engine._tell_that_it_lives())
@@ -342,36 +340,15 @@ class Engine:
         password: str | None = None,
     ) -> ReadResult:
         """Confirmed entries from `first` on. Raises: EntryUnavailable, NoSuchLedger."""
-        row, known = await self._confirmed(ledger_id)
-        self._gatekeeper.check(row, password)
-        end = min(known.last_add_confirmed, first + limit - 1)
-        if last is not None:
-            end = min(end, last)
-        runs = []
-        if first <= end:
-            runs = await read_range(self._ports, row, first, end, max_bytes)
-        return ReadResult(
-            tuple(runs),
-            runs[-1].last + 1 if runs else first,
-            known.last_add_confirmed,
-            known.closed,
-            known.lac_source,
-            row.last_entry if known.closed else None,
+        return await self.reading.read(
+            ledger_id, first, last=last, limit=limit, max_bytes=max_bytes, password=password
         )
 
     async def entry(
         self, ledger_id: int, entry_id: int, *, password: str | None = None
     ) -> EntryResult:
         """One entry. Raises: NoSuchEntry, NotYetConfirmed, EntryUnavailable (rule 5)."""
-        found = await self.read(ledger_id, entry_id, limit=1, password=password)
-        if not found.runs:
-            row, known = await self._confirmed(ledger_id, is_strict=True)
-            if entry_id <= known.last_add_confirmed:
-                found = await self.read(ledger_id, entry_id, limit=1, password=password)
-            if not found.runs:
-                raise _absent(row, known, entry_id)
-        run = found.runs[0]
-        return EntryResult(bytes(run.payload(0)), found.last_add_confirmed, found.closed)
+        return await self.reading.entry(ledger_id, entry_id, password=password)
 
     async def last_add_confirmed(
         self,
@@ -382,19 +359,9 @@ class Engine:
         password: str | None = None,
     ) -> Confirmation:
         """The LAC; with `after`, as soon as it is above that or the ledger is closed."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + wait_s
-        while True:
-            row, known = await self._confirmed(ledger_id)
-            self._gatekeeper.check(row, password)
-            left_s = end - loop.time()
-            if after is None or known.last_add_confirmed > after or known.closed or left_s <= 0:
-                return known
-            handle = self._handles.get(ledger_id)
-            if handle is not None and handle.is_live:
-                await handle.tails.wait(after, left_s)
-            else:
-                await self._tails.wait(ledger_id, after, left_s)
+        return await self.reading.last_add_confirmed(
+            ledger_id, after=after, wait_s=wait_s, password=password
+        )
 
     # --- the cluster ---------------------------------------------------------------------------
 
@@ -409,17 +376,34 @@ class Engine:
             self._metadata.services(),
             RepairClient(self._metadata, self.writer.id).list(),
         )
-        degraded = [ledger for ledger, handle in self._handles.items() if handle.is_degraded]
         return {
             "cluster_id": await self._metadata.cluster_id(),
             "bookies": [bookie.model_dump(mode="json") for bookie in bookies.bookies],
             "services": [service.model_dump(mode="json") for service in services.services],
             "writer": {"id": self.writer.id, "url": self.writer.url},
-            "degraded_ledgers": degraded,
+            "degraded_ledgers": self.degraded_ledgers(),
             "under_replicated": [
                 {"ledger_id": repair.ledger_id, "bookie": repair.member} for repair in repairs[0]
             ],
         }
+
+    @property
+    def open_ledgers(self) -> int:
+        """Ledgers that this process writes."""
+        return sum(handle.is_live for handle in self._handles.values())
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Payload that is taken and not yet acknowledged."""
+        return self._budget.used_bytes
+
+    def degraded_ledgers(self) -> Sequence[int]:
+        """Ledgers of this process with a bookie that takes no part (rule 8)."""
+        return [ledger for ledger, handle in self._handles.items() if handle.is_degraded]
+
+    def channels(self) -> dict[str, bool]:
+        """The bookies that were asked so far, and whether their connection stands."""
+        return self._bookies.channels()
 
     async def ready(self) -> QuorumLogError | None:
         """None when a default ledger could be created now, else the error that it would get."""
@@ -464,93 +448,7 @@ class Engine:
         """Somebody's recovery was met: run one (rule 10)."""
         self._recoveries.want(handle.ledger_id)
 
-    # --- for other gateways (internal.py) --------------------------------------------------------
-
-    async def writers_lac(
-        self, ledger_id: int, *, after: int | None, wait_s: float
-    ) -> tuple[Confirmation, int]:
-        """What this process says as the ledger's writer, and the row's version.
-
-        Raises: WriterLost where it has no live handle and the ledger is not closed.
-        """
-        handle = self._handles.get(ledger_id)
-        if handle is not None and handle.is_live:
-            if after is not None and handle.last_add_confirmed <= after and wait_s > 0:
-                await handle.tails.wait(after, wait_s)
-            if handle.is_live:
-                lac = handle.last_add_confirmed
-                return Confirmation(lac, closed=False, lac_source="writer"), handle.row.version
-        row = await self._rows.row(ledger_id)
-        if not is_closed(row):
-            row = await self._rows.fresh(ledger_id)
-        if not is_closed(row):
-            raise WriterLost("no write handle", ledger_id=ledger_id, outcome=NOT_DONE)
-        return _confirmed_end(row), row.version
-
     # --- inside ----------------------------------------------------------------------------------
-
-    async def _confirmed(
-        self, ledger_id: int, *, is_strict: bool = False
-    ) -> tuple[LedgerMetadata, Confirmation]:
-        """How far a ledger is confirmed, and a row that is at least as new as that.
-
-        With `is_strict` the row was read from the primary, for a negative answer (rule 5).
-        """
-        handle = self._handles.get(ledger_id)
-        if handle is not None and self._rows.cached(ledger_id) is None:
-            self._rows.put(handle.row)  # what is written here is known here, whoever is away
-        row = await (self._rows.fresh(ledger_id) if is_strict else self._rows.row(ledger_id))
-        if is_closed(row):
-            return row, _confirmed_end(row)
-        if handle is not None:
-            if handle.is_live:
-                lac = handle.last_add_confirmed
-                return handle.row, Confirmation(lac, closed=False, lac_source="writer")
-        elif row.writer is not None and row.writer.id != self.writer.id:
-            with contextlib.suppress(WriterLost, MetadataUnavailable):
-                return await self._ask_writer(row.writer, row, ledger_id)
-        if not is_strict:
-            with contextlib.suppress(MetadataUnavailable):
-                row = await self._rows.fresh(ledger_id)
-            if is_closed(row):
-                return row, _confirmed_end(row)
-        lac_by_bookies = await confirmed_by_bookies(row, self._ports.bookies)
-        if lac_by_bookies is None:
-            raise EntryUnavailable(
-                "neither the writer nor enough bookies say how far the ledger is confirmed",
-                ledger_id=ledger_id,
-            )
-        return row, Confirmation(lac_by_bookies, closed=False, lac_source="bookies")
-
-    async def _ask_writer(
-        self,
-        writer: Writer,
-        row: LedgerMetadata,
-        ledger_id: int,
-        *,
-        after: int | None = None,
-        wait_s: float = 0.0,
-    ) -> tuple[LedgerMetadata, Confirmation]:
-        lac, closed, version = await self._peers.last_add_confirmed(
-            writer, ledger_id, after=after, wait_s=wait_s
-        )
-        if closed or version > row.version:
-            row = await self._rows.row(ledger_id, newer_than=version - 1)
-        if is_closed(row):
-            return row, _confirmed_end(row)
-        return row, Confirmation(lac, closed=False, lac_source="writer")
-
-    async def _ask_for_lac(self, ledger_id: int, after: int, wait_s: float) -> Confirmation:
-        """For Tails: waits at the writer where that can be reached."""
-        row = await self._rows.row(ledger_id)
-        writer = row.writer
-        if not is_closed(row) and writer is not None and writer.id != self.writer.id:
-            with contextlib.suppress(WriterLost):
-                _, known = await self._ask_writer(
-                    writer, row, ledger_id, after=after, wait_s=wait_s
-                )
-                return known
-        return (await self._confirmed(ledger_id))[1]
 
     async def _close(self, row: LedgerMetadata) -> LedgerMetadata:
         """Close a ledger that was written here, or say how it ended."""
@@ -624,7 +522,7 @@ class Engine:
         )
 
     def _row_changed(self, ledger_id: int) -> None:
-        self._tails.changed(ledger_id)
+        self.reading.tails.changed(ledger_id)
         handle, row = self._handles.get(ledger_id), self._rows.cached(ledger_id)
         if handle is not None and row is not None and is_closed(row):
             handle.superseded(row)
@@ -675,11 +573,6 @@ class EngineForLogs:
         self.bookies = engine.bookies
 
 
-def _confirmed_end(row: LedgerMetadata) -> Confirmation:
-    end = NO_ENTRY if row.last_entry is None else row.last_entry
-    return Confirmation(end, closed=True, lac_source="metadata")
-
-
 def _members(row: LedgerMetadata, names: Sequence[str]) -> tuple[str, ...]:
     """The ledger's members that these names of members or bookies mean."""
     members = sorted({member for fragment in row.fragments for member in fragment.bookies})
@@ -687,25 +580,6 @@ def _members(row: LedgerMetadata, names: Sequence[str]) -> tuple[str, ...]:
         if not any(name in (member, member_name(member)) for member in members):
             raise InvalidRequest(f"{name} is no member of this ledger", ledger_id=row.ledger_id)
     return tuple(m for m in members if m in names or member_name(m) in names)
-
-
-def _absent(row: LedgerMetadata, known: Confirmation, entry_id: int) -> QuorumLogError:
-    """What may be said of an entry that is not there (rule 5)."""
-    if known.closed:
-        return NoSuchEntry(
-            f"the ledger ends at {row.last_entry}", ledger_id=row.ledger_id, entry_id=entry_id
-        )
-    if known.lac_source == "writer":
-        return NotYetConfirmed(
-            f"confirmed up to {known.last_add_confirmed}",
-            ledger_id=row.ledger_id,
-            entry_id=entry_id,
-        )
-    return EntryUnavailable(
-        "the writer can't be asked whether it is confirmed",
-        ledger_id=row.ledger_id,
-        entry_id=entry_id,
-    )
 
 
 _is_complete: type[EngineInterface] = Engine

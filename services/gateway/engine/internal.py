@@ -66,7 +66,7 @@ class _Internal:
         """The writer's LAC; with `after` and `wait_ms` once it is above that."""
         ledger_id = self._ledger_of(request)
         wait_s = min((_integer(request, "wait_ms") or 0) / 1000, _WAIT_S_MAX)
-        known, version = await self._engine.writers_lac(
+        known, version = await self._engine.reading.writers_lac(
             ledger_id, after=_integer(request, "after"), wait_s=wait_s
         )
         return self._answer(

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 
 from loadtest.stores import Stores
 from quorumlog.errors import (
@@ -25,6 +26,7 @@ from quorumlog.protocol import record
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from quorumlog.wire.frames import Op, Request
+from services.gateway.engine import add_metrics
 from services.gateway.engine.handle import RUNS_IN_FLIGHT
 from tests.gateway.engine.support import Gate, World, ledger, payloads, world_of
 from tests.net.peer import ok
@@ -66,6 +68,10 @@ async def test_without_a_spare_the_writer_goes_on_and_says_so(stores: Stores) ->
             return row.ledger_id in (await world.engine.cluster())["degraded_ledgers"]
 
         await until(is_told, "the ledger is called degraded")
+        registry = CollectorRegistry()
+        add_metrics(world.engine, registry)
+        assert registry.get_sample_value("quorumlog_gateway_degraded_ledgers") == 1
+        assert registry.get_sample_value("quorumlog_gateway_open_ledgers") == 1
         assert await payloads(world.engine, row.ledger_id) == [b"%d" % n for n in range(5)]
 
 

@@ -1,0 +1,36 @@
+"""What operators watch of an engine: read when somebody scrapes, never on the hot path."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from services.gateway.engine.engine import Engine
+
+
+def add_metrics(engine: Engine, registry: CollectorRegistry) -> None:
+    """Give an engine's gauges to a registry."""
+    gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
+        ("open_ledgers", "Ledgers that this process writes.", lambda: engine.open_ledgers),
+        (
+            "degraded_ledgers",
+            "Of those, the ones with a bookie that takes no part (redundancy is less than asked).",
+            lambda: len(engine.degraded_ledgers()),
+        ),
+        (
+            "append_in_flight_bytes",
+            "Payload that is taken and not yet acknowledged.",
+            lambda: engine.in_flight_bytes,
+        ),
+        (
+            "bookie_channels",
+            "Bookies with a standing connection.",
+            lambda: sum(engine.channels().values()),
+        ),
+        (
+            "bookie_channels_broken",
+            "Bookies that were asked and have none.",
+            lambda: sum(not is_open for is_open in engine.channels().values()),
+        ),
+    )
+    for name, text, read in gauges:
+        Gauge(f"quorumlog_gateway_{name}", text, registry=registry).set_function(read)

@@ -1,0 +1,229 @@
+"""Reading any ledger: how far it is confirmed, who says so, and what may be said of an entry.
+
+The writer's word is best: it is asked, here or over HTTP, and where it can't be reached the bookies
+are, by coverage. A row from the cache may be old, so negatives follow a read of the primary (rule
+5).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+
+from quorumlog.errors import (
+    NOT_DONE,
+    EntryUnavailable,
+    MetadataUnavailable,
+    NoSuchEntry,
+    NotYetConfirmed,
+    QuorumLogError,
+    WriterLost,
+)
+from quorumlog.net.ports import Ports
+from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.metadata import LedgerMetadata, Writer
+from services.gateway.engine.confirmed import confirmed_by_bookies
+from services.gateway.engine.handle import WriteHandle
+from services.gateway.engine.keys import Gatekeeper
+from services.gateway.engine.peers import Peers
+from services.gateway.engine.ranges import read_range
+from services.gateway.engine.rows import Rows, is_closed
+from services.gateway.engine.tails import Tails
+from services.gateway.interface import Confirmation, EntryResult, ReadResult
+
+
+class Reading:
+    """The reads of one gateway. Invariant: a LAC that is told comes with a row that is at least as
+    new, so that the entries up to it are looked for where they are.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        handles: Mapping[int, WriteHandle],
+        rows: Rows,
+        ports: Ports,
+        peers: Peers,
+        gatekeeper: Gatekeeper,
+    ) -> None:
+        """`writer` is this process, `handles` are its ledgers."""
+        self._writer = writer
+        self._handles = handles
+        self._rows = rows
+        self._ports = ports
+        self._peers = peers
+        self._gatekeeper = gatekeeper
+        self.tails = Tails(self._ask_for_lac, ports.tasks)
+
+    async def read(
+        self,
+        ledger_id: int,
+        first: int,
+        *,
+        last: int | None = None,
+        limit: int = 100,
+        max_bytes: int = 1 << 20,
+        password: str | None = None,
+    ) -> ReadResult:
+        """Confirmed entries from `first` on. Raises: EntryUnavailable, NoSuchLedger."""
+        row, known = await self._confirmed(ledger_id)
+        self._gatekeeper.check(row, password)
+        end = min(known.last_add_confirmed, first + limit - 1)
+        if last is not None:
+            end = min(end, last)
+        runs = []
+        if first <= end:
+            runs = await read_range(self._ports, row, first, end, max_bytes)
+        return ReadResult(
+            tuple(runs),
+            runs[-1].last + 1 if runs else first,
+            known.last_add_confirmed,
+            known.closed,
+            known.lac_source,
+            row.last_entry if known.closed else None,
+        )
+
+    async def entry(
+        self, ledger_id: int, entry_id: int, *, password: str | None = None
+    ) -> EntryResult:
+        """One entry. Raises: NoSuchEntry, NotYetConfirmed, EntryUnavailable (rule 5)."""
+        found = await self.read(ledger_id, entry_id, limit=1, password=password)
+        if not found.runs:
+            row, known = await self._confirmed(ledger_id, is_strict=True)
+            if entry_id <= known.last_add_confirmed:
+                found = await self.read(ledger_id, entry_id, limit=1, password=password)
+            if not found.runs:
+                raise _absent(row, known, entry_id)
+        run = found.runs[0]
+        return EntryResult(bytes(run.payload(0)), found.last_add_confirmed, found.closed)
+
+    async def last_add_confirmed(
+        self,
+        ledger_id: int,
+        *,
+        after: int | None = None,
+        wait_s: float = 0.0,
+        password: str | None = None,
+    ) -> Confirmation:
+        """The LAC; with `after`, as soon as it is above that or the ledger is closed."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + wait_s
+        while True:
+            row, known = await self._confirmed(ledger_id)
+            self._gatekeeper.check(row, password)
+            left_s = end - loop.time()
+            if after is None or known.last_add_confirmed > after or known.closed or left_s <= 0:
+                return known
+            handle = self._handles.get(ledger_id)
+            if handle is not None and handle.is_live:
+                await handle.tails.wait(after, left_s)
+            else:
+                await self.tails.wait(ledger_id, after, left_s)
+
+    async def writers_lac(
+        self, ledger_id: int, *, after: int | None, wait_s: float
+    ) -> tuple[Confirmation, int]:
+        """What this process says as the ledger's writer, and the row's version.
+
+        Raises: WriterLost where it has no live handle and the ledger is not closed.
+        """
+        handle = self._handles.get(ledger_id)
+        if handle is not None and handle.is_live:
+            if after is not None and handle.last_add_confirmed <= after and wait_s > 0:
+                await handle.tails.wait(after, wait_s)
+            if handle.is_live:
+                lac = handle.last_add_confirmed
+                return Confirmation(lac, closed=False, lac_source="writer"), handle.row.version
+        row = await self._rows.row(ledger_id)
+        if not is_closed(row):
+            row = await self._rows.fresh(ledger_id)
+        if not is_closed(row):
+            raise WriterLost("no write handle", ledger_id=ledger_id, outcome=NOT_DONE)
+        return _confirmed_end(row), row.version
+
+    async def _confirmed(
+        self, ledger_id: int, *, is_strict: bool = False
+    ) -> tuple[LedgerMetadata, Confirmation]:
+        """How far a ledger is confirmed, and a row that is at least as new as that.
+
+        With `is_strict` the row was read from the primary, for a negative answer (rule 5).
+        """
+        handle = self._handles.get(ledger_id)
+        if handle is not None and self._rows.cached(ledger_id) is None:
+            self._rows.put(handle.row)  # what is written here is known here, whoever is away
+        row = await (self._rows.fresh(ledger_id) if is_strict else self._rows.row(ledger_id))
+        if is_closed(row):
+            return row, _confirmed_end(row)
+        if handle is not None:
+            if handle.is_live:
+                lac = handle.last_add_confirmed
+                return handle.row, Confirmation(lac, closed=False, lac_source="writer")
+        elif row.writer is not None and row.writer.id != self._writer.id:
+            with contextlib.suppress(WriterLost, MetadataUnavailable):
+                return await self._ask_writer(row.writer, row, ledger_id)
+        if not is_strict:
+            with contextlib.suppress(MetadataUnavailable):
+                row = await self._rows.fresh(ledger_id)
+            if is_closed(row):
+                return row, _confirmed_end(row)
+        lac_by_bookies = await confirmed_by_bookies(row, self._ports.bookies)
+        if lac_by_bookies is None:
+            raise EntryUnavailable(
+                "neither the writer nor enough bookies say how far the ledger is confirmed",
+                ledger_id=ledger_id,
+            )
+        return row, Confirmation(lac_by_bookies, closed=False, lac_source="bookies")
+
+    async def _ask_writer(
+        self,
+        writer: Writer,
+        row: LedgerMetadata,
+        ledger_id: int,
+        *,
+        after: int | None = None,
+        wait_s: float = 0.0,
+    ) -> tuple[LedgerMetadata, Confirmation]:
+        lac, closed, version = await self._peers.last_add_confirmed(
+            writer, ledger_id, after=after, wait_s=wait_s
+        )
+        if closed or version > row.version:
+            row = await self._rows.row(ledger_id, newer_than=version - 1)
+        if is_closed(row):
+            return row, _confirmed_end(row)
+        return row, Confirmation(lac, closed=False, lac_source="writer")
+
+    async def _ask_for_lac(self, ledger_id: int, after: int, wait_s: float) -> Confirmation:
+        """For Tails: waits at the writer where that can be reached."""
+        row = await self._rows.row(ledger_id)
+        writer = row.writer
+        if not is_closed(row) and writer is not None and writer.id != self._writer.id:
+            with contextlib.suppress(WriterLost):
+                _, known = await self._ask_writer(
+                    writer, row, ledger_id, after=after, wait_s=wait_s
+                )
+                return known
+        return (await self._confirmed(ledger_id))[1]
+
+
+def _confirmed_end(row: LedgerMetadata) -> Confirmation:
+    end = NO_ENTRY if row.last_entry is None else row.last_entry
+    return Confirmation(end, closed=True, lac_source="metadata")
+
+
+def _absent(row: LedgerMetadata, known: Confirmation, entry_id: int) -> QuorumLogError:
+    """What may be said of an entry that is not there (rule 5)."""
+    is_beyond = entry_id > known.last_add_confirmed
+    if known.closed and is_beyond:
+        return NoSuchEntry(
+            f"the ledger ends at {row.last_entry}", ledger_id=row.ledger_id, entry_id=entry_id
+        )
+    if known.lac_source == "writer" and is_beyond:
+        return NotYetConfirmed(
+            f"confirmed up to {known.last_add_confirmed}",
+            ledger_id=row.ledger_id,
+            entry_id=entry_id,
+        )
+    return EntryUnavailable(
+        f"confirmed up to {known.last_add_confirmed}, as {known.lac_source} say",
+        ledger_id=row.ledger_id,
+        entry_id=entry_id,
+    )
