@@ -4,14 +4,25 @@ Recovery and regular reads both ask here. Only two answers are knowledge: a dige
 an explicit negative; an entry of which neither is known is unknown (architecture 2.3).
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from enum import Enum
 
 from quorumlog.protocol import record
+from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.messages import ReadAnswered, Status
 from quorumlog.protocol.metadata import Fragment
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Codec, Run
+
+Ranges = tuple[tuple[int, int], ...]
+"""Disjoint ranges of entry ids, ascending, both ends inclusive."""
+
+
+def _names(ranges: Ranges, entry_id: int) -> bool:
+    """Whether ranges name an entry. A striped member's answer has hundreds of them."""
+    at = bisect_right(ranges, (entry_id, ID_MAX)) - 1
+    return at >= 0 and entry_id <= ranges[at][1]
 
 
 class Verdict(Enum):
@@ -59,7 +70,7 @@ class Tally:
         self.first = first
         self.last = last
         self.found: dict[int, tuple[Run, int]] = {}
-        self.absent: list[tuple[tuple[int, int], ...]] = []
+        self.absent: list[Ranges] = []
         self.what: list[str] = []
         self.cursors: list[int | None] = []
         self.lost = 0
@@ -134,7 +145,7 @@ class Tally:
         for position in self.quorum.write_set(entry_id):
             if self.lost & 1 << position:
                 lost += 1
-            elif any(first <= entry_id <= last for first, last in self.absent[position]):
+            elif _names(self.absent[position], entry_id):
                 negative += 1
         return negative, lost
 
@@ -152,7 +163,8 @@ class Tally:
             self.cursors[position] = None
             self.what[position] = answer.status.value
             return None
-        self.absent[position] += absent
+        absent = tuple(sorted(absent))
+        self.absent[position] = tuple(sorted(self.absent[position] + absent))
         named: set[int] = set()
         if run is not None:
             bad = self._invalid(run, codec)
@@ -175,13 +187,14 @@ class Tally:
         return set(run.invalid(codec))
 
     def _unnamed(
-        self, position: int, cursor: int, named: set[int], absent: tuple[tuple[int, int], ...]
+        self, position: int, cursor: int, named: set[int], absent: Ranges
     ) -> Iterator[int]:
+        size, residues = self.quorum.ensemble_size, self.quorum.residues(position)
         for entry_id in range(cursor, self.last + 1):
             if (
                 entry_id not in named
-                and self.quorum.is_member(position, entry_id)
-                and not any(first <= entry_id <= last for first, last in absent)
+                and entry_id % size in residues
+                and not _names(absent, entry_id)
             ):
                 yield entry_id
 
@@ -205,7 +218,7 @@ class Tally:
         """A member of the write set that knows nothing of an entry, for the error."""
         members = self.fragment.bookies
         for position in self.quorum.write_set(entry_id):
-            if not any(first <= entry_id <= last for first, last in self.absent[position]):
+            if not _names(self.absent[position], entry_id):
                 return members[position]
         return members[self.quorum.write_set(entry_id)[0]]
 
@@ -213,7 +226,7 @@ class Tally:
         """What each member of the write set answered of an entry that is not present."""
         parts = []
         for position in self.quorum.write_set(entry_id):
-            is_absent = any(first <= entry_id <= last for first, last in self.absent[position])
+            is_absent = _names(self.absent[position], entry_id)
             what = "absent" if is_absent else self.what[position]
             parts.append(f"{self.fragment.bookies[position]}: {what}")
         return ", ".join(parts)
