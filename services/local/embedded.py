@@ -220,7 +220,8 @@ def _processes_in(folder: Path) -> list[int]:
 def _environment() -> dict[str, str]:
     """Ours without what steers Postgres's tools (PGHOST, PGDATA…) or the language of messages."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_"))}
-    return {**kept, "LC_ALL": "C", "TZ": "UTC"}
+    # PGUSER: libpq would look up our own name, which we may not have.
+    return {**kept, "LC_ALL": "C", "TZ": "UTC", "PGUSER": USER}
 
 
 def _postgres_for(data: Path) -> Path:
