@@ -77,6 +77,12 @@ mutants: setup ## take each safety guard out; its absence must be noticed: RULES
 chaos: setup ## kill processes at random for TIME= and check what was acknowledged
 	@exec $(PY) -m tests.chaos --time $(or $(TIME),60s) --seed $(or $(SEED),1) $(ARGS)
 
+crash: setup ## a bookie's storage against a dictionary, through power cuts, for TIME= seconds
+	$(PY) -m tests.bookie.crash $(or $(TIME),60)
+
+flips: setup ## flip every single bit of a small log: all are found, or harmless
+	$(PY) -m tests.bookie.flips
+
 lock: setup ## write requirements/*.lock anew from pyproject.toml
 	@$(PIP) install -q uv
 	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --extra setup --extra services -o requirements/services.lock

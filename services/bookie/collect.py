@@ -73,8 +73,17 @@ class MetadataRows:
 class Collector:
     """Gives up what nobody needs. Invariant: nothing is dropped on a first look."""
 
-    def __init__(self, store: Store, rows: Rows, cluster_id: str, *, grace_s: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rows: Rows,
+        cluster_id: str,
+        *,
+        grace_s: float,
+        live_share_min: float = LIVE_SHARE_MIN,
+    ) -> None:
         """`grace_s` passes between the two looks."""
+        self._live_share_min = live_share_min
         self._store = store
         self._rows = rows
         self._cluster_id = cluster_id
@@ -130,7 +139,7 @@ class Collector:
             if position is None or number >= position.segment:
                 break
             size = store.segments.path(number).stat().st_size
-            if used[number] <= size * LIVE_SHARE_MIN:
+            if used[number] <= size * self._live_share_min:
                 await self._give_up(number)
 
     async def _give_up(self, number: int) -> None:

@@ -93,8 +93,12 @@ class Store:
     process owns the directory; the checkpoint names a place below which everything is on disk.
     """
 
-    def __init__(self, directory: Path, me: str, options: StoreOptions) -> None:
+    def __init__(
+        self, directory: Path, me: str, options: StoreOptions, *, lock_held: int | None = None
+    ) -> None:
         """Locks and opens the directory, and replays its log. Blocks; nothing is served yet.
+
+        `lock_held`: the lock that the caller took already, by `locked`.
 
         Raises: DirectoryInUse, LogDamaged.
         """
@@ -102,7 +106,7 @@ class Store:
         self.me = me
         self.options = options
         directory.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(directory)
+        self._lock = locked(directory) if lock_held is None else lock_held
         self.segments = Segments(directory / "log", options.segment_bytes)
         self._ledgers: dict[int, Ledger] = {}
         self._applied_count = 0
@@ -550,6 +554,13 @@ class Store:
                 self._ledgers.pop(ledger.ledger_id, None)
         self.counters["checkpoints"] += 1
 
+    def write_index(self) -> None:
+        """A checkpoint at the end of a replay, where no loop runs."""
+        changes = [(ledger, ledger.change()) for ledger in self._ledgers.values()]
+        self.index.write(self._position, [change for _, change in changes])
+        for ledger, change in changes:
+            ledger.checkpointed(change)
+
     def trim(self) -> None:
         """Forget idle ledgers beyond the limit: the index knows them."""
         if len(self._ledgers) > LEDGERS_MAX:
@@ -607,7 +618,7 @@ def _open_index(path: Path) -> Index:
         return Index(path)
 
 
-def _locked(directory: Path) -> int:
+def locked(directory: Path) -> int:
     """The directory's lock. Raises DirectoryInUse."""
     fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:

@@ -16,6 +16,7 @@ from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import AddAsked, FenceAsked
+from services.bookie.collect import Collector
 from tests.bookie.support import (
     KEY,
     ME,
@@ -41,6 +42,19 @@ IDS = st.one_of(
         lambda t: range(t[0], t[0] + t[1] * t[2], t[1])
     ),
 )
+
+
+class Rows:
+    """Nobody is asked about ledgers where only segments are moved."""
+
+    async def read(self, ledger_id: int) -> Any:
+        raise NotImplementedError
+
+    async def cluster_id(self) -> str:
+        raise NotImplementedError
+
+    async def named(self, bookie: str) -> set[int]:
+        raise NotImplementedError
 
 
 class StoreAgainstDictionary(RuleBasedStateMachine):
@@ -132,6 +146,15 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
         self._store = self._runner.run(self._start(directory))
 
         assert self._store.replayed.was_clean
+
+    @rule()
+    def move_all_old_segments(self) -> None:
+        collector = Collector(self._store, Rows(), "", grace_s=0, live_share_min=1.0)
+        self._runner.run(collector.free_segments())
+        position = self._store.index.checkpoint()
+
+        assert position is not None
+        assert min(self._store.segments.numbers()) >= position.segment - 1
 
     @rule()
     def lose_the_index(self) -> None:
