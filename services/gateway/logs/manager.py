@@ -354,8 +354,13 @@ class LogManager:
 
     async def append(self, name: str, call: Append) -> LogAppended:
         """Append records as one batch, through whoever owns the log."""
-        async with self._deadline(name):
-            return await self._append(self._slot(name), call, is_forwarded=False)
+        try:
+            async with self._deadline(name):
+                return await self._append(self._slot(name), call, is_forwarded=False)
+        except QuorumLogError as error:
+            if call.producer is not None and error.outcome == UNKNOWN:
+                error.retryable = True  # a repeat gets the first answer, if there was one
+            raise
 
     async def append_here(self, name: str, call: Append) -> LogAppended:
         """Append for another gateway. Raises: WriterLost, not done, when this is not the owner."""

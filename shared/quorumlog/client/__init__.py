@@ -5,10 +5,29 @@ async with Client("http://127.0.0.1:8080") as client:
     await ledger.append(b"hello")
     async for entry in ledger.entries():
         print(entry.entry_id, entry.payload)
+
+    log = await client.create_log("events")
+    await log.producer("me").append(b"exactly once")
+    async for record in log.tail():
+        print(record.offset, record.value)
 """
 
 from quorumlog.client.client import Client
 from quorumlog.client.ledger import Appended, Entry, Ledger, Page
+from quorumlog.client.log import Log, LogAppended, LogPage, LogRecord, Producer, Record
 from quorumlog.client.transport import ConnectionLost
 
-__all__ = ["Appended", "Client", "ConnectionLost", "Entry", "Ledger", "Page"]
+__all__ = [
+    "Appended",
+    "Client",
+    "ConnectionLost",
+    "Entry",
+    "Ledger",
+    "Log",
+    "LogAppended",
+    "LogPage",
+    "LogRecord",
+    "Page",
+    "Producer",
+    "Record",
+]

@@ -3,10 +3,12 @@
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
+from urllib.parse import quote
 
 import orjson
 
 from quorumlog.client.ledger import Ledger, with_password
+from quorumlog.client.log import Log
 from quorumlog.client.transport import Transport
 
 
@@ -96,6 +98,35 @@ class Client:
             page = await self._get("/v1/ledgers", params)
             for ledger in page["ledgers"]:
                 yield ledger
+            if page["next"] is None:
+                return
+            params["after"] = page["next"]
+
+    async def create_log(self, name: str, **settings: Any) -> Log:
+        """Create a log, or get it where it exists with the same settings (API: `PUT /v1/logs`).
+
+        Raises: LogExists where it has others.
+        """
+        log = Log(self._transport, name)
+        await self._transport.request(
+            "PUT",
+            f"/v1/logs/{quote(name, safe='')}",
+            body=orjson.dumps(settings),
+            is_repeatable=True,
+        )
+        return log
+
+    def log(self, name: str) -> Log:
+        """A log that exists; asks nobody."""
+        return Log(self._transport, name)
+
+    async def logs(self) -> AsyncIterator[dict[str, Any]]:
+        """All logs by name, asked for page by page."""
+        params: dict[str, str | int] = {"limit": 1000}
+        while True:
+            page = await self._get("/v1/logs", params)
+            for log in page["logs"]:
+                yield log
             if page["next"] is None:
                 return
             params["after"] = page["next"]
