@@ -12,6 +12,7 @@ from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
     EntryUnavailable,
+    InvalidRequest,
     LedgerClosed,
     LedgerFenced,
     MetadataUnavailable,
@@ -19,6 +20,7 @@ from quorumlog.errors import (
     Overloaded,
     QuorumLogError,
     QuorumTimeout,
+    RecoveryBlocked,
     WriterLost,
 )
 from quorumlog.net.ports import Times
@@ -411,3 +413,30 @@ async def test_readers_of_a_lost_writers_ledger_hear_from_the_bookies(stores: St
         assert 0 <= page.last_add_confirmed <= 4
         await world.other.recover(row.ledger_id)
         assert await payloads(world.other, row.ledger_id) == [b"%d" % n for n in range(5)]
+
+
+async def test_a_recovery_that_lost_members_block_ends_once_they_are_declared_lost(
+    stores: Stores,
+) -> None:
+    async with world_of(stores, bookies=5) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"one"])
+        for bookie in world.of(row):
+            await until(partial(bookie.entries, row.ledger_id), "it has the entry")
+        await world.gateways[0].kill()
+        lost = world.of(row)[:2]
+        for bookie in lost:
+            await bookie.stop()
+
+        with pytest.raises(RecoveryBlocked):
+            await world.other.recover(row.ledger_id)
+        with pytest.raises(InvalidRequest):
+            await world.other.recover(row.ledger_id, declare_lost=["bookie-77"])
+        closed = await world.other.recover(
+            row.ledger_id, declare_lost=[lost[0].name, lost[1].member]
+        )
+
+        assert (closed.state, closed.last_entry) == (State.CLOSED, 0)
+        assert closed.may_lack_entries
+        assert set(closed.declared_lost) == {bookie.member for bookie in lost}
+        assert await payloads(world.other, row.ledger_id) == [b"one"]
