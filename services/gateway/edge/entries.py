@@ -37,7 +37,7 @@ from services.gateway.edge.limits import BATCH_ENTRIES_MAX, READ_BYTES_MAX, WAIT
 from services.gateway.edge.params import EVENTS, FRAMES, JSON, NDJSON, OCTETS
 from services.gateway.edge.payloads import encoded, entry_too_large, from_frames, from_json
 from services.gateway.edge.pipe import Pipe
-from services.gateway.edge.sockets import LedgerSocket
+from services.gateway.edge.sockets import LedgerSubject, serve
 from services.gateway.edge.streams import (
     Range,
     Source,
@@ -193,7 +193,8 @@ class Entries:
         params.query(request)
         password = password_of(request)
         await self._engine.get(ledger_id)
-        return await LedgerSocket(self._engine, self._room, ledger_id, password).serve(request)
+        subject = LedgerSubject(self._engine, self._room, ledger_id, password)
+        return await serve(request, self._room, subject)
 
     def routes(self) -> list[op.Route]:
         """The operations with their handlers."""

@@ -1,24 +1,33 @@
-"""Logs as streams: NDJSON both ways, and Server-Sent Events that follow the tail.
+"""Logs as streams: NDJSON both ways, Server-Sent Events that follow the tail, and WebSockets.
 
 A stream of appends is cut into record batches as it comes: one while the one before it is in
 flight. So a producer's sequence, which counts requests, has no place in it.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol import batch
+from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
 from quorumlog.wire import problems
 from services.gateway.edge.body import Room
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
-from services.gateway.edge.log_payloads import record_of_line, records_json
+from services.gateway.edge.log_payloads import (
+    check_size,
+    record_of_line,
+    records_frames,
+    records_from_json,
+    records_json,
+)
 from services.gateway.edge.middleware import REQUEST_ID
 from services.gateway.edge.params import EVENTS, NDJSON
+from services.gateway.edge.payloads import from_frames
 from services.gateway.edge.pipe import Pipe
+from services.gateway.edge.sockets import Message, Tail, first_of
 from services.gateway.edge.streams import append_lines, opened
 from services.gateway.interface import Appended
 from services.gateway.logs.manager import LogManager
@@ -127,6 +136,54 @@ class LogSource:
             wait_s = self._room.limits.comment_every_s
             if page.closed or self.is_over or self._room.is_ending:
                 return
+
+
+class LogSubject:
+    """A log behind a socket."""
+
+    def __init__(self, logs: LogManager, room: Room, name: str, token: int | None) -> None:
+        self.pipe = Pipe(_Lane(logs, name, token), room, 0, None)
+        self._source: Callable[[Start], LogSource] = lambda start: LogSource(
+            logs, room, name, start
+        )
+
+    def payloads(self, data: Message) -> list[bytes]:
+        """Frames, or the JSON of an append, as batches of one record."""
+        if isinstance(data, bytes):
+            records = tuple(Record(value) for value in from_frames(data, BATCH_BYTES_MAX))
+            check_size(records)
+        else:
+            records = records_from_json(data.encode())
+        return [batch.encode((record,), append_time_ms=0, records_before=0) for record in records]
+
+    def acknowledged(self, appended: Appended) -> str:
+        """`{"first_offset","last_offset"}`."""
+        return f'{{"first_offset":{appended.first},"last_offset":{appended.last}}}'
+
+    def tail(self, start: Any, encoding: str) -> Tail:
+        """Pages as `{"entries","next","first_offset","closed"}`, and the end."""
+        if start not in ("earliest", "latest"):
+            start = first_of(start)
+        return self._follow(self._source(start), encoding)
+
+    async def _follow(self, source: LogSource, encoding: str) -> Tail:
+        async for page in source.tail():
+            if page.records:
+                yield _page(page, encoding)
+            if page.closed:
+                yield f'{{"end":{{"next_offset":{page.next}}}}}'
+
+
+def _page(page: LogRead, encoding: str) -> Message:
+    if encoding == "frames":
+        return records_frames(page.records)
+    body = b'{"entries":[%b],"next":%d,"first_offset":%d,"closed":%b}' % (
+        b",".join(records_json(page.records, encoding)),
+        page.next,
+        page.first_offset,
+        b"true" if page.closed else b"false",
+    )
+    return body.decode()
 
 
 def position(found: LogRead) -> dict[str, str]:

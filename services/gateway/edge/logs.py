@@ -42,6 +42,7 @@ from services.gateway.edge.log_payloads import (
 )
 from services.gateway.edge.log_streams import (
     LogSource,
+    LogSubject,
     append_records,
     position,
     send_events,
@@ -49,6 +50,7 @@ from services.gateway.edge.log_streams import (
 )
 from services.gateway.edge.params import EVENTS, FRAMES, JSON, NDJSON, OCTETS
 from services.gateway.edge.payloads import from_frames
+from services.gateway.edge.sockets import serve
 from services.gateway.edge.streams import last_event_id
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ports import Append
@@ -234,6 +236,14 @@ class Logs:
             limit, max_bytes = limit or _LIMIT, max_bytes or _MAX_BYTES
         return LogSource(self._logs, self._room, name, start, limit=limit, max_bytes=max_bytes)
 
+    async def socket(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/logs/{name}/ws."""
+        name = _name(request)
+        params.query(request)
+        token = token_of(request)
+        await self._logs.get(name)
+        return await serve(request, self._room, LogSubject(self._logs, self._room, name, token))
+
     def routes(self) -> list[op.Route]:
         """The operations with their handlers."""
         return [
@@ -243,6 +253,7 @@ class Logs:
             (DELETE, self.delete),
             (APPEND, self.append),
             (READ, self.read),
+            (SOCKET, self.socket),
             (OPEN, self.open),
             (ROLL, self.roll),
             (TRUNCATE, self.truncate),
@@ -445,6 +456,9 @@ TRUNCATE: Final = _order(
     body={JSON: op.Content(log_models.LogTruncate, {"ten": {"before": 10}})},
 )
 CLOSE: Final = _order("close", "closeLog", "Close a log for good")
+_WRITER_TOKEN: Final = _number(
+    "Writer-Token", "From `open`, where the log was opened for one writer."
+)
 APPEND: Final = op.Operation(
     "POST",
     "/v1/logs/{name}/entries",
@@ -466,7 +480,7 @@ APPEND: Final = op.Operation(
         ),
         _number("Producer-Epoch", "A higher epoch ends the lower ones of this producer."),
         _number("Producer-Seq", "Counts this producer's requests from 0 in each epoch."),
-        _number("Writer-Token", "From `open`, where the log was opened for one writer."),
+        _WRITER_TOKEN,
     ),
     {
         JSON: op.Content(
@@ -615,4 +629,18 @@ READ: Final = op.Operation(
         )
     },
     errors=(*_ERRORS, NoSuchLog, OffsetTruncated, EntryUnavailable, RecoveryBlocked),
+)
+SOCKET: Final = op.Operation(
+    "GET",
+    "/v1/logs/{name}/ws",
+    "logSocket",
+    "Logs",
+    "Append and follow the tail over one WebSocket",
+    "Send frames as binary messages, or the JSON of an append as text: each acknowledged batch is "
+    'told by its offsets, all before it included. `{"tail":{"from":0,"encoding":"base64"}}` asks '
+    "for the tail (from `earliest` and `latest` too, encoding `frames` for binary messages). A "
+    "problem object ends the socket.",
+    (_NAME_PARAMETER, _WRITER_TOKEN),
+    answers={101: op.Answer("The socket is open.")},
+    errors=(*op.ALWAYS, *op.WITH_METADATA, NoSuchLog),
 )

@@ -1,19 +1,21 @@
-"""A ledger over one WebSocket: appends with cumulative acknowledgements, and the tail.
+"""One WebSocket for appends, with cumulative acknowledgements, and for the tail.
 
 Client to gateway: a binary message is frames to append; a text message is the JSON of an append,
 or `{"tail":{"from":0,"encoding":"base64"}}` (encoding `frames` for binary messages). Gateway to
-client, as text: `{"first_entry","last_entry","last_add_confirmed"}` for each acknowledged run, all
-before it included; pages of the tail as `{"entries","next","last_add_confirmed","closed"}`, and
-`{"end":{"last_entry"}}` once the ledger is closed; a problem object, after which the socket ends.
+client, as text: a range of ids for each acknowledged run, all before it included; pages of the
+tail as reads give them, and `{"end":…}` once nothing can follow; a problem object, after which the
+socket ends.
 """
 
 import asyncio
 import contextlib
-from typing import Any, Final
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, Protocol
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from quorumlog.errors import BadRequest, QuorumLogError
+from quorumlog.errors import BadRequest, InvalidRequest, QuorumLogError
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire import problems
 from services.gateway.edge import strict
@@ -24,7 +26,9 @@ from services.gateway.edge.params import invalid
 from services.gateway.edge.payloads import from_frames, from_json
 from services.gateway.edge.pipe import Pipe
 from services.gateway.edge.streams import Range, Source, beside, is_end
-from services.gateway.interface import EngineInterface, ReadResult
+from services.gateway.interface import Appended, EngineInterface, ReadResult
+
+log = logging.getLogger(__name__)
 
 _HEARTBEAT_S: Final = 20.0
 """Pings: below the 60 s after which proxies commonly cut what is silent."""
@@ -32,113 +36,167 @@ _CONTROL_BYTES_MAX: Final = 300
 """A message that asks for the tail is short; longer ones are not looked at for that."""
 _ENCODINGS: Final = ("base64", "text", "json", "frames")
 
+Message = str | bytes
+Tail = AsyncIterator[Message]
 
-class LedgerSocket:
-    """One client's socket on one ledger. Invariant: one stream of appends, at most one tail."""
 
-    def __init__(
-        self, engine: EngineInterface, room: Room, ledger_id: int, password: str | None
-    ) -> None:
-        self._engine = engine
-        self._room = room
-        self._ledger_id = ledger_id
-        self._password = password
-        self._pipe = Pipe(engine, room, ledger_id, password)
-        self._tail: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
-        self._socket = web.WebSocketResponse(
-            heartbeat=_HEARTBEAT_S, max_msg_size=room.limits.body_bytes_max, compress=False
-        )
+class Subject(Protocol):
+    """What a socket appends to and follows."""
 
-    async def serve(self, request: web.Request) -> web.WebSocketResponse:
-        """Talk until either side ends it. Raises BadRequest where the client wants no socket."""
-        socket = self._socket
-        if not socket.can_prepare(request).ok:
-            raise BadRequest("this route is for WebSockets: the request asks for no upgrade")
-        socket.headers["X-Request-Id"] = request[REQUEST_ID]
-        await socket.prepare(request)
-        with contextlib.suppress(ConnectionError):
-            async with beside(self._receive()), beside(self._follow()):
-                async for appended in self._pipe.acknowledged():
-                    await socket.send_str(
-                        f'{{"first_entry":{appended.first},"last_entry":{appended.last},'
-                        f'"last_add_confirmed":{appended.last_add_confirmed}}}'
-                    )
-            if self._pipe.error is not None:
-                document = problems.to_bytes(self._pipe.error, request[REQUEST_ID])
-                await socket.send_str(document.decode())
-                await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"problem")
-            await socket.close(code=WSCloseCode.GOING_AWAY)
-        return socket
+    pipe: Pipe
 
-    async def _receive(self) -> None:
+    def payloads(self, data: Message) -> list[bytes]:
+        """What a message appends. Raises BadRequest, InvalidRequest or TooLarge."""
+        ...
+
+    def acknowledged(self, appended: Appended) -> str:
+        """The message that tells of an acknowledged run."""
+        ...
+
+    def tail(self, start: Any, encoding: str) -> Tail:
+        """The messages of the tail. Raises InvalidRequest where it can't start there."""
+        ...
+
+
+async def serve(request: web.Request, room: Room, subject: Subject) -> web.WebSocketResponse:
+    """Talk until either side ends it. Raises BadRequest where the client wants no socket."""
+    socket = web.WebSocketResponse(
+        heartbeat=_HEARTBEAT_S, max_msg_size=room.limits.body_bytes_max, compress=False
+    )
+    if not socket.can_prepare(request).ok:
+        raise BadRequest("this route is for WebSockets: the request asks for no upgrade")
+    socket.headers["X-Request-Id"] = request[REQUEST_ID]
+    await socket.prepare(request)
+    talk = _Talk(socket, room, subject)
+    with contextlib.suppress(ConnectionError):
+        async with beside(talk.receive()), beside(talk.follow()):
+            async for appended in subject.pipe.acknowledged():
+                await socket.send_str(subject.acknowledged(appended))
+        if subject.pipe.error is not None:
+            document = problems.to_bytes(subject.pipe.error, request[REQUEST_ID])
+            await socket.send_str(document.decode())
+            await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"problem")
+        await socket.close(code=WSCloseCode.GOING_AWAY)
+    return socket
+
+
+class _Talk:
+    """What goes on beside the acknowledgements. Invariant: at most one tail."""
+
+    def __init__(self, socket: web.WebSocketResponse, room: Room, subject: Subject) -> None:
+        self._socket, self._room, self._subject = socket, room, subject
+        self._tail: asyncio.Future[Tail] = asyncio.get_running_loop().create_future()
+
+    async def receive(self) -> None:
         """Take messages until the client ends, or one of them is wrong."""
+        pipe = self._subject.pipe
         try:
             while True:
                 message = await self._room.wait(self._socket.receive())
                 if message is None or message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                     break
-                await self._take(message.data)
+                if not self._is_for_the_tail(message.data):
+                    await pipe.put(self._subject.payloads(message.data))
         except QuorumLogError as error:
-            self._pipe.finish(error)
+            pipe.finish(error)
+        except Exception:
+            log.exception("unhandled-error")
+            pipe.finish(QuorumLogError())
         else:
-            self._pipe.finish()
+            pipe.finish()
 
-    async def _take(self, data: str | bytes) -> None:
-        entry_bytes_max = self._room.limits.entry_bytes_max
-        if isinstance(data, bytes):
-            await self._pipe.put(from_frames(data, entry_bytes_max))
-            return
-        text = data.encode()
-        if len(text) <= _CONTROL_BYTES_MAX and b"tail" in text:
-            value = strict.loads(text)
-            if type(value) is dict and "tail" in value:
-                self._start_tail(value)
-                return
-        payloads, _ = from_json(text, entry_bytes_max)
-        await self._pipe.put(payloads)
-
-    def _start_tail(self, value: dict[str, Any]) -> None:
+    def _is_for_the_tail(self, data: Message) -> bool:
+        """Whether a message asks for the tail, which then starts."""
+        if isinstance(data, bytes) or len(data) > _CONTROL_BYTES_MAX or "tail" not in data:
+            return False
+        value = strict.loads(data.encode())
+        if type(value) is not dict or "tail" not in value:
+            return False
         asked = value["tail"]
         if len(value) > 1 or not isinstance(asked, dict) or asked.keys() - {"from", "encoding"}:
             raise invalid("/tail", "must be an object with from and encoding, and stand alone")
-        first, encoding = asked.get("from", 0), asked.get("encoding", "base64")
-        if type(first) is not int or not 0 <= first <= ID_MAX:
-            raise invalid("/tail/from", f"must be an integer from 0 to {ID_MAX}")
+        encoding = asked.get("encoding", "base64")
         if encoding not in _ENCODINGS:
             raise invalid("/tail/encoding", f"must be one of {', '.join(_ENCODINGS)}")
         if self._tail.done():
             raise invalid("/tail", "this socket has a tail already")
-        self._tail.set_result((first, encoding))
+        self._tail.set_result(self._subject.tail(asked.get("from", 0), encoding))
+        return True
 
-    async def _follow(self) -> None:
+    async def follow(self) -> None:
         """Send the tail, once it was asked for."""
-        first, encoding = await self._tail
-        source = Source(
-            self._engine,
-            self._room,
-            Range(self._ledger_id, first, password=self._password),
-        )
+        tail = await self._tail
         try:
-            async for page in source.tail():
-                if page.runs:
-                    await self._send_page(page, encoding)
-                if is_end(page):
-                    await self._socket.send_str(
-                        f'{{"end":{{"last_entry":{page.last_add_confirmed}}}}}'
-                    )
+            async for message in tail:
+                if isinstance(message, bytes):
+                    await self._socket.send_bytes(message)
+                else:
+                    await self._socket.send_str(message)
         except QuorumLogError as error:
-            self._pipe.finish(error)
+            self._subject.pipe.finish(error)
         except ConnectionError:
-            self._pipe.finish()
+            self._subject.pipe.finish()
+        except Exception:
+            log.exception("unhandled-error")
+            self._subject.pipe.finish(QuorumLogError())
 
-    async def _send_page(self, page: ReadResult, encoding: str) -> None:
-        if encoding == "frames":
-            await self._socket.send_bytes(entries_frames(page.runs))
-            return
-        body = b'{"entries":[%b],"next":%d,"last_add_confirmed":%d,"closed":%b}' % (
-            b",".join(entries_json(page.runs, encoding)),
-            page.next,
-            page.last_add_confirmed,
-            b"true" if page.closed else b"false",
+
+def first_of(start: Any) -> int:
+    """The id at which a tail starts."""
+    if type(start) is not int or not 0 <= start <= ID_MAX:
+        raise bad_start(f"must be an integer from 0 to {ID_MAX}")
+    return start
+
+
+def bad_start(detail: str) -> InvalidRequest:
+    """The error for a tail that can't start where it was asked to."""
+    return invalid("/tail/from", detail)
+
+
+class LedgerSubject:
+    """A ledger behind a socket."""
+
+    def __init__(
+        self, engine: EngineInterface, room: Room, ledger_id: int, password: str | None
+    ) -> None:
+        self.pipe = Pipe(engine, room, ledger_id, password)
+        self._entry_bytes_max = room.limits.entry_bytes_max
+        self._source: Callable[[int], Source] = lambda first: Source(
+            engine, room, Range(ledger_id, first, password=password)
         )
-        await self._socket.send_str(body.decode())
+
+    def payloads(self, data: Message) -> list[bytes]:
+        """Frames, or the JSON of an append."""
+        if isinstance(data, bytes):
+            return from_frames(data, self._entry_bytes_max)
+        return from_json(data.encode(), self._entry_bytes_max)[0]
+
+    def acknowledged(self, appended: Appended) -> str:
+        """`{"first_entry","last_entry","last_add_confirmed"}`."""
+        return (
+            f'{{"first_entry":{appended.first},"last_entry":{appended.last},'
+            f'"last_add_confirmed":{appended.last_add_confirmed}}}'
+        )
+
+    def tail(self, start: Any, encoding: str) -> Tail:
+        """Pages as `{"entries","next","last_add_confirmed","closed"}`, and the end."""
+        return self._follow(self._source(first_of(start)), encoding)
+
+    async def _follow(self, source: Source, encoding: str) -> Tail:
+        async for page in source.tail():
+            if page.runs:
+                yield _page(page, encoding)
+            if is_end(page):
+                yield f'{{"end":{{"last_entry":{page.last_add_confirmed}}}}}'
+
+
+def _page(page: ReadResult, encoding: str) -> Message:
+    if encoding == "frames":
+        return entries_frames(page.runs)
+    body = b'{"entries":[%b],"next":%d,"last_add_confirmed":%d,"closed":%b}' % (
+        b",".join(entries_json(page.runs, encoding)),
+        page.next,
+        page.last_add_confirmed,
+        b"true" if page.closed else b"false",
+    )
+    return body.decode()

@@ -5,6 +5,7 @@ Until the first byte of an answer an error is a status; after that it is the str
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,6 +25,8 @@ from services.gateway.edge.params import EVENTS, NDJSON
 from services.gateway.edge.payloads import from_line
 from services.gateway.edge.pipe import Pipe
 from services.gateway.interface import EngineInterface, ReadResult
+
+log = logging.getLogger(__name__)
 
 _PAGE_BYTES: Final = 1 << 20
 """What a stream reads ahead of its client (taste)."""
@@ -251,6 +254,9 @@ async def _read_lines(request: web.Request, room: Room, pipe: Pipe, parse: Parse
         pipe.finish(error)
     except (web.RequestPayloadError, ConnectionError):
         pipe.finish(BadRequest("the stream was cut short"))
+    except Exception:
+        log.exception("unhandled-error")
+        pipe.finish(QuorumLogError())
     else:
         pipe.finish()
 
