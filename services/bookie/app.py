@@ -33,6 +33,7 @@ _LEDGER: Final = "/v1/ledgers/{ledger_id}"
 _ROUTES: Final[tuple[tuple[str, str, _Handler, type[Body] | None], ...]] = (
     ("GET", "/v1/channel", handlers.open_channel, None),
     ("GET", "/v1/info", handlers.info, InfoBody),
+    ("PUT", "/v1/state", handlers.put_state, InfoBody),
     ("GET", "/v1/ledgers", handlers.list_ledgers, HeldList),
     ("GET", _LEDGER, handlers.get_ledger, HeldBody),
     ("POST", f"{_LEDGER}/entries", handlers.add_entries, VerdictBody),
@@ -97,7 +98,7 @@ class _StoreMetrics(Collector):
             )
         yield GaugeMetricFamily("bookie_pending_bytes", "queued", value=store.pending_bytes)
         yield GaugeMetricFamily("bookie_free_bytes", "room on disk", value=store.free_bytes())
-        yield GaugeMetricFamily("bookie_read_only", "1: no normal adds", value=store.is_read_only)
+        yield GaugeMetricFamily("bookie_read_only", "1: no normal adds", value=store.takes_no_adds)
 
 
 def _openapi() -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import BadRun, Entry, Run
 from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, ReadAsked, Verdict
-from quorumlog.wire.bodies import Body
+from quorumlog.wire.bodies import Body, BookieStatePut
 from services.bookie import channel
 from services.bookie import store as stores
 from services.bookie.bodies import (
@@ -175,6 +175,17 @@ async def digest_ranges(request: web.Request) -> web.StreamResponse:
         raise InvalidRequest(str(error)) from error
     digests = [await _digest(store, ledger_id, *span) for span in asked.ranges]
     return _json(DigestsBody(bookie=store.me, ledger_id=ledger_id, digests=tuple(digests)))
+
+
+async def put_state(request: web.Request) -> web.StreamResponse:
+    """Take adds, or none, or be emptied: `writable`, `read-only`, `draining`; kept over restarts."""
+    _store(request)
+    try:
+        wanted = BookieStatePut.model_validate_json(await request.read())
+    except ValidationError as error:
+        raise InvalidRequest(str(error)) from error
+    request.app[BOOKIE].set_state(wanted.state)
+    return await info(request)
 
 
 async def info(request: web.Request) -> web.StreamResponse:

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final, TypeVar
 
 from aiohttp import web
@@ -25,6 +26,7 @@ from services.bookie.cookie import (
     write_cookie,
 )
 from services.bookie.log import LogDamaged
+from services.bookie.segments import write_durably
 from services.bookie.store import DirectoryInUse, Store
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ T = TypeVar("T")
 
 REFUSED_STATUS: Final = 78
 """The process's exit status when it refuses to start: a person must look (EX_CONFIG)."""
+
+_STATE_FILE: Final = "state"
 
 DISK_STATUS: Final = 74
 """The process's exit status when the log can't be written any more (EX_IOERR)."""
@@ -59,11 +63,27 @@ class Bookie:
         self._end = end
         self._task: asyncio.Task[None] | None = None
         self._opened: Store | None = None
+        self._wanted: BookieMode = "writable"
+        self._told = asyncio.Event()
 
     @property
     def state(self) -> BookieMode:
-        """What it takes."""
-        return "read-only" if self.store is not None and self.store.is_read_only else "writable"
+        """What it takes: an operator's word, and what the disk allows."""
+        is_full = self.store is not None and self.store.is_read_only
+        return "read-only" if is_full and self._wanted == "writable" else self._wanted
+
+    def set_state(self, wanted: BookieMode) -> None:
+        """Do as an operator says, after restarts too. Blocks for one small file."""
+        store = self.store
+        assert store is not None, "it serves"
+        write_durably(store.directory / _STATE_FILE, wanted.encode())
+        self._obey(store, wanted)
+        log.warning("state-set", extra={"state": wanted})
+        self._told.set()
+
+    def _obey(self, store: Store, wanted: BookieMode) -> None:
+        self._wanted = wanted
+        store.is_closed_to_adds = wanted != "writable"
 
     async def ready(self) -> None:
         """Raises ReadOnly while it is starting."""
@@ -124,6 +144,7 @@ class Bookie:
         )
         cookie = await self._agree(local, has_data=has_data)
         store.rename(cookie.member)
+        self._obey(store, _wanted_state(directory))
         store.start(self._writer_failed)
         self.store = store
         return store
@@ -222,7 +243,10 @@ class Bookie:
             except QuorumLogError as error:
                 # It goes on serving: liveness is advice, never safety.
                 log.warning("heartbeat-failed", extra={"why": error.detail})
-            await asyncio.sleep(config.heartbeat_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(config.heartbeat_s):
+                    await self._told.wait()
+            self._told.clear()
 
     async def _collect(self, store: Store) -> None:
         """Give up what nobody needs, from time to time."""
@@ -244,3 +268,16 @@ class Bookie:
             f"bookie {self.config.bookie_name}: the log can't be written: {error!r}. The process"
             " ends; the next start trusts only what is proven to be on disk.",
         )
+
+
+def _wanted_state(directory: Path) -> BookieMode:
+    """What an operator said last; a file that can't be understood takes no adds."""
+    try:
+        text = (directory / _STATE_FILE).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return "writable"
+    match text:
+        case "writable" | "draining":
+            return text
+        case _:
+            return "read-only"

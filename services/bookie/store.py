@@ -131,6 +131,8 @@ class Store:
         self._pending_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_read_only = False
+        self.is_closed_to_adds = False
+        """An operator's word: the disk may have room, and no normal add is taken all the same."""
         self.is_full = False
         self.check_space()
 
@@ -190,7 +192,7 @@ class Store:
         run = asked.run
         if self._pending_bytes > self.options.pending_bytes_max:
             raise Overloaded
-        if self.is_read_only:
+        if self.takes_no_adds:
             asked = replace(asked, read_only=True)
             if self.is_full and (asked.recovery or asked.repair):
                 done(Verdict(Status.READ_ONLY))
@@ -569,6 +571,11 @@ class Store:
                 del self._ledgers[ledger_id]
 
     # --- room ---------------------------------------------------------------------------------------
+
+    @property
+    def takes_no_adds(self) -> bool:
+        """Whether only recovery's and repair's adds are taken."""
+        return self.is_read_only or self.is_closed_to_adds
 
     def free_bytes(self) -> int:
         """Room that is left for this bookie."""

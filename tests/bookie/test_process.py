@@ -186,3 +186,34 @@ async def test_a_kill_while_syncs_are_deferred_makes_a_new_incarnation(bookie: P
     bookie.start(DURABILITY="fsync")
 
     assert (await bookie.ready())["bookie"] == "b1@2"
+
+
+async def test_told_to_take_no_adds_it_obeys_after_restarts_too(bookie: Process) -> None:
+    async def told(state: str) -> int:
+        async with bookie.session.put(f"{bookie.url}/v1/state", json={"state": state}) as answer:
+            return answer.status
+
+    async def added(entry: int) -> Status:
+        client = BookieClient(lambda _: bookie.url, bookie.session, ChannelLimits())
+        try:
+            return await add(client, entry)
+        finally:
+            await client.close()
+
+    bookie.start()
+    await bookie.ready()
+    assert await added(0) is Status.OK
+    assert await told("asleep") == 422
+
+    for state in ("read-only", "draining"):
+        assert await told(state) == 200
+        assert await added(1) is Status.READ_ONLY
+        assert await added(0) is Status.OK  # it has that one
+
+    await bookie.kill()
+    bookie.start()
+
+    assert (await bookie.ready())["state"] == "draining"
+    assert await added(1) is Status.READ_ONLY
+    assert await told("writable") == 200
+    assert await added(1) is Status.OK

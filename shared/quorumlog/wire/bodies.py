@@ -320,6 +320,12 @@ BookieMode = Literal["writable", "read-only", "draining"]
 BookieState = Literal["writable", "read-only", "draining", "lost"]
 
 
+class BookieStatePut(Body):
+    """`PUT /v1/state` of a bookie: what an operator wants it to take."""
+
+    state: BookieMode
+
+
 class BookieHeartbeat(Body):
     """`PUT /v1/bookies/{name}/heartbeat`: this incarnation is there for `ttl_s` more."""
 
