@@ -8,7 +8,7 @@ be lost at any moment (architecture 2.2).
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import uuid4
@@ -61,6 +61,7 @@ from services.gateway.interface import (
 log = logging.getLogger(__name__)
 
 _HEARTBEAT_S: Final = 1.0
+_RESTART_S: Final = 1.0
 _CLOSE_S: Final = 30.0
 _CLOSES_AT_ONCE: Final = 64
 _HANDLES_KEPT: Final = 10_000
@@ -129,9 +130,8 @@ class Engine:
             narrow = NarrowMetadata(metadata)
             ports = Ports(bookies, narrow, directory, timers, tasks, config.times)
             engine = cls(config, metadata, directory, bookies, ports, Peers(session))
-            tasks.start(directory.follow())
-            tasks.start(engine._rows.follow())
-            tasks.start(engine._tell_that_it_lives())
+            for work in (directory.follow, engine._rows.follow, engine._tell_that_it_lives):
+                tasks.start(_forever(work))
             try:
                 yield engine
             finally:
@@ -555,6 +555,16 @@ class Engine:
             with contextlib.suppress(QuorumLogError):
                 await self._metadata.service_lives("gateway", self.writer.id, heartbeat)
             await asyncio.sleep(_HEARTBEAT_S)
+
+
+async def _forever(work: Callable[[], Awaitable[None]]) -> None:
+    """Background work that a gateway can't do without: a defect in it is told, and it goes on."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("background-work-failed")
+        await asyncio.sleep(_RESTART_S)
 
 
 class EngineForLogs:

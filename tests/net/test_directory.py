@@ -1,0 +1,94 @@
+"""The directory proposes live members and keeps the addresses of all."""
+
+from collections import Counter
+
+import pytest
+
+from quorumlog.errors import MetadataUnavailable
+from quorumlog.net.directory import Directory
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
+
+
+def bookie(number: int, state: BookieState = "writable", zone: str = "") -> BookieInfo:
+    return BookieInfo(id=f"b{number}@1", state=state, url=f"http://b{number}", zone=zone)
+
+
+async def directory_of(*bookies: BookieInfo) -> Directory:
+    async def fetch() -> BookieList:
+        return BookieList(bookies=bookies)
+
+    directory = Directory(fetch)
+    await directory.refresh()
+    return directory
+
+
+async def test_only_writable_members_that_are_not_excluded_are_proposed() -> None:
+    directory = await directory_of(
+        bookie(1), bookie(2), bookie(3, "read-only"), bookie(4, "draining"), bookie(5, "lost")
+    )
+
+    assert set(directory.candidates((), ())) == {"b1@1", "b2@1"}
+    assert directory.candidates((), ("b1@1",)) == ("b2@1",)
+    assert directory.address("b5") == "http://b5"
+    assert directory.address("b9") is None
+
+
+async def test_an_ensemble_spreads_over_zones() -> None:
+    directory = await directory_of(*[bookie(n, zone="abc"[n % 3]) for n in range(9)])
+
+    for _ in range(20):
+        found = directory.new_ensemble(3)
+        assert found is not None
+        members, is_degraded = found
+        assert not is_degraded
+        assert {int(member[1]) % 3 for member in members} == {0, 1, 2}
+
+
+async def test_a_replacement_comes_from_the_zone_that_was_left() -> None:
+    directory = await directory_of(*[bookie(n, zone="abc"[n % 3]) for n in range(9)])
+
+    found = directory.candidates(("b0@1", "b1@1", "b2@1"), ("b0@1", "b1@1", "b2@1"))
+    best = directory.candidates(("b0@1", "b1@1", "b2@1"), ("b0@1", "b1@1"))
+
+    assert Counter(int(member[1]) % 3 for member in found) == {0: 2, 1: 2, 2: 2}
+    assert int(best[0][1]) % 3 == 2
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+async def test_a_degraded_ensemble_leaves_every_write_set_its_ack_quorum(lost: int) -> None:
+    quorum = Quorum(5, 3, 2)
+    bookies = [bookie(n, "lost" if n < lost else "writable") for n in range(5)]
+    directory = await directory_of(*bookies)
+    dead = {one.id for one in bookies if one.state == "lost"}
+
+    assert directory.new_ensemble(5) is None
+    found = directory.new_ensemble(5, degraded_ack=(3, 2))
+
+    if found is None:
+        # Five neighbours with two gaps have three in a row with two gaps, wherever those are.
+        assert lost > 1
+        return
+    members, is_degraded = found
+    assert is_degraded
+    assert len(set(members)) == 5
+    for entry_id in range(5):
+        live = [p for p in quorum.write_set(entry_id) if members[p] not in dead]
+        assert len(live) >= 2
+
+
+async def test_an_old_list_serves_while_metadata_is_away() -> None:
+    answers = [BookieList(bookies=(bookie(1),))]
+
+    async def fetch() -> BookieList:
+        if not answers:
+            raise MetadataUnavailable("away")
+        return answers.pop()
+
+    directory = Directory(fetch)
+    assert not directory.is_known
+    await directory.refresh()
+    with pytest.raises(MetadataUnavailable):
+        await directory.refresh()
+
+    assert directory.writable() == ("b1@1",)
