@@ -50,6 +50,10 @@ LEDGERS_MAX: Final = 20_000
 REPLAY_CHUNK: Final = 100_000
 """Records that a replay keeps in memory before it gives them to the index."""
 
+CHECKPOINT_COST: Final = 2048
+"""What a record counts for the next checkpoint beside its bytes: parts of small entries are held in
+memory until then, some 300 bytes each, and a checkpoint of many stalls the loop."""
+
 COMPARE_ROUNDS_MAX: Final = 8
 """How often an add is compared again because others came in between; then it is unknown."""
 
@@ -507,7 +511,7 @@ class Store:
             counts[ledger] = counts.get(ledger, 0) + 1
         self._position = position
         self._pending_bytes -= size
-        self._since_checkpoint += size
+        self._since_checkpoint += size + CHECKPOINT_COST * len(records)
         self.counters["log_bytes"] += size
         self.counters["log_records"] += len(records)
         self.counters["log_syncs"] += 1
