@@ -93,6 +93,9 @@ class Plan:
     store_delay: tuple[int, int] = (500, 5 * MS)
     store_answer_loss: float = 0.0
     max_lost_copies: int = 0
+    """How many copies faults may destroy. From an ack quorum on, nothing promises that the ledger
+    can be closed or read; but what is acknowledged must not be denied even then.
+    """
     read_entries: int = 1000
     """How many entries a recovery asks for at a time."""
     faults: tuple[Fault, ...] = field(default=())
@@ -160,7 +163,7 @@ def draw(seed: int) -> Plan:
         timers=rng.choice((1.0, 1.0, 0.05, 0.005)),
         store_delay=rng.choice(((500, 5 * MS), (500, 500 * MS))),
         store_answer_loss=rng.choice((0.2, 0.6)) if on(0.3) else 0.0,
-        max_lost_copies=quorum.ack_quorum - 1,
+        max_lost_copies=99 if on(0.15) else quorum.ack_quorum - 1,
         read_entries=rng.choice((1, 2, 5, 1000)),
         faults=tuple(faults),
     )

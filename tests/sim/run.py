@@ -196,6 +196,10 @@ class Run:
         world = self.world
         world.heal()
         world.run_until(world.now + SETTLE)
+        if world.lost_copies >= self.plan.quorum.ack_quorum <= self.plan.max_lost_copies:
+            self.recover(3)
+            world.run_until(world.now + SETTLE)
+            return  # too much is lost for liveness: safety was judged on the way
         if self._is_writing():
             before, asked = self.writer.confirmed, self.payloads
             self.append(1)
