@@ -66,7 +66,7 @@ scenarios: setup ## play the golden traces again and write down what comes of th
 	$(PY) -m tests.scenarios --write
 
 sim: setup ## simulate clusters under faults: SEEDS= how many, or SEED= one as a story
-	$(PY) -m tests.sim $(if $(SEED),--seed $(SEED) --seeds 1,--seeds $(or $(SEEDS),1000))
+	$(PY) -m tests.sim --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))
 
 explore: setup ## search all interleavings of small worlds: SCOPES= names, or all
 	$(PY) -m tests.explore $(SCOPES)

@@ -1,5 +1,5 @@
-"""`python -m tests.explore [scope…]`: search scopes to their end. Without a name: the quick ones;
-`all`: every one.
+"""`python -m tests.explore [words]`: search scopes to their end. Without words: the quick ones;
+`all`: every one; else those whose name holds the words.
 """
 
 import sys
@@ -10,12 +10,11 @@ from tests.explore.scopes import ALL, QUICK
 
 
 def main() -> int:
-    names = sys.argv[1:]
-    scopes = list(QUICK)
-    if names == ["all"]:
-        scopes = list(ALL.values())
-    elif names:
-        scopes = [ALL[name] for name in names]
+    words = " ".join(sys.argv[1:])
+    scopes = [scope for scope in ALL if words == "all" or words in scope.name] if words else QUICK
+    if not scopes:
+        names = "\n".join(scope.name for scope in ALL)
+        raise SystemExit(f"no scope is named {words!r}; there are:\n{names}")
     states = transitions = violations = complete = 0
     for scope in scopes:
         began = time.perf_counter()

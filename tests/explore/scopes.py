@@ -22,4 +22,4 @@ SLOW: Final = (
     Scope("one entry, two recoverers", recoverers=2),
 )
 
-ALL: Final = {scope.name: scope for scope in (*QUICK, *SLOW)}
+ALL: Final = (*QUICK, *SLOW)

@@ -5,7 +5,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.sim.run import run_seed, shrink
+from tests.sim.run import run_plan, run_seed, shrink
 
 
 def main() -> int:
@@ -26,6 +26,8 @@ def main() -> int:
         virtual_us += outcome.virtual_us
         ends[outcome.ended.partition(" ")[0]] += 1
         if outcome.violation is None:
+            if asked.seeds == 1:
+                print("\n".join(run_plan(outcome.plan, is_told=True).story))
             continue
         violations += 1
         small = shrink(outcome)

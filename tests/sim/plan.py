@@ -109,12 +109,13 @@ def draw(seed: int) -> Plan:
     """The plan of a seed."""
     rng = random.Random(f"plan-{seed}")
     quorum = Quorum(*rng.choice(SHAPES))
-    spares = rng.choice((0, 1, 1, 2, 3))
+    is_churning = rng.random() < 0.3  # long writing while bookies come and go: many fragments
+    spares = rng.choice((1, 2, 3) if is_churning else (0, 1, 1, 2, 3))
     heal_at = rng.choice((2, 8, 20)) * SECOND
-    pace = rng.choice((300, 2 * MS, 40 * MS, 400 * MS))
+    pace = rng.choice((2 * MS, 40 * MS, 400 * MS) if is_churning else (300, 2 * MS, 40 * MS))
     appends = []
     at = 0
-    for _ in range(rng.choice((1, 2, 3, 8, 20, 40))):
+    for _ in range(rng.choice((20, 40) if is_churning else (1, 2, 3, 8, 20))):
         at += rng.randint(0, pace)
         appends.append((at, rng.choice((1, 1, 1, 2, 5))))
     busy = at + SECOND // rng.choice((1, 10, 500))
@@ -126,11 +127,12 @@ def draw(seed: int) -> Plan:
     if on(0.55):
         window = rng.choice((busy, busy, heal_at))
         recoveries = tuple(sorted(rng.randint(0, window) for _ in range(rng.choice((1, 1, 2, 3)))))
-    enabled = [kind for kind in FAULT_KINDS if on(0.3)]
+    always = ("kill", "full") if is_churning else ()
+    enabled = [kind for kind in FAULT_KINDS if on(0.3) or kind in always]
     faults: list[Fault] = []
-    span = rng.choice((busy, heal_at))
+    span = busy if is_churning else rng.choice((busy, heal_at))
     for kind in enabled:
-        for _ in range(rng.choice((1, 1, 2, 4))):
+        for _ in range(rng.choice((2, 4, 8) if is_churning else (1, 1, 2, 4))):
             lasts = rng.choice((5 * MS, 100 * MS, SECOND, 5 * SECOND, 30 * SECOND))
             faults.append(
                 Fault(rng.randint(0, span), kind, lasts, rng.randint(0, 59), rng.randint(0, 59))
