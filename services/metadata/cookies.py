@@ -6,11 +6,30 @@ import asyncpg
 import orjson
 
 from quorumlog.errors import InvalidRequest, RouteNotFound, VersionConflict
-from quorumlog.wire.bodies import CookiePut, CookieRow
+from quorumlog.wire.bodies import BookieUses, CookiePut, CookieRow, LedgerUse
 from services.metadata.database import Connection, Database
 from services.metadata.ledgers import is_settled, settle
 
 _ROW: Final = "name, version, cookie::text AS cookie"
+
+_NAMED_MAX: Final = 10
+
+USES: Final = (
+    "SELECT m.ledger_id, m.name || '@' || m.incarnation AS member, l.state,"
+    " coalesce(r.failures, 0) AS failures, coalesce(r.detail, '') AS detail"
+    " FROM ledger_members m JOIN ledgers l ON l.ledger_id = m.ledger_id LEFT JOIN repairs r"
+    " ON r.ledger_id = m.ledger_id AND r.member = m.name || '@' || m.incarnation"
+    " WHERE m.name = $1 ORDER BY m.ledger_id, m.incarnation LIMIT $2"
+)
+USES_COUNT: Final = "SELECT count(DISTINCT ledger_id) FROM ledger_members WHERE name = $1"
+REPAIRS_COUNT: Final = "SELECT count(*) FROM repairs WHERE split_part(member, '@', 1) = $1"
+
+
+class StillNamed(VersionConflict):
+    """A bookie can't be decommissioned while it lives or while anything names it."""
+
+    status = 409
+    title = "The bookie is still needed"
 
 
 class CookieStore:
@@ -38,9 +57,11 @@ class CookieStore:
         return _row_of(record)
 
     async def list(self) -> list[CookieRow]:
-        """All registered bookies, by name. There are as many as machines: one page."""
+        """All registered bookies that are not decommissioned, by name. There are as many as machines: one page."""
         records = await self._database.run(
-            lambda connection: connection.fetch(f"SELECT {_ROW} FROM cookies ORDER BY name")
+            lambda connection: connection.fetch(
+                f"SELECT {_ROW} FROM cookies WHERE retired_at IS NULL ORDER BY name"
+            )
         )
         return [_row_of(record) for record in records]
 
@@ -51,10 +72,7 @@ class CookieStore:
         """
 
         async def work(connection: Connection) -> CookieRow:
-            # A row to lock need not exist yet, so the name itself is locked.
-            await connection.execute(
-                "SELECT pg_advisory_xact_lock(hashtextextended('cookie ' || $1, 0))", name
-            )
+            await _lock(connection, name)
             record = await connection.fetchrow(f"SELECT {_ROW} FROM cookies WHERE name = $1", name)
             old = None if record is None else _row_of(record)
             target = f"cookie {name}"
@@ -71,7 +89,7 @@ class CookieStore:
             changed = await connection.fetchrow(
                 "INSERT INTO cookies (name, version, cookie) VALUES ($1, 1, $2::text::jsonb)"
                 " ON CONFLICT (name) DO UPDATE SET cookie = excluded.cookie,"
-                " version = cookies.version + 1, changed_at = now()"
+                " version = cookies.version + 1, changed_at = now(), retired_at = NULL"
                 f" RETURNING {_ROW}",
                 name,
                 request.cookie.model_dump_json(),
@@ -81,6 +99,40 @@ class CookieStore:
             return _row_of(changed)
 
         return await self._database.transact(work)
+
+    async def uses(self, name: str, *, limit: int) -> BookieUses:
+        """What names a bookie, in any incarnation. Raises: RouteNotFound, which names it."""
+        await self.get(name)
+        return await self._database.run(lambda connection: _uses(connection, name, limit))
+
+    async def retire(self, name: str) -> None:
+        """List a bookie no more, which nothing names; again is as good as once. It may come back
+        as a later incarnation.
+
+        Raises: RouteNotFound, StillNamed.
+        """
+        await self.get(name)
+
+        async def work(connection: Connection) -> None:
+            await _lock(connection, name)
+            # Waits for transactions that are about to name it, for as long as they take.
+            await connection.execute("LOCK TABLE ledger_members IN SHARE MODE")
+            found = await _uses(connection, name, _NAMED_MAX)
+            if found.ledgers or found.repairs:
+                raise StillNamed(
+                    f"{found.ledgers} ledgers and {found.repairs} items of the repair queue name"
+                    f" {name}",
+                    bookie=name,
+                    ledgers=found.ledgers,
+                    repairs=found.repairs,
+                    first=[use.ledger_id for use in found.first],
+                )
+            await connection.execute(
+                "UPDATE cookies SET retired_at = now() WHERE name = $1 AND retired_at IS NULL",
+                name,
+            )
+
+        await self._database.transact(work)
 
     async def _check(
         self, connection: Connection, name: str, old: CookieRow | None, request: CookiePut
@@ -104,6 +156,25 @@ class CookieStore:
                 bookie=name,
                 errors=[{"pointer": pointer, "detail": detail} for pointer, detail in problems],
             )
+
+
+async def _lock(connection: Connection, name: str) -> None:
+    # A row to lock need not exist yet, so the name itself is locked.
+    await connection.execute(
+        "SELECT pg_advisory_xact_lock(hashtextextended('cookie ' || $1, 0))", name
+    )
+
+
+async def _uses(connection: Connection, name: str, limit: int) -> BookieUses:
+    records = await connection.fetch(USES, name, limit)
+    return BookieUses(
+        bookie=name,
+        ledgers=await connection.fetchval(USES_COUNT, name),
+        repairs=await connection.fetchval(REPAIRS_COUNT, name),
+        first=tuple(
+            LedgerUse.model_validate_json(orjson.dumps(dict(record))) for record in records
+        ),
+    )
 
 
 def _row_of(record: asyncpg.Record) -> CookieRow:

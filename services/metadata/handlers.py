@@ -12,6 +12,7 @@ from quorumlog.wire.bodies import (
     BOOKIE_NAME,
     BookieHeartbeat,
     BookieList,
+    BookieUses,
     Change,
     ClusterId,
     CookiePut,
@@ -26,11 +27,12 @@ from quorumlog.wire.bodies import (
     ServiceList,
 )
 from services.metadata.changes import ChangeHub
-from services.metadata.cookies import CookieStore
+from services.metadata.cookies import CookieStore, StillNamed
 from services.metadata.http import (
     answer,
     header_version,
     ledger_id_of,
+    limit_of,
     matching,
     page_of,
     parsed,
@@ -172,6 +174,26 @@ async def put_cookie(request: web.Request) -> web.Response:
     return answer(row, ETag=f'"{row.version}"')
 
 
+async def get_uses(request: web.Request) -> web.Response:
+    """What names a bookie: how many ledgers, and the first of them with what keeps it there."""
+    limit = limit_of(query_of(request, ("limit",)))
+    return answer(await request.app[PARTS].cookies.uses(_name(request), limit=limit))
+
+
+async def delete_cookie(request: web.Request) -> web.Response:
+    """Decommission a bookie that is dead and that nothing names."""
+    query_of(request, ())
+    parts, name = request.app[PARTS], _name(request)
+    row = await parts.cookies.get(name)
+    found = await parts.liveness.bookies([row])
+    if found.stale:
+        raise StillNamed("who lives can't be learned now", bookie=name)
+    if found.bookies[0].state != "lost":
+        raise StillNamed(f"{name} lives: stop it first", bookie=name)
+    await parts.cookies.retire(name)
+    return web.Response(status=204)
+
+
 async def bookie_lives(request: web.Request) -> web.Response:
     """A bookie's heartbeat; it succeeds while Redis is away too."""
     query_of(request, ())
@@ -213,6 +235,8 @@ ROUTES: Final = (
     Route("GET", "/v1/bookies", list_bookies, None, BookieList),
     Route("GET", "/v1/bookies/{name}/cookie", get_cookie, None, CookieRow),
     Route("PUT", "/v1/bookies/{name}/cookie", put_cookie, CookiePut, CookieRow),
+    Route("DELETE", "/v1/bookies/{name}/cookie", delete_cookie, None, None, 204),
+    Route("GET", "/v1/bookies/{name}/uses", get_uses, None, BookieUses, query=("limit",)),
     Route("PUT", "/v1/bookies/{name}/heartbeat", bookie_lives, BookieHeartbeat, HeartbeatTaken),
     Route("GET", "/v1/services", list_services, None, ServiceList),
     Route(

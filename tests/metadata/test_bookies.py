@@ -7,9 +7,18 @@ import pytest
 from redis.asyncio import Redis
 
 from loadtest.stores import Stores
-from quorumlog.errors import InvalidRequest, VersionConflict
-from quorumlog.wire.bodies import BookieHeartbeat, BookieInfo, Cookie, ServiceHeartbeat
-from tests.metadata.support import Service, serving
+from quorumlog.errors import InvalidRequest, RouteNotFound, VersionConflict
+from quorumlog.net.repair_client import RepairClient
+from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.wire.bodies import (
+    BookieHeartbeat,
+    BookieInfo,
+    BookieUses,
+    Cookie,
+    ServiceHeartbeat,
+)
+from quorumlog.wire.repair_bodies import RepairAdd
+from tests.metadata.support import DRAFT, Service, serving
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.waiting import until
 
@@ -205,3 +214,46 @@ async def test_bad_input_is_refused(service: Service, path: str, body: object) -
     status, problem = await service.send("PUT", path, body)
 
     assert (status, problem["code"]) == (422, "invalid")
+
+
+async def test_a_bookie_is_decommissioned_once_it_is_dead_and_nothing_names_it(
+    service: Service,
+) -> None:
+    client = service.client
+    first = await client.put_cookie("b1", await cookie(service), version=None)
+    await client.bookie_lives("b1", beat())
+    row = await client.create(DRAFT)
+    repairs = RepairClient(client, "worker")
+    await repairs.add([RepairAdd(ledger_id=row.ledger_id, member="b1@1", ranges=((0, 9),))])
+
+    status, refused = await service.send("DELETE", "/v1/bookies/b1/cookie")
+    assert (status, refused["bookie"]) == (409, "b1")  # it lives
+
+    await client.bookie_lives("b1", beat(ttl_s=0.05))
+
+    async def is_lost() -> bool:
+        return (await client.bookies()).bookies[0].state == "lost"
+
+    await until(is_lost, "the heartbeat runs out")
+    status, refused = await service.send("DELETE", "/v1/bookies/b1/cookie")
+    assert (status, refused["ledgers"], refused["repairs"]) == (409, 1, 1)
+    assert refused["first"] == [row.ledger_id]
+    uses = await client.uses("b1")
+    assert [(use.ledger_id, use.member) for use in uses.first] == [(row.ledger_id, "b1@1")]
+
+    _, closed = await client.cas(row.closed(last_entry=NO_ENTRY, length=0))
+    assert closed is not None
+    await client.delete(closed.ledger_id, version=closed.version)
+    assert await client.uses("b1") == BookieUses(bookie="b1", ledgers=0, repairs=0)
+    for _ in range(2):  # again is as good as once
+        await client.retire("b1")
+
+    assert (await client.bookies()).bookies == ()
+    with pytest.raises(RouteNotFound):
+        await client.retire("b2")
+    # It may come back, and never as the incarnation that it was with other data (rule 15).
+    other = (await cookie(service)).model_copy(update={"instance": "other"})
+    with pytest.raises(InvalidRequest):
+        await client.put_cookie("b1", other, version=first.version)
+    await client.put_cookie("b1", await cookie(service, 2), version=first.version)
+    assert [bookie.id for bookie in (await client.bookies()).bookies] == ["b1@2"]

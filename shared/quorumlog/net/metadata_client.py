@@ -33,6 +33,7 @@ from quorumlog.wire.bodies import (
     Body,
     BookieHeartbeat,
     BookieList,
+    BookieUses,
     Change,
     ClusterId,
     Cookie,
@@ -248,6 +249,19 @@ class MetadataClient:
         body = CookiePut(cookie=cookie, version=version, attempt=new_attempt())
         path = f"/v1/bookies/{quote(name)}/cookie"
         return await self.ask("PUT", path, body, gives=CookieRow, settles=True)
+
+    async def uses(self, name: str, *, limit: int = 10) -> BookieUses:
+        """What names a bookie. Raises: RouteNotFound, MetadataUnavailable."""
+        path = f"/v1/bookies/{quote(name)}/uses"
+        return await self.ask("GET", path, gives=BookieUses, query={"limit": str(limit)})
+
+    async def retire(self, name: str) -> None:
+        """Decommission a dead bookie; may be repeated.
+
+        Raises: RouteNotFound, VersionConflict while it lives or anything names it,
+        MetadataUnavailable.
+        """
+        await self.ask("DELETE", f"/v1/bookies/{quote(name)}/cookie", gives=Body)
 
     async def bookie_lives(self, name: str, heartbeat: BookieHeartbeat) -> bool:
         """Send a heartbeat; tells whether it was recorded. Raises: MetadataUnavailable."""

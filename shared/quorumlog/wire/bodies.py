@@ -320,6 +320,28 @@ BookieMode = Literal["writable", "read-only", "draining"]
 BookieState = Literal["writable", "read-only", "draining", "lost"]
 
 
+class LedgerUse(Body):
+    """A ledger that names a bookie; `detail` is why the last try to mend that failed."""
+
+    ledger_id: LedgerId
+    member: Member
+    state: State
+    failures: int = 0
+    detail: Text = ""
+
+
+class BookieUses(Body):
+    """`GET /v1/bookies/{name}/uses`: what names a bookie, in any incarnation, also as a repair's
+    target; `first` are the first of its ledgers by id.
+    """
+
+    bookie: BookieName
+    ledgers: int
+    repairs: int
+    """Items of the repair queue."""
+    first: tuple[LedgerUse, ...] = ()
+
+
 class BookieStatePut(Body):
     """`PUT /v1/state` of a bookie: what an operator wants it to take."""
 
