@@ -75,7 +75,8 @@ class EngineConfig:
     url: str
     """How other gateways reach this very process."""
     metadata_urls: tuple[str, ...]
-    ledger_in_flight_bytes_max: int = 64 << 20
+    ledger_in_flight_bytes_max: int = 128 << 20
+    """Two of the largest bodies (api.md)."""
     gateway_in_flight_bytes_max: int = 512 << 20
     metadata_s: float = 3.0
     """Then a caller is told that the metadata can't be reached."""
@@ -442,7 +443,11 @@ class Engine:
 
     def handle_failed(self, handle: WriteHandle) -> None:
         """The handle is over; it stays, so that no other is made and callers learn why."""
-        log.warning("handle-failed", extra={"ledger": handle.ledger_id})
+        code = handle.failure_code
+        log.warning("handle-failed", extra={"ledger": handle.ledger_id, "code": code})
+        if code in (LedgerFenced.code, QuorumLogError.code):
+            # Nobody else will: its writer's process lives. A ledger without a handle gets an end.
+            self._recoveries.want(handle.ledger_id)
 
     def recovery_wanted(self, handle: WriteHandle) -> None:
         """Somebody's recovery was met: run one (rule 10)."""

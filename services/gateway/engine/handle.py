@@ -142,6 +142,11 @@ class WriteHandle:
         return self._failure is None and self._closed_row is None
 
     @property
+    def failure_code(self) -> str | None:
+        """Why the handle failed; None where it did not."""
+        return None if self._failure is None else self._failure.code
+
+    @property
     def is_closing(self) -> bool:
         """Whether the writer's own close is on its way."""
         return self._close is not None and not self._close.done()

@@ -25,7 +25,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net.ports import Times
 from quorumlog.protocol import record
-from quorumlog.protocol.messages import Status
+from quorumlog.protocol.messages import Effect, Status
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from quorumlog.wire.frames import Op, Request
 from services.gateway.engine import add_metrics
@@ -55,6 +55,23 @@ async def test_a_bookie_that_dies_is_replaced_and_no_append_fails(stores: Stores
         await until(is_replaced, "another bookie is in its place")
         assert await payloads(world.engine, row.ledger_id) == [b"%d" % n for n in range(20)]
         assert (await world.engine.close(row.ledger_id)).last_entry == 19
+
+
+async def test_a_striped_ledger_outlives_a_bookie(stores: Stores) -> None:
+    async with world_of(stores, bookies=6) as world:
+        row = await ledger(world.engine, ensemble_size=5, write_quorum=3, ack_quorum=2)
+        wanted = [b"%d" % number for number in range(120)]
+        await world.engine.append(row.ledger_id, wanted[:50])
+        await world.of(row)[2].stop()
+
+        await world.other.append(row.ledger_id, wanted[50:90])
+        for data in wanted[90:]:
+            await world.engine.append(row.ledger_id, [data])
+
+        assert await payloads(world.other, row.ledger_id) == wanted
+        closed = await world.other.close(row.ledger_id)
+        assert closed.last_entry == 119
+        assert await payloads(world.engine, row.ledger_id) == wanted
 
 
 async def test_without_a_spare_the_writer_goes_on_and_says_so(stores: Stores) -> None:
@@ -192,6 +209,29 @@ async def test_the_writers_gateway_recovers_what_it_meets_in_recovery(stores: St
 
         await until(is_closed, "the writer's gateway has recovered it (rule 10)")
         assert await payloads(world.engine, row.ledger_id) == [b"one"]
+
+
+async def test_a_handle_that_broke_gives_its_ledger_an_end(stores: Stores) -> None:
+    async with world_of(stores, gateways=1) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"one"])
+        machine = world.engine._handles[row.ledger_id]._machine
+
+        def broken(_event: object) -> list[Effect]:
+            raise AssertionError("a defect of ours")
+
+        setattr(machine, "step", broken)  # noqa: B010
+        with pytest.raises(QuorumLogError) as failed:
+            await world.engine.append(row.ledger_id, [b"two"])
+        assert failed.value.outcome == UNKNOWN
+
+        async def is_closed() -> bool:
+            return (await world.metadata.get(row.ledger_id)).state is State.CLOSED
+
+        await until(is_closed, "the ledger is recovered")
+        assert await payloads(world.engine, row.ledger_id) == [b"one"]
+        with pytest.raises(LedgerClosed):
+            await world.engine.append(row.ledger_id, [b"three"])
 
 
 async def test_entries_that_nobody_can_read_now_are_unavailable_not_absent(
