@@ -21,6 +21,7 @@ from services.gateway.engine import Engine, EngineConfig, add_metrics
 from services.gateway.engine.internal import routes as internal_routes
 from services.gateway.interface import EngineInterface
 from services.gateway.logs.manager import LogManager
+from services.gateway.logs.metrics import add_log_metrics
 from services.gateway.logs.peers import routes as log_routes
 from services.gateway.logs.running import running_logs
 
@@ -68,6 +69,8 @@ def build_app(
             cors_origins=frozenset(cors_origins),
         )
     )
+    if logs is not None:
+        add_log_metrics(logs, app[METRICS])
     for operation, handler in routes:
         app.router.add_route(
             operation.method, operation.path, handler, expect_handler=ignore_expect

@@ -18,7 +18,8 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Codec, Run, make
 from quorumlog.wire.bodies import BookieInfo, BookieList
 from services.gateway.interface import Appended, Confirmation, LedgerOptions, ReadResult
-from services.gateway.logs.manager import LogManager, Times
+from services.gateway.logs.manager import LogManager
+from services.gateway.logs.ownership import Times
 from services.gateway.logs.ports import Append, LogAppended, LogChanged, PeerLost
 
 TIMES = Times(append_s=20.0, settle_s=5.0, probe_every_s=0.05, jitter_s=0.01, drain_s=5.0)
@@ -84,7 +85,7 @@ class Gateway:
             await asyncio.Event().wait()
 
     async def end(self) -> None:
-        tasks = [*self.pumps, *self.logs._tasks]
+        tasks = [*self.pumps, *self.logs.ownership._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -366,7 +366,9 @@ async def test_each_acknowledged_record_is_once_at_its_offset_whatever_dies_roll
                     kills -= 1
                 case 1 | 2:
                     # A duel: another one takes over while the owner lives.
-                    seal = rng.choice(alive).logs._force("log", create=True, finish=lambda row: row)
+                    seal = rng.choice(alive).logs.ownership.force(
+                        "log", create=True, finish=lambda row: row
+                    )
                     await asyncio.gather(asyncio.wait_for(seal, 5), return_exceptions=True)
                 case 3:
                     roll = rng.choice(alive).logs.roll("log")

@@ -104,7 +104,7 @@ async def test_a_roll_by_time_comes_with_the_sweep_of_the_owner() -> None:
     settings = LogSettings(Quorum(3, 3, 2), roll_bytes=0, roll_seconds=1)
     async with a_cluster(settings=settings) as (_, (one, _two)):
         await one.logs.append("log", Append(records("a")))
-        slot = one.logs._slots["log"]
+        slot = one.logs.ownership.slot("log")
         assert slot.owner is not None
         assert not slot.owner.is_roll_due()
         slot.owner._since_s -= 1

@@ -10,7 +10,8 @@ import aiohttp
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_client import MetadataClient
 from services.gateway.engine import Engine, EngineForLogs
-from services.gateway.logs.manager import LogManager, Times
+from services.gateway.logs.manager import LogManager
+from services.gateway.logs.ownership import Times
 from services.gateway.logs.peers import Gateways, LogPeers
 from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.sweep import Sweep, SweepTimes
@@ -45,4 +46,4 @@ async def running_logs(
         finally:
             sweep.cancel()
             await asyncio.gather(sweep, return_exceptions=True)
-            await logs.stop()
+            await logs.ownership.stop()

@@ -69,14 +69,14 @@ class Sweep:
                 return
 
     async def _sweep_log(self, row: LogMetadata, alive: dict[str, bool]) -> None:
-        is_owned = self._logs.tick(row)
+        is_owned = self._logs.ownership.tick(row)
         last = row.last_item
         if not is_owned and row.state is LogState.OPEN and last and last.last_offset is None:
-            writer = await self._logs.writer_of(last.ledger_id)
+            writer = await self._logs.ownership.writer_of(last.ledger_id)
             if writer is not None and writer.id not in alive:
-                alive[writer.id] = await self._logs.is_other_alive(writer)
+                alive[writer.id] = await self._logs.ownership.is_other_alive(writer)
             if writer is None or not alive[writer.id]:
-                await self._logs.heal(row.name, last.ledger_id)
+                await self._logs.ownership.heal(row.name, last.ledger_id)
         before = retained_from(row, now_ms=now_ms())
         if before > row.first_offset and (is_owned or not row.unsealed):
             await self._logs.truncate(row.name, before)

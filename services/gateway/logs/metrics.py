@@ -1,0 +1,32 @@
+"""What the logs of a gateway tell Prometheus."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.gateway.logs.manager import LogManager
+
+
+class _LogMetrics(Collector):
+    def __init__(self, logs: LogManager) -> None:
+        self._logs = logs
+
+    def collect(self) -> Iterable[Metric]:
+        """The numbers as they are now."""
+        counts = self._logs.counts
+        owned = "Logs that this gateway owns"
+        yield GaugeMetricFamily("quorumlog_logs_owned", owned, self._logs.ownership.owned)
+        for name, text, value in (
+            ("takeovers", "Logs taken over or sealed", self._logs.ownership.takeovers),
+            ("requests", "Append requests that were acknowledged here", counts.requests),
+            ("records", "Records that were acknowledged here", counts.records),
+            ("duplicates", "Repeats of producers, answered as the first time", counts.duplicates),
+        ):
+            yield CounterMetricFamily(f"quorumlog_log_{name}", text, value)
+
+
+def add_log_metrics(logs: LogManager, registry: CollectorRegistry) -> None:
+    """Show the logs' numbers under /metrics."""
+    registry.register(_LogMetrics(logs))
