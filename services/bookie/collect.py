@@ -109,13 +109,25 @@ class Collector:
             if looked is not keep_stub:
                 self._seen[ledger_id] = (keep_stub, now)
             elif now - since >= self._grace_s:
-                self._store.drop(ledger_id, keep_stub=keep_stub)
-                log.info("ledger-dropped", extra={"ledger": ledger_id, "stub": keep_stub})
+                await self._drop(ledger_id, keep_stub=keep_stub)
                 del self._seen[ledger_id]
-                self._is_space_due = True
         if self._is_space_due:
             self._is_space_due = False
             await self.free_segments()
+
+    async def _drop(self, ledger_id: int, *, keep_stub: bool) -> None:
+        """Give up a ledger's entries, if they are needless still. A repair names this bookie
+        before its first byte (rule 20), so one that comes after this look is not answered until
+        the entries are gone.
+        """
+        self._store.leave(ledger_id, leaving=True)
+        try:
+            if await self._verdict(ledger_id) is keep_stub:
+                self._store.drop(ledger_id, keep_stub=keep_stub)
+                self._is_space_due = True
+                log.info("ledger-dropped", extra={"ledger": ledger_id, "stub": keep_stub})
+        finally:
+            self._store.leave(ledger_id, leaving=False)
 
     async def _verdict(self, ledger_id: int) -> bool | None:
         """None: keep it. False: it is deleted. True: give up the entries, keep the stub."""

@@ -31,7 +31,6 @@ from services.bookie.bodies import (
     VerdictBody,
 )
 from services.bookie.index import LedgerRow
-from services.bookie.parts import present_in
 from services.bookie.runtime import Bookie
 from services.bookie.store import ReadAnswer, Store
 
@@ -160,8 +159,7 @@ async def get_ledger(request: web.Request) -> web.StreamResponse:
     row = store.row(ledger_id)
     if row is None:
         raise NoSuchLedger(f"{store.me} holds nothing of ledger {ledger_id}", ledger_id=ledger_id)
-    parts = store.ledger(ledger_id).find(0, ID_MAX)
-    ranges = present_in(parts, 0, ID_MAX)[:_RANGES_MAX]
+    ranges = (await store.ranges(ledger_id, 0, ID_MAX, _RANGES_MAX))[:_RANGES_MAX]
     return _json(_held(store, ledger_id, row).model_copy(update={"ranges": ranges}))
 
 
@@ -215,7 +213,7 @@ async def _digest(store: Store, ledger_id: int, first: int, last: int) -> RangeD
     if last < first:
         raise InvalidRequest("a range ends before it begins")
     sha = hashlib.sha256()
-    present = present_in(store.ledger(ledger_id).find(first, last), first, last)
+    present = await store.ranges(ledger_id, first, last, ID_MAX)
     held = sum(high - low + 1 for low, high in present)
     read = 0
     for low, high in present:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import Run, merge
 from quorumlog.protocol.replica import (
@@ -53,6 +53,8 @@ REPLAY_CHUNK: Final = 100_000
 CHECKPOINT_COST: Final = 2048
 """What a record counts for the next checkpoint beside its bytes: parts of small entries are held in
 memory until then, some 300 bytes each, and a checkpoint of many stalls the loop."""
+
+RANGES_AT_ONCE_BYTES: Final = 1024 * 1024
 
 COMPARE_ROUNDS_MAX: Final = 8
 """How often an add is compared again because others came in between; then it is unknown."""
@@ -114,6 +116,8 @@ class Store:
         self.segments = Segments(directory / "log", options.segment_bytes)
         self._ledgers: dict[int, Ledger] = {}
         self._applied_count = 0
+        self._leaving: set[int] = set()
+        """Ledgers about to be dropped: nothing is said of them."""
         self.counters: Counter[str] = Counter()
         with ExitStack() as undo:
             undo.callback(os.close, self._lock)
@@ -196,6 +200,9 @@ class Store:
         run = asked.run
         if self._pending_bytes > self.options.pending_bytes_max:
             raise Overloaded
+        if run.ledger_id in self._leaving:
+            done(Verdict(Status.UNKNOWN))
+            return
         if self.takes_no_adds:
             asked = replace(asked, read_only=True)
             if self.is_full and (asked.recovery or asked.repair):
@@ -235,12 +242,19 @@ class Store:
         self, asked: AddAsked, compare: Ranges, done: Callable[[Verdict], None]
     ) -> None:
         """An add of ids that are here: read them, and judge it again."""
-        ledger = self.ledger(asked.run.ledger_id)
+        ledger_id = asked.run.ledger_id
+        ledger = self.ledger(ledger_id)
         verdict = Verdict(Status.UNKNOWN)
         try:
             for _ in range(COMPARE_ROUNDS_MAX):
                 stored, damaged = await self._stored(ledger, compare)
                 again = replace(asked, stored=stored, damaged=damaged)
+                # It may have been forgotten and loaded again meanwhile: two would not see each
+                # other's fence.
+                ledger = self.ledger(ledger_id)
+                if ledger_id in self._leaving:
+                    verdict = Verdict(Status.UNKNOWN)
+                    break
                 verdict = ledger.replica.step(again)
                 if not verdict.compare:
                     self._submit(ledger, verdict.records)
@@ -307,6 +321,9 @@ class Store:
         done: Callable[[ReadAnswer], None],
     ) -> None:
         """Read; `done` when what the answer rests on is on disk and its bytes are here."""
+        if ledger_id in self._leaving:
+            done(ReadAnswer(Status.UNKNOWN, NO_ENTRY, None, ()))
+            return
         bytes_max = max(1, min(bytes_max, self.options.read_bytes_max))
         ledger = self.ledger(ledger_id)
         parts, known_to = ledger.find_some(asked.first, asked.last, bytes_max)
@@ -348,6 +365,15 @@ class Store:
 
     # --- giving up space (collect.py decides) --------------------------------------------------
 
+    def leave(self, ledger_id: int, *, leaving: bool) -> None:
+        """Say nothing of a ledger while it is decided whether it is dropped (or again). Else a
+        repair that names this bookie just now might find entries that are about to go.
+        """
+        if leaving:
+            self._leaving.add(ledger_id)
+        else:
+            self._leaving.discard(ledger_id)
+
     def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
         """Hold no entries of a ledger any more. With a stub its fence stays (rule 16); without
         one nothing stays: the metadata has a tombstone (rules 17 and 18).
@@ -367,6 +393,7 @@ class Store:
         found = await self._bodies(ledger, [part])
         if not found:
             return False
+        ledger = self.ledger(ledger_id)
         run = Run(found[0][1]).where(part.has)
         # It may have been replaced or dropped while it was read.
         held = ledger.find(part.first, part.last)
@@ -434,6 +461,23 @@ class Store:
             return None
         row = held.row() if held is not None else self.index.row(ledger_id)
         return row if row is not None and (row.ledger_key is not None or row.is_limbo) else None
+
+    async def ranges(self, ledger_id: int, first: int, last: int, limit: int) -> Ranges:
+        """What is held of a range, at most about `limit` ranges of it; a long ledger takes turns
+        with the rest of the loop.
+        """
+        found: list[tuple[int, int]] = []
+        while first <= last and len(found) < limit:
+            ledger = self.ledger(ledger_id)
+            parts, known_to = ledger.find_some(first, last, RANGES_AT_ONCE_BYTES)
+            for low, high in present_in(parts, first, known_to):
+                if found and found[-1][1] == low - 1:
+                    found[-1] = (found[-1][0], high)
+                else:
+                    found.append((low, high))
+            first = known_to + 1
+            await asyncio.sleep(0)
+        return tuple(found)
 
     async def read_run(self, ledger_id: int, first: int, last: int, bytes_max: int) -> Run | None:
         """What is held of a range, without asking the rules (audit)."""

@@ -178,6 +178,34 @@ async def test_a_copy_that_is_not_needed_any_more_leaves_its_fence(root: Path) -
     await store.stop()
 
 
+async def test_a_repair_that_names_this_bookie_at_the_last_look_keeps_its_copy(
+    root: Path,
+) -> None:
+    store = await filled(root / "d")
+    rows = Rows()
+    rows.rows = {9: (CasStatus.OK, replace(AWAY, ledger_id=9))}
+    collector = collector_of(store, rows)
+    await collector.round()
+    last_look = rows.reads + 2
+    answers: list[Status] = []
+
+    async def read_row(ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
+        rows.reads += 1
+        if rows.reads == last_look:
+            answers.append((await read(store, 9, 0, 5)).status)
+            answers.append((await add(store, run_of(9, range(3)), repair=True)).status)
+            return CasStatus.OK, replace(ROW, ledger_id=9)
+        return rows.rows.get(ledger_id, (CasStatus.OK, ROW))
+
+    rows.listed = {7, 8}
+    rows.read = read_row  # type: ignore[method-assign]
+    await collector.round()
+
+    assert answers == [Status.UNKNOWN, Status.UNKNOWN]
+    assert ids_of(await read(store, 9, 0, 5)) == [0, 1, 2]
+    await store.stop()
+
+
 async def test_a_crash_at_any_step_of_giving_up_a_segment_loses_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -405,3 +405,31 @@ async def test_the_writer_is_told_of_records_in_their_order(root: Path) -> None:
     assert order == list(range(200))
     assert all(Run(a.run or b"").count == 1 for a in [await read(store, 3, 0, 0)])
     await store.stop()
+
+
+async def test_an_add_that_was_compared_while_its_ledger_was_forgotten_meets_the_fence(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BookKeeper's #4701: two objects of one ledger, and the fence is on the other one."""
+    monkeypatch.setattr("services.bookie.store.LEDGERS_MAX", -1)
+    store = started(root / "d")
+    await add(store, run_of(7, range(5)))
+    await store.checkpoint()
+    bodies = store._bodies
+    reading, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any) -> Any:
+        reading.set()
+        await go_on.wait()
+        return await bodies(*args)
+
+    monkeypatch.setattr(store, "_bodies", slow)
+    adding = asyncio.create_task(add(store, run_of(7, range(3, 9))))
+    await reading.wait()
+    store.trim()
+    assert store._ledgers == {}
+    assert (await fence(store, 7)).status is Status.OK
+    go_on.set()
+
+    assert (await adding).status is Status.FENCED
+    await store.stop()
