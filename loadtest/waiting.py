@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar, overload
 
 T = TypeVar("T")
 
-DEADLINE_S: Final = 30.0
+DEADLINE_S: Final = 60.0
 _POLL_S: Final = 0.05
 
 

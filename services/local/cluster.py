@@ -30,7 +30,7 @@ from services.local.embedded import EmbeddedError, set_up_postgres, set_up_redis
 from services.local.ports import free_ports, is_free
 from services.local.process import Program, start
 
-START_S: Final = 90.0
+START_S: Final = 120.0
 """For one step of the start; a step takes about a second on an idle machine."""
 _POLL_S: Final = 0.05
 _RESTART_S: Final = 1.0

@@ -137,7 +137,7 @@ async def test_a_paused_writer_can_not_append_after_its_ledger_was_recovered(
             closed = await other.ledger(ledger.ledger_id).recover()
             cluster.resume("gateway-1")
 
-            with pytest.raises((LedgerFenced, LedgerClosed)):
+            with pytest.raises((LedgerFenced, LedgerClosed, WriterLost)):
                 await ledger.append(b"too late")
             assert closed["last_entry"] == len(sent) - 1
             assert await contents(other.ledger(ledger.ledger_id)) == sent

@@ -138,7 +138,7 @@ def test_restart_brings_the_dead_back() -> None:
                 not set(now) & set(dead) and status_of(f"{cluster.gateways[0]}/health/ready") == 200
             )
 
-        until_sync(are_back, "all are back", passing=(OSError, ValueError))
+        until_sync(are_back, "all are back", 120, passing=(OSError, ValueError))
 
 
 def test_nothing_stays_when_the_supervisor_is_killed() -> None:
