@@ -1,6 +1,7 @@
 """The description says what the gateway does: every route, every answer, and nothing else."""
 
 import asyncio
+import os
 import re
 import sys
 from pathlib import Path
@@ -109,7 +110,9 @@ async def test_generated_requests_are_answered_as_described(
         "--phases", "examples,coverage,fuzzing", "--checks", "all", "--max-examples", "5",
         "--generation-deterministic", "--no-color",
         "--suppress-health-check", "all", "--request-timeout", "300", "--workers", "1",
+        "--max-response-time", "300",
         cwd=tmp_path,
+        env=os.environ | {"SCHEMATHESIS_HOOKS": "tests.gateway.schemathesis_hooks"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """The description of logs is held against what the gateway does."""
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -47,7 +48,9 @@ async def test_generated_requests_are_answered_as_described(log: Http, tmp_path:
         "--include-path-regex", "^/v1/logs", "--phases", "examples,coverage,fuzzing",
         "--checks", "all", "--max-examples", "3", "--generation-deterministic", "--no-color",
         "--suppress-health-check", "all", "--request-timeout", "300", "--workers", "1",
+        "--max-response-time", "300",
         cwd=tmp_path,
+        env=os.environ | {"SCHEMATHESIS_HOOKS": "tests.gateway.schemathesis_hooks"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
