@@ -14,6 +14,7 @@ from quorumlog.errors import (
     LogFenced,
     NoSuchLog,
     OffsetTruncated,
+    Overloaded,
     QuorumLogError,
     StaleProducer,
     UnexpectedOffset,
@@ -22,6 +23,7 @@ from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import LogSettings
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.quorum import Quorum
+from services.gateway.logs import owner
 from services.gateway.logs.ports import Append, LogAppended
 from tests.logs.model import Cluster, Gateway
 
@@ -306,6 +308,23 @@ async def test_a_drained_gateway_leaves_sealed_logs_behind() -> None:
         assert cluster.logs["log"].end_offset == 1
         one.kill()
         assert (await two.logs.append("log", call("b"))).first_offset == 1
+
+
+async def test_rolls_end_before_takeovers_lack_room_in_the_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owner, "LOG_LEDGERS_MAX", 4)
+    monkeypatch.setattr(owner, "LEDGERS_SPARE", 2)
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a"))
+        await one.logs.roll("log")
+        await one.logs.append("log", call("b"))
+        with pytest.raises(Overloaded):
+            await two.logs.roll("log")
+        one.kill()
+
+        assert (await two.logs.append("log", call("c"))).first_offset == 2
+        assert await contents(two) == ["a", "b", "c"]
 
 
 class Client:

@@ -32,6 +32,7 @@ from quorumlog.errors import (
 from quorumlog.protocol import batch
 from quorumlog.protocol.log import Answer, LogMetadata, LogState
 from quorumlog.protocol.metadata import DigestKind
+from quorumlog.wire.log_bodies import LOG_LEDGERS_MAX
 from services.gateway.interface import Appended, LedgerOptions
 from services.gateway.logs.offsets import OffsetIndex
 from services.gateway.logs.ports import Append, LogAppended, LogChanged, LogEngine, LogStore
@@ -39,6 +40,9 @@ from services.gateway.logs.producers import ProducerTable
 
 IN_FLIGHT_MAX: Final = 10_000
 """Requests of one log that wait for their acknowledgement; beyond: 429 (taste)."""
+
+LEDGERS_SPARE: Final = 1000
+"""Rolls leave room for so many ledgers: takeovers, without which a log does not go on."""
 
 _POINT_EVERY: Final = 16
 """Every 16th batch is noted in the offset index as it is written."""
@@ -340,6 +344,7 @@ class LogOwner:
                 raise OwnerEnded
             if self._next_entry == 0:
                 return
+            check_room(self.log, spare=LEDGERS_SPARE)
             await self._check_bookies()
             new = await self._engine.create(options_of(self.log))
             try:
@@ -433,6 +438,15 @@ class LogOwner:
         """Somebody else changed the row without ending this owner (truncated it)."""
         if log.version > self.log.version and self.is_mine(log):
             self.log = log
+
+
+def check_room(log: LogMetadata, *, spare: int = 0) -> None:
+    """Raise Overloaded where a row names so many ledgers that another one does not fit."""
+    if len(log.items) >= LOG_LEDGERS_MAX - spare:
+        raise Overloaded(
+            f"the log has {len(log.items)} ledgers: truncate it, or let its retention do so",
+            log=log.name,
+        )
 
 
 def options_of(log: LogMetadata) -> LedgerOptions:

@@ -53,6 +53,9 @@ class Sweep:
                     await self.sweep_orphans(older_than_s=self._times.orphan_age_s)
             except QuorumLogError as error:
                 log.warning("log-sweep-failed", extra={"error": repr(error)})
+            except Exception:
+                # A defect in one round must not end all that come.
+                log.exception("log-sweep-broke")
 
     async def sweep_logs(self) -> None:
         """Look at every log once."""

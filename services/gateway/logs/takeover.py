@@ -16,7 +16,7 @@ from quorumlog.protocol.batch import BatchHead
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import Answer, LogItem, LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata
-from services.gateway.logs.owner import Pending, now_ms, options_of
+from services.gateway.logs.owner import Pending, check_room, now_ms, options_of
 from services.gateway.logs.ports import LogChanged, LogEngine, LogStore
 from services.gateway.logs.producers import ProducerTable
 
@@ -73,6 +73,7 @@ async def take_over(
     if not create:
         new = None
     else:
+        check_room(changed)
         new = await engine.create(options_of(log))
         changed = changed.with_ledger(new.ledger_id).with_ends({}, producers=table, now_ms=now)
     try:
