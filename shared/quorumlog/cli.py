@@ -1,4 +1,4 @@
-"""`quorumlog …`: ledgers and the cluster from a shell.
+"""`quorumlog …`: ledgers, logs and the cluster from a shell.
 
 Exit status: 0 done; 1 an error, and nothing was done; 2 wrong usage; 3 an error after which nobody
 can say whether it was done; 4 what was asked for is not there.
@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from quorumlog.client import Client, Entry
+from quorumlog.client import Client, Entry, LogRecord
 from quorumlog.errors import UNKNOWN, NotFound, QuorumLogError
 
 T = TypeVar("T")
@@ -25,9 +25,11 @@ _BATCH = 1000
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A replicated log over HTTP.")
 ledgers = typer.Typer(no_args_is_help=True, help="Create, append, read, end ledgers.")
+logs = typer.Typer(no_args_is_help=True, help="Named logs, which go on when a process dies.")
 clusters = typer.Typer(no_args_is_help=True, help="How the cluster is.")
 bookies = typer.Typer(no_args_is_help=True, help="The servers that keep entries.")
 app.add_typer(ledgers, name="ledger")
+app.add_typer(logs, name="log")
 app.add_typer(clusters, name="cluster")
 app.add_typer(bookies, name="bookie")
 
@@ -39,6 +41,7 @@ PasswordOption = Annotated[
     str | None, typer.Option("--password", envvar="QUORUMLOG_PASSWORD", help="Of the ledger.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON in place of a table.")]
+NameArgument = Annotated[str, typer.Argument(help="The log's name.")]
 LedgerArgument = Annotated[int, typer.Argument(help="The ledger's id.")]
 DEFAULT_GATEWAY = "http://127.0.0.1:8080"
 
@@ -264,6 +267,152 @@ def delete(
 ) -> None:
     """Delete a ledger with its entries."""
     _run(gateway, lambda client: client.delete_ledger(ledger_id, password=password))
+
+
+@logs.command(name="create")
+def create_log(
+    name: NameArgument,
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    as_json: JsonOption = False,
+    roll_bytes: Annotated[int | None, typer.Option(help="End a ledger at this size.")] = None,
+    roll_seconds: Annotated[int | None, typer.Option(help="End a ledger at this age.")] = None,
+    retention_bytes: Annotated[int | None, typer.Option(help="Keep this much at least.")] = None,
+    retention_seconds: Annotated[int | None, typer.Option(help="Keep ledgers this long.")] = None,
+) -> None:
+    """Create a log; the same settings again are the same log."""
+    given = {
+        "roll_bytes": roll_bytes,
+        "roll_seconds": roll_seconds,
+        "retention_bytes": retention_bytes,
+        "retention_seconds": retention_seconds,
+    }
+    settings = {key: value for key, value in given.items() if value is not None}
+
+    async def work(client: Client) -> dict[str, Any]:
+        return await (await client.create_log(name, **settings)).info()
+
+    _print_object(_run(gateway, work), as_json=as_json)
+
+
+@logs.command(name="append")
+def append_to_log(
+    name: NameArgument,
+    texts: Annotated[list[str] | None, typer.Argument(help="Records; else lines of input.")] = None,
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    as_json: JsonOption = False,
+    file: Annotated[Path | None, typer.Option(help="Each line becomes a record.")] = None,
+) -> None:
+    """Append records exactly once: arguments, or each line of a file or of standard input."""
+
+    async def work(client: Client) -> tuple[int, int] | None:
+        producer = client.log(name).producer()
+        first, last = None, -1
+        for batch in _batches(texts, file):
+            done = await producer.append(*batch)
+            first = done.first_offset if first is None else first
+            last = done.last_offset
+        return None if first is None else (first, last)
+
+    done = _run(gateway, work)
+    if as_json:
+        first, last = done or (None, None)
+        _print_json({"log": name, "first_offset": first, "last_offset": last})
+    elif done:
+        sys.stdout.write(f"{done[0]}..{done[1]}\n")
+
+
+def _print_record(record: LogRecord, *, as_json: bool) -> None:
+    if as_json:
+        data = base64.b64encode(record.value).decode()
+        _print_json({"offset": record.offset, "timestamp": record.timestamp, "data": data})
+        return
+    sys.stdout.buffer.write(record.value + b"\n")
+    sys.stdout.flush()
+
+
+@logs.command(name="read")
+def read_log(
+    name: NameArgument,
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    as_json: JsonOption = False,
+    first: Annotated[int | None, typer.Option("--from", help="The earliest by default.")] = None,
+) -> None:
+    """Print the records that are there now."""
+
+    async def work(client: Client) -> None:
+        async for record in client.log(name).records("earliest" if first is None else first):
+            _print_record(record, as_json=as_json)
+
+    _run(gateway, work)
+
+
+@logs.command(name="tail")
+def tail_log(
+    name: NameArgument,
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    as_json: JsonOption = False,
+    first: Annotated[int | None, typer.Option("--from", help="The latest by default.")] = None,
+) -> None:
+    """Print records as they come, until the log is closed."""
+
+    async def work(client: Client) -> None:
+        async for record in client.log(name).tail("latest" if first is None else first):
+            _print_record(record, as_json=as_json)
+
+    _run(gateway, work)
+
+
+@logs.command(name="show")
+def show_log(
+    name: NameArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
+) -> None:
+    """Print a log's settings, ledgers, offsets and owner."""
+    _print_object(_run(gateway, lambda client: client.log(name).info()), as_json=as_json)
+
+
+@logs.command(name="list")
+def list_logs(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
+    """Print all logs."""
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        return [log async for log in client.logs()]
+
+    columns = ("name", "state", "first_offset", "next_offset", "created_at")
+    _print_rows(_run(gateway, work), columns, as_json=as_json)
+
+
+@logs.command(name="roll")
+def roll_log(
+    name: NameArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
+) -> None:
+    """Go on in a new ledger."""
+    _print_object(_run(gateway, lambda client: client.log(name).roll()), as_json=as_json)
+
+
+@logs.command(name="truncate")
+def truncate_log(
+    name: NameArgument,
+    before: Annotated[int, typer.Argument(help="Ledgers that end below this offset are dropped.")],
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    as_json: JsonOption = False,
+) -> None:
+    """Drop old ledgers."""
+    found = _run(gateway, lambda client: client.log(name).truncate(before))
+    _print_object(found, as_json=as_json)
+
+
+@logs.command(name="close")
+def close_log(
+    name: NameArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
+) -> None:
+    """End a log for good."""
+    _print_object(_run(gateway, lambda client: client.log(name).close()), as_json=as_json)
+
+
+@logs.command(name="delete")
+def delete_log(name: NameArgument, gateway: GatewayOption = DEFAULT_GATEWAY) -> None:
+    """Delete a log with its records."""
+    _run(gateway, lambda client: client.log(name).delete())
 
 
 @clusters.command()

@@ -1,5 +1,7 @@
 """The SDK's logs, against the gateway's edge on the model of ledgers."""
 
+import asyncio
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -74,3 +76,26 @@ async def test_a_log_is_rolled_truncated_and_deleted(client: Client) -> None:
 
     with pytest.raises(NoSuchLog):
         await log.append(b"b")
+
+
+async def shell(http: Http, *words: str) -> tuple[int, str]:
+    """The exit status and the output of `quorumlog log …`."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "from quorumlog.cli import main; main()", "log", *words,
+        "--gateway", http.urls[0],
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    output, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
+async def test_a_shell_creates_appends_to_reads_and_deletes_a_log(http: Http) -> None:
+    assert (await shell(http, "create", "events", "--roll-bytes", "1000000"))[0] == 0
+    assert await shell(http, "append", "events", "one", "two") == (0, "0..1\n")
+    assert await shell(http, "read", "events") == (0, "one\ntwo\n")
+    assert "events" in (await shell(http, "list"))[1]
+    assert (await shell(http, "close", "events"))[0] == 0
+    assert await shell(http, "tail", "events", "--from", "1") == (0, "two\n")
+    assert (await shell(http, "delete", "events"))[0] == 0
+    assert (await shell(http, "show", "events"))[0] == 4
