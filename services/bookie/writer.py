@@ -138,8 +138,9 @@ class LogWriter:
         )
         end = self._offset + size
         if size <= SMALL_BATCH_BYTES and end > self._filled:
-            self._filled = end + len(ZEROS)
-            buffers.append(ZEROS)
+            ahead = max(0, min(len(ZEROS), self._segments.segment_bytes - end))
+            self._filled = end + ahead
+            buffers.append(ZEROS[:ahead])
         write_all(self._fd, buffers, self._offset)
         os.fdatasync(self._fd)
         self._offset = end
