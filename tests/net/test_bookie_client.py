@@ -15,7 +15,7 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.wire import frames
 from quorumlog.wire.frames import Request
-from tests.net.peer import Peer, ok, peer
+from tests.net.peer import ok, peer, well
 from tests.support.waiting import until
 
 KEY = b"k" * 32
@@ -100,7 +100,7 @@ async def test_a_broken_connection_makes_all_in_flight_unknown_and_is_replaced()
             answers = await asyncio.gather(*[add(bookies, run_of(first)) for first in range(10)])
         assert answers == [Status.UNKNOWN] * 10
 
-        bookie.behave = Peer().behave
+        bookie.behave = well
 
         async def is_ok() -> bool:
             return await add(bookies) is Status.OK
@@ -130,20 +130,46 @@ async def test_a_bookie_without_a_known_address_is_unknown() -> None:
 async def test_silence_is_unknown_and_a_late_answer_changes_nothing() -> None:
     late: list[Request] = []
 
-    async def silent(request: Request, _socket: web.WebSocketResponse) -> None:
-        late.append(request)
+    async def late_reads(request: Request, socket: web.WebSocketResponse) -> bytes | None:
+        if request.op is frames.Op.READ:
+            late.append(request)
+            return None
+        for one in late:
+            await socket.send_bytes(ok(one))
+        return ok(request)
 
-    async with peer() as bookie, client(bookie.url, HASTY) as bookies:
-        bookie.behave = silent
+    limits = ChannelLimits(quick_s=0.2, slow_s=60, connect_s=60)
+    async with peer() as bookie, client(bookie.url, limits) as bookies:
+        bookie.behave = late_reads
         with on_loop_errors():
-            assert await add(bookies) is Status.UNKNOWN
-            for socket in list(bookie.sockets):
-                await socket.send_bytes(ok(late[0]))
             answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
             bookies.read(
                 MEMBER, 1, 0, 0, lambda status, *_: answered.set_result(status), bytes_max=9
             )
-            assert await answered is Status.UNKNOWN
+            async with asyncio.timeout(30):
+                assert await answered is Status.UNKNOWN
+            assert await add(bookies) is Status.OK
+        assert len(late) == 1
+        assert bookie.connections == 1
+
+
+async def test_a_bookie_that_falls_silent_altogether_is_connected_to_anew() -> None:
+    async def silent(_request: Request, _socket: web.WebSocketResponse) -> None:
+        return None
+
+    async with peer() as bookie, client(bookie.url, HASTY) as bookies:
+
+        async def is_ok() -> bool:
+            return await add(bookies) is Status.OK
+
+        await until(is_ok, "the channel is connected")
+        before = bookie.connections
+        bookie.behave = silent
+        for _ in range(2):
+            assert await add(bookies) is Status.UNKNOWN
+        bookie.behave = well
+        await until(is_ok, "the bookie answers again")
+        assert bookie.connections > before
 
 
 @pytest.mark.parametrize("field", ["member", "ledger_id", "first", "last", "op"])
