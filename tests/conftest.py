@@ -28,6 +28,8 @@ pytest_plugins = ["tests.support.retry"]
 
 # For the processes that tests start: they import what the tests import.
 os.environ["PYTHONPATH"] = os.pathsep.join((str(_ROOT), str(_ROOT / "shared")))
+# A CI may have a proxy; what listens here is not asked through it.
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 
 
 @pytest.fixture(scope="session")
