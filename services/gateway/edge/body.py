@@ -65,7 +65,8 @@ class Room:
         self.is_ending = True
         now = asyncio.get_running_loop().time()
         for wait in self._waits:
-            wait.reschedule(now)
+            if not wait.expired():
+                wait.reschedule(now)
 
     def hold(self, request: web.Request, count: int) -> None:
         """Take room for a body of `count` bytes. Raises Overloaded."""

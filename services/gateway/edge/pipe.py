@@ -35,6 +35,10 @@ class Appender(Protocol):
         ...
 
 
+_ENTRY_BYTES: Final = 64
+"""What an entry takes besides its payload, so that a buffer of empty ones has an end too."""
+
+
 class Pipe:
     """The appends of one stream.
 
@@ -65,7 +69,7 @@ class Pipe:
 
     async def put(self, payloads: Sequence[bytes]) -> None:
         """Append these in their turn. Waits while the stream is too far ahead."""
-        size = sum(map(len, payloads))
+        size = sum(map(len, payloads)) + _ENTRY_BYTES * len(payloads)
         while self._bytes and self._bytes + size > _BUFFER_BYTES_MAX:
             self._drained.clear()
             await self._drained.wait()
@@ -111,11 +115,11 @@ class Pipe:
         run: list[bytes] = []
         size = 0
         while self._payloads and len(run) < BATCH_ENTRIES_MAX:
-            if run and size + len(self._payloads[0]) > _RUN_BYTES_MAX:
+            next_bytes = len(self._payloads[0]) + _ENTRY_BYTES
+            if run and size + next_bytes > _RUN_BYTES_MAX:
                 break
-            payload = self._payloads.popleft()
-            size += len(payload)
-            run.append(payload)
+            run.append(self._payloads.popleft())
+            size += next_bytes
         self._bytes -= size
         self._room.held_bytes -= size
         self._drained.set()

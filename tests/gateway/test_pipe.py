@@ -1,0 +1,62 @@
+"""A stream's appends: in order, bounded, and nothing held when it is over."""
+
+import asyncio
+
+import pytest
+
+from quorumlog.errors import Overloaded
+from services.gateway.edge.body import Room
+from services.gateway.edge.limits import Limits
+from services.gateway.edge.pipe import Pipe
+from services.gateway.interface import LedgerOptions
+from tests.gateway.fake_engine import FakeEngine
+from tests.support.waiting import until
+
+
+async def _pipe(limits: Limits | None = None) -> tuple[FakeEngine, Room, Pipe]:
+    engine, room = FakeEngine(), Room(limits or Limits())
+    ledger = await engine.create(LedgerOptions())
+    return engine, room, Pipe(engine, room, ledger.ledger_id, None)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 1 << 20])
+async def test_a_stream_is_read_no_further_than_its_buffer(size: int) -> None:
+    engine, room, pipe = await _pipe()
+    engine.gate = asyncio.Event()
+    payloads = [bytes(size)] * max(1, min(10_000, (1 << 20) // (size + 64)))
+    rounds = 50
+
+    async def write() -> None:
+        for _ in range(rounds):
+            await pipe.put(payloads)
+        pipe.finish()
+
+    async with asyncio.TaskGroup() as group:
+        writer = group.create_task(write())
+        reader = group.create_task(_drain(pipe))
+        await until(lambda: engine.appending == 1, "the first append is in flight")
+        await until(lambda: room.held_bytes > 2 << 20, "the buffer fills")
+        assert not writer.done()
+        assert room.held_bytes <= 5 << 20
+        engine.gate.set()
+
+    assert reader.result() == rounds * len(payloads)
+    assert engine.entries[1] == payloads * rounds
+    assert room.held_bytes == 0
+
+
+async def _drain(pipe: Pipe) -> int:
+    following = 0
+    async for appended in pipe.acknowledged():
+        assert appended.first == following
+        following = appended.last + 1
+    return following
+
+
+async def test_a_stream_for_which_there_is_no_room_is_told() -> None:
+    _engine, room, pipe = await _pipe(Limits(held_bytes_max=1000))
+
+    with pytest.raises(Overloaded):
+        await pipe.put([bytes(2000)])
+
+    assert room.held_bytes == 0
