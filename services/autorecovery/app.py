@@ -22,6 +22,7 @@ from quorumlog.net.timers import Tasks, Timers
 from quorumlog.wire.bodies import Body, ServiceHeartbeat
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.config import Config
+from services.autorecovery.drains import decommissioned, drain_of
 from services.autorecovery.worker import Done, Worker
 
 _HEARTBEAT_S: Final = 1.0
@@ -37,6 +38,7 @@ def build(config: Config) -> web.Application:
     """The application; its work begins with it and ends with it."""
     app = web.Application(middlewares=[answers_problems])
     parts: dict[str, Auditor] = {}
+    found: dict[str, MetadataClient] = {}
     done = Done()
 
     async def work(_app: web.Application) -> AsyncIterator[None]:
@@ -45,7 +47,7 @@ def build(config: Config) -> web.Application:
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
         ) as session:
-            metadata = MetadataClient(config.metadata_urls, session)
+            metadata = found["metadata"] = MetadataClient(config.metadata_urls, session)
             directory = Directory(metadata.bookies)
             bookies = BookieClient(directory.address, session)
             ports = Ports(bookies, metadata, directory, timers, tasks)
@@ -70,11 +72,20 @@ def build(config: Config) -> web.Application:
             {
                 "auditor": auditor.is_auditor,
                 "lost": list(auditor.lost),
+                "draining": list(auditor.draining),
                 "lost_bookie_delay_s": auditor.lost_bookie_delay_s,
                 "repaired": done.repaired,
                 "failed": done.failed,
             }
         )
+
+    async def get_drain(request: web.Request) -> web.Response:
+        drain = await drain_of(request.match_info["bookie"], found["metadata"])
+        return web.json_response(drain.model_dump(mode="json"))
+
+    async def decommission(request: web.Request) -> web.Response:
+        await decommissioned(request.match_info["bookie"], found["metadata"])
+        return web.Response(status=204)
 
     async def trigger(_request: web.Request) -> web.Response:
         parts["auditor"].trigger()
@@ -90,6 +101,8 @@ def build(config: Config) -> web.Application:
 
     add_shared_routes(app, ready=ready, openapi=_description)
     app.router.add_get("/v1/status", status)
+    app.router.add_get("/v1/drains/{bookie}", get_drain)
+    app.router.add_delete("/v1/bookies/{bookie}", decommission)
     app.router.add_post("/v1/audits", trigger)
     app.router.add_put("/v1/lost-bookie-delay", put_delay)
     app.cleanup_ctx.append(work)
@@ -119,6 +132,8 @@ async def _tell_that_it_lives(metadata: MetadataClient, name: str, url: str) -> 
 def _description() -> dict[str, Any]:
     paths = {
         "/v1/status": {"get": "What this process does and has done"},
+        "/v1/drains/{bookie}": {"get": "What still names a bookie, and why"},
+        "/v1/bookies/{bookie}": {"delete": "Decommission a dead bookie that nothing names"},
         "/v1/audits": {"post": "Look at everything now"},
         "/v1/lost-bookie-delay": {"put": "How long a bookie may be away"},
     }

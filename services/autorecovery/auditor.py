@@ -8,7 +8,7 @@ compare-and-swap.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Container, Hashable, Iterable
 from typing import Final
 
 import aiohttp
@@ -21,6 +21,7 @@ from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.messages import RecoverRequested
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from quorumlog.protocol.recovery import Recovery
+from quorumlog.wire.bodies import BookieInfo
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.autorecovery.config import Config
 from services.autorecovery.findings import (
@@ -39,6 +40,8 @@ _ASK_S: Final = 2.0
 _RECOVERY_S: Final = 60.0
 _SILENCE_FACTOR: Final = 10
 """A writer that neither answers nor refuses may be slow: it gets this many graces."""
+_DRAIN_SHARE: Final = 20
+"""Of so many parts of its time the auditor spends one on looking for what a drain still needs."""
 _LEASE: Final = "auditor"
 
 
@@ -69,11 +72,13 @@ class Auditor:
         self._silent = Patience(config.abandoned_s * _SILENCE_FACTOR)
         self._stuck = Patience(config.in_recovery_s)
         self._queued_at: dict[str, float] = {}
+        self._drain_again_at: dict[str, float] = {}
         self._recovering: set[int] = set()
         self._room = asyncio.Semaphore(config.recoveries)
         self._wake = asyncio.Event()
         self.is_auditor = False
         self.lost: tuple[str, ...] = ()
+        self.draining: tuple[str, ...] = ()
 
     @property
     def lost_bookie_delay_s(self) -> float:
@@ -88,6 +93,7 @@ class Auditor:
     def trigger(self) -> None:
         """Look at everything now."""
         self._queued_at.clear()
+        self._drain_again_at.clear()
         self._wake.set()
 
     async def run(self) -> None:
@@ -119,17 +125,55 @@ class Auditor:
             self.lost = self._lost.look(found.bookies, now)
             for member in self.lost:
                 if now - self._queued_at.get(member, float("-inf")) >= self._config.full_audit_s:
-                    await self._queue_all_of(member)
+                    count = await self._queue_all_of(member)
+                    if count:
+                        log.warning("bookie-lost", extra={"bookie": member, "ledgers": count})
                     self._queued_at[member] = now
+        if not found.stale:
+            await self._look_at_drains(found.bookies)
         if not found.stale and found.liveness_age_s >= self._config.abandoned_s:
             await self._look_at_open_ledgers(now)
 
-    async def _queue_all_of(self, member: str) -> None:
+    async def _look_at_drains(self, bookies: Iterable[BookieInfo]) -> None:
+        """Queue what members that are to be emptied are still named for. They said so themselves,
+        so there is nothing to wait for; and again and again, since a gateway that has not heard
+        of it yet may choose one for a new ensemble.
+        """
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        self.draining = tuple(bookie.id for bookie in bookies if bookie.state == "draining")
+        due = [m for m in self.draining if begun >= self._drain_again_at.get(m, begun)]
+        if not due:
+            return
+        queued = await self._queued()
+        for member in due:
+            count = await self._queue_all_of(member, but=queued)
+            if count:
+                log.info("drain-queued", extra={"bookie": member, "ledgers": count})
+        ended = clock()
+        again_at = ended + _DRAIN_SHARE * (ended - begun)
+        self._drain_again_at = dict.fromkeys(self.draining, again_at)
+
+    async def _queued(self) -> frozenset[tuple[int, str]]:
+        found: list[tuple[int, str]] = []
+        after: str | None = None
+        while True:
+            items, after = await self._repairs.list(after=after, limit=_PAGE)
+            found += [(item.ledger_id, item.member) for item in items]
+            if after is None:
+                return frozenset(found)
+
+    async def _queue_all_of(
+        self, member: str, *, but: Container[tuple[int, str]] = frozenset()
+    ) -> int:
+        """Queue a member's places in all ledgers; tells in how many. To queue again what is being
+        worked on would take it from its worker.
+        """
         count = 0
         items: list[RepairAdd] = []
         async for row in self._rows(bookie=member):
             ranges = tuple((missed.first, missed.last) for missed in places_of(row, member))
-            if ranges:
+            if ranges and (row.ledger_id, member) not in but:
                 items.append(
                     RepairAdd(
                         ledger_id=row.ledger_id,
@@ -144,8 +188,7 @@ class Auditor:
                 items = []
         count += len(items)
         await self._repairs.add(items)
-        if count:
-            log.warning("bookie-lost", extra={"bookie": member, "ledgers": count})
+        return count
 
     async def _look_at_open_ledgers(self, now: float) -> None:
         rows = [row async for row in self._rows(state=State.OPEN)]

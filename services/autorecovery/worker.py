@@ -103,7 +103,7 @@ class Worker:
         Raises: what keeps it from that, if only for now.
         """
         row = await self._row(item.ledger_id)
-        if self._is_live(item.member):
+        if self._may_stay(item.member):
             for first, last in item.ranges:
                 for part in parts(row, MissedRange(item.member, first, last)):
                     repair = FragmentRepair(
@@ -141,9 +141,11 @@ class Worker:
             raise NotEnoughBookies("the ledger's row can't be read now", ledger_id=ledger_id)
         return row
 
-    def _is_live(self, member: str) -> bool:
+    def _may_stay(self, member: str) -> bool:
+        """Whether a member is there and is to keep what it has: neither lost nor drained."""
         return any(
-            bookie.id == member and bookie.state != "lost" for bookie in self._directory.bookies
+            bookie.id == member and bookie.state in {"writable", "read-only"}
+            for bookie in self._directory.bookies
         )
 
     def _target(self, row: LedgerMetadata, index: int, leaving: str) -> str:
@@ -151,7 +153,7 @@ class Worker:
         fragment = row.fragments[index]
         for repair in row.repairs:
             is_this = (repair.first_entry, repair.leaving) == (fragment.first_entry, leaving)
-            if is_this and self._is_live(repair.target):
+            if is_this and self._may_stay(repair.target):
                 return repair.target
         staying = tuple(member for member in fragment.bookies if member != leaving)
         found = self._directory.candidates(fragment.bookies, staying)

@@ -154,6 +154,9 @@ async def queue_repair(
         " FOR KEY SHARE"
         " ON CONFLICT (ledger_id, member) DO UPDATE SET"
         " ranges = repairs.ranges + excluded.ranges, version = repairs.version + 1,"
+        # A claim that this ends must not keep others from the item until its lease is over.
+        " worker = NULL, next_try_at = CASE WHEN repairs.worker IS NULL THEN repairs.next_try_at"
+        " ELSE clock_timestamp() END,"
         f" survivors = CASE WHEN excluded.survivors = {_UNCOUNTED} THEN repairs.survivors"
         " ELSE excluded.survivors END",
         ledger_id,

@@ -1,0 +1,78 @@
+"""How far a bookie is emptied: which ledgers still name it, and why.
+
+Nothing is counted down: it is what metadata says now. So a drain goes on after any restart, and it
+ends when nothing names the bookie, whoever saw to that.
+"""
+
+import re
+
+from quorumlog.errors import RouteNotFound, VersionConflict
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.protocol.ids import member_name
+from quorumlog.protocol.metadata import State
+from quorumlog.wire.bodies import BOOKIE_NAME, Body, BookieState, LedgerUse
+
+
+class LedgerLeft(Body):
+    """A ledger that still names the bookie."""
+
+    ledger_id: int
+    bookie: str
+    state: State
+    reason: str
+
+
+class Drain(Body):
+    """`GET /v1/drains/{bookie}`."""
+
+    bookie: str
+    state: BookieState
+    done: bool
+    """Nothing names it: it may be stopped and decommissioned."""
+    ledgers: int
+    repairs: int
+    """Items of the queue."""
+    first: tuple[LedgerLeft, ...]
+
+
+async def drain_of(name: str, metadata: MetadataClient) -> Drain:
+    """How far a bookie is emptied. Raises: RouteNotFound, MetadataUnavailable."""
+    _check(name)
+    uses = await metadata.uses(name)
+    states = {member_name(b.id): b.state for b in (await metadata.bookies()).bookies}
+    return Drain(
+        bookie=name,
+        state=states.get(name, "lost"),
+        done=uses.ledgers == 0 and uses.repairs == 0,
+        ledgers=uses.ledgers,
+        repairs=uses.repairs,
+        first=tuple(
+            LedgerLeft(
+                ledger_id=use.ledger_id, bookie=use.member, state=use.state, reason=_reason(use)
+            )
+            for use in uses.first
+        ),
+    )
+
+
+async def decommissioned(name: str, metadata: MetadataClient) -> None:
+    """Decommission a bookie. Raises: RouteNotFound, MetadataUnavailable, and VersionConflict (as
+    409, with what names it) while it is needed.
+    """
+    _check(name)
+    try:
+        await metadata.retire(name)
+    except VersionConflict as error:
+        error.status = 409
+        raise
+
+
+def _check(name: str) -> None:
+    if not re.fullmatch(BOOKIE_NAME, name):
+        raise RouteNotFound("that is no bookie's name (it has no @incarnation)", bookie=name)
+
+
+def _reason(use: LedgerUse) -> str:
+    if use.detail:
+        return f"{use.detail} ({use.failures} tries)"
+    return "its writer is told" if use.state is State.OPEN else "waits for its turn"
