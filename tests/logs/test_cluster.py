@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
+import pytest
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
@@ -13,6 +14,8 @@ from tests.logs.support import SETTLED_S, Http, Producer, check_exactly_once
 from tests.support.waiting import until
 
 LOG = "/v1/logs/log"
+
+pytestmark = pytest.mark.timeout(600)
 
 
 @asynccontextmanager

@@ -26,6 +26,7 @@ from quorumlog.protocol.quorum import Quorum
 from services.gateway.logs import owner
 from services.gateway.logs.ports import Append, LogAppended
 from tests.logs.model import Cluster, Gateway
+from tests.support.waiting import until
 
 SETTINGS = LogSettings(Quorum(3, 3, 2), roll_bytes=0)
 
@@ -184,13 +185,17 @@ async def test_a_roll_goes_on_in_a_new_ledger_while_appends_come() -> None:
 
 async def test_limits_of_the_settings_roll_by_themselves() -> None:
     settings = LogSettings(Quorum(3, 3, 2), roll_bytes=0, roll_entries=5)
-    async with a_cluster(settings=settings) as (_, (one, two)):
-        for n in range(30):
-            await one.logs.append("log", call(str(n)))
+    async with a_cluster(settings=settings) as (cluster, (one, two)):
+        sent: list[str] = []
 
-        view = await one.logs.get("log")
-        assert len(view.log.items) >= 2
-        assert await contents(two) == [str(n) for n in range(30)]
+        async def append_until_rolled() -> bool:
+            sent.append(str(len(sent)))
+            await one.logs.append("log", call(sent[-1]))
+            return len(cluster.logs["log"].items) > 2
+
+        await until(append_until_rolled, "the log has rolled twice")
+
+        assert await contents(two) == sent
 
 
 async def test_a_read_takes_over_so_that_what_is_acknowledged_is_readable() -> None:
@@ -207,13 +212,13 @@ async def test_a_read_takes_over_so_that_what_is_acknowledged_is_readable() -> N
 async def test_a_tail_is_woken_by_an_append_and_ends_with_the_log() -> None:
     async with a_cluster() as (_, (one, two)):
         await one.logs.append("log", call("a"))
-        tail = asyncio.create_task(two.logs.read("log", "latest", wait_s=20))
-        later = asyncio.create_task(two.logs.read("log", 1, wait_s=20))
+        tail = asyncio.create_task(two.logs.read("log", "latest", wait_s=60))
+        later = asyncio.create_task(two.logs.read("log", 1, wait_s=60))
         await asyncio.sleep(0)
         await one.logs.append("log", call("b"))
 
         assert [record.offset for record in (await later).records] == [1]
-        end = asyncio.create_task(two.logs.read("log", 2, wait_s=20))
+        end = asyncio.create_task(two.logs.read("log", 2, wait_s=60))
         closed = await one.logs.close("log")
         assert closed.next_offset == 2
         assert (await end).closed
@@ -337,7 +342,7 @@ class Client:
     async def run(self, count: int, *, exactly_once: bool) -> None:
         for seq in range(count):
             value = f"{self.name}-{seq}"
-            for _ in range(200):
+            for _ in range(5000):
                 gateway = self.random.choice([g for g in self.gateways if not g.is_dead])
                 request = call(value, seq=seq if exactly_once else None, producer=self.name)
                 task = asyncio.create_task(gateway.logs.append("log", request))

@@ -11,6 +11,7 @@ from services.gateway.logs.ports import Append
 from services.gateway.logs.sweep import Sweep, retained_from
 from tests.logs.model import Gateway, Store
 from tests.logs.test_manager import SETTINGS, a_cluster, contents, records
+from tests.support.waiting import until
 
 
 def sweep_of(gateway: Gateway) -> Sweep:
@@ -101,17 +102,17 @@ async def test_ledgers_that_no_log_names_are_deleted_and_no_others() -> None:
 
 
 async def test_a_roll_by_time_comes_with_the_sweep_of_the_owner() -> None:
-    settings = LogSettings(Quorum(3, 3, 2), roll_bytes=0, roll_seconds=1)
-    async with a_cluster(settings=settings) as (_, (one, _two)):
+    settings = LogSettings(Quorum(3, 3, 2), roll_bytes=0, roll_seconds=3600)
+    async with a_cluster(settings=settings) as (cluster, (one, _two)):
         await one.logs.append("log", Append(records("a")))
         slot = one.logs.ownership.slot("log")
         assert slot.owner is not None
         assert not slot.owner.is_roll_due()
-        slot.owner._since_s -= 1
+        slot.owner._since_s -= 3600
 
         await sweep_of(one).sweep_logs()
 
-        assert slot.owner._roll_asked
+        await until(lambda: len(cluster.logs["log"].items) == 2, "the log has rolled")
 
 
 def _options() -> LedgerOptions:
