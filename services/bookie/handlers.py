@@ -11,7 +11,14 @@ from typing import Final
 from aiohttp import web
 from pydantic import ValidationError
 
-from quorumlog.errors import BadRequest, InvalidRequest, NoSuchLedger, Overloaded, ReadOnly
+from quorumlog.errors import (
+    BadRequest,
+    InvalidRequest,
+    NoSuchLedger,
+    Overloaded,
+    ReadOnly,
+    RequestTimeout,
+)
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import BadRun, Entry, Run
@@ -38,6 +45,12 @@ BOOKIE: Final = web.AppKey("bookie", Bookie)
 
 KEY_HEADER: Final = "X-Ledger-Key"
 MEMBER_HEADER: Final = "X-Member"
+
+BODY_S: Final = 10.0
+"""For a body to arrive (architecture, default times)."""
+
+BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Of bodies that are being received; one without a length counts as the largest."""
 
 _HTTP_STATUS: Final = {
     Status.OK: 200,
@@ -76,7 +89,7 @@ async def add_entries(request: web.Request) -> web.StreamResponse:
     if kind not in {"normal", "recovery", "repair"}:
         raise InvalidRequest("kind is normal, recovery or repair")
     try:
-        run = Run(await request.read())
+        run = Run(await _body(request))
     except BadRun as error:
         raise BadRequest(f"the body is not a run: {error}") from error
     if run.ledger_id != ledger_id:
@@ -168,7 +181,7 @@ async def digest_ranges(request: web.Request) -> web.StreamResponse:
     store = _store(request)
     ledger_id = _ledger_id(request)
     try:
-        asked = DigestsAsked.model_validate_json(await request.read())
+        asked = DigestsAsked.model_validate_json(await _body(request))
     except ValidationError as error:
         raise InvalidRequest(str(error)) from error
     digests = [await _digest(store, ledger_id, *span) for span in asked.ranges]
@@ -179,7 +192,7 @@ async def put_state(request: web.Request) -> web.StreamResponse:
     """Take adds, or none, or be emptied: `writable`, `read-only`, `draining`; kept over restarts."""
     _store(request)
     try:
-        wanted = BookieStatePut.model_validate_json(await request.read())
+        wanted = BookieStatePut.model_validate_json(await _body(request))
     except ValidationError as error:
         raise InvalidRequest(str(error)) from error
     request.app[BOOKIE].set_state(wanted.state)
@@ -207,6 +220,23 @@ async def info(request: web.Request) -> web.StreamResponse:
             counters=dict(store.counters),
         )
     )
+
+
+async def _body(request: web.Request) -> bytes:
+    """The body, within a time; of all requests together only so many bytes are kept."""
+    bookie = request.app[BOOKIE]
+    most = request.client_max_size
+    size = min(most, request.content_length or most)
+    if bookie.body_bytes + size > BODIES_BYTES_MAX:
+        raise Overloaded("too many large bodies at a time")
+    bookie.body_bytes += size
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise RequestTimeout(f"the body was not complete within {BODY_S:g} s") from None
+    finally:
+        bookie.body_bytes -= size
 
 
 async def _digest(store: Store, ledger_id: int, first: int, last: int) -> RangeDigest:

@@ -59,6 +59,8 @@ class Bookie:
         self.cluster_id = ""
         self.sockets: set[web.WebSocketResponse] = set()
         self.is_registered = False
+        self.body_bytes = 0
+        """Of the HTTP bodies that are being received."""
         self._metadata = MetadataClient(config.metadata_urls)
         self._end = end
         self._task: asyncio.Task[None] | None = None

@@ -234,6 +234,24 @@ async def test_bad_requests_are_problems(served: Served) -> None:
             assert (await answer.json(content_type=None))["code"] == code
 
 
+async def test_bodies_that_are_too_large_together_or_too_slow_are_refused(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{served.url}/v1/ledgers/7/entries"
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"x"
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("services.bookie.handlers.BODY_S", 0.0)
+    async with served.session.post(url, data=endless()) as answer:
+        assert answer.status == 408
+    monkeypatch.setattr("services.bookie.handlers.BODIES_BYTES_MAX", 10)
+    async with served.session.post(url, data=b"x" * 11) as answer:
+        assert answer.status == 429
+    assert served.bookie.body_bytes == 0
+
+
 async def test_when_it_stops_its_channels_end(served: Served) -> None:
     assert await served.add(run_of(7, [0])) is Status.OK
 
