@@ -200,6 +200,15 @@ def change_in_recovery(original: Any) -> Any:
     return answered
 
 
+def forgotten(_original: Any) -> Any:
+    """What a member missed is not remembered."""
+
+    def take(self: Writer | Recovery) -> None:
+        self._window.missed = []
+
+    return take
+
+
 # --- metadata and bookies ------------------------------------------------------------------------
 
 
@@ -417,5 +426,15 @@ MUTANTS: Final = (
         "a repair replaces before the copies are there",
         "I25",
         (Patch(FragmentRepair, "_send", always(None)),),
+    ),
+    Mutant(
+        "the writer forgets what a member missed",
+        "rule 8",
+        (Patch(Writer, "_take_missed", forgotten),),
+    ),
+    Mutant(
+        "a recovery forgets what a member missed",
+        "rule 12",
+        (Patch(Recovery, "_take_missed", forgotten),),
     ),
 )

@@ -207,7 +207,7 @@ class SimBookie:
                 if record.replaces:
                     self.damaged.difference_update(record.run.ids)
         if entries and self.world.watcher is not None:
-            self.world.watcher.stored(self.name, entries)
+            self.world.watcher.stored(self.member, entries)
 
     def _release(self) -> None:
         """Send what no longer waits for the disk."""

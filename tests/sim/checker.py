@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from quorumlog.protocol.ids import NO_ENTRY, member_name
+from quorumlog.protocol.ids import NO_ENTRY, member_incarnation, member_name
 from quorumlog.protocol.messages import (
     AppendRequested,
     Closed,
@@ -38,6 +38,7 @@ class Recovery:
     start: LedgerMetadata
     covered: set[int] = field(default_factory=set)
     negatives: dict[int, set[int]] = field(default_factory=dict)
+    lac: int = NO_ENTRY
 
 
 class Checker:
@@ -51,8 +52,11 @@ class Checker:
         """The writer told its callers that 0..acked are stored."""
         self.appended: list[bytes] = []
         self.ends: set[tuple[int, int]] = set()
-        self.held: dict[str, set[int]] = {}
-        """By bookie: the entries that were ever durable there."""
+        self.closed_by = ""
+        self.marked: LedgerMetadata | None = None
+        """The row when it became IN_RECOVERY."""
+        self.held: dict[str, dict[int, int]] = {}
+        """By bookie and entry: the last incarnation in which it was durable there."""
         self.bytes_of: dict[int, Entry] = {}
         self.recoveries: dict[str, Recovery] = {}
         self.ops: dict[int, int] = {}
@@ -76,7 +80,9 @@ class Checker:
                 if lac > self.acked:
                     raise Violation(f"I10: a bookie told LAC {lac}, acknowledged is {self.acked}")
                 if client.name in self.recoveries:
-                    self.recoveries[client.name].covered.add(position)
+                    recovery = self.recoveries[client.name]
+                    recovery.covered.add(position)
+                    recovery.lac = max(recovery.lac, lac)
             case ReadAnswered(position, _, _, _, Status.OK, _, absent):
                 if client.name in self.recoveries:
                     negatives = self.recoveries[client.name].negatives
@@ -115,13 +121,13 @@ class Checker:
             case _:
                 pass
 
-    def stored(self, bookie: str, entries: Sequence[Entry]) -> None:
+    def stored(self, member: str, entries: Sequence[Entry]) -> None:
         """Entries became durable: equal ids mean equal bytes (I7)."""
-        held = self.held.setdefault(bookie, set())
+        held = self.held.setdefault(member_name(member), {})
         for entry in entries:
-            held.add(entry.entry_id)
+            held[entry.entry_id] = member_incarnation(member)
             if self.bytes_of.setdefault(entry.entry_id, entry) != entry:
-                raise Violation(f"I7: {bookie} holds other bytes of entry {entry.entry_id}")
+                raise Violation(f"I7: {member} holds other bytes of entry {entry.entry_id}")
 
     def row_changed(self, client: Client, before: LedgerMetadata, after: LedgerMetadata) -> None:
         """Judge a change of the row that was applied."""
@@ -156,6 +162,8 @@ class Checker:
             and before.fragments != after.fragments
         ):
             raise Violation("I24: the ensemble changed in recovery, before the close")
+        if before.state is State.OPEN and after.state is State.IN_RECOVERY:
+            self.marked = after
         if client.name.startswith("repairer"):
             self._repaired(before, after)
         elif before.state is State.OPEN and after.state is State.OPEN:
@@ -220,14 +228,15 @@ class Checker:
             if new and end is None:
                 raise Violation("I25: a repair changed an open fragment")
             for position in new:
-                held = self.held.get(member_name(fragment.bookies[position]), set())
+                member = fragment.bookies[position]
                 lacking = [
                     entry_id
                     for entry_id in range(fragment.first_entry, (end or 0) + 1)
-                    if self.quorum.is_member(position, entry_id) and entry_id not in held
+                    if self.quorum.is_member(position, entry_id)
+                    and not self._has_held(member, entry_id)
                 ]
                 if lacking:
-                    raise Violation(f"I25: {fragment.bookies[position]} lacks {lacking}")
+                    raise Violation(f"I25: {member} lacks {lacking}")
 
     def _closed(self, client: Client, row: LedgerMetadata) -> None:
         assert row.last_entry is not None
@@ -238,6 +247,7 @@ class Checker:
         if end >= len(self.appended):
             raise Violation(f"I9: closed at {end}, {len(self.appended)} were appended")
         self.ends.add((end, row.length))
+        self.closed_by = client.name
         if len(self.ends) > 1:
             raise Violation(f"I4: the ledger ended more than once: {sorted(self.ends)}")
         length = sum(len(payload) for payload in self.appended[: end + 1])
@@ -256,10 +266,31 @@ class Checker:
 
     def _holders(self, row: LedgerMetadata, entry_id: int) -> int:
         """How many members held an entry durably, copies that a fault destroyed included."""
-        return sum(
-            entry_id in self.held.get(member_name(member), ())
-            for _, member in row.members_of(entry_id)
-        )
+        return sum(self._has_held(member, entry_id) for _, member in row.members_of(entry_id))
+
+    def _has_held(self, member: str, entry_id: int) -> bool:
+        """Whether an entry was durable at a member. What an earlier incarnation held and lost says
+        nothing of a later one; a later one may have been given what an earlier one should hold.
+        """
+        last = self.held.get(member_name(member), {}).get(entry_id, 0)
+        return last >= member_incarnation(member)
+
+    def missed_is_known(self) -> None:
+        """Rules 8 and 12: what a member should hold and never did is in the repair queue: all of
+        it where the writer closed the ledger, else what the recovery wrote back. (What a dead
+        writer knew is lost: the auditor looks for that.)
+        """
+        row, missed = self.world.store.row, self.world.store.missed
+        assert row.last_entry is not None, "L1 was judged"
+        recovery = self.recoveries.get(self.closed_by)
+        first = 0
+        if recovery is not None and self.marked is not None:
+            first = max(recovery.lac + 1, self.marked.last_fragment.first_entry)
+        for entry_id in range(first, row.last_entry + 1):
+            for _, member in row.members_of(entry_id):
+                is_known = any(m.member == member and m.first <= entry_id <= m.last for m in missed)
+                if not is_known and not self._has_held(member, entry_id):
+                    raise Violation(f"rule 8: nobody knows that {member} lacks entry {entry_id}")
 
     def at_the_end(self) -> None:
         """After all is healed: the closed ledger can be read, and clients' histories agree."""

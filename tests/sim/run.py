@@ -225,6 +225,7 @@ class Run:
             raise Violation(f"L1: the ledger is still {world.store.row.state}")
         world.run_until(world.now + SETTLE)
         self._read_all()
+        self.checker.missed_is_known()
         self.checker.at_the_end()
         world.run_until(world.now + SETTLE)
         before = world.messages
