@@ -191,7 +191,7 @@ class Unauthenticated(Refused):
 
 
 class Forbidden(Refused):
-    """The caller is known, and may not do this."""
+    """The caller may not do this: a page of another origin, say, that `CORS_ORIGINS` does not name."""
 
     code = "forbidden"
     title = "Not allowed"

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from quorumlog.errors import (
     BadRequest,
+    Forbidden,
     HeadersTooLarge,
     InvalidRequest,
     MetadataUnavailable,
@@ -30,7 +31,14 @@ Schema = type | dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Errors = tuple[type[QuorumLogError], ...]
 
-ALWAYS: Final[Errors] = (BadRequest, InvalidRequest, RequestTimeout, HeadersTooLarge, Overloaded)
+ALWAYS: Final[Errors] = (
+    BadRequest,
+    InvalidRequest,
+    Forbidden,
+    RequestTimeout,
+    HeadersTooLarge,
+    Overloaded,
+)
 """What any request may be answered with."""
 
 ANSWERING: Final[Errors] = (NotAcceptable,)
