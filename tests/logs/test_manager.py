@@ -183,6 +183,17 @@ async def test_a_roll_goes_on_in_a_new_ledger_while_appends_come() -> None:
         assert len(cluster.ledgers) == 2
 
 
+async def test_a_read_sees_what_was_acknowledged_before_it_though_it_knew_an_older_row() -> None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a"))
+        assert await contents(two) == ["a"]
+        await one.logs.roll("log")
+        await one.logs.append("log", call("b"))
+
+        assert await contents(two, start=1) == ["b"]
+        assert await contents(two) == ["a", "b"]
+
+
 async def test_limits_of_the_settings_roll_by_themselves() -> None:
     settings = LogSettings(Quorum(3, 3, 2), roll_bytes=0, roll_entries=5)
     async with a_cluster(settings=settings) as (cluster, (one, two)):
