@@ -53,7 +53,7 @@ unit: setup ## the tests that start no processes: protocol, wire, simulation
 run: .venv/installed-run ## a whole cluster on this machine, until Ctrl-C
 	@exec $(PY) -m services.local
 
-demo: .venv/installed-run ## send FILE= line by line through a cluster in which processes are killed
+demo: .venv/installed-run ## send FILE= (or a log of this machine) through a cluster in which processes are killed
 	@exec $(PY) -m loadtest.demo
 
 bench: setup ## measure appends and reads, and JetStream in the same run

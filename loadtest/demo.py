@@ -1,4 +1,4 @@
-"""`make demo FILE=<file>`: every line of a file through a cluster in which processes are killed.
+"""`make demo [FILE=<file>]`: every line of a file through a cluster in which processes are killed.
 
 A bookie of the ledger's ensemble is killed after a third of the file, the gateway that writes the
 ledger after two thirds. The other gateway recovers the ledger, a new ledger takes the rest, and
@@ -25,6 +25,11 @@ _BATCH_LINES: Final = 100
 _BATCH_BYTES: Final = 4 << 20
 _ENTRY_BYTES: Final = 1 << 20  # api.md: the largest entry; a longer line becomes several
 
+_LOGS: Final = Path("/var/log")
+_LOG_BYTES_MIN: Final = 64 << 10
+_LOG_BYTES_MAX: Final = 64 << 20
+_LOG_LINES_MIN: Final = 100
+
 
 @dataclass(slots=True)
 class Story:
@@ -41,11 +46,27 @@ class Story:
 
 
 def main() -> None:
-    """Run the demo on FILE."""
+    """Run the demo on FILE, or on a log of this machine."""
     name = os.environ.get("FILE", "")
-    if not name or not Path(name).is_file():
+    path = Path(name) if name else _log_of_this_machine()
+    if not path.is_file():
         raise SystemExit(f"make demo FILE=<a file with lines>; {name!r} is none")
-    raise SystemExit(asyncio.run(run(Path(name), Console(highlight=False))))
+    raise SystemExit(asyncio.run(run(path, Console(highlight=False))))
+
+
+def _log_of_this_machine() -> Path:
+    """The largest log that can be read here; README.md where there is none with enough lines."""
+    sizes = {}
+    for path in sorted(_LOGS.rglob("*.log")):
+        try:
+            with path.open("rb") as file:
+                head = file.read(_LOG_BYTES_MIN)
+            size = path.stat().st_size
+        except OSError:
+            continue  # not ours to read
+        if head.count(b"\n") >= _LOG_LINES_MIN and b"\0" not in head and size <= _LOG_BYTES_MAX:
+            sizes[path] = size
+    return max(sizes, key=lambda path: sizes[path], default=Path("README.md"))
 
 
 async def run(path: Path, console: Console) -> int:

@@ -212,3 +212,29 @@ def test_request_ids_of_clients_are_kept_only_where_they_are_harmless() -> None:
         assert request_id(good) == good
     for bad in ("", "x" * 65, "a b", "a\n", "é", "\u0661", None):
         assert request_id(bad) != bad
+
+
+async def test_a_body_that_follows_its_head_at_once_is_not_taken_for_a_late_head(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Head and body in two pieces, both there before the handler runs."""
+    made: list[Any] = []
+    real = Listener.connection
+
+    def recorded(self: Listener) -> Any:
+        made.append(real(self))
+        return made[-1]
+
+    monkeypatch.setattr(Listener, "connection", recorded)
+    listener = await start()
+    async with connection(listener) as (reader, writer):
+        writer.write(HEAD + b"\r\n")  # the connection has a handler that waits for the next one
+        await answer(reader)
+        await until(lambda: made[0]._waiter is not None, "the connection is idle")
+
+        made[0].data_received(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nab")
+        made[0].data_received(b"cd")
+
+        assert made[0]._head_timer is None
+        status, _, body = await answer(reader)
+        assert (status, body) == (200, b"abcd")

@@ -133,10 +133,16 @@ class _Connection(RequestHandler):
         if self._request_count != count:
             if self._head_timer is not None:
                 self._cancel_head_timer()
-        elif self._head_timer is None and self._waiter is not None:
+        elif self._head_timer is None and self._is_idle():
             # Nobody handles a request, and the bytes so far make none: part of a head.
             limit_s = self._listener.limits.head_timeout_s
             self._head_timer = self._loop.call_later(limit_s, self._head_is_late)
+
+    def _is_idle(self) -> bool:
+        """Whether no request is handled or about to be: one that has just arrived has set its
+        handler's waiter, and the rest of its body may come before the handler runs.
+        """
+        return self._waiter is not None and not self._waiter.done()
 
     def _cancel_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -145,7 +151,7 @@ class _Connection(RequestHandler):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if self._waiter is not None and self.transport is not None:
+        if self._is_idle() and self.transport is not None:
             limit_s = self._listener.limits.head_timeout_s
             error = RequestTimeout(f"the headers were not complete within {limit_s:g} s")
             self.transport.write(_raw_answer(error))
