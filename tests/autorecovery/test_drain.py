@@ -1,16 +1,41 @@
 """Real processes: a bookie is emptied while it lives, then stopped and decommissioned."""
 
-import aiohttp
+import asyncio
+import os
+import subprocess
+import sys
+from typing import Any
 
-from loadtest.cluster import running
+import orjson
+
+from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
 from quorumlog.client import Client
+from services.local.config import ROOT
 from tests.autorecovery.test_healing import contents, written
 from tests.support.waiting import until
 
 PATIENT = {"ABANDONED_S": "3600", "IN_RECOVERY_S": "3600", "AUDIT_S": "0.5"}
 """No gateway counts as gone, however slow it is: a ledger is fenced only by mistake."""
 DRAIN_S = 120.0
+
+
+async def quorumlog(cluster: Cluster, *words: str) -> tuple[int, Any]:
+    """What an operator's command ends with, and the JSON that it prints."""
+    command = (sys.executable, "-m", "quorumlog.cli", *words, "--json")
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT / "shared"),
+        "QUORUMLOG_GATEWAY": cluster.gateways[0],
+    }
+    done = await asyncio.to_thread(
+        subprocess.run,
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        timeout=2 * DRAIN_S,
+        check=False,
+    )
+    return done.returncode, orjson.loads(done.stdout) if done.stdout else None
 
 
 async def test_a_drained_bookie_is_named_by_nothing_and_can_be_decommissioned(
@@ -22,24 +47,19 @@ async def test_a_drained_bookie_is_named_by_nothing_and_can_be_decommissioned(
             stores, bookies=4, gateways=1, environment=PATIENT, lost_bookie_delay_s=3600
         ) as cluster,
         Client(*cluster.gateways) as client,
-        aiohttp.ClientSession() as session,
     ):
         ledgers = [await written(client, 20) for _ in range(6)]
         ledgers.append((await client.create_ledger(), []))
         for ledger, _ in ledgers[:3]:
             await ledger.close()
-        drain = f"{cluster.url('autorecovery-1')}/v1/drains/bookie-1"
-        bookie = f"{cluster.url('autorecovery-1')}/v1/bookies/bookie-1"
+        # It lives, and ledgers name it.
+        assert (await quorumlog(cluster, "bookie", "decommission", "bookie-1"))[0] == 1
+        assert (await quorumlog(cluster, "bookie", "info", "bookie-9"))[0] == 4
 
-        async with session.delete(bookie) as answer:
-            assert answer.status == 409  # it lives
-        state = {"state": "draining"}
-        async with session.put(f"{cluster.url('bookie-1')}/v1/state", json=state) as answer:
-            assert answer.status == 200
+        async def is_told() -> bool:
+            return (await quorumlog(cluster, "bookie", "drain", "bookie-1"))[0] == 0
 
-        async def is_done() -> bool:
-            async with session.get(drain) as answer:
-                return answer.status == 200 and bool((await answer.json())["done"])
+        await until(is_told, "the bookie is told", DRAIN_S)
 
         async def is_draining() -> bool:
             states = {found["id"]: found["state"] for found in await client.bookies()}
@@ -49,18 +69,17 @@ async def test_a_drained_bookie_is_named_by_nothing_and_can_be_decommissioned(
         for ledger, payloads in ledgers[3:]:
             payloads.append(b"while it is drained")
             await ledger.append(payloads[-1])
-        await until(is_done, "nothing names the bookie", DRAIN_S)
+        wait = ("--wait", "--timeout", str(DRAIN_S))
+        status, drained = await quorumlog(cluster, "bookie", "drain", "bookie-1", *wait)
+        assert (status, drained["done"], drained["ledgers"]) == (0, True, 0), drained
         for ledger, payloads in ledgers[3:]:  # none of them was fenced
             payloads.append(b"after")
             await ledger.append(payloads[-1])
 
         await cluster.kill("bookie-1")
 
-        async def is_decommissioned() -> bool:
-            async with session.delete(bookie) as answer:
-                return answer.status == 204
-
-        await until(is_decommissioned, "its heartbeat ends, and it is decommissioned", DRAIN_S)
+        status, gone = await quorumlog(cluster, "bookie", "decommission", "bookie-1", *wait)
+        assert (status, gone["done"]) == (0, True), gone
         assert "bookie-1@1" not in {found["id"] for found in await client.bookies()}
         for ledger, payloads in ledgers:
             row = await ledger.info()

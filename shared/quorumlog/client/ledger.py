@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import orjson
+
 from quorumlog.client.transport import Transport
 
 _FRAMES: Final = "application/vnd.quorumlog.frames"
@@ -157,15 +159,22 @@ class Ledger:
         """End the ledger after its last acknowledged entry, through its writer."""
         return await self._call("POST", "/close", is_repeatable=True)
 
-    async def recover(self) -> dict[str, Any]:
+    async def recover(self, *, declare_lost: Sequence[str] = ()) -> dict[str, Any]:
         """End the ledger although its writer may be gone: fence, read on, close. All who ask get
-        the same end.
+        the same end. `declare_lost` names bookies that never come back: entries may be lacking.
         """
-        return await self._call("POST", "/recover", is_repeatable=True)
+        lost = orjson.dumps({"declare_lost": list(declare_lost)}) if declare_lost else None
+        return await self._call("POST", "/recover", is_repeatable=True, body=lost)
 
-    async def _call(self, method: str, path: str, *, is_repeatable: bool) -> dict[str, Any]:
+    async def _call(
+        self, method: str, path: str, *, is_repeatable: bool, body: bytes | None = None
+    ) -> dict[str, Any]:
         answer = await self._transport.request(
-            method, self._path + path, headers=self._headers, is_repeatable=is_repeatable
+            method,
+            self._path + path,
+            headers=self._headers,
+            is_repeatable=is_repeatable,
+            body=body,
         )
         found: dict[str, Any] = answer.json()
         return found

@@ -1,0 +1,6 @@
+"""`python -m quorumlog.cli`."""
+
+from quorumlog.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What all commands share: options, errors as exit statuses, tables and JSON."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from quorumlog.client import Client
+from quorumlog.errors import UNKNOWN, NotFound, QuorumLogError
+
+T = TypeVar("T")
+
+GatewayOption = Annotated[
+    str,
+    typer.Option("--gateway", envvar="QUORUMLOG_GATEWAY", help="URLs of gateways, with commas."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON in place of a table.")]
+_BATCH = 1000
+DEFAULT_GATEWAY = "http://127.0.0.1:8080"
+
+
+def run(gateway: str, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Do something with a client; an error ends the process with its exit status."""
+
+    async def in_session() -> T:
+        async with Client(*gateway.split(",")) as client:
+            return await work(client)
+
+    try:
+        return asyncio.run(in_session())
+    except QuorumLogError as error:
+        Console(stderr=True, highlight=False).print(f"{error.code}: {error.detail}", markup=False)
+        if error.outcome == UNKNOWN:
+            raise typer.Exit(3) from None
+        raise typer.Exit(4 if isinstance(error, NotFound) else 1) from None
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON."""
+    sys.stdout.write(orjson.dumps(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+def print_object(value: dict[str, Any], *, as_json: bool) -> None:
+    """A table of names and values."""
+    if as_json:
+        print_json(value)
+        return
+    table = Table(show_header=False, box=None)
+    for name, field in value.items():
+        text = field if isinstance(field, str) else orjson.dumps(field).decode()
+        table.add_row(name, text)
+    Console(highlight=False).print(table)
+
+
+def print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...], *, as_json: bool) -> None:
+    """A table, or a line of JSON each."""
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(*(str(row.get(column, "")) for column in columns))
+    Console(highlight=False).print(table)
+
+
+def batches(texts: list[str] | None, file: Path | None) -> Iterator[list[bytes]]:
+    """What is to be appended: arguments, or the lines of a file or of standard input."""
+    if texts:
+        yield [text.encode() for text in texts]
+        return
+    with file.open("rb") if file else sys.stdin.buffer as lines:
+        batch: list[bytes] = []
+        for line in lines:
+            batch.append(line.rstrip(b"\r\n"))
+            if len(batch) == _BATCH:
+                yield batch
+                batch = []
+        if batch:
+            yield batch

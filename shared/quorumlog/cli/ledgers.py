@@ -1,0 +1,196 @@
+"""`quorumlog ledger …`."""
+
+import base64
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quorumlog.cli.common import (
+    DEFAULT_GATEWAY,
+    GatewayOption,
+    JsonOption,
+    batches,
+    print_json,
+    print_object,
+    print_rows,
+    run,
+)
+from quorumlog.client import Client, Entry
+
+PasswordOption = Annotated[
+    str | None, typer.Option("--password", envvar="QUORUMLOG_PASSWORD", help="Of the ledger.")
+]
+LedgerArgument = Annotated[int, typer.Argument(help="The ledger's id.")]
+
+app = typer.Typer(no_args_is_help=True, help="Create, append, read, end ledgers.")
+
+
+def _print_entry(entry: Entry, *, as_json: bool) -> None:
+    if as_json:
+        data = base64.b64encode(entry.payload).decode()
+        print_json({"entry_id": entry.entry_id, "data": data})
+        return
+    sys.stdout.buffer.write(entry.payload + b"\n")
+    sys.stdout.flush()
+
+
+@app.command()
+def create(
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    password: PasswordOption = None,
+    as_json: JsonOption = False,
+    ensemble: Annotated[int | None, typer.Option("--ensemble", "-E")] = None,
+    write_quorum: Annotated[int | None, typer.Option("--write-quorum", "-w")] = None,
+    ack_quorum: Annotated[int | None, typer.Option("--ack-quorum", "-a")] = None,
+    digest: Annotated[str | None, typer.Option(help="crc32c, hmac-sha256 or none")] = None,
+) -> None:
+    """Create a ledger and print its id."""
+
+    async def work(client: Client) -> dict[str, Any]:
+        ledger = await client.create_ledger(
+            ensemble_size=ensemble,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            digest=digest,
+            password=password,
+        )
+        return await ledger.info() if as_json else {"ledger_id": ledger.ledger_id}
+
+    made = run(gateway, work)
+    if as_json:
+        print_json(made)
+    else:
+        sys.stdout.write(f"{made['ledger_id']}\n")
+
+
+@app.command()
+def append(
+    ledger_id: LedgerArgument,
+    texts: Annotated[list[str] | None, typer.Argument(help="Entries; else lines of input.")] = None,
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    password: PasswordOption = None,
+    as_json: JsonOption = False,
+    file: Annotated[Path | None, typer.Option(help="Each line becomes an entry.")] = None,
+) -> None:
+    """Append entries: arguments, or each line of a file or of standard input."""
+
+    async def work(client: Client) -> tuple[int, int] | None:
+        ledger = client.ledger(ledger_id, password=password)
+        first, last = None, -1
+        for batch in batches(texts, file):
+            done = await ledger.append_batch(batch)
+            first = done.first_entry if first is None else first
+            last = done.last_entry
+        return None if first is None else (first, last)
+
+    done = run(gateway, work)
+    if as_json:
+        first, last = done or (None, None)
+        print_json({"ledger_id": ledger_id, "first_entry": first, "last_entry": last})
+    elif done:
+        sys.stdout.write(f"{done[0]}..{done[1]}\n")
+
+
+@app.command()
+def read(
+    ledger_id: LedgerArgument,
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    password: PasswordOption = None,
+    as_json: JsonOption = False,
+    first: Annotated[int, typer.Option("--from")] = 0,
+    last: Annotated[int | None, typer.Option("--to")] = None,
+) -> None:
+    """Print the confirmed entries, one a line."""
+
+    async def work(client: Client) -> None:
+        async for entry in client.ledger(ledger_id, password=password).entries(first, last=last):
+            _print_entry(entry, as_json=as_json)
+
+    run(gateway, work)
+
+
+@app.command()
+def tail(
+    ledger_id: LedgerArgument,
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    password: PasswordOption = None,
+    as_json: JsonOption = False,
+    first: Annotated[int, typer.Option("--from")] = 0,
+) -> None:
+    """Print entries as they come, until the ledger is closed."""
+
+    async def work(client: Client) -> None:
+        async for entry in client.ledger(ledger_id, password=password).tail(first):
+            _print_entry(entry, as_json=as_json)
+
+    run(gateway, work)
+
+
+@app.command()
+def show(
+    ledger_id: LedgerArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
+) -> None:
+    """Print a ledger's state, quorums and fragments."""
+    found = run(gateway, lambda client: client.ledger(ledger_id).info())
+    print_object(found, as_json=as_json)
+
+
+@app.command(name="list")
+def list_(
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    as_json: JsonOption = False,
+    state: Annotated[str | None, typer.Option(help="OPEN, IN_RECOVERY or CLOSED")] = None,
+    bookie: Annotated[str | None, typer.Option(help="with entries there, as bookie-1@1")] = None,
+) -> None:
+    """Print all ledgers."""
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        return [ledger async for ledger in client.ledgers(state=state, bookie=bookie)]
+
+    columns = ("ledger_id", "state", "last_entry", "length", "created_at")
+    print_rows(run(gateway, work), columns, as_json=as_json)
+
+
+@app.command()
+def close(
+    ledger_id: LedgerArgument,
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    password: PasswordOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End a ledger, through its writer."""
+    found = run(gateway, lambda client: client.ledger(ledger_id, password=password).close())
+    print_object(found, as_json=as_json)
+
+
+@app.command()
+def recover(
+    ledger_id: LedgerArgument,
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    password: PasswordOption = None,
+    as_json: JsonOption = False,
+    declare_lost: Annotated[
+        list[str] | None,
+        typer.Option(help="A bookie that is gone for ever, as bookie-1@1; entries may be lacking."),
+    ] = None,
+) -> None:
+    """End a ledger whose writer is gone: fence, read on, close."""
+
+    async def work(client: Client) -> dict[str, Any]:
+        ledger = client.ledger(ledger_id, password=password)
+        return await ledger.recover(declare_lost=declare_lost or ())
+
+    found = run(gateway, work)
+    print_object(found, as_json=as_json)
+
+
+@app.command()
+def delete(
+    ledger_id: LedgerArgument,
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    password: PasswordOption = None,
+) -> None:
+    """Delete a ledger with its entries."""
+    run(gateway, lambda client: client.delete_ledger(ledger_id, password=password))

@@ -1,0 +1,58 @@
+"""The services behind the gateway: where they are, and what an operator asks of them."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+import orjson
+
+from quorumlog.client import Client
+from quorumlog.client.transport import Transport
+from quorumlog.errors import RouteNotFound
+
+_DEADLINE_S: Final = 30.0
+
+
+async def asked(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
+    """A service's own endpoint; its JSON, or None. Each of these requests may be repeated."""
+    base, _, path = url.partition("/v1/")
+    async with Transport([base], deadline_s=_DEADLINE_S) as transport:
+        answer = await transport.request(
+            method,
+            f"/v1/{path}",
+            body=None if body is None else orjson.dumps(body),
+            is_repeatable=True,
+        )
+        return answer.json() if answer.body else None
+
+
+async def found_bookie(client: Client, name: str) -> dict[str, Any]:
+    """What the gateway knows of a bookie, by its name with or without @incarnation.
+
+    Raises: RouteNotFound.
+    """
+    for bookie in await client.bookies():
+        if bare(bookie["id"]) == bare(name):
+            return bookie
+    raise RouteNotFound(f"no bookie {name} is registered", bookie=name)
+
+
+async def autorecoveries(client: Client) -> Sequence[str]:
+    """The URLs of all processes of autorecovery. Raises: RouteNotFound where there is none."""
+    services = (await client.cluster())["services"]
+    urls = [service["url"] for service in services if service["kind"] == "autorecovery"]
+    if not urls:
+        raise RouteNotFound("no autorecovery is alive")
+    return urls
+
+
+async def drain_of(client: Client, name: str) -> dict[str, Any]:
+    """How far a bookie is emptied."""
+    url = (await autorecoveries(client))[0]
+    found: dict[str, Any] = await asked("GET", f"{url}/v1/drains/{quote(bare(name))}")
+    return found
+
+
+def bare(name: str) -> str:
+    """A bookie's name without its incarnation."""
+    return name.partition("@")[0]
