@@ -7,6 +7,7 @@ import logging
 import os
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import google_crc32c
@@ -20,6 +21,7 @@ from services.bookie.segments import SegmentFile, Segments
 log = logging.getLogger(__name__)
 
 _HEAD: Final = struct.Struct(">BBHIq")
+_ID: Final = struct.Struct(">q")
 _DIGEST_BYTES: Final = (0, 4, 32)
 
 GAP_BYTES_MAX: Final = 32 * 1024
@@ -28,7 +30,8 @@ GAP_BYTES_MAX: Final = 32 * 1024
 EXTENT_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
-class Extent(NamedTuple):
+@dataclass(slots=True)
+class Extent:
     """A stretch of a segment that one call reads, and the parts in it."""
 
     file: SegmentFile | None
@@ -48,7 +51,7 @@ def extents(segments: Segments, parts: Iterable[Part]) -> list[Extent]:
             extent = made[-1]
             if part.offset - extent.end <= GAP_BYTES_MAX and end - extent.start <= EXTENT_BYTES_MAX:
                 extent.parts.append(part)
-                made[-1] = extent._replace(end=max(end, extent.end))
+                extent.end = max(end, extent.end)
                 continue
         if part.segment != last_segment:
             last_segment = part.segment
@@ -154,13 +157,12 @@ def join(found: list[tuple[Part, bytes]], first: int, last: int, bytes_max: int)
     `bytes_max` (the first entry always). None where nothing is there.
     """
     found.sort(key=lambda item: item[0].first)
-    if not _are_plain(found):
+    heads = _plain_heads(found)
+    if heads is None:
         return _join_entries(found, first, last, bytes_max)
     pieces: list[_Piece] = []
     size = 0
-    for part, body in found:
-        count = _HEAD.unpack_from(body)[3]
-        (run_first,) = struct.unpack_from(">q", body, _HEAD.size)
+    for (part, body), (count, run_first) in zip(found, heads, strict=True):
         start = max(first, part.first) - run_first
         end = min(last, part.last) + 1 - run_first
         room = bytes_max - size
@@ -180,17 +182,22 @@ def join(found: list[tuple[Part, bytes]], first: int, last: int, bytes_max: int)
     return join_pieces(pieces, fmt, kind, zero, ledger_id)
 
 
-def _are_plain(found: list[tuple[Part, bytes]]) -> bool:
-    """Whether places in the runs follow from ids: no holes, one kind of digest."""
-    kinds = set()
+def _plain_heads(found: list[tuple[Part, bytes]]) -> list[tuple[int, int]] | None:
+    """Count and first id of each run, where places in the runs follow from ids: no holes, one kind
+    of digest. Else None.
+    """
+    heads = []
+    only_kind = None
     for part, body in found:
         _, kind, _, count, _ = _HEAD.unpack_from(body)
-        (run_first,) = struct.unpack_from(">q", body, _HEAD.size)
-        (run_last,) = struct.unpack_from(">q", body, _HEAD.size + 8 * (count - 1))
-        if part.mask or run_last - run_first != count - 1:
-            return False
-        kinds.add(kind)
-    return len(kinds) <= 1
+        (run_first,) = _ID.unpack_from(body, _HEAD.size)
+        (run_last,) = _ID.unpack_from(body, _HEAD.size + 8 * (count - 1))
+        if only_kind is None:
+            only_kind = kind
+        if part.mask or run_last - run_first != count - 1 or kind != only_kind:
+            return None
+        heads.append((count, run_first))
+    return heads
 
 
 def _fitting(body: bytes, start: int, end: int, room: int, *, is_first: bool) -> int:

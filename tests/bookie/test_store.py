@@ -15,7 +15,8 @@ import pytest
 from loadtest.stores import scratch
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.messages import Status
-from quorumlog.protocol.record import Run
+from quorumlog.protocol.metadata import DigestKind
+from quorumlog.protocol.record import Run, pack
 from quorumlog.protocol.replica import AddAsked, FenceAsked, ReadAsked, Verdict
 from services.bookie import writer as writers
 from services.bookie.log import LogRecord
@@ -26,6 +27,7 @@ from tests.bookie.support import (
     SMALL,
     add,
     assert_right,
+    entry_of,
     fence,
     ids_of,
     opened,
@@ -243,6 +245,21 @@ async def test_a_read_is_cut_after_the_first_entry_that_is_too_much(root: Path) 
             at = found[-1] + 1
         assert seen == list(range(first, 80))
     assert ids_of(await read(store, 7, 3, 79, bytes_max=0)) == [3]
+    await store.stop()
+
+
+async def test_runs_of_another_digest_are_not_joined_into_one_that_lies(root: Path) -> None:
+    store = started(root / "d")
+    plain = pack([replace(entry_of(7, e), digest=b"") for e in range(3)], DigestKind.NONE)
+    await add(store, plain)
+    await add(store, run_of(7, range(3, 6)))
+    for _ in range(2):
+        answer = await read(store, 7, 0, 9)
+        assert answer.run == plain.body
+        assert answer.absent == ((6, 9),)
+        assert_right(await read(store, 7, 3, 9), 7)
+        assert ids_of(await read(store, 7, 3, 9)) == [3, 4, 5]
+        await store.checkpoint()
     await store.stop()
 
 
