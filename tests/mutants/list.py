@@ -319,7 +319,7 @@ MUTANTS: Final = (
         "silence counts as negative",
         "X11, I16",
         (Patch(Tally, "note", silence_is_no),),
-        Scope("one entry, one recoverer, two timeouts", timeouts=2),
+        Scope("one entry, one recoverer, one timeout", timeouts=1),
     ),
     Mutant(
         "any answer counts for coverage",

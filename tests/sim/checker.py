@@ -35,7 +35,6 @@ from tests.support.history import History, check
 class Recovery:
     """What a recoverer has heard, by our own books."""
 
-    start: LedgerMetadata
     covered: set[int] = field(default_factory=set)
     negatives: dict[int, set[int]] = field(default_factory=dict)
     lac: int = NO_ENTRY
@@ -74,8 +73,8 @@ class Checker:
                         self.world.metadata.ledger_id, payload
                     )
                     self.appended.append(payload)
-            case RecoverRequested(metadata):
-                self.recoveries[client.name] = Recovery(metadata)
+            case RecoverRequested():
+                self.recoveries[client.name] = Recovery()
             case FenceAnswered(position, _, Status.OK, lac):
                 if lac > self.acked:
                     raise Violation(f"I10: a bookie told LAC {lac}, acknowledged is {self.acked}")
