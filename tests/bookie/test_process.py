@@ -17,6 +17,7 @@ from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
 from quorumlog.net.bookie_client import BookieClient, ChannelLimits
 from quorumlog.protocol.messages import Status
+from services.local.config import inherited_environment
 from services.local.process import Program, start, stop
 from tests.bookie.support import KEY, run_of
 from tests.metadata.support import Service, serving
@@ -39,8 +40,9 @@ class Process:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, **settings: str) -> None:
-        environment = {
+        environment = inherited_environment() | {
             "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}",
+            "HOST": "127.0.0.1",
             "PORT": str(self.port),
             "DATA_DIR": str(self.data),
             "SEGMENT_BYTES": str(1 << 20),
