@@ -119,9 +119,10 @@ class CookieStore:
             await connection.execute("LOCK TABLE ledger_members IN SHARE MODE")
             found = await _uses(connection, name, _NAMED_MAX)
             if found.ledgers or found.repairs:
+                some = ", ".join(dict.fromkeys(str(use.ledger_id) for use in found.first))
                 raise StillNamed(
                     f"{found.ledgers} ledgers and {found.repairs} items of the repair queue name"
-                    f" {name}",
+                    f" {name}; first ledgers: {some or 'none'}",
                     bookie=name,
                     ledgers=found.ledgers,
                     repairs=found.repairs,

@@ -77,6 +77,19 @@ async def test_a_degraded_ensemble_leaves_every_write_set_its_ack_quorum(lost: i
         assert len(live) >= 2
 
 
+async def test_a_degraded_ensemble_names_a_drained_bookie_only_where_there_is_no_other() -> None:
+    live = (bookie(1), bookie(2))
+    drained = (bookie(3, "draining"), bookie(4, "draining"))
+    with_a_lost_one = await directory_of(*live, *drained, bookie(5, "lost"))
+    without = await directory_of(*live, *drained)
+
+    for _ in range(20):
+        found = with_a_lost_one.new_ensemble(3, degraded_ack=(3, 2))
+        assert found is not None
+        assert set(found[0]) == {"b1@1", "b2@1", "b5@1"}
+    assert without.new_ensemble(3, degraded_ack=(3, 2)) is not None
+
+
 async def test_an_old_list_serves_while_metadata_is_away() -> None:
     answers = [BookieList(bookies=(bookie(1),))]
 

@@ -93,6 +93,9 @@ class Directory:
         write_quorum, ack_quorum = degraded_ack
         absent = [bookie.id for bookie in self._bookies if bookie.state != "writable"]
         self._chance.shuffle(absent)
+        # Taken from the end: one that is being emptied only where there is no other.
+        drained = {bookie.id for bookie in self._bookies if bookie.state == "draining"}
+        absent.sort(key=lambda member: member not in drained)
         if len(live) + len(absent) < size:
             return None
         return _mixed(list(live), absent, size, write_quorum, ack_quorum)
