@@ -8,6 +8,7 @@ QUICK: Final = (
     Scope("one entry, one recoverer"),
     Scope("one entry, one recoverer, Qw = 2", shape=(2, 2, 1)),
     Scope("two bookies, both must acknowledge", shape=(2, 2, 2)),
+    Scope("two entries, striped", shape=(3, 2, 2), entries=2),
     Scope("two entries, no recoverer", entries=2, window=2, recoverers=0),
     Scope("an ensemble change", recoverers=0, spares=1, timeouts=1, closes=True),
 )
@@ -17,7 +18,6 @@ SLOW: Final = (
     Scope("one entry, writer closes too", closes=True),
     Scope("one entry, one crash with full loss", crashes=1),
     Scope("one entry, a spare, one timeout", spares=1, timeouts=1),
-    Scope("two entries, striped", shape=(3, 2, 2), entries=2),
     Scope("two entries, window 1", entries=2),
     Scope("one entry, two recoverers", recoverers=2),
 )
