@@ -4,6 +4,7 @@ No pydantic here: one pass over what orjson made, and one count of quotes for th
 """
 
 import struct
+from itertools import repeat
 from typing import Any, Final
 
 import orjson
@@ -45,6 +46,10 @@ def _payloads(data: bytes, body: Any, entry_bytes_max: int) -> tuple[list[bytes]
     if type(entries) is not list:
         raise invalid("/entries", "must be a list")
     _check_count(len(entries))
+    alike = _alike(entries, entry_bytes_max)
+    if alike is not None:
+        strict.check_strings(data, 1 + 2 * len(entries))
+        return alike, True
     payloads, total = [], 1
     for index, entry in enumerate(entries):
         payload, strings = _payload(data, entry, f"/entries/{index}", entry_bytes_max)
@@ -52,6 +57,31 @@ def _payloads(data: bytes, body: Any, entry_bytes_max: int) -> tuple[list[bytes]
         total += strings
     strict.check_strings(data, total)
     return payloads, True
+
+
+def _alike(entries: list[Any], entry_bytes_max: int) -> list[bytes] | None:
+    """The payloads of a batch whose entries are all `{"data":…}` and right, without a Python call
+    an entry: half of what such a batch costs. None for all others: entry by entry it is said what
+    is wrong, and where.
+    """
+    try:
+        texts = [entry["data"] for entry in entries]
+        if set(map(type, entries)) != {dict} or set(map(len, entries)) != {1}:
+            return None
+        if set(map(type, texts)) != {str}:
+            return None
+        payloads = list(map(pybase64.b64decode, texts, repeat(None), repeat(True)))
+    except (KeyError, TypeError, IndexError, ValueError):
+        return None
+    ends = {text[-4:] for text in texts if text[-1:] == "="}
+    if not all(map(_is_canonical_end, ends)) or any(len(text) % 4 for text in texts):
+        return None
+    return payloads if max(map(len, payloads)) <= entry_bytes_max else None
+
+
+def _is_canonical_end(end: str) -> bool:
+    padding = 2 if end.endswith("==") else 1
+    return len(end) == 4 and end[-padding - 1] in _LAST_CANONICAL[padding - 1]
 
 
 def from_line(line: bytes, number: int, entry_bytes_max: int) -> bytes:

@@ -7,6 +7,7 @@ A service's `config.py` reads the environment into a frozen model made from Serv
 
 import asyncio
 import errno
+import gc
 import inspect
 import logging
 import signal
@@ -58,6 +59,8 @@ class _Drain:
 
 
 _DRAIN: Final = web.AppKey("drain", _Drain)
+_GC_ALLOCATIONS: Final = 10_000
+"""Instead of 700: a batch of 100 entries makes some hundred objects by itself."""
 _TAKEN: Final = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 
 
@@ -212,6 +215,7 @@ async def _serve(
     try:
         limits = ListenLimits(drain_timeout_s=settings.drain_s)
         async with listening(app, host=settings.host, port=settings.port, limits=limits):
+            _settle_memory()
             log.info("started", extra={"url": settings.url})
             await asked_to_end.wait()
             log.info("draining")
@@ -224,6 +228,15 @@ async def _serve(
         return 1
     log.info("ended")
     return 0
+
+
+def _settle_memory() -> None:
+    """Spare the cycle collector what a service keeps for life: its modules are looked at no more,
+    and what requests leave behind, which is freed by counting, is looked at less often.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_ALLOCATIONS, 20, 20)
 
 
 async def _drain(app: web.Application, deadline_s: float) -> None:
