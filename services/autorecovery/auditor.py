@@ -15,6 +15,7 @@ import aiohttp
 import orjson
 
 from quorumlog.errors import QuorumLogError
+from quorumlog.net.conclude import conclude
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
@@ -31,7 +32,6 @@ from services.autorecovery.findings import (
     places_of,
     survivors_of,
 )
-from services.autorecovery.work import conclude
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from typing import Final
 import aiohttp
 
 from quorumlog.errors import NoSuchLedger, NotEnoughBookies, QuorumLogError, VersionConflict
+from quorumlog.net.conclude import conclude
 from quorumlog.net.directory import Directory
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
@@ -15,7 +16,6 @@ from quorumlog.protocol.messages import Begin, CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.repair import FragmentRepair, parts
 from quorumlog.wire.repair_bodies import Repair
-from services.autorecovery.work import conclude
 
 log = logging.getLogger(__name__)
 

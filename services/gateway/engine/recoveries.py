@@ -4,17 +4,10 @@ import asyncio
 import logging
 from typing import Final
 
-from quorumlog.errors import (
-    UNKNOWN,
-    LedgerClosed,
-    NoSuchLedger,
-    QuorumLogError,
-    RecoveryBlocked,
-    by_code,
-)
-from quorumlog.net.driver import Driver, Told
+from quorumlog.errors import LedgerClosed, NoSuchLedger, QuorumLogError
+from quorumlog.net.conclude import conclude
 from quorumlog.net.ports import Ports
-from quorumlog.protocol.messages import Closed, Failed, RecoverRequested
+from quorumlog.protocol.messages import RecoverRequested
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.recovery import Recovery
 from services.gateway.engine.rows import Rows, is_closed
@@ -88,37 +81,17 @@ class Recoveries:
         row = await self._rows.fresh(ledger_id)
         if is_closed(row):
             return row
-        end: asyncio.Future[LedgerMetadata] = asyncio.get_running_loop().create_future()
-
-        def told(news: Told) -> None:
-            if end.done():
-                return
-            if isinstance(news, Closed):
-                end.set_result(news.metadata)
-            elif isinstance(news, Failed):
-                end.set_exception(_error(news, ledger_id))
-
-        machine = Recovery(declare_lost=declare_lost)
-        driver = Driver(machine, ledger_id, self._ports, told)
         log.info("recovery-begun", extra={"ledger": ledger_id, "version": row.version})
         try:
-            driver.post(RecoverRequested(row))
-            async with asyncio.timeout(_DEADLINE_S):
-                closed = await end
-        except TimeoutError as error:
-            raise RecoveryBlocked(
-                "it has not ended in time", ledger_id=ledger_id, outcome=UNKNOWN
-            ) from error
+            closed = await conclude(
+                Recovery(declare_lost=declare_lost),
+                ledger_id,
+                self._ports,
+                RecoverRequested(row),
+                deadline_s=_DEADLINE_S,
+            )
         except LedgerClosed:
             return await self._rows.fresh(ledger_id)
-        finally:
-            driver.stop()
         log.info("recovered", extra={"ledger": ledger_id, "last_entry": closed.last_entry})
         self._rows.put(closed)
         return closed
-
-
-def _error(failed: Failed, ledger_id: int) -> QuorumLogError:
-    return by_code(failed.code)(
-        failed.detail, ledger_id=ledger_id, entry_id=failed.entry_id, bookie=failed.bookie
-    )

@@ -1,4 +1,4 @@
-"""Runs one machine to its end."""
+"""Runs one machine to its end: a recovery, or a repair."""
 
 import asyncio
 
