@@ -48,13 +48,13 @@ class Rows:
     """Nobody is asked about ledgers where only segments are moved."""
 
     async def read(self, ledger_id: int) -> Any:
-        raise NotImplementedError
+        raise AssertionError(f"a move of segments asks about ledger {ledger_id}")
 
     async def cluster_id(self) -> str:
-        raise NotImplementedError
+        raise AssertionError("a move of segments asks nobody about ledgers")
 
     async def named(self, bookie: str) -> set[int]:
-        raise NotImplementedError
+        raise AssertionError(f"a move of segments asks about {bookie}")
 
 
 class StoreAgainstDictionary(RuleBasedStateMachine):
