@@ -2,35 +2,67 @@
 
 import sys
 import time
+from dataclasses import dataclass
 
-from tests.mutants.hunt import by_search, by_swarm
+from tests.mutants.hunt import Mutant, by_search, by_swarm
 from tests.mutants.list import MUTANTS
 from tests.sim.run import run_seed
+from tests.support.spread import progress, spread
 
 ALARM_SEEDS = 500
 
 
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """How the hunt for one mutant ended, a line for each technique that found it."""
+
+    mutant: str
+    lines: tuple[str, ...]
+
+
+def hunt(index: int) -> Hunt:
+    """Hunt the mutant of this number by both techniques. A number travels, a patch can't."""
+    mutant = MUTANTS[index]
+    lines = []
+    for how in (by_search, by_swarm):
+        began = time.perf_counter()
+        find = how(mutant)
+        if find is not None:
+            took = time.perf_counter() - began
+            lines.append(f"{find.by} in {took:.1f} s ({find.effort}): {find.violation[:110]}")
+    return Hunt(mutant.name, tuple(lines))
+
+
+def is_alarm(seed: int) -> bool:
+    """Whether a seed finds something in the code as it ships."""
+    return run_seed(seed).violation is not None
+
+
+def is_chosen(mutant: Mutant, words: list[str]) -> bool:
+    """Whether one of the words, or no word at all, asks for it."""
+    return not words or any(word in mutant.name or word in mutant.rule for word in words)
+
+
 def main() -> int:
     words = sys.argv[1:]
-    chosen = [m for m in MUTANTS if not words or any(w in m.name or w in m.rule for w in words)]
-    hunted = [m for m in chosen if not m.is_equivalent]
+    chosen = [index for index, mutant in enumerate(MUTANTS) if is_chosen(mutant, words)]
+    hunted = [index for index in chosen if not MUTANTS[index].is_equivalent]
+    rules = {mutant.name: mutant.rule for mutant in MUTANTS}
     found = 0
-    for mutant in hunted:
-        lines = []
-        for how in (by_search, by_swarm):
-            began = time.perf_counter()
-            find = how(mutant)
-            if find is not None:
-                took = time.perf_counter() - began
-                lines.append(f"{find.by} in {took:.1f} s ({find.effort}): {find.violation[:110]}")
-        found += bool(lines)
-        print(f"{'found' if lines else 'ALIVE'}  {mutant.rule}: {mutant.name}", flush=True)
-        for line in lines:
-            print(f"         {line}")
-    for mutant in chosen:
+    with progress() as bar:
+        task = bar.add_task("mutants", total=len(hunted))
+        for end in spread(hunt, hunted):
+            found += bool(end.lines)
+            word = "found" if end.lines else "ALIVE"
+            print(f"{word}  {rules[end.mutant]}: {end.mutant}", flush=True)
+            for line in end.lines:
+                print(f"         {line}")
+            bar.advance(task)
+    for index in chosen:
+        mutant = MUTANTS[index]
         if mutant.is_equivalent:
             print(f"equivalent  {mutant.rule}: {mutant.name}: {mutant.is_equivalent}")
-    alarms = sum(run_seed(seed).violation is not None for seed in range(1, ALARM_SEEDS + 1))
+    alarms = sum(spread(is_alarm, range(1, ALARM_SEEDS + 1)))
     print(f"mutants: {found} of {len(hunted)} found, {alarms} alarms")
     return 0 if found == len(hunted) and not alarms else 1
 
