@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from loadtest.stores import Stores, StoreServers, store_servers
+from services.local.process import die_with
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _PURE: Final = ("explore", "mutants", "protocol", "scenarios", "sim", "wire")
@@ -25,6 +26,10 @@ settings.register_profile(
 settings.load_profile("quorumlog")
 
 pytest_plugins = ["tests.support.retry"]
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # A run that is killed takes its workers with it, and they take all that they have started.
+    die_with(os.getppid())
 
 # For the processes that tests start: they import what the tests import.
 os.environ["PYTHONPATH"] = os.pathsep.join((str(_ROOT), str(_ROOT / "shared")))

@@ -114,6 +114,9 @@ def set_up_postgres(folder: Path, port: int, *, is_durable: bool = True) -> Post
         str(binaries / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(port),
         # No Unix socket: its path may be longer than the 107 bytes that the kernel takes.
         "-c", "unix_socket_directories=", "-c", "max_connections=300",
+        # Shared memory in files of its own folder, so that one that is killed leaves nothing behind
+        # in /dev/shm.
+        "-c", "dynamic_shared_memory_type=mmap",
         "-c", "shared_buffers=64MB", *(() if is_durable else _QUICK),
     )  # fmt: skip
     program = Program(

@@ -97,12 +97,18 @@ def in_child(become: Become, orphan_signal: signal.Signals) -> Callable[[], None
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, mask)
         _become(become)
-        # After setuid, which clears it.
-        _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, int(orphan_signal), 0, 0, 0))
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(1)
+        die_with(parent, orphan_signal)  # after setuid, which clears it
 
     return prepare
+
+
+def die_with(parent: int, how: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send us a signal when our parent is gone (more exactly: its thread that
+    forked us).
+    """
+    _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0))
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
 
 
 def ways_to_have_a_name(*paths: Path) -> tuple[Become, ...]:

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ import psutil
 from loadtest.ports import free_ports
 from loadtest.stores import scratch
 from quorumlog.client import Client
+from services.local.process import die_with
 from tests.support.waiting import until_sync
 
 
@@ -34,6 +36,7 @@ class Run:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 process_group=0,
+                preexec_fn=partial(die_with, os.getpid()),  # noqa: PLW1509
             )
         signal.signal(signal.SIGINT, before)
 

@@ -118,3 +118,18 @@ def test_postgres_comes_back_after_it_was_killed() -> None:
                 stop(process, signal.SIGKILL, 30)
         # Its other processes end by themselves a moment later.
         _await_predecessor(root / "pg" / "data")
+
+
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="no /dev/shm here")
+def test_a_killed_postgres_leaves_no_shared_memory_behind() -> None:
+    with scratch("ql-killed-") as root:
+        postgres = set_up_postgres(root / "pg", free_ports(1)[0], is_durable=False)
+        process = start(postgres.program, root / "pg.log")
+        try:
+            until_sync(postgres.is_ready, "Postgres takes connections")
+            mapped = Path(f"/proc/{process.pid}/maps").read_text()
+        finally:
+            stop(process, signal.SIGKILL, 30)
+        _await_predecessor(root / "pg" / "data")
+
+        assert "/dev/shm/PostgreSQL" not in mapped
