@@ -99,6 +99,16 @@ class _StoreMetrics(Collector):
         yield GaugeMetricFamily("bookie_pending_bytes", "queued", value=store.pending_bytes)
         yield GaugeMetricFamily("bookie_free_bytes", "room on disk", value=store.free_bytes())
         yield GaugeMetricFamily("bookie_read_only", "1: no normal adds", value=store.takes_no_adds)
+        limbo = self._app[BOOKIE].limbo
+        if limbo is not None:
+            progress, copied = limbo.progress, store.counters["limbo_copied_entries"]
+            for name, value in (
+                ("ledgers", progress.ledgers),
+                ("checked_entries", progress.checked_entries),
+                ("copied_entries", copied),
+            ):
+                text = f"limbo: {name.replace('_', ' ')} (docs/guides/bookie.md)"
+                yield GaugeMetricFamily(f"bookie_limbo_{name}", text, value=value)
 
 
 def _openapi() -> Mapping[str, Any]:

@@ -90,6 +90,18 @@ class DigestsBody(Body):
     digests: tuple[RangeDigest, ...]
 
 
+class LimboBody(Body):
+    """How far this incarnation is with what older ones may have lost, since the process began."""
+
+    ledgers: int
+    """In limbo now."""
+    cleared: int
+    checked_entries: int
+    copied_entries: int
+    missing_entries: int
+    """Found missing when all seemed to be here, and queued for repair."""
+
+
 class InfoBody(Body):
     """This bookie."""
 
@@ -104,4 +116,5 @@ class InfoBody(Body):
     pending_bytes: int
     was_clean: bool
     copied_records: int
+    limbo: LimboBody
     counters: dict[str, int]

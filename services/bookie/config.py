@@ -47,6 +47,9 @@ class Config(ServiceSettings):
     read_bytes_max: int = Field(4 * _MIB, ge=64 * 1024, description="of one answer to a read")
     heartbeat_s: float = Field(1.0, gt=0, le=60, description="a fifth of its time to live")
 
+    limbo_s: float = Field(
+        2.0, gt=0, description="between looks at ledgers in limbo; at least ten times their length"
+    )
     collect_s: float = Field(
         60.0, gt=0, description="between looks at what may be given up; a list and few reads"
     )

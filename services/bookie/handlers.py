@@ -34,6 +34,7 @@ from services.bookie.bodies import (
     HeldBody,
     HeldList,
     InfoBody,
+    LimboBody,
     RangeDigest,
     VerdictBody,
 )
@@ -217,8 +218,22 @@ async def info(request: web.Request) -> web.StreamResponse:
             pending_bytes=store.pending_bytes,
             was_clean=store.replayed.was_clean,
             copied_records=store.replayed.copied_records,
+            limbo=_limbo(bookie),
             counters=dict(store.counters),
         )
+    )
+
+
+def _limbo(bookie: Bookie) -> LimboBody:
+    assert bookie.limbo is not None, "it serves"
+    assert bookie.store is not None, "it serves"
+    progress = bookie.limbo.progress
+    return LimboBody(
+        ledgers=progress.ledgers,
+        cleared=progress.cleared,
+        checked_entries=progress.checked_entries,
+        copied_entries=bookie.store.counters["limbo_copied_entries"],
+        missing_entries=progress.missing_entries,
     )
 
 

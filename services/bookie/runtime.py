@@ -25,6 +25,7 @@ from services.bookie.cookie import (
     read_cookie,
     write_cookie,
 )
+from services.bookie.limbo import Limbo, PlacedRows
 from services.bookie.log import LogDamaged
 from services.bookie.segments import write_durably
 from services.bookie.store import DirectoryInUse, Store
@@ -56,6 +57,7 @@ class Bookie:
         """`end(status, message)` ends the process; tests give another one."""
         self.config = config
         self.store: Store | None = None
+        self.limbo: Limbo | None = None
         self.cluster_id = ""
         self.sockets: set[web.WebSocketResponse] = set()
         self.is_registered = False
@@ -117,6 +119,8 @@ class Bookie:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._beat(store))
                 group.create_task(self._collect(store))
+                assert self.limbo is not None
+                group.create_task(self.limbo.run())
         except (CookieRefused, DirectoryInUse, LogDamaged) as error:
             log.critical("refused-to-start", extra={"reason": str(error)})
             self._end(REFUSED_STATUS, f"bookie {self.config.bookie_name}: {error}")
@@ -148,6 +152,13 @@ class Bookie:
         store.rename(cookie.member)
         self._obey(store, _wanted_state(directory))
         store.start(self._writer_failed)
+        self.limbo = Limbo(
+            store, PlacedRows(self._metadata, config.bookie_name), rest_s=config.limbo_s
+        )
+        if _is_limbo_due(local, cookie):
+            # Before it serves or registers: what was lost must not be denied (BP-46).
+            await self._insist(self.limbo.enter)
+        write_cookie(directory, cookie.model_copy(update={"registered": True}))
         self.store = store
         return store
 
@@ -193,7 +204,6 @@ class Bookie:
                 f"the metadata service does not take {cookie.member}: {error.detail}. Does another"
                 f" bookie use the name {name}?"
             ) from error
-        write_cookie(directory, cookie.model_copy(update={"registered": True}))
         self.cluster_id = cluster_id
         return cookie
 
@@ -270,6 +280,15 @@ class Bookie:
             f"bookie {self.config.bookie_name}: the log can't be written: {error!r}. The process"
             " ends; the next start trusts only what is proven to be on disk.",
         )
+
+
+def _is_limbo_due(local: LocalCookie | None, cookie: LocalCookie) -> bool:
+    """Whether this incarnation has yet to mark what older ones may have lost. A start that ended
+    before it was done left the cookie unregistered.
+    """
+    if cookie.incarnation == 1:
+        return False
+    return local is None or local.incarnation != cookie.incarnation or not local.registered
 
 
 def _wanted_state(directory: Path) -> BookieMode:

@@ -218,6 +218,8 @@ class Store:
             self._spawn(self._add_compared(asked, verdict.compare, done))
             return
         self._submit(ledger, verdict.records)
+        if verdict.records and ledger.replica.is_limbo:
+            self.counters["limbo_copied_entries"] += run.count
         ledger.when_synced(verdict.after, lambda: done(verdict))
 
     async def _add_pieces(
@@ -306,12 +308,18 @@ class Store:
         self._submit(ledger, verdict.records)
         ledger.when_synced(verdict.after, lambda: done(verdict))
 
-    def set_limbo(self, ledger_id: int, *, limbo: bool, done: Callable[[Verdict], None]) -> None:
-        """Put a ledger into limbo, or take it out."""
+    async def enter_limbo(self, ledger_id: int, ledger_key: bytes, *, is_fenced: bool) -> None:
+        """Put a ledger into limbo (and fence it); on disk when it returns."""
         ledger = self.ledger(ledger_id)
-        verdict = ledger.replica.set_limbo(limbo=limbo)
+        verdict = ledger.replica.enter_limbo(ledger_key, is_fenced=is_fenced)
         self._submit(ledger, verdict.records)
-        ledger.when_synced(verdict.after, lambda: done(verdict))
+        await self._all_synced(ledger)
+
+    async def leave_limbo(self, ledger_id: int) -> None:
+        """What belongs here of a ledger is here; on disk when it returns."""
+        ledger = self.ledger(ledger_id)
+        self._submit(ledger, ledger.replica.set_limbo(limbo=False).records)
+        await self._all_synced(ledger)
 
     def read(
         self,

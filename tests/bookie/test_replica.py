@@ -206,15 +206,37 @@ def test_another_bookie_and_a_later_incarnation_are_not_here() -> None:
     assert not replica.is_fenced
 
 
-def test_limbo_gives_no_negative_and_takes_no_normal_add_until_it_ends() -> None:
+def test_limbo_gives_no_negative_and_does_not_count_for_coverage_until_it_ends() -> None:
     replica = memory_replica(ME)
-    replica.set_limbo(limbo=True)
+    replica.enter_limbo(KEY, is_fenced=False)
 
-    assert ask(replica, add(run_of(0))).status is Status.NOT_MINE
     assert ask(replica, ReadAsked(ME, 0, 0)).absent == ()
+    assert ask(replica, ReadAsked(ME, 0, 0)).status is Status.NOT_MINE
+    assert ask(replica, LacAsked(ME)).status is Status.NOT_MINE
     assert ask(replica, FenceAsked(ME, KEY)).status is Status.NOT_MINE
     replica.set_limbo(limbo=False)
     assert ask(replica, ReadAsked(ME, 0, 0)).absent == ((0, 0),)
+
+
+def test_limbo_takes_adds_only_from_who_knows_the_new_incarnation_and_after_a_fence_none() -> None:
+    older = f"{ME.partition('@')[0]}@1"
+    is_open, is_closed = memory_replica(ME), memory_replica(ME)
+    is_open.enter_limbo(KEY, is_fenced=False)
+    is_closed.enter_limbo(KEY, is_fenced=True)
+
+    assert ask(is_open, add(run_of(0), older)).status is Status.NOT_MINE
+    assert ask(is_open, add(run_of(0))).status is Status.OK
+    assert ask(is_closed, add(run_of(0))).status is Status.FENCED
+    assert ask(is_closed, replace(add(run_of(0)), recovery=True)).status is Status.OK
+
+
+def test_phase_one_again_writes_nothing_again() -> None:
+    replica = memory_replica(ME)
+
+    assert len(replica.enter_limbo(KEY, is_fenced=True).records) == 2
+    again = replica.enter_limbo(KEY, is_fenced=True)
+
+    assert (again.records, again.after) == ((), 2)
 
 
 def test_the_lac_is_the_highest_ever_told() -> None:

@@ -20,7 +20,7 @@ from quorumlog.protocol.record import Run, pack
 from quorumlog.protocol.replica import AddAsked, FenceAsked, ReadAsked, Verdict
 from services.bookie import writer as writers
 from services.bookie.log import LogRecord
-from services.bookie.store import DirectoryInUse, Overloaded, ReadAnswer, Store
+from services.bookie.store import DirectoryInUse, Overloaded, ReadAnswer
 from tests.bookie.support import (
     KEY,
     ME,
@@ -305,22 +305,16 @@ async def test_state_survives_with_no_entry_in_the_ledger(root: Path) -> None:
 async def test_limbo_survives_a_restart_and_ends_when_told(root: Path) -> None:
     store = started(root / "d")
     await add(store, run_of(7, [0]))
-    await _limbo(store, 7, limbo=True)
+    await store.enter_limbo(7, KEY, is_fenced=True)
     await store.stop()
     store = started(root / "d")
 
     answer = await read(store, 7, 0, 3)
     assert (ids_of(answer), answer.absent) == ([0], ())
-    assert (await add(store, run_of(7, [1]))).status is Status.NOT_MINE
-    await _limbo(store, 7, limbo=False)
+    assert (await add(store, run_of(7, [1]))).status is Status.FENCED
+    await store.leave_limbo(7)
     assert (await read(store, 7, 0, 3)).absent == ((1, 3),)
     await store.stop()
-
-
-async def _limbo(store: Store, ledger_id: int, *, limbo: bool) -> None:
-    answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    store.set_limbo(ledger_id, limbo=limbo, done=answered.set_result)
-    await answered
 
 
 async def test_a_new_incarnation_denies_nothing_that_the_old_one_was_asked(root: Path) -> None:

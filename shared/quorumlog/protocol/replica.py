@@ -222,12 +222,23 @@ class Replica:
         self.synced_count = max(self.synced_count, count)
 
     def set_limbo(self, *, limbo: bool) -> Verdict:
-        """Local state was lost (or repaired again): no negatives, no normal adds (or again)."""
+        """Local state was lost (or repaired again): no negatives, nothing for coverage (or again)."""
         if limbo == self.is_limbo:
             return Verdict(Status.OK, self.accepted_count)
         record = LimboSet(self._limbo_counter + 1, limbo)
         self.apply(record)
         return Verdict(Status.OK, self._accepted(1), records=(record,))
+
+    def enter_limbo(self, ledger_key: bytes, *, is_fenced: bool) -> Verdict:
+        """Phase one of a new incarnation (BP-46): what older ones were told may be lost. Where
+        `is_fenced` a recovery has begun or ended, so that no normal add is right any more; else a
+        writer may go on through this incarnation (rule 15).
+        """
+        records: tuple[Record, ...] = ()
+        if is_fenced and not self._is_wrong_key(ledger_key):
+            records = self._fence(ledger_key)
+        limbo = self.set_limbo(limbo=True)
+        return Verdict(Status.OK, limbo.after, records=(*records, *limbo.records))
 
     def moved(self, run: Run) -> RunStored:
         """The same bytes are written again elsewhere, because their old place is given up."""
@@ -312,10 +323,13 @@ class Replica:
         return self.is_fenced and not (asked.recovery or asked.repair)
 
     def _is_limbo_in_the_way(self, asked: AddAsked) -> bool:
-        """A ledger whose fence may be lost takes no normal add (rule 15, X3)."""
+        """Who asks for an incarnation whose fence may be lost adds nothing (rule 15, X3). A writer
+        that knows of the new one may: metadata named it after the loss, so that no fence of it
+        was lost.
+        """
         if asked.recovery or asked.repair:
             return False
-        return self.is_limbo or self._is_older(asked.member)
+        return self._is_older(asked.member)
 
     def _may_say_no(self, member: str) -> bool:
         """No negative about what may have been lost (I27, X4)."""

@@ -1,0 +1,272 @@
+"""Ledgers in limbo (BP-46): what a new incarnation of this bookie may have lost, until it is here.
+
+Phase one comes before the bookie registers: each ledger that metadata places at an older
+incarnation is marked, durably. From then on it serves what it has of them and denies nothing.
+Where a recovery has begun or ended it is fenced too. An OPEN ledger needs no fence: a recovery
+marks the row before it fences, so none was lost, and its writer may go on through the new
+incarnation (rule 15).
+
+Phase two runs while the bookie serves: autorecovery, which alone may check authentication codes
+(rule 30), copies what is missing and puts the new incarnation in the old one's place. This bookie
+asks for that, and ends the limbo of a ledger when no fragment names an older incarnation and its
+index holds all that metadata expects here.
+
+Both begin again after a crash: the mark `limbo` in the directory says that there is something left.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from quorumlog.errors import QuorumLogError
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.repair_client import RepairClient
+from quorumlog.protocol.ids import ID_MAX, member_incarnation, member_name
+from quorumlog.protocol.messages import CasStatus
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.replica import Ranges, complement, ranges_of
+from quorumlog.wire.repair_bodies import RepairAdd
+from services.bookie.segments import sync_directory, write_durably
+from services.bookie.store import Store
+
+log = logging.getLogger(__name__)
+
+_PAGE: Final = 1000
+_MARK: Final = "limbo"
+_CHECK_ENTRIES: Final = 10_000
+"""Looked at in one go; others have the loop in between."""
+_REST: Final = 10
+"""A round is followed by a rest of so many times its own length: it reads every row that names
+this bookie."""
+_RANGES_MAX: Final = 1000
+
+
+class Rows(Protocol):
+    """What is asked of the metadata service."""
+
+    def placed_here(self, bookie: str) -> AsyncIterator[list[LedgerMetadata]]:
+        """The rows that name a bookie in any incarnation, page by page."""
+
+    async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
+        """A row, from the primary."""
+
+    async def queue(self, items: list[RepairAdd]) -> None:
+        """Have autorecovery see to it."""
+
+
+class PlacedRows:
+    """The metadata service."""
+
+    def __init__(self, client: MetadataClient, bookie: str) -> None:
+        """Asks through `client`."""
+        self._client = client
+        self._repairs = RepairClient(client, bookie)
+
+    async def placed_here(self, bookie: str) -> AsyncIterator[list[LedgerMetadata]]:
+        """The rows that name a bookie."""
+        after: int | None = None
+        while True:
+            rows, after = await self._client.list(bookie=bookie, after=after, limit=_PAGE)
+            yield rows
+            if after is None:
+                return
+
+    async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
+        """A row, from the primary."""
+        return await self._client.read(ledger_id)
+
+    async def queue(self, items: list[RepairAdd]) -> None:
+        """Add to the repair queue."""
+        await self._repairs.add(items)
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far it is, since this process began."""
+
+    ledgers: int = 0
+    """In limbo now."""
+    cleared: int = 0
+    checked_entries: int = 0
+    """Of ledgers whose limbo ended: all that metadata expects here."""
+    missing_entries: int = 0
+    """Found missing by such a check, and queued."""
+
+
+class Limbo:
+    """Marks what may be lost, and sees that it comes back.
+
+    Invariants (I27): a ledger leaves limbo only when no fragment names an older incarnation of
+    this bookie and every entry of its closed fragments' write sets is in the index; the mark in
+    the directory is there whenever a ledger is in limbo.
+    """
+
+    def __init__(self, store: Store, rows: Rows, *, rest_s: float) -> None:
+        """`rest_s`: the least time between two rounds of phase two."""
+        self._store = store
+        self._rows = rows
+        self._rest_s = rest_s
+        self._queued: set[int] = set()
+        self.progress = Progress()
+
+    @property
+    def _mark(self) -> Path:
+        return self._store.directory / _MARK
+
+    # --- phase one ---------------------------------------------------------------------------
+
+    async def enter(self) -> None:
+        """Mark every ledger that is placed at an older incarnation; on disk when it returns.
+
+        Raises: MetadataUnavailable.
+        """
+        store, me = self._store, self._store.me
+        write_durably(self._mark, me.encode())
+        count = 0
+        async for rows in self._rows.placed_here(member_name(me)):
+            lost = [row for row in rows if _older(row, me)]
+            await asyncio.gather(*map(self._enter, lost))
+            count += len(lost)
+            await store.checkpoint()
+            store.trim()
+        log.warning("limbo-entered", extra={"member": me, "ledgers": count})
+
+    async def _enter(self, row: LedgerMetadata) -> None:
+        is_fenced = row.state is not State.OPEN
+        await self._store.enter_limbo(row.ledger_id, row.ledger_key, is_fenced=is_fenced)
+
+    # --- phase two ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """See to it until nothing is in limbo."""
+        clock = asyncio.get_running_loop().time
+        while self._mark.exists():
+            begun = clock()
+            try:
+                await self.round()
+            except QuorumLogError as error:
+                log.warning("limbo-put-off", extra={"why": error.detail})
+            except Exception:
+                # Nothing leaves limbo without proof; the next round tries again.
+                log.exception("limbo-failed")
+            if self._mark.exists():
+                await asyncio.sleep(max(self._rest_s, _REST * (clock() - begun)))
+
+    async def round(self) -> None:
+        """Look once at every ledger that is in limbo."""
+        left = {ledger_id async for ledger_id in self._in_limbo()}
+        self.progress.ledgers = len(left)
+        if not left:
+            self._mark.unlink(missing_ok=True)
+            sync_directory(self._store.directory)
+            log.info("limbo-ended", extra={"member": self._store.me})
+            return
+        waiting: set[int] = set()
+        async for rows in self._rows.placed_here(member_name(self._store.me)):
+            lost = [row for row in rows if row.ledger_id in left and _older(row, self._store.me)]
+            await self._ask_for(lost)
+            waiting.update(row.ledger_id for row in lost)
+        for ledger_id in sorted(left - waiting):
+            await self._try_to_end(ledger_id)
+        log.info("limbo", extra={"ledgers": self.progress.ledgers})
+
+    async def _in_limbo(self) -> AsyncIterator[int]:
+        for number, (ledger_id, row) in enumerate(self._store.ledgers()):
+            if row.is_limbo:
+                yield ledger_id
+            if number % _PAGE == _PAGE - 1:
+                await asyncio.sleep(0)
+
+    async def _ask_for(self, rows: list[LedgerMetadata]) -> None:
+        """Queue what older incarnations are still named for, once: to queue it again would take
+        it from its worker. (The auditor looks again, from time to time.)
+        """
+        fresh = [row for row in rows if row.ledger_id not in self._queued]
+        items = [
+            RepairAdd(ledger_id=row.ledger_id, member=member, ranges=tuple(places(row, member)))
+            for row in fresh
+            for member in _older(row, self._store.me)
+        ]
+        if items:
+            await self._rows.queue(items)
+        self._queued.update(row.ledger_id for row in fresh)
+
+    async def _try_to_end(self, ledger_id: int) -> None:
+        """End the limbo of a ledger if all is here that should be."""
+        checked = 0
+        missing: Ranges = ()
+        status, row = await self._rows.read(ledger_id)
+        if status is not CasStatus.MISSING:  # with a tombstone nobody asks for it any more
+            if row is None or _older(row, self._store.me):
+                return
+            checked, missing = await self._missing(row)
+        if self._may_end(missing):
+            await self._store.leave_limbo(ledger_id)
+            self.progress.ledgers -= 1
+            self.progress.cleared += 1
+            self.progress.checked_entries += checked
+            return
+        self.progress.missing_entries += sum(last - first + 1 for first, last in missing)
+        log.warning("limbo-incomplete", extra={"ledger": ledger_id, "missing": missing[:10]})
+        await self._rows.queue(
+            [RepairAdd(ledger_id=ledger_id, member=self._store.me, ranges=missing[:_RANGES_MAX])]
+        )
+
+    def _may_end(self, missing: Ranges) -> bool:
+        """I27: not before the copies are here."""
+        return not missing
+
+    async def _missing(self, row: LedgerMetadata) -> tuple[int, Ranges]:
+        """How many entries metadata expects here, and which of them are not."""
+        checked = 0
+        missing: list[tuple[int, int]] = []
+        for position, first, last in _expected(row, self._store.me):
+            for low in range(first, last + 1, _CHECK_ENTRIES):
+                high = min(last, low + _CHECK_ENTRIES - 1)
+                held = await self._store.ranges(row.ledger_id, low, high, ID_MAX)
+                gaps = complement(held, low, high)
+                ids = [e for a, b in gaps for e in range(a, b + 1)]
+                lacking = [e for e in ids if row.quorum.is_member(position, e)]
+                missing += ranges_of(lacking)
+                checked += _own_count(row, position, low, high)
+        return checked, tuple(missing)
+
+
+def places(row: LedgerMetadata, member: str) -> Iterator[tuple[int, int]]:
+    """The ranges of a ledger's fragments that name a member; an open one ends nowhere."""
+    for index, fragment in enumerate(row.fragments):
+        if member in fragment.bookies:
+            last = row.fragment_last(index)
+            end = ID_MAX - 1 if last is None else last
+            yield fragment.first_entry, max(end, fragment.first_entry)
+
+
+def _expected(row: LedgerMetadata, me: str) -> Iterator[tuple[int, int, int]]:
+    """Position, first and last entry of each closed fragment that names this incarnation."""
+    for index, fragment in enumerate(row.fragments):
+        last = row.fragment_last(index)
+        if me in fragment.bookies and last is not None:
+            yield fragment.bookies.index(me), fragment.first_entry, last
+
+
+def _own_count(row: LedgerMetadata, position: int, first: int, last: int) -> int:
+    """How many of first..last a position stores."""
+    size = row.quorum.ensemble_size
+    return sum(
+        (last - residue) // size - (first - 1 - residue) // size
+        for residue in row.quorum.residues(position)
+    )
+
+
+def _older(row: LedgerMetadata, me: str) -> list[str]:
+    """The older incarnations of this bookie that a row's fragments name."""
+    name, incarnation = member_name(me), member_incarnation(me)
+    named = {member for fragment in row.fragments for member in fragment.bookies}
+    return sorted(
+        member
+        for member in named
+        if member_name(member) == name and member_incarnation(member) < incarnation
+    )

@@ -1,0 +1,190 @@
+"""Limbo against a real metadata service: who enters it, who leaves it, and when (rule 15, I27)."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loadtest.stores import Stores, scratch
+from quorumlog.net.repair_client import RepairClient
+from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.messages import CasStatus, Status
+from quorumlog.protocol.metadata import Fragment, LedgerMetadata
+from services.bookie.limbo import Limbo, PlacedRows
+from services.bookie.store import Store
+from tests.bookie.support import KEY, add, ids_of, read, run_of, started
+from tests.metadata.support import DRAFT, Service, serving
+
+OLD, NOW = "b1@1", "b1@2"
+
+
+@pytest.fixture
+async def service(stores: Stores) -> AsyncIterator[Service]:
+    async with serving(stores) as running:
+        yield running
+
+
+@pytest.fixture
+async def root() -> AsyncIterator[Path]:
+    with scratch("ql-limbo-") as folder:
+        yield folder
+
+
+def limbo_of(store: Store, service: Service) -> Limbo:
+    return Limbo(store, PlacedRows(service.client, "b1"), rest_s=0.01)
+
+
+async def changed(service: Service, row: LedgerMetadata) -> LedgerMetadata:
+    status, now = await service.client.cas(row)
+    assert status is CasStatus.OK
+    assert now is not None
+    return now
+
+
+async def closed(service: Service, row: LedgerMetadata, last: int) -> LedgerMetadata:
+    return await changed(service, row.closed(last_entry=last, length=last + 1))
+
+
+async def queued(service: Service) -> set[tuple[int, str, tuple[tuple[int, int], ...]]]:
+    items, _ = await RepairClient(service.client, "test").list()
+    return {(item.ledger_id, item.member, item.ranges) for item in items}
+
+
+async def test_phase_one_marks_all_that_older_incarnations_are_named_for_and_fences_what_is_not_open(
+    service: Service, root: Path
+) -> None:
+    draft = replace(DRAFT, ledger_key=KEY)
+    is_open = await service.client.create(draft)
+    in_recovery = await changed(service, (await service.client.create(draft)).in_recovery())
+    is_closed = await closed(service, await service.client.create(draft), 3)
+    other = await service.client.create(replace(draft, fragments=_with("b4@1")))
+    present = await service.client.create(replace(draft, fragments=_with(NOW)))
+    store = started(root / "d", me=NOW)
+    await add(store, run_of(is_closed.ledger_id, [0, 2]), member=NOW)
+
+    await limbo_of(store, service).enter()
+    await store.stop()
+    store = started(root / "d", me=NOW)
+
+    marked = {ledger_id: row.is_fenced for ledger_id, row in store.ledgers() if row.is_limbo}
+    assert marked == {
+        is_open.ledger_id: False,
+        in_recovery.ledger_id: True,
+        is_closed.ledger_id: True,
+    }
+    assert store.row(other.ledger_id) is store.row(present.ledger_id) is None
+    for member in (OLD, NOW):
+        answer = await read(store, is_closed.ledger_id, 0, 3, member=member)
+        assert (ids_of(answer), answer.absent) == ([0, 2], ())
+        for row in (in_recovery, is_closed):
+            refused = await add(store, run_of(row.ledger_id, [4]), member=member)
+            assert refused.status is Status.FENCED
+    # A live writer that took the new incarnation into its ensemble goes on.
+    assert (await add(store, run_of(is_open.ledger_id, [4]), member=OLD)).status is Status.NOT_MINE
+    assert (await add(store, run_of(is_open.ledger_id, [4]), member=NOW)).status is Status.OK
+    await store.stop()
+
+
+def _with(member: str) -> tuple[Fragment, ...]:
+    (fragment,) = DRAFT.fragments
+    return (replace(fragment, bookies=(member, *fragment.bookies[1:])),)
+
+
+async def test_limbo_ends_when_metadata_names_the_new_incarnation_and_all_entries_are_here(
+    service: Service, root: Path
+) -> None:
+    row = await service.client.create(replace(DRAFT, ledger_key=KEY))
+    row = await closed(service, row, 9)
+    ledger_id = row.ledger_id
+    store = started(root / "d", me=NOW)
+    await add(store, run_of(ledger_id, range(4)), member=NOW)
+    limbo = limbo_of(store, service)
+    await limbo.enter()
+
+    await limbo.round()
+    assert await queued(service) == {(ledger_id, OLD, ((0, 9),))}
+    assert _is_in_limbo(store, ledger_id)
+
+    await changed(service, row.with_member_replaced(0, OLD, NOW))
+    await limbo.round()  # a member in metadata, but not all copies are here
+    assert (ledger_id, NOW, ((4, 9),)) in await queued(service)
+    assert _is_in_limbo(store, ledger_id)
+    assert (await read(store, ledger_id, 4, 4, member=NOW)).absent == ()
+    assert limbo.progress.missing_entries == 6
+
+    await add(store, run_of(ledger_id, range(4, 10)), member=NOW, recovery=True)
+    assert store.counters["limbo_copied_entries"] == 6
+    await limbo.round()
+    assert not _is_in_limbo(store, ledger_id)
+    assert (await read(store, ledger_id, 9, 10, member=NOW)).absent == ((10, 10),)
+    assert (limbo.progress.cleared, limbo.progress.checked_entries) == (1, 10)
+    await store.stop()
+
+
+async def test_an_open_ledger_leaves_limbo_when_its_writer_went_on_and_the_rest_was_copied(
+    service: Service, root: Path
+) -> None:
+    row = await service.client.create(replace(DRAFT, ledger_key=KEY))
+    ledger_id = row.ledger_id
+    store = started(root / "d", me=NOW)
+    limbo = limbo_of(store, service)
+    await limbo.enter()
+    await limbo.round()
+    assert await queued(service) == {(ledger_id, OLD, ((0, ID_MAX - 1),))}
+
+    row = await changed(service, row.with_ensemble(5, (NOW, "b2@1", "b3@1")))
+    await add(store, run_of(ledger_id, range(5, 8)), member=NOW)
+    await limbo.round()
+    assert _is_in_limbo(store, ledger_id)
+
+    await add(store, run_of(ledger_id, range(5)), member=NOW, recovery=True)
+    await changed(service, row.with_member_replaced(0, OLD, NOW))
+    await limbo.round()
+    assert not _is_in_limbo(store, ledger_id)
+    await store.stop()
+
+
+async def test_a_deleted_ledger_leaves_limbo_and_the_last_one_takes_the_mark_with_it(
+    service: Service, root: Path
+) -> None:
+    row = await service.client.create(replace(DRAFT, ledger_key=KEY))
+    row = await closed(service, row, 0)
+    store = started(root / "d", me=NOW)
+    limbo = limbo_of(store, service)
+    await limbo.enter()
+    assert (root / "d" / "limbo").exists()
+
+    await service.client.delete(row.ledger_id, version=row.version)
+    await limbo.run()
+
+    assert not _is_in_limbo(store, row.ledger_id)
+    assert not (root / "d" / "limbo").exists()
+    assert limbo.progress.ledgers == 0
+    await store.stop()
+
+
+async def test_of_a_striped_ledger_only_its_share_is_missed(service: Service, root: Path) -> None:
+    (fragment,) = DRAFT.fragments
+    striped = replace(
+        DRAFT,
+        ledger_key=KEY,
+        quorum=replace(DRAFT.quorum, ensemble_size=4, write_quorum=2, ack_quorum=2),
+        fragments=(replace(fragment, bookies=(OLD, "b2@1", "b3@1", "b4@1")),),
+    )
+    row = await closed(service, await service.client.create(striped), 9)
+    store = started(root / "d", me=NOW)
+    limbo = limbo_of(store, service)
+    await limbo.enter()
+    await changed(service, row.with_member_replaced(0, OLD, NOW))
+
+    await limbo.round()
+
+    (item,) = [item for item in await queued(service) if item[1] == NOW]
+    assert item[2] == ((0, 0), (3, 4), (7, 8))
+    await store.stop()
+
+
+def _is_in_limbo(store: Store, ledger_id: int) -> bool:
+    row = store.row(ledger_id)
+    return row is not None and row.is_limbo
