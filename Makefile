@@ -10,10 +10,10 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt check test unit run demo bench load scenarios sim explore mutants chaos lock crash flips clean
+.PHONY: help setup fmt check test unit run demo bench bench-bookie load scenarios sim explore mutants chaos lock crash flips clean
 
 help: ## print this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: .venv/installed-dev ## make .venv with all that tests, checks and benchmarks need
 
@@ -58,6 +58,9 @@ demo: .venv/installed-run ## send FILE= (or a log of this machine) through a clu
 
 bench: setup ## measure appends and reads, and JetStream in the same run
 	@exec $(PY) -m loadtest.bench
+
+bench-bookie: setup ## fill one bookie with ENTRIES= entries: rate, memory, restart, reads beside the disk
+	@exec $(PY) -m loadtest.bench_bookie $(if $(ENTRIES),--entries $(ENTRIES)) $(ARGS)
 
 load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with an HTML report
 	@exec $(PY) -m loadtest.load
