@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.quorum import QUORUM_MAX
 from quorumlog.wire.bodies import Body
 
 Id = Annotated[int, Field(ge=0, le=ID_MAX)]
@@ -69,24 +70,34 @@ class DigestsAsked(Body):
     """Ranges to be digested, for comparing replicas without reading them over the wire."""
 
     ranges: Annotated[tuple[Range, ...], Field(max_length=1000)]
+    modulus: Annotated[int, Field(ge=1, le=QUORUM_MAX)] = 1
+    residue: Annotated[int, Field(ge=0, lt=QUORUM_MAX)] = 0
+    """Only entries that are `residue` modulo `modulus`: one write set of a striped ledger."""
 
 
 class RangeDigest(Body):
-    """SHA-256 over ids, LACs, lengths, digests and payloads of what is held of a range."""
+    """SHA-256 over ledger, entry, length and payload of what is held of a range.
+
+    LACs and authentication codes are left out: a recovery writes an entry again with its own.
+    """
 
     first: int
     last: int
+    entries: int
+    """How many of the asked kind are held and could be read."""
     present: tuple[Range, ...]
+    """What the index names of the range, of any kind; at most 1,000 ranges."""
     digest: str
-    damaged: bool
-    """Something that should be here could not be read."""
+    damaged: tuple[Range, ...]
+    """Entries of the asked kind that should be here and could not be read."""
 
 
 class DigestsBody(Body):
-    """Digests of ranges."""
+    """Digests of ranges. In limbo, what is not present is unknown."""
 
     bookie: str
     ledger_id: int
+    limbo: bool
     digests: tuple[RangeDigest, ...]
 
 

@@ -6,6 +6,7 @@ import binascii
 import hashlib
 import re
 import struct
+from itertools import chain
 from typing import Final
 
 from aiohttp import web
@@ -35,6 +36,7 @@ from services.bookie.bodies import (
     HeldList,
     InfoBody,
     LimboBody,
+    Range,
     RangeDigest,
     VerdictBody,
 )
@@ -185,8 +187,15 @@ async def digest_ranges(request: web.Request) -> web.StreamResponse:
         asked = DigestsAsked.model_validate_json(await _body(request))
     except ValidationError as error:
         raise InvalidRequest(str(error)) from error
-    digests = [await _digest(store, ledger_id, *span) for span in asked.ranges]
-    return _json(DigestsBody(bookie=store.me, ledger_id=ledger_id, digests=tuple(digests)))
+    digests = [await _digest(store, asked, ledger_id, span) for span in asked.ranges]
+    row = store.row(ledger_id)
+    body = DigestsBody(
+        bookie=store.me,
+        ledger_id=ledger_id,
+        limbo=row is not None and row.is_limbo,
+        digests=tuple(digests),
+    )
+    return _json(body)
 
 
 async def put_state(request: web.Request) -> web.StreamResponse:
@@ -254,39 +263,47 @@ async def _body(request: web.Request) -> bytes:
         bookie.body_bytes -= size
 
 
-async def _digest(store: Store, ledger_id: int, first: int, last: int) -> RangeDigest:
+async def _digest(store: Store, asked: DigestsAsked, ledger_id: int, span: Range) -> RangeDigest:
+    first, last = span
     if last < first:
         raise InvalidRequest("a range ends before it begins")
     sha = hashlib.sha256()
-    present = await store.ranges(ledger_id, first, last, ID_MAX)
-    held = sum(high - low + 1 for low, high in present)
-    read = 0
-    for low, high in present:
-        at = low
-        while at <= high:
-            run = await store.read_run(ledger_id, at, high, _DIGEST_READ_BYTES)
-            if run is None:
-                break
-            for entry in run.entries():
-                sha.update(
-                    _DIGEST_HEAD.pack(
-                        entry.entry_id,
-                        entry.last_add_confirmed,
-                        entry.length,
-                        len(entry.payload),
-                    )
-                )
-                sha.update(entry.digest)
+    present: list[Range] = []
+    damaged: list[Range] = []
+    count = 0
+    at = first
+    while at <= last:
+        expected, run, known_to = await store.examine(ledger_id, at, last, _DIGEST_READ_BYTES)
+        present += expected
+        missing = set(chain.from_iterable(range(low, high + 1) for low, high in expected))
+        for entry in run.entries() if run is not None else ():
+            entry_id, size = entry.entry_id, len(entry.payload)
+            missing.discard(entry_id)
+            if entry_id % asked.modulus == asked.residue:
+                sha.update(_DIGEST_HEAD.pack(ledger_id, entry_id, entry.length, size))
                 sha.update(entry.payload)
-            read += run.count
-            at = run.last + 1
+                count += 1
+        damaged += [(i, i) for i in sorted(missing) if i % asked.modulus == asked.residue]
+        at = known_to + 1
     return RangeDigest(
         first=first,
         last=last,
-        present=present[:_RANGES_MAX],
+        entries=count,
+        present=_merged(present)[:_RANGES_MAX],
         digest=sha.hexdigest(),
-        damaged=read != held,
+        damaged=_merged(damaged)[:_RANGES_MAX],
     )
+
+
+def _merged(ranges: list[Range]) -> tuple[Range, ...]:
+    """Neighbours as one."""
+    found: list[Range] = []
+    for low, high in ranges:
+        if found and found[-1][1] == low - 1:
+            found[-1] = (found[-1][0], high)
+        else:
+            found.append((low, high))
+    return tuple(found)
 
 
 def _held(store: Store, ledger_id: int, row: LedgerRow) -> HeldBody:

@@ -487,12 +487,17 @@ class Store:
             await asyncio.sleep(0)
         return tuple(found)
 
-    async def read_run(self, ledger_id: int, first: int, last: int, bytes_max: int) -> Run | None:
-        """What is held of a range, without asking the rules (audit)."""
+    async def examine(
+        self, ledger_id: int, first: int, last: int, bytes_max: int
+    ) -> tuple[Ranges, Run | None, int]:
+        """What should be held of the beginning of a range, what of it could be read, and up to
+        which entry this is told: about `bytes_max` at a time. Does not ask the rules (audit).
+        """
         ledger = self.ledger(ledger_id)
         parts, known_to = ledger.find_some(first, last, bytes_max)
-        body = join(await self._bodies(ledger, parts), first, known_to, bytes_max)
-        return None if body is None else Run(body)
+        expected = tuple(present_in(parts, first, known_to))
+        body = join(await self._bodies(ledger, parts), first, known_to, ID_MAX)
+        return expected, None if body is None else Run(body), known_to
 
     # --- bytes ----------------------------------------------------------------------------------------
 

@@ -2,11 +2,14 @@
 
 import asyncio
 import base64
+import hashlib
 import json
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -202,22 +205,30 @@ async def test_plain_http_says_the_same_in_json(served: Served) -> None:
         assert (await info.json())["bookie"] == ME
 
 
-async def test_digests_of_equal_entries_are_equal_however_they_were_cut(served: Served) -> None:
+async def test_a_range_digest_covers_ids_lengths_and_payloads_of_one_write_set(
+    served: Served,
+) -> None:
     await served.add(run_of(7, range(10)))
-    for entry in range(10):
-        await served.add(run_of(8, [entry]))
 
-    async def digest(ledger: int, *ranges: list[int]) -> list[dict[str, object]]:
-        url = f"{served.url}/v1/ledgers/{ledger}/digests"
-        async with served.session.post(url, data=json.dumps({"ranges": ranges})) as answer:
-            digests: list[dict[str, object]] = (await answer.json())["digests"]
+    async def digest(*ranges: list[int], **asked: int) -> list[dict[str, Any]]:
+        url = f"{served.url}/v1/ledgers/7/digests"
+        body = json.dumps({"ranges": ranges, **asked})
+        async with served.session.post(url, data=body) as answer:
+            digests: list[dict[str, Any]] = (await answer.json())["digests"]
             return digests
 
-    once, part = await digest(7, [0, 9], [0, 8])
+    once, part = await digest([0, 9], [0, 8])
     assert once["digest"] != part["digest"]
-    assert (once["present"], once["damaged"]) == ([[0, 9]], False)
+    assert (once["present"], once["damaged"], once["entries"]) == ([[0, 9]], [], 10)
     await served.store.checkpoint()
-    assert await digest(7, [0, 9]) == [once]
+    assert await digest([0, 9]) == [once]
+    (odd,) = await digest([0, 9], modulus=2, residue=1)
+    assert (odd["entries"], odd["digest"] == once["digest"]) == (5, False)
+    sha = hashlib.sha256()
+    for entry in run_of(7, [1, 3, 5, 7, 9]).entries():
+        sha.update(struct.pack(">qqqI", 7, entry.entry_id, entry.length, len(entry.payload)))
+        sha.update(entry.payload)
+    assert odd["digest"] == sha.hexdigest()
 
 
 async def test_bad_requests_are_problems(served: Served) -> None:

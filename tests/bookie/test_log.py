@@ -245,6 +245,9 @@ async def test_a_bit_flipped_under_a_serving_store_makes_entries_unknown_not_abs
     assert ids_of(answer) == [*range(20), *range(30, 60)]
     assert answer.absent == ((60, 70),)
     assert store.counters["damaged_reads"] == 1
+    expected, run, _ = await store.examine(7, 0, 70, 1 << 20)
+    assert run is not None
+    assert (expected, list(run.ids)) == (((0, 59),), ids_of(answer))
     await store.stop()
 
 
