@@ -127,5 +127,5 @@ class InfoBody(Body):
     pending_bytes: int
     was_clean: bool
     copied_records: int
-    limbo: LimboBody
+    limbo: LimboBody | None
     counters: dict[str, int]

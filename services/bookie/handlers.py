@@ -233,8 +233,9 @@ async def info(request: web.Request) -> web.StreamResponse:
     )
 
 
-def _limbo(bookie: Bookie) -> LimboBody:
-    assert bookie.limbo is not None, "it serves"
+def _limbo(bookie: Bookie) -> LimboBody | None:
+    if bookie.limbo is None:
+        return None
     assert bookie.store is not None, "it serves"
     progress = bookie.limbo.progress
     return LimboBody(
