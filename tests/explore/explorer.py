@@ -1,10 +1,8 @@
 """Breadth-first search over everything that can happen in a small world of the real machines.
 
-A state is a tuple of numbers: every machine, bookie, row and message is interned by its canonical
-key, so that the shipped code of `step` runs once for each (machine state, event) and the search
-itself moves integers. Loss needs no choice: a message may stay in flight for ever.
-
-Rules are judged at each transition (I1, I2, I4, I8, I21, I22; the machines' own `check` besides).
+A state is a tuple of numbers (tests/explore/parts.py) and a mask of what is in flight, under its
+least naming (tests/explore/symmetry.py). Loss needs no choice: a message may stay in flight for
+ever. Rules are judged at each transition (tests/explore/judge.py, and the machines' own `check`).
 What is bounded (entries, recoverers, crashes, timeouts) is said by the scope.
 
 A message that would change nothing is taken out of flight, since each one doubles the states. That
@@ -12,11 +10,10 @@ is a guess about the future, and is proven after the search: it must change noth
 that follows (`_refuted`). A message for which that is wrong is kept, and the search runs again.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import (
     AppendRequested,
     BookiesFound,
@@ -24,7 +21,6 @@ from quorumlog.protocol.messages import (
     Closed,
     CloseRequested,
     Confirmed,
-    Effect,
     EntriesRead,
     Event,
     Failed,
@@ -42,92 +38,40 @@ from quorumlog.protocol.messages import (
     TimerFired,
     UpdateMetadata,
 )
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
-from quorumlog.protocol.quorum import Quorum
-from quorumlog.protocol.record import Codec
-from quorumlog.protocol.recovery import Phase, Recovery
-from quorumlog.protocol.writer import Writer, WriterState
-from tests.explore.bookies import Bookie
-from tests.sim.world import describe, tell, unknown
-
-LEDGER: Final = 7
-WRITER: Final = 0
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.recovery import Phase
+from quorumlog.protocol.writer import WriterState
+from tests.explore.judge import Judge
+from tests.explore.parts import AT_STORE, AT_TIMER, WRITER, Broken, Message, Parts
+from tests.explore.scope import Scope
+from tests.explore.symmetry import Symmetry
+from tests.sim.world import unknown
 
 OVER: Final = (WriterState.CLOSED, WriterState.ENDED)
 
-AT_CLIENT, AT_STORE, AT_TIMER = -1, -2, -3
-AT: Final = {"to-client": AT_CLIENT, "to-store": AT_STORE, "timer": AT_TIMER}
+_MASK_BYTES: Final = 128
+"""Room for 1024 messages."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """What may happen in a search, and how often."""
+class Counts(NamedTuple):
+    """What is counted in a world."""
 
-    name: str
-    shape: tuple[int, int, int] = (3, 3, 2)
-    entries: int = 1
-    window: int = 1
-    """How many entries may be pending at once."""
-    recoverers: int = 1
-    spares: int = 0
-    timeouts: int = 0
-    """How many requests may be answered UNKNOWN while they are still under way."""
-    timers: int = 0
-    """How many timers may fire."""
-    crashes: int = 0
-    """How many bookies may lose all that they have."""
-    closes: bool = False
-    states_max: int = 3_000_000
-
-
-class Global(NamedTuple):
-    """A state of the world, all parts by their interned number."""
-
-    clients: tuple[int, ...]
-    bookies: tuple[int, ...]
-    row: int
-    flight: frozenset[int]
-    acked: int
-    appended: int
-    started: int
+    acked: int = -1
+    appended: int = 0
+    started: int = 0
     """How many recoverers have started."""
-    timeouts: int
-    timers: int
-    crashes: int
-    is_closing: bool
-    end: int | None
+    timeouts: int = 0
+    timers: int = 0
+    crashes: int = 0
+    is_closing: bool = False
+    end: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """Something in flight: to a bookie, to the store or to a client."""
+World = tuple[tuple[int, ...], tuple[int, ...], int, int, Counts]
+"""Clients, bookies, row, flight and counts."""
 
-    kind: str
-    client: int
-    what: Any
-
-    def __str__(self) -> str:
-        who = "writer" if self.client == WRITER else f"recoverer-{self.client}"
-        return f"{self.kind} {who}: {tell(self.what)}"
-
-
-class Broken(Exception):
-    """A rule does not hold after this step."""
-
-
-class Interned:
-    """Numbers for values, by key; the first value of a key is kept."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[Hashable, int] = {}
-        self.values: list[Any] = []
-
-    def number(self, key: Hashable, value: Any) -> int:
-        found = self.numbers.get(key)
-        if found is None:
-            found = self.numbers[key] = len(self.values)
-            self.values.append(value)
-        return found
+Label = str | int
+"""What happened: a message is its own label."""
 
 
 @dataclass(slots=True)
@@ -141,6 +85,8 @@ class Result:
     is_complete: bool
     violation: str | None = None
     story: tuple[str, ...] = ()
+    namings: int = 1
+    """How many namings were taken for one."""
 
 
 class Explorer:
@@ -148,257 +94,252 @@ class Explorer:
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.quorum = Quorum(*scope.shape)
-        self.codec = Codec(DigestKind.CRC32C)
-        size = scope.shape[0]
-        members = tuple(f"b{n}@1" for n in range(1, size + 1))
-        self.spares = tuple(f"b{n}@1" for n in range(size + 1, size + 1 + scope.spares))
-        self.metadata = LedgerMetadata(
-            LEDGER, self.quorum, DigestKind.CRC32C, (Fragment(0, members),), ledger_key=b"k" * 32
-        )
-        self.names = tuple(member_name(m) for m in (*members, *self.spares))
-        self.index_of = {
-            f"{name}@{incarnation}": index
-            for index, name in enumerate(self.names)
-            for incarnation in (1, 2, 3)
-        }
-        self.machines = Interned()
-        self.bookies = Interned()
-        self.rows = Interned()
-        self.messages = Interned()
-        self.steps: dict[tuple[int, Any], tuple[int, tuple[Effect, ...]]] = {}
-        self.answers: dict[tuple[int, int], tuple[int, Event]] = {}
-        self.losses: dict[int, int] = {}
+        self._begin(is_symmetric=not scope.is_striped)
+
+    def _begin(self, *, is_symmetric: bool) -> None:
+        self.parts = parts = Parts(self.scope)
+        self.symmetry = Symmetry(parts, is_trivial=not is_symmetric)
+        self.judge = Judge(parts)
         self.kept: set[int] = set()
         """Messages that are never taken out of flight: to do so was wrong."""
+        self.counts: dict[Counts, Counts] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        """Verdicts on messages depend on what is kept."""
+        self.dead: dict[tuple[int, int, tuple[int, ...]], tuple[int, int]] = {}
+        """By client, its state and the bookies: messages looked at, and those that change nothing."""
         self.verdicts: dict[tuple[int, int, int], bool] = {}
         """Whether (message, state of its client, of its bookie or -1) is taken out of flight."""
-        self.ends_of: list[tuple[int, int]] = []
-        """By message: its client, and the index of its bookie or AT_CLIENT, AT_STORE, AT_TIMER."""
+        self.moves: dict[tuple[int, int], tuple[int, int, int] | Broken] = {}
+        """By client's state and message: its next state, what it sends, what it confirms."""
+        self.idle_at: dict[int, bool] = {}
 
-    # --- parts -----------------------------------------------------------------------------------
-
-    def _machine(self, machine: Any) -> int:
-        return self.machines.number((type(machine).__name__, machine.key()), machine)
-
-    def _message(self, kind: str, client: int, what: Any) -> int:
-        message = Message(kind, client, what)
-        number = self.messages.number(message, message)
-        if number == len(self.ends_of):
-            index = AT[kind] if kind in AT else self.index_of[what.member]
-            self.ends_of.append((client, index))
-        return number
-
-    def _row(self, row: LedgerMetadata) -> int:
-        return self.rows.number(row, row)
-
-    def step(self, machine: int, event: Event) -> tuple[int, tuple[Effect, ...]]:
-        """The real step, once for each machine state and event."""
-        known = self.steps.get((machine, event))
-        if known is None:
-            copy = self.machines.values[machine].copy()
-            try:
-                effects = tuple(copy.step(event))
-                copy.check()
-            except AssertionError as broken:
-                raise Broken(f"check: {broken}") from broken
-            known = self.steps[machine, event] = self._machine(copy), effects
-        return known
-
-    def start(self) -> Global:
+    def start(self) -> World:
         """Nothing has happened yet."""
-        writer = self._machine(Writer(self.metadata, self.codec))
-        idle = self._machine(Recovery(read_entries=self.scope.entries + 1))
-        bookies = tuple(
-            self.bookies.number(bookie.key(), bookie) for bookie in map(Bookie.new, self.names)
-        )
-        return Global(
-            clients=(writer, *[idle] * self.scope.recoverers),
-            bookies=bookies,
-            row=self._row(self.metadata),
-            flight=frozenset(),
-            acked=-1,
-            appended=0,
-            started=0,
-            timeouts=0,
-            timers=0,
-            crashes=0,
-            is_closing=False,
-            end=None,
-        )
+        parts = self.parts
+        clients = (parts.writer, *[parts.idle] * self.scope.recoverers)
+        return self._least(clients, parts.fresh, parts.row(parts.metadata), 0, Counts())
 
     # --- transitions -------------------------------------------------------------------------------
 
-    def next(self, state: Global) -> Iterator[tuple[str | int, Any]]:
-        """(label, state or Broken) of all that can happen now. A message is its own label."""
-        scope = self.scope
+    def next(self, state: World) -> Iterator[tuple[Label, Any]]:
+        """(label, state or Broken) of all that can happen now, under the names of `state`."""
+        clients, bookies, row, flight, counts = state
+        scope, parts = self.scope, self.parts
         if self._is_over(state):
             return
         if (
-            state.appended < scope.entries
-            and not state.is_closing
-            and state.appended - 1 - state.acked < scope.window
+            counts.appended < scope.entries
+            and not counts.is_closing
+            and counts.appended - 1 - counts.acked < scope.window
         ):
-            event = AppendRequested((b"p%d" % state.appended,))
-            after = state._replace(appended=state.appended + 1)
-            yield "append", self._try(after, WRITER, event)
-        if scope.closes and not state.is_closing:
-            yield "close", self._try(state._replace(is_closing=True), WRITER, CloseRequested())
-        if state.started < scope.recoverers:
-            row = self.rows.values[state.row]
-            if row.state is not State.CLOSED:
-                after = state._replace(started=state.started + 1)
-                yield "recover", self._try(after, state.started + 1, RecoverRequested(row))
-        if state.crashes < scope.crashes:
-            for index in range(len(state.bookies)):
-                yield f"{self.names[index]} loses all", self._lose(state, index)
-        for number in state.flight:
-            message: Message = self.messages.values[number]
-            rest = state.flight - {number}
-            match message.kind:
-                case "to-bookie":
-                    yield number, self._at_bookie(state._replace(flight=rest), number, message)
-                    if state.timeouts < scope.timeouts:
-                        late = state._replace(timeouts=state.timeouts + 1)
-                        late_answer = self._try(late, message.client, unknown(message.what))
-                        yield f"timeout {message}", late_answer
-                case "to-store":
-                    yield number, self._at_store(state._replace(flight=rest), message)
-                case "timer":
-                    if state.timers < scope.timers:
-                        fired = state._replace(flight=rest, timers=state.timers + 1)
-                        yield number, self._try(fired, message.client, message.what)
-                case _:
-                    yield (
-                        number,
-                        self._try(state._replace(flight=rest), message.client, message.what),
-                    )
+            append = AppendRequested((b"p%d" % counts.appended,))
+            yield (
+                "append",
+                self._asked(state, WRITER, append, counts._replace(appended=counts.appended + 1)),
+            )
+        if scope.closes and not counts.is_closing:
+            closing = counts._replace(is_closing=True)
+            yield "close", self._asked(state, WRITER, CloseRequested(), closing)
+        if counts.started < scope.recoverers and parts.rows.values[row].state is not State.CLOSED:
+            recover = RecoverRequested(parts.rows.values[row])
+            started = counts._replace(started=counts.started + 1)
+            client = clients.index(parts.idle)
+            yield f"recoverer-{client} begins", self._asked(state, client, recover, started)
+        if counts.crashes < scope.crashes:
+            crashed = counts._replace(crashes=counts.crashes + 1)
+            for index, bookie in enumerate(bookies):
+                after = (*bookies[:index], parts.lost(bookie), *bookies[index + 1 :])
+                yield (
+                    f"{parts.names[index]} loses all",
+                    self._alive(clients, after, row, flight, crashed),
+                )
+        ends_of = parts.ends_of
+        rest = flight
+        while rest:
+            low = rest & -rest
+            rest ^= low
+            number = low.bit_length() - 1
+            client, index = ends_of[number]
+            if index >= 0:
+                after_bookie, event = parts.answer(bookies[index], number)
+                answered = 1 << parts.message("to-client", client, event)
+                after = (*bookies[:index], after_bookie, *bookies[index + 1 :])
+                yield number, self._alive(clients, after, row, flight ^ low | answered, counts)
+                if counts.timeouts < scope.timeouts:
+                    message: Message = parts.messages.values[number]
+                    late = counts._replace(timeouts=counts.timeouts + 1)
+                    event = unknown(message.what)
+                    yield f"timeout {message}", self._asked(state, client, event, late)
+            elif index == AT_STORE:
+                yield number, self._at_store(state, number)
+            elif index == AT_TIMER:
+                if counts.timers < scope.timers:
+                    fired = counts._replace(timers=counts.timers + 1)
+                    yield number, self._told(state, client, number, fired)
+            else:
+                yield number, self._told(state, client, number, counts)
 
-    def _is_over(self, state: Global) -> bool:
+    def _is_over(self, state: World) -> bool:
         """Closed, and nobody is left who could acknowledge or close: no rule can break any more."""
-        if state.end is None or any(self.ends_of[n][1] == AT_STORE for n in state.flight):
+        clients, _, _, flight, counts = state
+        if counts.end is None:
             return False
-        writer, *recoverers = (self.machines.values[number] for number in state.clients)
-        return writer.state in OVER and all(
-            recoverer.phase in (Phase.IDLE, Phase.DONE) for recoverer in recoverers
-        )
+        idle = self.idle_at
+        for client in clients:
+            if client not in idle:
+                machine = self.parts.machines.values[client]
+                idle[client] = (
+                    machine.state in OVER
+                    if hasattr(machine, "state")
+                    else machine.phase in (Phase.IDLE, Phase.DONE)
+                )
+            if not idle[client]:
+                return False
+        while flight:
+            low = flight & -flight
+            flight ^= low
+            if self.parts.ends_of[low.bit_length() - 1][1] == AT_STORE:
+                return False
+        return True
 
-    def _try(self, state: Global, client: int, event: Event) -> Any:
+    def _told(self, state: World, client: int, number: int, counts: Counts) -> Any:
+        """A client hears a message that was in flight."""
+        clients, bookies, row, flight, _ = state
+        move = self.moves.get((clients[client], number))
+        if move is None:
+            event = self.parts.messages.values[number].what
+            move = self.moves[clients[client], number] = self._move(clients[client], client, event)
+        return self._moved(move, clients, bookies, row, flight & ~(1 << number), counts, client)
+
+    def _asked(self, state: World, client: int, event: Event, counts: Counts) -> Any:
+        """A client hears of something that was not in flight."""
+        clients, bookies, row, flight, _ = state
+        move = self._move(clients[client], client, event)
+        return self._moved(move, clients, bookies, row, flight, counts, client)
+
+    def _moved(
+        self,
+        move: tuple[int, int, int] | Broken,
+        clients: tuple[int, ...],
+        bookies: tuple[int, ...],
+        row: int,
+        flight: int,
+        counts: Counts,
+        client: int,
+    ) -> Any:
+        if isinstance(move, Broken):
+            return move
+        after, sends, confirms = move
+        if confirms >= 0:
+            first, last = divmod(confirms, 1000)
+            try:
+                if first != counts.acked + 1:
+                    raise Broken(f"I8: {first}..{last} confirmed after {counts.acked}")
+                counts = counts._replace(acked=last)
+                self.judge.acked(last, counts.end, bookies, row)
+            except Broken as broken:
+                return broken
+        clients = (*clients[:client], after, *clients[client + 1 :])
+        return self._alive(clients, bookies, row, flight | sends, counts)
+
+    def _move(self, machine: int, client: int, event: Event) -> tuple[int, int, int] | Broken:
+        """What a client does about an event: its next state, what it sends, what it confirms."""
         try:
-            return self._deliver(state, client, event)
+            after, effects = self.parts.step(machine, event)
         except Broken as broken:
             return broken
-
-    def _deliver(self, state: Global, client: int, event: Event) -> Global:
-        machine, effects = self.step(state.clients[client], event)
-        if machine == state.clients[client] and not effects:
-            return state._replace(flight=self._alive(state, client=client))
-        flight = set(state.flight)
-        acked = state.acked
+        sends, confirms = 0, -1
+        message = self.parts.message
         for effect in effects:
             match effect:
                 case SendAdd() | SendFence() | SendRead():
-                    flight.add(self._message("to-bookie", client, effect))
+                    sends |= 1 << message("to-bookie", client, effect)
                 case UpdateMetadata() | ReadMetadata():
-                    flight.add(self._message("to-store", client, effect))
+                    sends |= 1 << message("to-store", client, effect)
                 case FindBookies(attempt, _, exclude):
-                    found = tuple(m for m in self.spares if m not in exclude)
-                    flight.add(self._message("to-client", client, BookiesFound(attempt, found)))
+                    found = tuple(m for m in self.parts.spares if m not in exclude)
+                    sends |= 1 << message("to-client", client, BookiesFound(attempt, found))
                 case StartTimer(timer, tag):
                     if self.scope.timers and timer is not Timer.HEDGE:
-                        flight.add(self._message("timer", client, TimerFired(timer, tag)))
+                        sends |= 1 << message("timer", client, TimerFired(timer, tag))
                 case Confirmed(first, last):
-                    if first != acked + 1:
-                        raise Broken(f"I8: {first}..{last} confirmed after {acked}")
-                    acked = last
+                    confirms = first * 1000 + last
                 case Failed() | Closed() | Repaired() | RecoverLedger() | EntriesRead():
                     pass
-        clients = (*state.clients[:client], machine, *state.clients[client + 1 :])
-        after = state._replace(clients=clients, flight=frozenset(flight), acked=acked)
-        after = after._replace(flight=self._alive(after, client=client))
-        if acked != state.acked:
-            self._judge_acked(after)
-        return after
+        return after, sends, confirms
 
-    def _at_bookie(self, state: Global, number: int, message: Message) -> Any:
-        index = self.index_of[message.what.member]
-        after, event = self._answer(state.bookies[index], number)
-        answer = self._message("to-client", message.client, event)
-        new = state._replace(
-            bookies=(*state.bookies[:index], after, *state.bookies[index + 1 :]),
-            flight=state.flight | {answer},
-        )
-        return new._replace(flight=self._alive(new, client=message.client, bookie=index))
-
-    def _answer(self, bookie: int, number: int) -> tuple[int, Event]:
-        """The real judgement of a bookie, once for each of its states and request."""
-        known = self.answers.get((bookie, number))
-        if known is None:
-            copy: Bookie = self.bookies.values[bookie].copy()
-            event = copy.answer(self.messages.values[number].what)
-            known = self.answers[bookie, number] = self.bookies.number(copy.key(), copy), event
-        return known
-
-    def _at_store(self, state: Global, message: Message) -> Any:
-        row: LedgerMetadata = self.rows.values[state.row]
+    def _at_store(self, state: World, number: int) -> Any:
+        clients, bookies, row, flight, counts = state
+        message: Message = self.parts.messages.values[number]
+        before: LedgerMetadata = self.parts.rows.values[row]
         effect = message.what
         if isinstance(effect, ReadMetadata):
-            event = MetadataAnswered(effect.attempt, CasStatus.OK, row)
-        elif effect.metadata.version != row.version:
-            event = MetadataAnswered(effect.attempt, CasStatus.CONFLICT, row)
+            event = MetadataAnswered(effect.attempt, CasStatus.OK, before)
+        elif effect.metadata.version != before.version:
+            event = MetadataAnswered(effect.attempt, CasStatus.CONFLICT, before)
         else:
-            new = replace(effect.metadata, version=row.version + 1)
+            new = replace(effect.metadata, version=before.version + 1)
             event = MetadataAnswered(effect.attempt, CasStatus.OK, new)
-            state = state._replace(row=self._row(new), end=new.last_entry)
+            row = self.parts.row(new)
+            counts = counts._replace(end=new.last_entry)
             try:
-                self._judge_row(state, row, new)
+                self.judge.row(before, new, counts.acked, counts.appended)
+                self.judge.copies(counts.acked, bookies, row)
             except Broken as broken:
                 return broken
-        answer = self._message("to-client", message.client, event)
-        return state._replace(flight=state.flight | {answer})
-
-    def _lose(self, state: Global, index: int) -> Global:
-        number = self._lost(state.bookies[index])
-        bookies = (*state.bookies[:index], number, *state.bookies[index + 1 :])
-        return state._replace(bookies=bookies, crashes=state.crashes + 1)
-
-    def _lost(self, bookie: int) -> int:
-        known = self.losses.get(bookie)
-        if known is None:
-            copy: Bookie = self.bookies.values[bookie].copy()
-            copy.lose_all()
-            known = self.losses[bookie] = self.bookies.number(copy.key(), copy)
-        return known
+        answer = 1 << self.parts.message("to-client", message.client, event)
+        flight = flight & ~(1 << number) | answer
+        return self._alive(clients, bookies, row, flight, counts)
 
     # --- messages that change nothing --------------------------------------------------------------
 
-    def _alive(self, state: Global, *, client: int, bookie: int = -1) -> frozenset[int]:
-        """What is in flight, without messages that change nothing now: those of a client or a
-        bookie whose state has just changed.
-        """
-        dead = []
-        are_timers_over = state.timers >= self.scope.timers
-        for number in state.flight:
-            owner, index = self.ends_of[number]
-            if owner != client and (index != bookie or bookie < 0):
-                continue
-            if index == AT_TIMER and are_timers_over:
-                dead.append(number)
-                continue
-            place = number, state.clients[owner], state.bookies[index] if index >= 0 else -1
+    def _alive(
+        self,
+        clients: tuple[int, ...],
+        bookies: tuple[int, ...],
+        row: int,
+        flight: int,
+        counts: Counts,
+    ) -> World:
+        """The state without messages that change nothing now."""
+        counts = self.counts.setdefault(counts, counts)
+        if counts.timers >= self.scope.timers:
+            flight &= ~self.parts.timers
+        known, mine = self.dead, self.parts.mine
+        for client, machine in enumerate(clients):
+            place = client, machine, bookies
+            looked, dead = known.get(place, (0, 0))
+            fresh = flight & mine[client] & ~looked
+            if fresh:
+                dead |= self._dead(machine, bookies, fresh)
+                known[place] = looked | fresh, dead
+            flight &= ~dead
+        return clients, bookies, row, flight, counts
+
+    def _dead(self, machine: int, bookies: tuple[int, ...], flight: int) -> int:
+        """Which of these messages of a client change nothing at this state of it and bookies."""
+        dead = 0
+        while flight:
+            low = flight & -flight
+            flight ^= low
+            number = low.bit_length() - 1
+            index = self.parts.ends_of[number][1]
+            place = number, machine, bookies[index] if index >= 0 else -1
             is_dead = self.verdicts.get(place)
             if is_dead is None:
-                is_dead = index != AT_STORE and number not in self.kept and self._is_dead(*place)
+                is_dead = number not in self.kept and self._is_dead(*place)
                 self.verdicts[place] = is_dead
             if is_dead:
-                dead.append(number)
-        return state.flight.difference(dead) if dead else state.flight
+                dead |= low
+        return dead
 
     def _is_dead(self, number: int, machine: int, bookie: int) -> bool:
-        message: Message = self.messages.values[number]
+        message: Message = self.parts.messages.values[number]
         if bookie < 0:
             return self._is_ignored(machine, message.what)
-        after, event = self._answer(bookie, number)
+        after, event = self.parts.answer(bookie, number)
         return (
             after == bookie
             and self._is_ignored(machine, event)
@@ -407,75 +348,35 @@ class Explorer:
 
     def _is_ignored(self, machine: int, event: Event) -> bool:
         try:
-            after, effects = self.step(machine, event)
+            after, effects = self.parts.step(machine, event)
         except Broken:
             return False
         return after == machine and not effects
 
     def _refuted(self) -> set[int]:
         """Messages that were taken out of flight and would have changed something later."""
+        parts, namings = self.parts, self.symmetry.namings
         machines: dict[int, set[int]] = {}
-        for (machine, _), (after, _) in self.steps.items():
-            machines.setdefault(machine, set()).add(after)
+        for (machine, _), (after, _) in list(parts.steps.items()):
+            for naming in namings:
+                machines.setdefault(naming.machine(machine), set()).add(naming.machine(after))
         bookies: dict[int, set[int]] = {}
-        for (bookie, _), (after, _) in self.answers.items():
-            bookies.setdefault(bookie, set()).add(after)
-        if self.scope.crashes:
-            for bookie, after in self.losses.items():
-                bookies.setdefault(bookie, set()).add(after)
-        wrong = set()
+        changes = [(bookie, after) for (bookie, _), (after, _) in parts.answers.items()]
+        changes += parts.losses.items()
+        for bookie, after_bookie in changes:
+            for naming in namings:
+                bookies.setdefault(naming.bookie(bookie), set()).add(naming.bookie(after_bookie))
         dead_at: dict[int, set[tuple[int, int]]] = {}
         for (number, machine, bookie), is_dead in self.verdicts.items():
             if is_dead:
                 dead_at.setdefault(number, set()).add((machine, bookie))
+        wrong: set[int] = set()
         for number, places in dead_at.items():
             later = _closure({machine for machine, _ in places}, machines)
             at = _closure({bookie for _, bookie in places}, bookies)
             if not all(self._is_dead(number, m, b) for m in sorted(later) for b in sorted(at)):
-                wrong.add(number)
+                wrong.update(naming.message(number) for naming in namings)
         return wrong
-
-    # --- rules -------------------------------------------------------------------------------------
-
-    def _judge_acked(self, state: Global) -> None:
-        if state.end is not None and state.acked > state.end:
-            raise Broken(f"I1: {state.acked} is acknowledged, the ledger ended at {state.end}")
-        self._judge_copies(state, self.rows.values[state.row])
-
-    def _judge_copies(self, state: Global, row: LedgerMetadata) -> None:
-        for entry_id in range(state.acked + 1):
-            holders = 0
-            for _, member in row.members_of(entry_id):
-                bookie: Bookie = self.bookies.values[
-                    state.bookies[self.names.index(member_name(member))]
-                ]
-                holders += bookie.ever_held(entry_id)
-            if holders < self.quorum.ack_quorum:
-                raise Broken(f"I2: entry {entry_id} is acknowledged, {holders} members hold it")
-
-    def _judge_row(self, state: Global, before: LedgerMetadata, after: LedgerMetadata) -> None:
-        try:
-            after.check()
-        except AssertionError as broken:
-            raise Broken(f"{broken}") from broken
-        order = (State.OPEN, State.IN_RECOVERY, State.CLOSED)
-        if order.index(after.state) < order.index(before.state):
-            raise Broken(f"I21: {before.state} became {after.state}")
-        if before.state is State.CLOSED and (before.last_entry, before.length) != (
-            after.last_entry,
-            after.length,
-        ):
-            raise Broken(f"I4: the end moved from {before.last_entry} to {after.last_entry}")
-        firsts = [f.first_entry for f in before.fragments]
-        kept = [f.first_entry for f in after.fragments][: len(firsts)]
-        if after.state is not State.CLOSED and kept != firsts:
-            raise Broken(f"I22: {describe(before)} became {describe(after)}")
-        if after.last_entry is not None:
-            if state.acked > after.last_entry:
-                raise Broken(f"I1: {state.acked} is acknowledged, closed at {after.last_entry}")
-            if after.last_entry >= state.appended:
-                raise Broken(f"I9: closed at {after.last_entry}, {state.appended} appended")
-        self._judge_copies(state, after)
 
     # --- search ------------------------------------------------------------------------------------
 
@@ -483,57 +384,95 @@ class Explorer:
         """Search to the end of the scope, or to the first violation."""
         while True:
             result = self._search()
+            result.namings = len(self.symmetry.namings)
+            if result.violation is not None and not result.story:
+                self._begin(is_symmetric=False)  # it was found under a naming that is none
+                continue
             if result.violation is not None:
                 return result  # a story is a story, whatever else could have happened
+            if self.symmetry.refuted() is not None:
+                self._begin(is_symmetric=False)
+                continue
             wrong = self._refuted()
             if not wrong:
                 return result
             self.kept |= wrong
-            self.verdicts.clear()
+            self._forget()
+
+    def _least(
+        self,
+        clients: tuple[int, ...],
+        bookies: tuple[int, ...],
+        row: int,
+        flight: int,
+        counts: Counts,
+    ) -> World:
+        return *self.symmetry.least(clients, bookies, row, flight), counts
 
     def _search(self) -> Result:
         first = self.start()
-        # Only hashes are kept: at 3 million states two of them meet with a chance of 3e-7.
-        seen: dict[int, tuple[int, str | int] | None] = {hash(first): None}
+        # Only hashes are kept: at 14 million states two of them meet with a chance of 1e-5.
+        start = _hash(first)
+        seen: dict[int, int] = {start: start}
         frontier = [first]
         transitions = depth = 0
+        least = self.symmetry.least
+        is_plain = len(self.symmetry.namings) == 1
         while frontier:
             depth += 1
             coming = []
             for state in frontier:
-                came = hash(state)
-                for label, after in self.next(state):
+                came = None
+                for _, found in self.next(state):
                     transitions += 1
-                    if isinstance(after, Broken):
-                        story = self._story(seen, came, label, str(after))
+                    if isinstance(found, Broken):
+                        story = self._story(seen, _hash(state), str(found))
                         return Result(
-                            self.scope, len(seen), transitions, depth, False, str(after), story
+                            self.scope, len(seen), transitions, depth, False, str(found), story
                         )
-                    number = hash(after)
+                    after = found if is_plain else (*least(*found[:4]), found[4])
+                    number = _hash(after)
                     if number not in seen:
-                        seen[number] = (came, label)
+                        if came is None:
+                            came = _hash(state)
+                        seen[number] = came
                         coming.append(after)
             frontier = coming
             if len(seen) > self.scope.states_max:
                 return Result(self.scope, len(seen), transitions, depth, False)
         return Result(self.scope, len(seen), transitions, depth, True)
 
-    def _story(
-        self,
-        seen: dict[int, tuple[int, str | int] | None],
-        state: int,
-        label: str | int,
-        end: str,
-    ) -> tuple[str, ...]:
-        steps: list[str | int] = [label]
-        came = seen[state]
-        while came is not None:
-            state, label = came
-            steps.append(label)
-            came = seen[state]
-        steps.reverse()
-        lines = [s if isinstance(s, str) else str(self.messages.values[s]) for s in steps]
-        return (*lines, end)
+    def _story(self, seen: dict[int, int], state: int, end: str) -> tuple[str, ...]:
+        """What led to a state and to `end`, under one naming: done again from the start. Empty
+        where that comes to something else.
+        """
+        way = [state]
+        while seen[way[-1]] != way[-1]:
+            way.append(seen[way[-1]])
+        way.reverse()
+        lines: list[str] = []
+        now = self.start()
+        for wanted in way[1:]:
+            for label, after in self.next(now):
+                if not isinstance(after, Broken) and _hash(self._least(*after)) == wanted:
+                    lines.append(self._tell(label))
+                    now = after
+                    break
+            else:
+                return ()
+        for label, after in self.next(now):
+            if isinstance(after, Broken) and str(after)[:3] == end[:3]:
+                return (*lines, self._tell(label), str(after))
+        return ()
+
+    def _tell(self, label: Label) -> str:
+        return label if isinstance(label, str) else str(self.parts.messages.values[label])
+
+
+def _hash(state: World) -> int:
+    """Equal for equal states. A mask is hashed as bytes: as a number, bits 61 apart are alike."""
+    clients, bookies, row, flight, counts = state
+    return hash((clients, bookies, row, flight.to_bytes(_MASK_BYTES, "little"), counts))
 
 
 def _closure(start: set[int], edges: dict[int, set[int]]) -> set[int]:

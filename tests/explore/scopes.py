@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tests.explore.explorer import Scope
+from tests.explore.scope import Scope
 
 QUICK: Final = (
     Scope("one entry, one recoverer"),
@@ -11,15 +11,22 @@ QUICK: Final = (
     Scope("two entries, striped", shape=(3, 2, 2), entries=2),
     Scope("two entries, no recoverer", entries=2, window=2, recoverers=0),
     Scope("an ensemble change", recoverers=0, spares=1, timeouts=1, closes=True),
+    Scope("one entry, writer closes too", closes=True),
 )
 """Those that fit the tests together."""
 
-SLOW: Final = (
-    Scope("one entry, writer closes too", closes=True),
+MINUTES: Final = (
     Scope("one entry, one crash with full loss", crashes=1),
-    Scope("one entry, a spare, one timeout", spares=1, timeouts=1),
     Scope("two entries, window 1", entries=2),
-    Scope("one entry, two recoverers", recoverers=2),
+)
+"""About a minute each."""
+
+HOURS: Final = (
+    Scope("one entry, a spare, one timeout", spares=1, timeouts=1, states_max=40_000_000),
+    Scope("one entry, two recoverers", recoverers=2, states_max=40_000_000),
+    Scope("two entries, window 2", entries=2, window=2, states_max=40_000_000),
 )
 
-ALL: Final = (*QUICK, *SLOW)
+DEFAULT: Final = (*QUICK, *MINUTES)
+
+ALL: Final = (*DEFAULT, *HOURS)

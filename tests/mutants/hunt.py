@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.explore.explorer import Explorer, Scope
+from tests.explore.explorer import Explorer
+from tests.explore.scope import Scope
 from tests.sim.plan import draw
 from tests.sim.run import run_plan
 

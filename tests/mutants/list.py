@@ -21,7 +21,7 @@ from quorumlog.protocol.replica import LedgerFenced, Record, Replica
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import Window
 from quorumlog.protocol.writer import Writer
-from tests.explore.explorer import Scope
+from tests.explore.scope import Scope
 from tests.mutants.hunt import Mutant, Patch
 from tests.sim import bookie as sim_bookie
 

@@ -101,7 +101,7 @@ class Tally:
             self.first,
             self.last,
             tuple(self.cursors),
-            tuple((entry_id, run.body, at) for entry_id, (run, at) in self.found.items()),
+            tuple(sorted((entry_id, run.body, at) for entry_id, (run, at) in self.found.items())),
             tuple(self.absent),
         )
 

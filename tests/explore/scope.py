@@ -1,0 +1,29 @@
+"""What may happen in a search, and how often."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A small world. Whatever is not bounded here happens in every order."""
+
+    name: str
+    shape: tuple[int, int, int] = (3, 3, 2)
+    entries: int = 1
+    window: int = 1
+    """How many entries may be pending at once."""
+    recoverers: int = 1
+    spares: int = 0
+    timeouts: int = 0
+    """How many requests may be answered UNKNOWN while they are still under way."""
+    timers: int = 0
+    """How many timers may fire."""
+    crashes: int = 0
+    """How many bookies may lose all that they have."""
+    closes: bool = False
+    states_max: int = 3_000_000
+
+    @property
+    def is_striped(self) -> bool:
+        """Whether entries go to different bookies: then no two bookies are alike."""
+        return self.shape[0] != self.shape[1]
