@@ -35,16 +35,16 @@ def create_log(
     retention_seconds: Annotated[int | None, typer.Option(help="Keep ledgers this long.")] = None,
 ) -> None:
     """Create a log; the same settings again are the same log."""
-    given = {
-        "roll_bytes": roll_bytes,
-        "roll_seconds": roll_seconds,
-        "retention_bytes": retention_bytes,
-        "retention_seconds": retention_seconds,
-    }
-    settings = {key: value for key, value in given.items() if value is not None}
 
     async def work(client: Client) -> dict[str, Any]:
-        return await (await client.create_log(name, **settings)).info()
+        log = await client.create_log(
+            name,
+            roll_bytes=roll_bytes,
+            roll_seconds=roll_seconds,
+            retention_bytes=retention_bytes,
+            retention_seconds=retention_seconds,
+        )
+        return await log.info()
 
     print_object(run(gateway, work), as_json=as_json)
 

@@ -1,6 +1,6 @@
 """The Python SDK: talks to gateways only, and raises what the server raised.
 
-async with Client("http://127.0.0.1:8080") as client:
+async with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
     ledger = await client.create_ledger()
     await ledger.append(b"hello")
     async for entry in ledger.entries():
@@ -10,15 +10,22 @@ async with Client("http://127.0.0.1:8080") as client:
     await log.producer("me").append(b"exactly once")
     async for record in log.tail():
         print(record.offset, record.value)
+
+`quorumlog.client.sync` has the same names for code without an event loop.
 """
 
+from quorumlog.client.batching import Batching
 from quorumlog.client.client import Client
 from quorumlog.client.ledger import Appended, Entry, Ledger, Page
-from quorumlog.client.log import Log, LogAppended, LogPage, LogRecord, Producer, Record
+from quorumlog.client.log import Log
+from quorumlog.client.paging import Paged
+from quorumlog.client.producer import Producer, Unsettled
+from quorumlog.client.records import LogAppended, LogPage, LogRecord, Record, Start
 from quorumlog.client.transport import ConnectionLost
 
 __all__ = [
     "Appended",
+    "Batching",
     "Client",
     "ConnectionLost",
     "Entry",
@@ -28,6 +35,9 @@ __all__ = [
     "LogPage",
     "LogRecord",
     "Page",
+    "Paged",
     "Producer",
     "Record",
+    "Start",
+    "Unsettled",
 ]

@@ -1,36 +1,43 @@
 """A cluster, as an application sees it."""
 
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import quote
 
 import orjson
 
+from quorumlog.client.batching import Batching
 from quorumlog.client.ledger import Ledger, with_password
 from quorumlog.client.log import Log
+from quorumlog.client.paging import Paged
 from quorumlog.client.transport import Transport
+
+Shown = dict[str, Any]
+"""What the API shows of something, as it came: a newer server's fields pass through."""
 
 
 class Client:
-    """Talks to the gateways of one cluster; use it in `async with`.
-
-    Ledgers come as the API's objects (dictionaries), so that a newer server's fields pass through.
+    """Talks to the gateways of one cluster; use it in `async with`, whose end waits for appends that
+    are on their way (after an exception it ends them).
     """
 
-    def __init__(self, *urls: str, deadline_s: float = 60.0) -> None:
+    def __init__(
+        self, *urls: str, deadline_s: float = 60.0, batching: Batching | None = None
+    ) -> None:
         """`urls`: of one or more gateways; when one dies the next is asked.
 
-        `deadline_s`: for one call, with all its repetitions.
+        `deadline_s`: for one call, with all its repetitions. `batching`: how appends are gathered.
         """
         self._transport = Transport(urls, deadline_s=deadline_s)
+        self._batching = batching or Batching()
 
     async def __aenter__(self) -> Self:
         await self._transport.__aenter__()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self._transport.__aexit__(*exc)
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        await self._transport.__aexit__(kind, *rest)
 
     async def create_ledger(
         self,
@@ -64,11 +71,11 @@ class Client:
             headers={"Idempotency-Key": uuid.uuid4().hex},
             is_repeatable=True,
         )
-        return Ledger(self._transport, int(answer.json()["ledger_id"]), password)
+        return self.ledger(int(answer.json()["ledger_id"]), password=password)
 
     def ledger(self, ledger_id: int, *, password: str | None = None) -> Ledger:
         """A ledger that exists; asks nobody."""
-        return Ledger(self._transport, ledger_id, password)
+        return Ledger(self._transport, ledger_id, password, self._batching)
 
     async def delete_ledger(self, ledger_id: int, *, password: str | None = None) -> None:
         """Delete a ledger with its entries; an open one is recovered first."""
@@ -80,67 +87,91 @@ class Client:
             is_repeatable=False,
         )
 
-    async def ledgers(
+    def ledgers(
         self,
         *,
         state: str | None = None,
         bookie: str | None = None,
         metadata: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[dict[str, Any]]:
-        """All ledgers that fit, by id, asked for page by page."""
-        params: dict[str, str | int] = {"limit": 1000}
+    ) -> Paged[Shown]:
+        """All ledgers that fit, by id."""
+        params: dict[str, str | int] = {}
         if state:
             params["state"] = state
         if bookie:
             params["bookie"] = bookie
         params |= {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
-        while True:
-            page = await self._get("/v1/ledgers", params)
-            for ledger in page["ledgers"]:
-                yield ledger
-            if page["next"] is None:
-                return
-            params["after"] = page["next"]
+        return Paged(self._pages("ledgers", params))
 
-    async def create_log(self, name: str, **settings: Any) -> Log:
-        """Create a log, or get it where it exists with the same settings (API: `PUT /v1/logs`).
+    async def create_log(
+        self,
+        name: str,
+        *,
+        ensemble_size: int | None = None,
+        write_quorum: int | None = None,
+        ack_quorum: int | None = None,
+        digest: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        roll_bytes: int | None = None,
+        roll_entries: int | None = None,
+        roll_seconds: int | None = None,
+        retention_bytes: int | None = None,
+        retention_seconds: int | None = None,
+    ) -> Log:
+        """Create a log, or get it where it exists with the same settings; what is left out is the
+        server's choice.
 
         Raises: LogExists where it has others.
         """
-        log = Log(self._transport, name)
+        settings = {
+            "ensemble_size": ensemble_size,
+            "write_quorum": write_quorum,
+            "ack_quorum": ack_quorum,
+            "digest": digest,
+            "metadata": metadata,
+            "roll_bytes": roll_bytes,
+            "roll_entries": roll_entries,
+            "roll_seconds": roll_seconds,
+            "retention_bytes": retention_bytes,
+            "retention_seconds": retention_seconds,
+        }
         await self._transport.request(
             "PUT",
             f"/v1/logs/{quote(name, safe='')}",
-            body=orjson.dumps(settings),
+            body=orjson.dumps({k: v for k, v in settings.items() if v is not None}),
             is_repeatable=True,
         )
-        return log
+        return self.log(name)
 
-    def log(self, name: str) -> Log:
-        """A log that exists; asks nobody."""
-        return Log(self._transport, name)
+    def log(self, name: str, *, writer_token: int | None = None) -> Log:
+        """A log that exists; asks nobody. `writer_token`: of `Log.open`, in another process."""
+        return Log(self._transport, name, writer_token, self._batching)
 
-    async def logs(self) -> AsyncIterator[dict[str, Any]]:
-        """All logs by name, asked for page by page."""
-        params: dict[str, str | int] = {"limit": 1000}
-        while True:
-            page = await self._get("/v1/logs", params)
-            for log in page["logs"]:
-                yield log
-            if page["next"] is None:
-                return
-            params["after"] = page["next"]
+    def logs(self) -> Paged[Shown]:
+        """All logs by name."""
+        return Paged(self._pages("logs", {}))
 
-    async def bookies(self) -> Sequence[dict[str, Any]]:
+    async def bookies(self) -> Sequence[Shown]:
         """All registered bookies with their state."""
         answer = await self._get("/v1/bookies")
-        bookies: list[dict[str, Any]] = answer["bookies"]
+        bookies: list[Shown] = answer["bookies"]
         return bookies
 
-    async def cluster(self) -> dict[str, Any]:
+    async def cluster(self) -> Shown:
         """Every service with its state, and what is under-replicated."""
-        answer: dict[str, Any] = await self._get("/v1/cluster")
+        answer: Shown = await self._get("/v1/cluster")
         return answer
+
+    async def _pages(
+        self, kind: str, params: Mapping[str, str | int]
+    ) -> AsyncGenerator[Sequence[Shown], None]:
+        after: dict[str, str | int] = {}
+        while True:
+            page = await self._get(f"/v1/{kind}", {**params, "limit": 1000, **after})
+            yield page[kind]
+            if page["next"] is None:
+                return
+            after = {"after": page["next"]}
 
     async def _get(self, path: str, params: Mapping[str, str | int] | None = None) -> Any:
         answer = await self._transport.request("GET", path, params=params, is_repeatable=True)

@@ -1,18 +1,25 @@
 """One ledger: append, read, follow, end."""
 
-import base64
+import asyncio
 import struct
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
+from quorumlog.client.batching import Batcher, Batching, Call
+from quorumlog.client.paging import Paged
 from quorumlog.client.transport import Transport
 
-_FRAMES: Final = "application/vnd.quorumlog.frames"
+FRAMES: Final = "application/vnd.quorumlog.frames"
+_OCTETS: Final = "application/octet-stream"
 _LENGTH: Final = struct.Struct(">I")
-_WAIT_MS: Final = 30_000
+_HEAD: Final = struct.Struct(">QI")
+PAGE: Final = 1000
+"""Entries of a page, where an iterator asks for them (taste; bytes end a page too)."""
+WAIT_MS: Final = 30_000
+"""How long a tail that rests is asked for at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +55,23 @@ class Page:
 
 
 class Ledger:
-    """A ledger of a cluster. Holds nothing but its id and password."""
+    """A ledger of a cluster. Holds its id and password, and appends that are on their way."""
 
-    def __init__(self, transport: Transport, ledger_id: int, password: str | None) -> None:
+    ledger_id: int
+
+    def __init__(
+        self,
+        transport: Transport,
+        ledger_id: int,
+        password: str | None,
+        batching: Batching,
+    ) -> None:
+        """Use `Client.ledger` or `Client.create_ledger`."""
         self.ledger_id = ledger_id
         self._transport = transport
         self._path = f"/v1/ledgers/{ledger_id}"
         self._headers = with_password(password)
+        self._batcher = Batcher(self._send, _share, len, transport.start, batching)
 
     def __repr__(self) -> str:
         """The id."""
@@ -63,11 +80,19 @@ class Ledger:
     async def append(self, payload: bytes, *, expect: int | None = None) -> int:
         """Append one entry and return its id once it is durable.
 
-        An error whose `outcome` is unknown may have appended it; it is never sent twice by itself.
+        Appends that are made while one is under way travel together, in the order of the calls.
+        An error whose `outcome` is unknown may have appended it; it is never sent twice by itself,
+        and what was queued behind it is not sent.
         `expect`: the id that it must get, else UnexpectedEntryId and nothing is written.
         """
-        answer = await self._post_entries(payload, "application/octet-stream", expect)
-        return int(answer["entry_id"])
+        return (await self._batcher.append((payload,), expect)).first_entry
+
+    async def submit(self, payload: bytes) -> asyncio.Future[Appended]:
+        """Append one entry without waiting until it is durable: that is when the future is done.
+
+        Waits only while too much is queued.
+        """
+        return await self._batcher.submit((payload,))
 
     async def append_batch(
         self, payloads: Sequence[bytes], *, expect: int | None = None
@@ -75,25 +100,29 @@ class Ledger:
         """Append entries that get consecutive ids. Of a batch whose outcome is unknown a prefix may
         be there.
         """
-        body = b"".join(part for p in payloads for part in (_LENGTH.pack(len(p)), p))
-        answer = await self._post_entries(body, _FRAMES, expect)
-        return Appended(
-            int(answer["first_entry"]),
-            int(answer["last_entry"]),
-            int(answer["last_add_confirmed"]),
-        )
+        return await self._batcher.append(payloads, expect)
 
-    async def _post_entries(self, body: bytes, content_type: str, expect: int | None) -> Any:
+    async def flush(self) -> None:
+        """Wait until every append of this object is settled."""
+        await self._batcher.flush()
+
+    async def _send(self, call: Call[bytes]) -> Appended:
+        if len(call.payloads) == 1:
+            body, content_type = call.payloads[0], _OCTETS
+        else:
+            body, content_type = frames(call.payloads), FRAMES
         answer = await self._transport.request(
             "POST",
             f"{self._path}/entries",
             body=body,
             content_type=content_type,
-            params=None if expect is None else {"expect": expect},
+            params=None if call.expect is None else {"expect": call.expect},
             headers=self._headers,
             is_repeatable=False,
         )
-        return answer.json()
+        told = answer.json()
+        first = int(told["entry_id"] if "entry_id" in told else told["first_entry"])
+        return Appended(first, first + len(call.payloads) - 1, int(told["last_add_confirmed"]))
 
     async def read(
         self, first: int = 0, *, limit: int | None = None, last: int | None = None, wait_ms: int = 0
@@ -111,75 +140,89 @@ class Ledger:
             "GET",
             f"{self._path}/entries",
             params=params,
-            headers=self._headers,
+            headers={"Accept": FRAMES, **self._headers},
             is_repeatable=True,
             wait_s=wait_ms / 1000,
         )
-        page = answer.json()
         return Page(
-            tuple(
-                Entry(int(entry["entry_id"]), base64.b64decode(entry["data"]))
-                for entry in page["entries"]
-            ),
-            int(page["next"]),
-            int(page["last_add_confirmed"]),
-            bool(page["closed"]),
+            tuple(_entries_of(answer.body)),
+            int(answer.headers["Next-Entry-Id"]),
+            int(answer.headers["Last-Add-Confirmed"]),
+            answer.headers["Ledger-Closed"] == "true",
         )
 
-    async def entries(self, first: int = 0, *, last: int | None = None) -> AsyncIterator[Entry]:
-        """The entries that are confirmed now, in order."""
+    def entries(self, first: int = 0, *, last: int | None = None) -> Paged[Entry]:
+        """The entries that are confirmed when it begins, in order."""
+        return Paged(self._entries(first, last))
+
+    async def _entries(self, first: int, last: int | None) -> AsyncGenerator[Sequence[Entry], None]:
         while last is None or first <= last:
-            page = await self.read(first, last=last, limit=1000)
-            for entry in page.entries:
-                yield entry
-            if page.next > page.last_add_confirmed or page.next == first:
+            page = await self.read(first, last=last, limit=PAGE)
+            yield page.entries
+            last = page.last_add_confirmed if last is None else min(last, page.last_add_confirmed)
+            if page.next == first:
                 return
             first = page.next
 
-    async def tail(self, first: int = 0) -> AsyncIterator[Entry]:
-        """The entries in order, and those to come, until the ledger is closed."""
+    def tail(self, first: int = 0) -> Paged[Entry]:
+        """The entries in order, and those to come, until the ledger is closed. Never fences."""
+        return Paged(self._tail(first))
+
+    async def _tail(self, first: int) -> AsyncGenerator[Sequence[Entry], None]:
         while True:
-            page = await self.read(first, limit=1000, wait_ms=_WAIT_MS)
-            for entry in page.entries:
-                yield entry
+            page = await self.read(first, limit=PAGE, wait_ms=WAIT_MS)
+            yield page.entries
             first = page.next
             if page.is_end:
                 return
 
     async def info(self) -> dict[str, Any]:
         """The ledger as the API shows it: state, quorums, fragments, metadata."""
-        return await self._call("GET", "", is_repeatable=True)
+        return await self._call("GET", "")
 
     async def last_add_confirmed(self) -> int:
         """The last entry that is confirmed, -1 where there is none."""
-        answer = await self._call("GET", "/last-add-confirmed", is_repeatable=True)
+        answer = await self._call("GET", "/last-add-confirmed")
         return int(answer["last_add_confirmed"])
 
     async def close(self) -> dict[str, Any]:
         """End the ledger after its last acknowledged entry, through its writer."""
-        return await self._call("POST", "/close", is_repeatable=True)
+        return await self._call("POST", "/close")
 
     async def recover(self, *, declare_lost: Sequence[str] = ()) -> dict[str, Any]:
         """End the ledger although its writer may be gone: fence, read on, close. All who ask get
         the same end. `declare_lost` names bookies that never come back: entries may be lacking.
         """
         lost = orjson.dumps({"declare_lost": list(declare_lost)}) if declare_lost else None
-        return await self._call("POST", "/recover", is_repeatable=True, body=lost)
+        return await self._call("POST", "/recover", lost)
 
-    async def _call(
-        self, method: str, path: str, *, is_repeatable: bool, body: bytes | None = None
-    ) -> dict[str, Any]:
+    async def _call(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
         answer = await self._transport.request(
-            method,
-            self._path + path,
-            headers=self._headers,
-            is_repeatable=is_repeatable,
-            body=body,
+            method, self._path + path, headers=self._headers, is_repeatable=True, body=body
         )
         found: dict[str, Any] = answer.json()
         return found
 
 
+def _share(done: Appended, index: int, count: int) -> Appended:
+    first = done.first_entry + index
+    return Appended(first, first + count - 1, done.last_add_confirmed)
+
+
 def with_password(password: str | None) -> Mapping[str, str]:
     """The header that opens a ledger which has a password."""
     return {} if password is None else {"Ledger-Password": password}
+
+
+def frames(payloads: Sequence[bytes]) -> bytes:
+    """A batch as it travels."""
+    return b"".join(part for p in payloads for part in (_LENGTH.pack(len(p)), p))
+
+
+def _entries_of(body: bytes) -> list[Entry]:
+    found, at = [], 0
+    while at < len(body):
+        entry_id, length = _HEAD.unpack_from(body, at)
+        at += _HEAD.size + length
+        found.append(Entry(entry_id, body[at - length : at]))
+    return found

@@ -1,117 +1,104 @@
-"""One named log: append records, read them by offset, follow them; and exactly-once producers."""
+"""One named log: append records, read them by offset, follow them."""
 
 import asyncio
-import base64
-import struct
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any
 from urllib.parse import quote
 
 import orjson
 
+from quorumlog.client.batching import Batcher, Batching, Call
+from quorumlog.client.ledger import PAGE, WAIT_MS
+from quorumlog.client.paging import Paged
+from quorumlog.client.producer import Producer
+from quorumlog.client.records import (
+    LogAppended,
+    LogPage,
+    LogRecord,
+    Record,
+    Start,
+    encoded,
+    record_of,
+    share,
+    size_of,
+)
 from quorumlog.client.transport import Transport
-from quorumlog.errors import UNKNOWN, QuorumLogError
-
-_FRAMES: Final = "application/vnd.quorumlog.frames"
-_LENGTH: Final = struct.Struct(">I")
-_WAIT_MS: Final = 30_000
-
-Start = int | Literal["earliest", "latest"]
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A record to append."""
-
-    value: bytes
-    key: bytes | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    timestamp: str | None = None
-    """RFC 3339; the time of the append where it is not given."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogRecord:
-    """A record as it was appended. `offset` is dense per log, from 0."""
-
-    offset: int
-    value: bytes
-    key: bytes | None
-    headers: Mapping[str, str]
-    timestamp: str
-    ledger_id: int
-    entry_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class LogAppended:
-    """Records that are durable, all of one request. `is_duplicate`: an earlier one did it."""
-
-    first_offset: int
-    last_offset: int
-    ledger_id: int
-    entry_id: int
-    is_duplicate: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LogPage:
-    """Some records in order. Go on at `next`; `closed` says that nothing ever follows."""
-
-    records: tuple[LogRecord, ...]
-    next: int
-    first_offset: int
-    closed: bool
 
 
 class Log:
-    """A log of a cluster. Holds nothing but its name and, once opened, its writer token."""
+    """A log of a cluster. Holds its name, appends that are on their way and, once it was opened for
+    one writer, the writer token.
+    """
 
-    def __init__(self, transport: Transport, name: str) -> None:
+    name: str
+    writer_token: int | None
+
+    def __init__(
+        self, transport: Transport, name: str, writer_token: int | None, batching: Batching
+    ) -> None:
+        """Use `Client.log` or `Client.create_log`."""
         self.name = name
-        self.writer_token: int | None = None
+        self.writer_token = writer_token
         self._transport = transport
+        self._batching = batching
         self._path = f"/v1/logs/{quote(name, safe='')}"
+        self._batcher = Batcher(self._send, share, size_of, transport.start, batching)
 
     def __repr__(self) -> str:
         """The name."""
         return f"Log({self.name!r})"
 
     async def append(self, *records: bytes | Record, expect: int | None = None) -> LogAppended:
-        """Append records as one atomic batch; returns when they are durable.
+        """Append records next to each other, all or none; returns when they are durable.
 
+        Appends that are made while one is under way travel together, in the order of the calls.
         An error whose `outcome` is unknown may have appended them; they are never sent twice by
-        itself. Where that must not be, use a `producer`.
+        itself, and what was queued behind them is not sent. Where that must not be, use a
+        `producer`.
         `expect`: the offset that the first must get, else UnexpectedOffset, nothing written.
         """
-        return await self.send(records, expect=expect, headers={}, is_repeatable=False)
+        return await self._batcher.append(records, expect)
 
-    def producer(self, producer_id: str | None = None, *, epoch: int | None = None) -> "Producer":
+    async def submit(self, *records: bytes | Record) -> asyncio.Future[LogAppended]:
+        """Append records without waiting until they are durable: that is when the future is done.
+
+        Waits only while too much is queued.
+        """
+        return await self._batcher.submit(records)
+
+    async def flush(self) -> None:
+        """Wait until every append of this object is settled."""
+        await self._batcher.flush()
+
+    def producer(self, producer_id: str | None = None, *, epoch: int | None = None) -> Producer:
         """Who appends exactly once, whatever dies. One of the same id with a higher epoch ends the
         ones before it; the epoch is the time by the clock where it is not given.
         """
-        return Producer(self, producer_id or uuid.uuid4().hex, epoch)
+        return Producer(
+            self._request,
+            producer_id or uuid.uuid4().hex,
+            int(datetime.now(UTC).timestamp() * 1000) if epoch is None else epoch,
+            self._transport.start,
+            self._batching,
+        )
 
-    async def send(
-        self,
-        records: Sequence[bytes | Record],
-        *,
-        expect: int | None,
-        headers: Mapping[str, str],
-        is_repeatable: bool,
+    async def _send(self, call: Call[bytes | Record]) -> LogAppended:
+        return await self._request(call, {}, is_repeatable=False)
+
+    async def _request(
+        self, call: Call[bytes | Record], headers: Mapping[str, str], *, is_repeatable: bool
     ) -> LogAppended:
-        """One append request, as `append` and producers make it."""
-        content_type, body = _encoded(records)
+        """One append request, for this object and its producers."""
+        content_type, body = encoded(call.payloads)
         token = self.writer_token
         answer = await self._transport.request(
             "POST",
             f"{self._path}/entries",
             body=body,
             content_type=content_type,
-            params=None if expect is None else {"expect": expect},
+            params=None if call.expect is None else {"expect": call.expect},
             headers={**headers, **({} if token is None else {"Writer-Token": str(token)})},
             is_repeatable=is_repeatable,
         )
@@ -143,28 +130,36 @@ class Log:
         )
         page = answer.json()
         return LogPage(
-            tuple(map(_record_of, page["entries"])),
+            tuple(map(record_of, page["entries"])),
             int(page["next"]),
             int(page["first_offset"]),
             bool(page["closed"]),
         )
 
-    async def records(self, start: Start = "earliest") -> AsyncIterator[LogRecord]:
-        """The records that are there now, in order."""
-        while True:
-            page = await self.read(start, limit=1000)
-            for record in page.records:
-                yield record
+    def records(self, start: Start = "earliest") -> Paged[LogRecord]:
+        """The records that are there when it begins, in order."""
+        return Paged(self._records(start))
+
+    async def _records(self, start: Start) -> AsyncGenerator[Sequence[LogRecord], None]:
+        end = int((await self.info())["next_offset"])
+        while not isinstance(start, int) or start < end:
+            page = await self.read(start, limit=PAGE)
+            if page.next > end:
+                yield [record for record in page.records if record.offset < end]
+                return
+            yield page.records
             if not page.records:
                 return
             start = page.next
 
-    async def tail(self, start: Start = "earliest") -> AsyncIterator[LogRecord]:
-        """The records in order, and those to come, until the log is closed."""
+    def tail(self, start: Start = "earliest") -> Paged[LogRecord]:
+        """The records in order, and those to come, until the log is closed. Never fences."""
+        return Paged(self._tail(start))
+
+    async def _tail(self, start: Start) -> AsyncGenerator[Sequence[LogRecord], None]:
         while True:
-            page = await self.read(start, limit=1000, wait_ms=_WAIT_MS)
-            for record in page.records:
-                yield record
+            page = await self.read(start, limit=PAGE, wait_ms=WAIT_MS)
+            yield page.records
             start = page.next
             if page.closed:
                 return
@@ -208,75 +203,3 @@ class Log:
         )
         found: dict[str, Any] = answer.json()
         return found
-
-
-class Producer:
-    """Appends to a log exactly once: a repeat of a request gets the first one's answer.
-
-    Invariant: one request at a time, and `seq` is the one that comes next; after an error whose
-    outcome is unknown it stays, so the same records sent again are not there twice.
-    """
-
-    def __init__(self, log: Log, producer_id: str, epoch: int | None = None) -> None:
-        """Use `Log.producer`."""
-        self.log = log
-        self.producer_id = producer_id
-        self.epoch = int(datetime.now(UTC).timestamp() * 1000) if epoch is None else epoch
-        self.seq = 0
-        self._turn = asyncio.Lock()
-
-    async def append(self, *records: bytes | Record) -> LogAppended:
-        """Append records as one atomic batch, once; calls are done in their order."""
-        async with self._turn:
-            try:
-                done = await self.log.send(
-                    records,
-                    expect=None,
-                    headers={
-                        "Producer-Id": self.producer_id,
-                        "Producer-Epoch": str(self.epoch),
-                        "Producer-Seq": str(self.seq),
-                    },
-                    is_repeatable=True,
-                )
-            except QuorumLogError as error:
-                if error.outcome == UNKNOWN:
-                    error.add_note(f"append the same records again: seq {self.seq} is still open")
-                raise
-            self.seq += 1
-            return done
-
-
-def _encoded(records: Iterable[bytes | Record]) -> tuple[str, bytes]:
-    """Frames where there are only values, else JSON."""
-    given = list(records)
-    plain = [record for record in given if isinstance(record, bytes)]
-    if len(plain) == len(given):
-        return _FRAMES, b"".join(part for v in plain for part in (_LENGTH.pack(len(v)), v))
-    return "application/json", orjson.dumps({"entries": [_entry_of(record) for record in given]})
-
-
-def _entry_of(record: bytes | Record) -> dict[str, Any]:
-    if isinstance(record, bytes):
-        return {"data": base64.b64encode(record).decode()}
-    entry: dict[str, Any] = {"data": base64.b64encode(record.value).decode()}
-    if record.key is not None:
-        entry["key"] = base64.b64encode(record.key).decode()
-    if record.headers:
-        entry["headers"] = dict(record.headers)
-    if record.timestamp is not None:
-        entry["timestamp"] = record.timestamp
-    return entry
-
-
-def _record_of(entry: Mapping[str, Any]) -> LogRecord:
-    key = entry["key"]
-    return LogRecord(
-        int(entry["offset"]),
-        base64.b64decode(entry["data"]),
-        None if key is None else base64.b64decode(key),
-        entry["headers"],
-        entry["timestamp"],
-        int(entry["ledger_id"]),
-        int(entry["entry_id"]),
-    )

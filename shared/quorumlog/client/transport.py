@@ -7,7 +7,7 @@ breaks after a request left is no knowledge of what became of it.
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -19,6 +19,10 @@ from quorumlog.wire import problems
 
 _BACKOFF_FIRST_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 2.0
+_CONNECT_S: Final = 5.0
+"""A gateway's machine that is gone must not cost the whole deadline (taste)."""
+_ATTEMPT_S: Final = 20.0
+"""So long one gateway may take for what another may be asked as well: it may hang."""
 
 
 class ConnectionLost(QuorumLogError):
@@ -50,7 +54,7 @@ class Answer:
 class Transport:
     """Connections to the gateways of one cluster.
 
-    Invariant: `_current` is the gateway that answered last, so that a healthy one is kept.
+    Invariant: `_current` is a gateway that did not fail since it was chosen: a healthy one is kept.
     """
 
     def __init__(self, urls: Sequence[str], *, deadline_s: float) -> None:
@@ -61,15 +65,31 @@ class Transport:
         self._deadline_s = deadline_s
         self._current = 0
         self._session: aiohttp.ClientSession | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+            connector=aiohttp.TCPConnector(limit=0),
+        )
         return self
 
-    async def __aexit__(self, *_exc: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
+        """Wait for what is under way; after an exception end it instead."""
+        if kind is not None:
+            for task in self._tasks:
+                task.cancel()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work beside the caller; the client's end waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def request(
         self,
@@ -95,9 +115,15 @@ class Transport:
         end = loop.time() + self._deadline_s + wait_s
         pause_s = _BACKOFF_FIRST_S
         while True:
+            until = min(end, loop.time() + _ATTEMPT_S + wait_s) if is_repeatable else end
+            asked = self._current
             try:
-                return await self._once(method, path, body, params, sent, end)
+                url = self._urls[asked]
+                return await self._once(url, method, path, body, params, sent, until)
             except QuorumLogError as error:
+                if error.retryable and asked == self._current:
+                    # What can't be done at one gateway now may be possible at the next.
+                    self._current = (asked + 1) % len(self._urls)
                 may_repeat = error.retryable and (is_repeatable or error.outcome == NOT_DONE)
                 rest_s = max(pause_s * random.uniform(0.5, 1), error.retry_after_s or 0)  # noqa: S311
                 if not may_repeat or loop.time() + rest_s >= end:
@@ -107,6 +133,7 @@ class Transport:
 
     async def _once(
         self,
+        url: str,
         method: str,
         path: str,
         body: bytes | None,
@@ -114,9 +141,8 @@ class Transport:
         headers: Mapping[str, str],
         end: float,
     ) -> Answer:
-        """Ask one gateway; one that can't be reached hands over to the next."""
+        """Ask one gateway."""
         assert self._session is not None, "use the client in `async with`"
-        url = self._urls[self._current]
         try:
             async with (
                 asyncio.timeout_at(end),
@@ -125,15 +151,10 @@ class Transport:
                 ) as response,
             ):
                 content = await response.read()
-        except aiohttp.ClientConnectorError as error:
-            self._turn()
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise ConnectionLost(f"{url}: {error}", outcome=NOT_DONE) from error
         except (aiohttp.ClientError, TimeoutError) as error:
-            self._turn()
             raise ConnectionLost(f"{url}: {type(error).__name__} {error}".rstrip()) from error
         if response.status >= 400:
             raise problems.from_answer(response.status, content, response.headers)
         return Answer(response.status, response.headers, content)
-
-    def _turn(self) -> None:
-        self._current = (self._current + 1) % len(self._urls)

@@ -1,24 +1,16 @@
-"""The Python client and the command line against a whole cluster."""
+"""The command line against a whole cluster."""
 
 import asyncio
 import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 
 import pytest
 
-from loadtest.cluster import Cluster, running
-from loadtest.stores import Stores
-from quorumlog.client import Client
-from quorumlog.errors import LedgerClosed, NoSuchLedger, WrongPassword
+from loadtest.cluster import Cluster
 
-
-@pytest.fixture
-async def cluster(stores: Stores) -> AsyncIterator[Cluster]:
-    async with running(stores, bookies=3, gateways=2) as started:
-        yield started
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
 async def run(cluster: Cluster, *arguments: str, given: str = "") -> tuple[int, str, str]:
@@ -34,32 +26,6 @@ async def run(cluster: Cluster, *arguments: str, given: str = "") -> tuple[int, 
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
-
-
-async def test_a_ledger_from_its_creation_to_its_end(cluster: Cluster) -> None:
-    async with Client(*cluster.gateways) as one, Client(cluster.gateways[1]) as two:
-        ledger = await one.create_ledger(metadata={"for": "a test"}, password="secret")
-        reader = two.ledger(ledger.ledger_id, password="secret")
-        with pytest.raises(WrongPassword):
-            await two.ledger(ledger.ledger_id).append(b"x")
-
-        assert await ledger.append(b"\x00first") == 0
-        assert (await reader.append_batch([b"", b"third"], expect=1)).last_entry == 2
-        tailing = asyncio.ensure_future(anext(reader.tail(3)))
-        assert await ledger.append(b"fourth") == 3
-        assert (await tailing).payload == b"fourth"
-        assert await reader.last_add_confirmed() == 3
-        assert (await ledger.close())["state"] == "CLOSED"
-
-        with pytest.raises(LedgerClosed):
-            await reader.append(b"x")
-        assert [e.payload async for e in reader.tail()] == [b"\x00first", b"", b"third", b"fourth"]
-        assert [entry["ledger_id"] async for entry in one.ledgers(metadata={"for": "a test"})] == [
-            ledger.ledger_id
-        ]
-        await one.delete_ledger(ledger.ledger_id, password="secret")
-        with pytest.raises(NoSuchLedger):
-            await ledger.info()
 
 
 async def test_the_command_line_does_what_it_says(cluster: Cluster) -> None:

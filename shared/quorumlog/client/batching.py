@@ -1,0 +1,211 @@
+"""Appends that travel together: what is submitted while a request is under way goes with the next.
+
+One request at a time, so what is submitted first is there first; and a lone append goes at once.
+"""
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
+
+from quorumlog.client.transport import ConnectionLost
+from quorumlog.errors import NOT_DONE, Invalid, QuorumLogError
+
+P = TypeVar("P")
+A = TypeVar("A")
+R = TypeVar("R")
+
+_ENTRIES_MAX: Final = 10_000
+"""Of one request, as the API has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """When appends go. A single append that is larger than a limit goes alone."""
+
+    bytes_max: int = 1 << 20
+    """Payload bytes of one request."""
+    count_max: int = 1000
+    """Entries of one request."""
+    linger_ms: float = 0.0
+    """How long the first of a batch that is not full waits for more."""
+    queued_bytes_max: int = 64 << 20
+    """What may wait to be sent; beyond, `submit` waits."""
+
+    def __post_init__(self) -> None:
+        if self.bytes_max < 1 or self.queued_bytes_max < 1 or self.linger_ms < 0:
+            raise ValueError("sizes are at least 1, and linger_ms is not negative")
+        if not 1 <= self.count_max <= _ENTRIES_MAX:
+            raise ValueError(f"count_max is 1 to {_ENTRIES_MAX}")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[P]):
+    """One request, made of whole submissions."""
+
+    payloads: Sequence[P]
+    expect: int | None
+
+
+def _future() -> Any:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(slots=True)
+class _Submission(Generic[P, R]):
+    payloads: Sequence[P]
+    size: int
+    expect: int | None
+    done: asyncio.Future[R] = field(default_factory=_future)
+
+
+Send = Callable[[Call[P]], Awaitable[A]]
+Share = Callable[[A, int, int], R]
+"""What a submission gets of an answer: the answer, its first payload's index, and how many."""
+
+
+class Batcher(Generic[P, A, R]):
+    """Submissions on their way.
+
+    Invariants: they are sent in the order of the calls and one request at a time; after a request
+    that failed nothing of what was queued behind it is sent, so that no gap is left unnoticed.
+    """
+
+    def __init__(
+        self,
+        send: Send[P, A],
+        share: Share[A, R],
+        size_of: Callable[[P], int],
+        start: Callable[[Coroutine[Any, Any, None]], None],
+        limits: Batching,
+    ) -> None:
+        """`start` runs a coroutine beside the caller; `send` raises QuorumLogError only."""
+        self._send, self._share, self._size_of, self._start = send, share, size_of, start
+        self._limits = limits
+        self._queue: deque[_Submission[P, R]] = deque()
+        self._bytes = 0
+        self._count = 0
+        self._changed = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def submit(self, payloads: Sequence[P], expect: int | None = None) -> asyncio.Future[R]:
+        """Queue an append; the future is done when it is durable. Waits while too much is queued.
+
+        One with `expect` travels alone.
+        """
+        if not payloads:
+            raise ValueError("nothing to append")
+        size = sum(map(self._size_of, payloads))
+        while self._bytes and self._bytes + size > self._limits.queued_bytes_max:
+            self._drained.clear()
+            await self._drained.wait()
+        submission = _Submission[P, R](payloads, size, expect)
+        self._queue.append(submission)
+        self._bytes += size
+        self._count += len(payloads)
+        self._changed.set()
+        if self._idle.is_set():
+            self._idle.clear()
+            self._start(self._run())
+        return submission.done
+
+    async def append(self, payloads: Sequence[P], expect: int | None = None) -> R:
+        """Queue an append and wait until it is durable."""
+        return await (await self.submit(payloads, expect))
+
+    async def flush(self) -> None:
+        """Wait until nothing is queued or under way."""
+        await self._idle.wait()
+
+    async def _run(self) -> None:
+        try:
+            while self._queue:
+                await self._linger()
+                taken = self._take()
+                if taken:
+                    await self._send_all(taken)
+        finally:
+            self._fail_queued(ConnectionLost("the client was closed"))
+            self._idle.set()
+
+    async def _linger(self) -> None:
+        """Wait for more, where the next batch is not full."""
+        if not self._limits.linger_ms or self._queue[0].expect is not None:
+            return
+        try:
+            async with asyncio.timeout(self._limits.linger_ms / 1000):
+                while self._bytes < self._limits.bytes_max and self._count < self._limits.count_max:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _take(self) -> list[_Submission[P, R]]:
+        """The next batch; what nobody waits for any more is left out."""
+        taken: list[_Submission[P, R]] = []
+        size = count = 0
+        while self._queue:
+            first = self._queue[0]
+            is_full = (
+                size + first.size > self._limits.bytes_max
+                or count + len(first.payloads) > self._limits.count_max
+            )
+            if taken and (is_full or first.expect is not None or taken[0].expect is not None):
+                break
+            self._drop_first()
+            if not first.done.done():
+                taken.append(first)
+                size += first.size
+                count += len(first.payloads)
+        return taken
+
+    def _drop_first(self) -> None:
+        gone = self._queue.popleft()
+        self._bytes -= gone.size
+        self._count -= len(gone.payloads)
+        self._drained.set()
+
+    async def _send_all(self, taken: Sequence[_Submission[P, R]]) -> None:
+        payloads = [payload for submission in taken for payload in submission.payloads]
+        try:
+            answer = await self._send(Call(payloads, taken[0].expect))
+        except Invalid as error:
+            if len(taken) > 1 and error.outcome == NOT_DONE:
+                # One of them is wrong; the others need not suffer for it.
+                for submission in taken:
+                    await self._send_all([submission])
+            else:
+                _fail(taken, error)
+        except asyncio.CancelledError:
+            _fail(taken, ConnectionLost("the client was closed while an append was under way"))
+            raise
+        except QuorumLogError as error:
+            _fail(taken, error)
+            if taken[0].expect is None:
+                self._fail_queued(error)
+        else:
+            index = 0
+            for submission in taken:
+                count = len(submission.payloads)
+                if not submission.done.done():
+                    submission.done.set_result(self._share(answer, index, count))
+                index += count
+
+    def _fail_queued(self, cause: QuorumLogError) -> None:
+        """What was behind a request that failed was not sent."""
+        while self._queue:
+            submission = self._queue[0]
+            self._drop_first()
+            error = copy.copy(cause).with_outcome(NOT_DONE)
+            error.add_note("not sent: the append before it failed")
+            _fail([submission], error)
+
+
+def _fail(taken: Sequence[_Submission[P, R]], error: QuorumLogError) -> None:
+    for submission in taken:
+        if not submission.done.done():
+            submission.done.set_exception(error if len(taken) == 1 else copy.copy(error))

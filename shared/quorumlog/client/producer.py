@@ -1,0 +1,114 @@
+"""Who appends to a log exactly once, whatever dies."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
+
+from quorumlog.client.batching import Batcher, Batching, Call
+from quorumlog.client.records import LogAppended, Record, share, size_of
+from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
+
+
+class Unsettled(QuorumLogError):
+    """Nobody knows what became of the producer's last request, so nothing else may follow it:
+    append the same records again in one call, or `settle`.
+    """
+
+    title = "The request before this one is not settled"
+    status = 409
+    outcome = NOT_DONE
+
+    def __init__(self, detail: str = "", **members: Any) -> None:
+        super().__init__(detail, **members)
+        # Not a code of the HTTP API, and so not in its table.
+        self.code = "unsettled"
+
+
+class Request(Protocol):
+    """One append request to the log."""
+
+    def __call__(
+        self, call: Call[bytes | Record], headers: Mapping[str, str], *, is_repeatable: bool
+    ) -> Coroutine[Any, Any, LogAppended]:
+        """Send it, again and again where it may be repeated."""
+        ...
+
+
+class Producer:
+    """Appends to a log exactly once: a repeat of a request gets the first one's answer.
+
+    Invariant: `seq` is that of the next request; one whose outcome is unknown keeps its own, and no
+    other records are sent under it.
+    """
+
+    producer_id: str
+    epoch: int
+    seq: int
+
+    def __init__(
+        self,
+        request: Request,
+        producer_id: str,
+        epoch: int,
+        start: Callable[[Coroutine[Any, Any, None]], None],
+        batching: Batching,
+    ) -> None:
+        """Use `Log.producer`."""
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.seq = 0
+        self._request = request
+        self._open: Sequence[bytes | Record] | None = None
+        self._batcher = Batcher(self._send, share, size_of, start, batching)
+
+    async def append(self, *records: bytes | Record) -> LogAppended:
+        """Append records next to each other, all or none, and once.
+
+        Appends that are made while one is under way travel together, in the order of the calls.
+        After an error whose outcome is unknown the same call again is harmless, if the records
+        travelled alone; else it is Unsettled, and `settle` tells where they are.
+        """
+        return await self._batcher.append(records)
+
+    async def submit(self, *records: bytes | Record) -> asyncio.Future[LogAppended]:
+        """Append records without waiting until they are durable: that is when the future is done.
+
+        Waits only while too much is queued.
+        """
+        return await self._batcher.submit(records)
+
+    async def flush(self) -> None:
+        """Wait until every append of this object is settled, or failed."""
+        await self._batcher.flush()
+
+    async def settle(self) -> LogAppended | None:
+        """Send the request again whose outcome is unknown: where all its records are, in the order
+        of their calls. None where there is no such request.
+        """
+        await self._batcher.flush()
+        return None if self._open is None else await self._batcher.append(self._open)
+
+    async def _send(self, call: Call[bytes | Record]) -> LogAppended:
+        if self._open is not None and list(self._open) != list(call.payloads):
+            raise Unsettled(f"what became of request {self.seq} is not known")
+        try:
+            done = await self._request(
+                call,
+                {
+                    "Producer-Id": self.producer_id,
+                    "Producer-Epoch": str(self.epoch),
+                    "Producer-Seq": str(self.seq),
+                },
+                is_repeatable=True,
+            )
+        except QuorumLogError as error:
+            if error.outcome == UNKNOWN:
+                self._open = call.payloads
+                error.add_note(f"request {self.seq} is open: append the same again, or settle")
+            raise
+        except asyncio.CancelledError:
+            self._open = call.payloads
+            raise
+        self._open = None
+        self.seq += 1
+        return done

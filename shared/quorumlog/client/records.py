@@ -1,0 +1,108 @@
+"""Records of logs: what is appended, what comes back, and how both travel."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import orjson
+
+from quorumlog.client.ledger import FRAMES, frames
+
+_RECORD_BYTES: Final = 64
+"""What a record counts for beside its value, so that a queue of empty ones has an end too."""
+
+Start = int | Literal["earliest", "latest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record to append."""
+
+    value: bytes
+    key: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timestamp: str | None = None
+    """RFC 3339; the time of the append where it is not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """A record as it was appended. `offset` is dense per log, from 0."""
+
+    offset: int
+    value: bytes
+    key: bytes | None
+    headers: Mapping[str, str]
+    timestamp: str
+    ledger_id: int
+    entry_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogAppended:
+    """Records that are durable, all of one request. `is_duplicate`: an earlier one did it."""
+
+    first_offset: int
+    last_offset: int
+    ledger_id: int
+    entry_id: int
+    is_duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """Some records in order. Go on at `next`; `closed` says that nothing ever follows."""
+
+    records: tuple[LogRecord, ...]
+    next: int
+    first_offset: int
+    closed: bool
+
+
+def encoded(records: Sequence[bytes | Record]) -> tuple[str, bytes]:
+    """The content type and the body of an append: frames where there are only values, else JSON."""
+    plain = [record for record in records if isinstance(record, bytes)]
+    if len(plain) == len(records):
+        return FRAMES, frames(plain)
+    return "application/json", orjson.dumps({"entries": [_entry_of(record) for record in records]})
+
+
+def size_of(record: bytes | Record) -> int:
+    """About how many bytes a record is."""
+    if isinstance(record, bytes):
+        return len(record) + _RECORD_BYTES
+    return len(record.value) + len(record.key or b"") + _RECORD_BYTES
+
+
+def share(done: LogAppended, index: int, count: int) -> LogAppended:
+    """What some records of a batch got."""
+    first = done.first_offset + index
+    return LogAppended(first, first + count - 1, done.ledger_id, done.entry_id, done.is_duplicate)
+
+
+def _entry_of(record: bytes | Record) -> dict[str, Any]:
+    if isinstance(record, bytes):
+        return {"data": base64.b64encode(record).decode()}
+    entry: dict[str, Any] = {"data": base64.b64encode(record.value).decode()}
+    if record.key is not None:
+        entry["key"] = base64.b64encode(record.key).decode()
+    if record.headers:
+        entry["headers"] = dict(record.headers)
+    if record.timestamp is not None:
+        entry["timestamp"] = record.timestamp
+    return entry
+
+
+def record_of(entry: Mapping[str, Any]) -> LogRecord:
+    """A record of a page."""
+    key = entry["key"]
+    return LogRecord(
+        int(entry["offset"]),
+        base64.b64decode(entry["data"]),
+        None if key is None else base64.b64decode(key),
+        entry["headers"],
+        entry["timestamp"],
+        int(entry["ledger_id"]),
+        int(entry["entry_id"]),
+    )

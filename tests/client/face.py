@@ -1,0 +1,146 @@
+"""The SDK's sync face is made of its async one: a method for each, and no logic of its own.
+
+`python -m tests.client` writes `shared/quorumlog/client/sync.py` anew.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+CLIENT: Final = Path(__file__).resolve().parents[2] / "shared" / "quorumlog" / "client"
+FACE: Final = CLIENT / "sync.py"
+
+_MODULES: Final = ("producer", "ledger", "log", "client")
+_CLASSES: Final = ("Producer", "Ledger", "Log", "Client")
+"""What the face wraps; every other name in `quorumlog.client` is a value, the same for both."""
+
+_HEAD: Final = '''"""The SDK for code without an event loop: the names of `quorumlog.client`, each of which waits.
+
+Made of that by `python -m tests.client`; do not edit. One client may be used by many threads, and
+their appends travel together.
+
+with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
+    ledger = client.create_ledger()
+    ledger.append(b"hello")
+    for entry in ledger.entries():
+        print(entry.entry_id, entry.payload)
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Self
+
+from quorumlog import client as _async
+from quorumlog.client import (
+    {names},
+)
+from quorumlog.client.portal import Portal
+
+__all__ = [
+    {listed},
+]
+'''
+
+
+def made() -> str:
+    """The text of the module."""
+    public = _public()
+    values = sorted(set(public) - set(_CLASSES) - {"Paged"})
+    text = _HEAD.replace("{names}", ",\n    ".join(values)).replace(
+        "{listed}", ",\n    ".join(f'"{name}"' for name in sorted({*values, *_CLASSES}))
+    )
+    parts = [text]
+    for name in _MODULES:
+        tree = ast.parse((CLIENT / f"{name}.py").read_text())
+        parts += [
+            "\n".join(_class(node))
+            for node in tree.body
+            if isinstance(node, ast.ClassDef) and node.name in _CLASSES
+        ]
+    return _formatted("\n\n\n".join(parts) + "\n")
+
+
+def _public() -> list[str]:
+    tree = ast.parse((CLIENT / "__init__.py").read_text())
+    return [
+        alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    ]
+
+
+def _class(node: ast.ClassDef) -> Iterator[str]:
+    yield f"class {node.name}:"
+    yield f'    """{ast.get_docstring(node, clean=False)}"""\n'
+    if node.name == "Client":
+        yield from _client(node)
+    else:
+        yield f"    def __init__(self, portal: Portal, inner: _async.{node.name}) -> None:"
+        yield '        """Made by a client."""'
+        yield "        self._portal, self._inner = portal, inner\n"
+        yield "    def __repr__(self) -> str:"
+        yield '        """As the async one."""'
+        yield "        return repr(self._inner)\n"
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            name = item.target.id
+            yield f"    @property\n    def {name}(self) -> {ast.unparse(item.annotation)}:"
+            yield f'        """The async one\'s `{name}`."""'
+            yield f"        return self._inner.{name}\n"
+        if isinstance(item, ast.AsyncFunctionDef | ast.FunctionDef) and item.name[0] != "_":
+            yield from _method(item)
+
+
+def _client(node: ast.ClassDef) -> Iterator[str]:
+    """The client's life: it brings the thread."""
+    (init,) = (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+    yield f"    def __init__({ast.unparse(init.args)}) -> None:"
+    yield f'        """{ast.get_docstring(init, clean=False)}"""'
+    yield f"        self._inner = _async.Client({_passed(init.args)})\n"
+    yield "    def __enter__(self) -> Self:"
+    yield "        self._portal = Portal()"
+    yield "        self._portal.run(self._inner.__aenter__())"
+    yield "        return self\n"
+    yield "    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:"
+    yield "        try:"
+    yield "            self._portal.run(self._inner.__aexit__(kind, *rest))"
+    yield "        finally:"
+    yield "            self._portal.close()\n"
+
+
+def _method(item: ast.AsyncFunctionDef | ast.FunctionDef) -> Iterator[str]:
+    assert item.returns is not None, item.name
+    given = ast.unparse(item.returns).strip("'")
+    call = f"self._inner.{item.name}({_passed(item.args)})"
+    if isinstance(item, ast.AsyncFunctionDef):
+        call = f"self._portal.run({call})"
+    if given.startswith("Paged["):
+        given, call = f"Iterator[{given[6:-1]}]", f"self._portal.iterate({call})"
+    elif given.startswith("asyncio.Future["):
+        given, call = given.removeprefix("asyncio."), f"self._portal.future({call})"
+    elif given in _CLASSES:
+        call = f"{given}(self._portal, {call})"
+    given = given.replace("Shown", "dict[str, Any]")
+    yield f"    def {item.name}({ast.unparse(item.args)}) -> {given}:"
+    yield f'        """{ast.get_docstring(item, clean=False)}"""'
+    yield f"        {'' if given == 'None' else 'return '}{call}\n"
+
+
+def _passed(args: ast.arguments) -> str:
+    passed = [arg.arg for arg in args.args if arg.arg != "self"]
+    if args.vararg:
+        passed.append(f"*{args.vararg.arg}")
+    passed += [f"{arg.arg}={arg.arg}" for arg in args.kwonlyargs]
+    return ", ".join(passed)
+
+
+def _formatted(text: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "-q", "--stdin-filename", str(FACE), "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout

@@ -1,0 +1,191 @@
+"""Appends that travel together: in which batches, in which order, and what fails with what."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from quorumlog.client import Batching, ConnectionLost
+from quorumlog.client.batching import Batcher, Call
+from quorumlog.errors import NOT_DONE, UNKNOWN, LedgerClosed, QuorumTimeout, TooLarge
+
+
+class Server:
+    """Takes batches one by one, as it is told to."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.calls: list[list[bytes]] = []
+        self.expected: list[int | None] = []
+        self.gate = asyncio.Event()
+        self.refuses: Callable[[Call[bytes]], Exception | None] = lambda _call: None
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.under_way = 0
+        self.batcher = Batcher[bytes, int, tuple[int, int]](
+            self.send,
+            lambda first, index, count: (first + index, count),
+            len,
+            self.start,
+            Batching(**limits),
+        )
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def send(self, call: Call[bytes]) -> int:
+        assert self.under_way == 0, "one request at a time"
+        self.under_way = 1
+        try:
+            await self.gate.wait()
+        finally:
+            self.under_way = 0
+        error = self.refuses(call)
+        if error is not None:
+            raise error
+        first = sum(map(len, self.calls))
+        self.calls.append(list(call.payloads))
+        self.expected.append(call.expect)
+        return first
+
+
+async def test_what_comes_while_a_request_is_under_way_goes_with_the_next_in_order() -> None:
+    server = Server()
+    first = await server.batcher.submit([b"0"])
+    await asyncio.sleep(0)
+    rest = [await server.batcher.submit([b"%d" % n]) for n in range(1, 5)]
+
+    server.gate.set()
+    await server.batcher.flush()
+
+    assert server.calls == [[b"0"], [b"1", b"2", b"3", b"4"]]
+    assert [await future for future in (first, *rest)] == [(n, 1) for n in range(5)]
+
+
+async def test_batches_keep_to_their_count_and_their_bytes() -> None:
+    server = Server(count_max=3, bytes_max=10)
+    server.gate.set()
+    futures = [await server.batcher.submit([b"x" * n]) for n in (1, 1, 1, 1, 4, 6, 30, 1)]
+
+    await asyncio.gather(*futures)
+
+    assert [list(map(len, call)) for call in server.calls] == [[1, 1, 1], [1, 4], [6], [30], [1]]
+
+
+async def test_an_append_with_an_expected_place_travels_alone() -> None:
+    server = Server()
+    server.gate.set()
+    futures = [
+        await server.batcher.submit([b"a"]),
+        await server.batcher.submit([b"b", b"c"], expect=1),
+        await server.batcher.submit([b"d"]),
+    ]
+
+    assert [await future for future in futures] == [(0, 1), (1, 2), (3, 1)]
+    assert server.calls == [[b"a"], [b"b", b"c"], [b"d"]]
+    assert server.expected == [None, 1, None]
+
+
+async def test_a_batch_that_is_not_full_waits_for_more_for_its_time() -> None:
+    server = Server(linger_ms=60_000, count_max=3)
+    server.gate.set()
+    first = await server.batcher.submit([b"a"])
+    await asyncio.sleep(0)
+    assert not server.calls
+
+    rest = [await server.batcher.submit([b"b"]), await server.batcher.submit([b"c"])]
+    await asyncio.gather(first, *rest)
+
+    assert server.calls == [[b"a", b"b", b"c"]]
+
+
+async def test_only_the_append_that_is_wrong_is_refused() -> None:
+    server = Server()
+    server.refuses = lambda call: TooLarge() if b"wrong" in call.payloads else None
+    server.gate.set()
+    good, wrong, other = [await server.batcher.submit([p]) for p in (b"a", b"wrong", b"b")]
+
+    assert (await good, await other) == ((0, 1), (1, 1))
+    with pytest.raises(TooLarge):
+        await wrong
+
+
+async def test_nothing_is_sent_that_was_queued_behind_a_failure() -> None:
+    server = Server()
+    server.refuses = lambda call: QuorumTimeout("late") if b"a" in call.payloads else None
+    first = await server.batcher.submit([b"a"])
+    await asyncio.sleep(0)
+    behind = await server.batcher.submit([b"b"])
+    server.gate.set()
+
+    with pytest.raises(QuorumTimeout) as failed:
+        await first
+    with pytest.raises(QuorumTimeout) as not_sent:
+        await behind
+    assert (failed.value.outcome, not_sent.value.outcome) == (UNKNOWN, NOT_DONE)
+    assert server.calls == []
+    assert await server.batcher.append([b"c"]) == (0, 1)
+
+
+async def test_each_caller_gets_an_error_of_his_own() -> None:
+    server = Server()
+    server.refuses = lambda _call: LedgerClosed("over", last_entry=3)
+    server.gate.set()
+    futures = [await server.batcher.submit([b"a"]), await server.batcher.submit([b"b"])]
+
+    errors = await asyncio.gather(*futures, return_exceptions=True)
+
+    assert all(isinstance(error, LedgerClosed) for error in errors)
+    assert errors[0] is not errors[1]
+
+
+async def test_submit_waits_while_too_much_is_queued() -> None:
+    server = Server(queued_bytes_max=10)
+    first = await server.batcher.submit([b"x" * 8])
+    await asyncio.sleep(0)
+    second = await server.batcher.submit([b"x" * 8])
+    third = asyncio.ensure_future(server.batcher.submit([b"x" * 8]))
+    await asyncio.sleep(0)
+    assert not third.done()
+
+    server.gate.set()
+
+    assert [await first, await second, await (await third)] == [(0, 1), (1, 1), (2, 1)]
+
+
+async def test_what_nobody_waits_for_any_more_is_not_sent() -> None:
+    server = Server()
+    first = await server.batcher.submit([b"a"])
+    await asyncio.sleep(0)
+    given_up = await server.batcher.submit([b"b"])
+    given_up.cancel()
+    last = await server.batcher.submit([b"c"])
+    server.gate.set()
+
+    assert (await first, await last) == ((0, 1), (1, 1))
+    assert server.calls == [[b"a"], [b"c"]]
+
+
+async def test_ending_the_work_fails_what_is_under_way_and_what_is_queued() -> None:
+    server = Server()
+    under_way = await server.batcher.submit([b"a"])
+    await asyncio.sleep(0)
+    queued = await server.batcher.submit([b"b"])
+
+    for task in server.tasks:
+        task.cancel()
+    with pytest.raises(ConnectionLost) as unknown:
+        await under_way
+    with pytest.raises(ConnectionLost) as not_sent:
+        await queued
+    assert (unknown.value.outcome, not_sent.value.outcome) == (UNKNOWN, NOT_DONE)
+    await server.batcher.flush()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"bytes_max": 0}, {"count_max": 10_001}, {"linger_ms": -1}, {"queued_bytes_max": 0}]
+)
+def test_limits_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"at least|is 1 to"):
+        Batching(**wrong)

@@ -1,0 +1,25 @@
+"""The sync face is what is made of the async one, name for name."""
+
+import inspect
+
+import pytest
+
+from quorumlog import client
+from quorumlog.client import sync
+from tests.client.face import FACE, made
+
+
+def test_the_face_is_what_is_made_of_the_async_client() -> None:
+    assert FACE.read_text() == made(), "run `python -m tests.client`"
+
+
+@pytest.mark.parametrize("name", ["Client", "Ledger", "Log", "Producer"])
+def test_both_have_the_same_names_with_the_same_parameters(name: str) -> None:
+    of_async, of_sync = getattr(client, name), getattr(sync, name)
+    names = [n for n, _ in inspect.getmembers(of_async, inspect.isfunction) if n[0] != "_"]
+
+    assert names
+    for method in names:
+        parameters = inspect.signature(getattr(of_async, method)).parameters
+        assert inspect.signature(getattr(of_sync, method)).parameters == parameters, method
+    assert set(sync.__all__) == set(client.__all__) - {"Paged"}
