@@ -10,12 +10,14 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt check test unit run demo bench bench-bookie load scenarios sim explore mutants chaos lock crash flips clean
+.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie load scenarios sim explore mutants chaos lock crash flips clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: .venv/installed-dev ## make .venv with all that tests, checks and benchmarks need
+
+setup-spark: .venv/installed-spark ## the same for the cluster and Spark only
 
 # uv where there is one, because it is faster; pip where there is none or where it fails.
 define install
@@ -23,7 +25,7 @@ define install
 	@uv pip install -q --python $(PY) --require-hashes -r requirements/$(1).lock 2>/dev/null \
 		|| $(PIP) install -q --require-hashes -r requirements/$(1).lock
 	@$(PIP) install -q --no-deps --no-build-isolation --no-index -e .
-	@touch .venv/installed-run $@
+	@touch .venv/installed-run $(if $(filter dev,$(1)),.venv/installed-spark) $@
 endef
 
 .venv/installed-dev: requirements/dev.lock pyproject.toml
@@ -31,6 +33,9 @@ endef
 
 .venv/installed-run: requirements/run.lock pyproject.toml
 	$(call install,run)
+
+.venv/installed-spark: requirements/spark.lock pyproject.toml
+	$(call install,spark)
 
 fmt: setup ## format the code, fix what can be fixed
 	$(PY) -m ruff check -q --fix .
@@ -52,6 +57,9 @@ unit: setup ## the tests that start no processes: protocol, wire, simulation
 
 run: .venv/installed-run ## a whole cluster on this machine, until Ctrl-C
 	@exec $(PY) -m services.local
+
+spark: .venv/installed-spark ## run the Spark job FILE= against the local cluster, started where none runs
+	@exec $(PY) -m loadtest.submit $(ARGS)
 
 demo: .venv/installed-run ## send FILE= (or a log of this machine) through a cluster in which processes are killed
 	@exec $(PY) -m loadtest.demo
@@ -91,6 +99,8 @@ lock: setup ## write requirements/*.lock anew from pyproject.toml
 	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --extra setup --extra services -o requirements/services.lock
 	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --extra setup --extra services \
 		--extra embedded -o requirements/run.lock
+	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --extra setup --extra services \
+		--extra embedded --extra spark -o requirements/spark.lock
 	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --all-extras -o requirements/dev.lock
 
 LOCK := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade

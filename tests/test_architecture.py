@@ -15,7 +15,7 @@ _ONLY_IN: dict[str, str | tuple[str, ...]] = {
     "asyncpg": ("services/metadata",),
     "redis": ("services/metadata",),
     "rocksdict": ("services/bookie",),
-    "pyspark": ("shared/quorumlog/spark",),
+    "pyspark": ("shared/quorumlog/spark", "loadtest/spark"),
     "nats": ("loadtest",),
     "locust": ("loadtest",),
 }

@@ -23,7 +23,7 @@ from quorumlog.errors import (
     WrongPassword,
 )
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
-from services.gateway.edge import body, models, params
+from services.gateway.edge import arrow, body, models, params
 from services.gateway.edge import operations as op
 from services.gateway.edge.answers import (
     entries_frames,
@@ -34,7 +34,7 @@ from services.gateway.edge.answers import (
 )
 from services.gateway.edge.ledgers import password_of
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX, READ_BYTES_MAX, WAIT_MS_MAX
-from services.gateway.edge.params import EVENTS, FRAMES, JSON, NDJSON, OCTETS
+from services.gateway.edge.params import ARROW, EVENTS, FRAMES, JSON, NDJSON, OCTETS
 from services.gateway.edge.payloads import encoded, entry_too_large, from_frames, from_json
 from services.gateway.edge.pipe import Pipe
 from services.gateway.edge.sockets import LedgerSubject, serve
@@ -49,8 +49,8 @@ from services.gateway.edge.streams import (
 )
 from services.gateway.interface import EngineInterface
 
-_APPEND_TYPES: Final = (JSON, OCTETS, FRAMES, NDJSON)
-_READ_TYPES: Final = (JSON, FRAMES, NDJSON, EVENTS)
+_APPEND_TYPES: Final = (JSON, OCTETS, FRAMES, NDJSON, ARROW)
+_READ_TYPES: Final = (JSON, FRAMES, NDJSON, EVENTS, ARROW)
 _EXPECT: Final = frozenset(("expect",))
 _READ: Final = frozenset(("from", "to", "limit", "max_bytes", "encoding", "wait_ms"))
 _LAC: Final = frozenset(("after", "wait_ms"))
@@ -76,6 +76,7 @@ class Entries:
             query = params.query(request, _EXPECT)
             expect = params.query_integer(query, "expect", low=0, high=ID_MAX)
         media = body.media_type(request, _APPEND_TYPES)
+        arrow.check_supported(media)
         password = password_of(request)
         if media == NDJSON:
             params.accepted(request, (NDJSON,))
@@ -109,6 +110,8 @@ class Entries:
                 raise entry_too_large(length, limits.entry_bytes_max, "")
             return [await body.read(request, self._room, limits.entry_bytes_max)], False
         data = await body.read(request, self._room, limits.frames_bytes_max)
+        if media == ARROW:
+            return arrow.payloads(data, limits.entry_bytes_max), True
         return from_frames(data, limits.entry_bytes_max), True
 
     async def read(self, request: web.Request) -> web.StreamResponse:
@@ -116,6 +119,7 @@ class Entries:
         ledger_id = params.path_id(request, "ledger_id")
         query = params.query(request, _READ)
         media = params.accepted(request, _READ_TYPES)
+        arrow.check_acceptable(media)
         encoding = params.query_choice(query, "encoding", _ENCODINGS) or "base64"
         wait_ms = params.query_integer(query, "wait_ms", low=0, high=WAIT_MS_MAX) or 0
         wanted = _range_of(query, ledger_id, password_of(request))
@@ -133,6 +137,8 @@ class Entries:
             return await send_lines(request, source, result, encoding)
         if media == FRAMES:
             return octets(entries_frames(result.runs), FRAMES, position(result))
+        if media == ARROW:
+            return octets(arrow.entries_stream(result.runs), ARROW, position(result))
         return json_bytes(
             b'{"ledger_id":%d,"entries":[%b],"next":%d,"last_add_confirmed":%d,"closed":%b,'
             b'"lac_source":"%b"}'
@@ -232,10 +238,10 @@ _READING: Final = (
     EntryUnavailable,
 )
 _POSITION_HEADERS: Final = {
-    "Next-Entry-Id": "With frames: where to go on.",
-    "Last-Add-Confirmed": "With frames: how far the ledger is confirmed.",
-    "Ledger-Closed": "With frames: true or false.",
-    "Lac-Source": "With frames: who said how far it is confirmed.",
+    "Next-Entry-Id": "With frames and Arrow: where to go on.",
+    "Last-Add-Confirmed": "With frames and Arrow: how far the ledger is confirmed.",
+    "Ledger-Closed": "With frames and Arrow: true or false.",
+    "Lac-Source": "With frames and Arrow: who said how far it is confirmed.",
 }
 _WAIT: Final = op.query_integer(
     "wait_ms", 0, WAIT_MS_MAX, "At the tail: wait for that long for something new.", 0
@@ -288,6 +294,13 @@ APPEND: Final = op.Operation(
         ),
         NDJSON: op.Content(
             {"type": "string", "description": "One JSON entry a line, streamed."},
+        ),
+        ARROW: op.Content(
+            op.BYTES
+            | {
+                "description": "A batch: an Arrow stream, not compressed, of the column `value` "
+                "(binary or string)."
+            }
         ),
     },
     {
@@ -383,6 +396,9 @@ READ: Final = op.Operation(
                 FRAMES: op.Content(
                     op.BYTES
                     | {"description": "(u64 id, u32 length, payload) repeated, big-endian."}
+                ),
+                ARROW: op.Content(
+                    op.BYTES | {"description": "An Arrow stream of `entry_id` and `value`."}
                 ),
             },
             _POSITION_HEADERS,

@@ -84,7 +84,7 @@ def _record(entry: object, pointer: str) -> Record:
     return Record(
         _value(form, entry[form], f"{pointer}/{form}"),
         _key(form, entry.get("key"), f"{pointer}/key"),
-        _headers(entry.get("headers"), f"{pointer}/headers"),
+        headers_of(entry.get("headers"), f"{pointer}/headers"),
         _timestamp(entry.get("timestamp"), f"{pointer}/timestamp"),
     )
 
@@ -109,7 +109,8 @@ def _key(form: str, value: object, pointer: str) -> bytes | None:
     return base64_of(value, pointer) if form == "data" else _text(value, pointer)
 
 
-def _headers(value: object, pointer: str) -> tuple[tuple[str, str], ...]:
+def headers_of(value: object, pointer: str) -> tuple[tuple[str, str], ...]:
+    """The headers of one record."""
     if value is None:
         return ()
     if not isinstance(value, dict):

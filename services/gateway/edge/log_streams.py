@@ -31,7 +31,7 @@ from services.gateway.edge.sockets import Message, Tail, first_of
 from services.gateway.edge.streams import append_lines, opened
 from services.gateway.interface import Appended
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.ports import Append, LogRead
+from services.gateway.logs.ports import Append, LogBatches, LogRead
 from services.gateway.logs.reading import Start
 
 _PAGE_BYTES: Final = 1 << 20
@@ -118,6 +118,20 @@ class LogSource:
             self._bytes_left -= sum(len(found.record.value) for found in page.records)
         return page
 
+    async def batches(self, wait_s: float = 0.0) -> LogBatches:
+        """The first page, with its records as they are stored."""
+        limit, max_bytes = self._left or BATCH_ENTRIES_MAX, self._bytes_left or _PAGE_BYTES
+        page = await self._logs.batches(self._name, self.start, limit=limit, max_bytes=max_bytes)
+        if wait_s > 0 and not page.batches and not page.closed:
+            start = page.next if self.start == "latest" else self.start
+            waited = await self._room.wait(
+                self._logs.batches(
+                    self._name, start, limit=limit, max_bytes=max_bytes, wait_s=wait_s
+                )
+            )
+            page = page if waited is None else waited
+        return page
+
     async def _read(self, limit: int, max_bytes: int, wait_s: float = 0.0) -> LogRead:
         page = await self._logs.read(
             self._name, self.start, limit=limit, max_bytes=max_bytes, wait_s=wait_s
@@ -186,7 +200,7 @@ def _page(page: LogRead, encoding: str) -> Message:
     return body.decode()
 
 
-def position(found: LogRead) -> dict[str, str]:
+def position(found: LogRead | LogBatches) -> dict[str, str]:
     """Where a read stands, for forms that have no room for it in the body."""
     return {
         "Next-Offset": str(found.next),

@@ -28,7 +28,7 @@ from quorumlog.errors import (
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire.bodies import LOG_NAME
-from services.gateway.edge import body, log_models, params
+from services.gateway.edge import arrow, body, log_models, params
 from services.gateway.edge import operations as op
 from services.gateway.edge.answers import json_bytes, json_value, octets
 from services.gateway.edge.ledgers import invalid_of
@@ -48,7 +48,7 @@ from services.gateway.edge.log_streams import (
     send_events,
     send_lines,
 )
-from services.gateway.edge.params import EVENTS, FRAMES, JSON, NDJSON, OCTETS
+from services.gateway.edge.params import ARROW, EVENTS, FRAMES, JSON, NDJSON, OCTETS
 from services.gateway.edge.payloads import from_frames
 from services.gateway.edge.sockets import serve
 from services.gateway.edge.streams import last_event_id
@@ -158,7 +158,8 @@ class Logs:
         name = _name(request)
         query = params.query(request, _EXPECT)
         expect = params.query_integer(query, "expect", low=0, high=ID_MAX)
-        media = body.media_type(request, (JSON, OCTETS, FRAMES, NDJSON))
+        media = body.media_type(request, (JSON, OCTETS, FRAMES, NDJSON, ARROW))
+        arrow.check_supported(media)
         producer, token = producer_of(request), token_of(request)
         if media == NDJSON:
             params.accepted(request, (NDJSON,))
@@ -193,6 +194,8 @@ class Logs:
         if media == OCTETS:
             value = await body.read(request, self._room, BATCH_BYTES_MAX)
             records: tuple[Record, ...] = (Record(value),)
+        elif media == ARROW:
+            records = arrow.records(await body.read(request, self._room, limits.frames_bytes_max))
         else:
             data = await body.read(request, self._room, limits.frames_bytes_max)
             records = tuple(Record(value) for value in from_frames(data, BATCH_BYTES_MAX))
@@ -203,7 +206,8 @@ class Logs:
         """GET /v1/logs/{name}/entries."""
         name = _name(request)
         query = params.query(request, _READ)
-        media = params.accepted(request, (JSON, FRAMES, NDJSON, EVENTS))
+        media = params.accepted(request, (JSON, FRAMES, NDJSON, EVENTS, ARROW))
+        arrow.check_acceptable(media)
         encoding = params.query_choice(query, "encoding", _ENCODINGS) or "base64"
         wait_ms = params.query_integer(query, "wait_ms", low=0, high=WAIT_MS_MAX) or 0
         source = self._source(query, name, is_stream=media in (NDJSON, EVENTS))
@@ -214,6 +218,9 @@ class Logs:
             return await send_events(request, source, encoding)
         if media == NDJSON:
             return await send_lines(request, source, encoding, wait_ms / 1000)
+        if media == ARROW:
+            stored = await source.batches(wait_ms / 1000)
+            return octets(arrow.records_stream(stored.batches), ARROW, position(stored))
         found = await source.page(wait_ms / 1000)
         if media == FRAMES:
             return octets(records_frames(found.records), FRAMES, position(found))
@@ -504,6 +511,13 @@ APPEND: Final = op.Operation(
         NDJSON: op.Content(
             {"type": "string", "description": "One JSON record a line, streamed."},
         ),
+        ARROW: op.Content(
+            op.BYTES
+            | {
+                "description": "An Arrow stream, not compressed: the column `value` (binary or "
+                "string), and maybe `key`, `headers` (map of strings) and `timestamp` (with a zone)."
+            }
+        ),
     },
     {
         200: op.Answer(
@@ -610,6 +624,13 @@ READ: Final = op.Operation(
                     op.BYTES
                     | {"description": "(u64 offset, u32 length, value) repeated, big-endian."}
                 ),
+                ARROW: op.Content(
+                    op.BYTES
+                    | {
+                        "description": "An Arrow stream of `offset`, `timestamp`, `key`, `headers`, "
+                        "`value`, `ledger_id`, `entry_id`."
+                    }
+                ),
                 NDJSON: op.Content(
                     {"type": "string", "description": "One record a line; an error is the last."}
                 ),
@@ -622,9 +643,9 @@ READ: Final = op.Operation(
                 ),
             },
             {
-                "Next-Offset": "With frames and NDJSON: where to go on.",
-                "First-Offset": "With frames and NDJSON: the log's first offset.",
-                "Log-Closed": "With frames and NDJSON: true or false.",
+                "Next-Offset": "With frames, Arrow and NDJSON: where to go on.",
+                "First-Offset": "With frames, Arrow and NDJSON: the log's first offset.",
+                "Log-Closed": "With frames, Arrow and NDJSON: true or false.",
             },
         )
     },

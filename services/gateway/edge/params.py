@@ -110,6 +110,7 @@ def header_text(request: web.Request, name: str, chars_max: int) -> str | None:
 JSON: Final = "application/json"
 OCTETS: Final = "application/octet-stream"
 FRAMES: Final = "application/vnd.quorumlog.frames"
+ARROW: Final = "application/vnd.apache.arrow.stream"
 NDJSON: Final = "application/x-ndjson"
 EVENTS: Final = "text/event-stream"
 _JSON_ONLY: Final = (JSON,)

@@ -31,6 +31,7 @@ from services.gateway.logs.ownership import Ownership, Remote, Slot, Times, not_
 from services.gateway.logs.ports import (
     Append,
     LogAppended,
+    LogBatches,
     LogChanged,
     LogEngine,
     LogRead,
@@ -246,6 +247,20 @@ class LogManager:
     ) -> LogRead:
         """Records by offset (`LogReader.read`)."""
         return await self._reader.read(name, start, limit=limit, max_bytes=max_bytes, wait_s=wait_s)
+
+    async def batches(
+        self,
+        name: str,
+        start: Start,
+        *,
+        limit: int = 100,
+        max_bytes: int = 1 << 20,
+        wait_s: float = 0.0,
+    ) -> LogBatches:
+        """The same, as the records are stored (`LogReader.batches`)."""
+        return await self._reader.batches(
+            name, start, limit=limit, max_bytes=max_bytes, wait_s=wait_s
+        )
 
     async def end(self, name: str) -> int:
         """The offset after the last acknowledged record. Raises: NoSuchLog."""

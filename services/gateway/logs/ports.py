@@ -56,6 +56,31 @@ class LogRead:
     closed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class LogBatch:
+    """Records of one entry as they are stored: `count` of them from `skip` on.
+
+    `first_offset` is that of the entry's first record, skipped or not.
+    """
+
+    first_offset: int
+    ledger_id: int
+    entry_id: int
+    data: bytes
+    skip: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogBatches:
+    """What `LogRead` is, of records that nobody has decoded."""
+
+    batches: tuple[LogBatch, ...]
+    next: int
+    first_offset: int
+    closed: bool
+
+
 class LogChanged(Exception):
     """A compare-and-swap from another version than the row has."""
 

@@ -8,8 +8,8 @@ changes again, so reads within it ask nobody.
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from quorumlog.errors import EntryUnavailable, NoSuchLedger, OffsetTruncated
@@ -18,7 +18,14 @@ from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from services.gateway.interface import Confirmation
 from services.gateway.logs.offsets import OffsetIndex, find_entry
-from services.gateway.logs.ports import LogEngine, LogRead, LogRecord, LogStore
+from services.gateway.logs.ports import (
+    LogBatch,
+    LogBatches,
+    LogEngine,
+    LogRead,
+    LogRecord,
+    LogStore,
+)
 from services.gateway.logs.takeover import head_reader
 
 Start = int | Literal["earliest", "latest"]
@@ -42,24 +49,62 @@ _RECORD_BYTES: Final = 64
 """What a record counts for in `max_bytes` beside its bytes, so that empty ones end too."""
 
 
-@dataclass(slots=True)
-class _Page:
-    """Records that a read has gathered."""
+class _Page(ABC):
+    """What a read has gathered: `count` records up to, not including, the offset `at`."""
 
-    at: int
-    limit: int
-    bytes_left: int
-    records: list[LogRecord]
+    def __init__(self, at: int, limit: int, bytes_left: int) -> None:
+        self.at, self.limit, self.bytes_left, self.count = at, limit, bytes_left, 0
 
     @property
     def is_full(self) -> bool:
-        return len(self.records) >= self.limit or (bool(self.records) and self.bytes_left <= 0)
+        return self.count >= self.limit or (self.count > 0 and self.bytes_left <= 0)
 
-    def take(self, record: LogRecord) -> None:
-        self.records.append(record)
-        value = record.record
-        self.bytes_left -= len(value.value) + len(value.key or b"") + _RECORD_BYTES
-        self.at = record.offset + 1
+    @abstractmethod
+    def unpack(self, item: LogItem, entry_id: int, data: bytes) -> batch.BatchHead:
+        """Take from an entry what follows `at`. Raises BadBatch."""
+
+
+class _Records(_Page):
+    """Record by record."""
+
+    def __init__(self, at: int, limit: int, bytes_left: int) -> None:
+        super().__init__(at, limit, bytes_left)
+        self.records: list[LogRecord] = []
+
+    def unpack(self, item: LogItem, entry_id: int, data: bytes) -> batch.BatchHead:
+        """Decode the entry."""
+        head, records = batch.decode(data)
+        first = (item.first_offset or 0) + head.records_before
+        for offset, record in enumerate(records, first):
+            if offset == self.at and not self.is_full:
+                own = record.timestamp_ms
+                time = head.append_time_ms if own is None else own
+                self.records.append(LogRecord(offset, time, record, item.ledger_id, entry_id))
+                self.bytes_left -= len(record.value) + len(record.key or b"") + _RECORD_BYTES
+                self.count += 1
+                self.at = offset + 1
+        return head
+
+
+class _Batches(_Page):
+    """Entry by entry, for a form that takes their columns as they are."""
+
+    def __init__(self, at: int, limit: int, bytes_left: int) -> None:
+        super().__init__(at, limit, bytes_left)
+        self.batches: list[LogBatch] = []
+
+    def unpack(self, item: LogItem, entry_id: int, data: bytes) -> batch.BatchHead:
+        """Keep the entry, of which the limit may cut the end."""
+        head = batch.decode_head(data)
+        first = (item.first_offset or 0) + head.records_before
+        skip = self.at - first
+        if 0 <= skip < head.count:
+            count = min(head.count - skip, self.limit - self.count)
+            self.batches.append(LogBatch(first, item.ledger_id, entry_id, data, skip, count))
+            self.bytes_left -= len(data) * count // head.count
+            self.count += count
+            self.at += count
+        return head
 
 
 class LogReader:
@@ -96,6 +141,28 @@ class LogReader:
 
         Raises: NoSuchLog, OffsetTruncated, EntryUnavailable and what the engine raises.
         """
+        page = _Records(0, limit, max_bytes)
+        row, is_end = await self._gather(name, start, page, wait_s)
+        return LogRead(tuple(page.records), page.at, row.first_offset, is_end)
+
+    async def batches(
+        self,
+        name: str,
+        start: Start,
+        *,
+        limit: int = 100,
+        max_bytes: int = 1 << 20,
+        wait_s: float = 0.0,
+    ) -> LogBatches:
+        """The same as `read`, with the records as they are stored."""
+        page = _Batches(0, limit, max_bytes)
+        row, is_end = await self._gather(name, start, page, wait_s)
+        return LogBatches(tuple(page.batches), page.at, row.first_offset, is_end)
+
+    async def _gather(
+        self, name: str, start: Start, page: _Page, wait_s: float
+    ) -> tuple[LogMetadata, bool]:
+        """Fill a page; gives the row that says so, and whether the log ends with the page."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         row = self._rows.get(name)
@@ -103,16 +170,15 @@ class LogReader:
         if row is None or is_fresh:
             row = await self.row(name)
         if start == "earliest":
-            at = row.first_offset
+            page.at = row.first_offset
         else:
-            at = await self.end(name, row) if start == "latest" else start
-        page = _Page(at, limit, max_bytes, [])
+            page.at = await self.end(name, row) if start == "latest" else start
         while True:
             row = await self._fill(name, row, page, is_fresh=is_fresh)
             left_s = deadline - loop.time()
             is_end = row.state is LogState.CLOSED and page.at >= (row.end_offset or 0)
-            if page.records or is_end or left_s <= 0:
-                return LogRead(tuple(page.records), page.at, row.first_offset, is_end)
+            if page.count or is_end or left_s <= 0:
+                return row, is_end
             await self._wait(row, page.at, left_s)
             row, is_fresh = await self.row(name), True
 
@@ -167,7 +233,7 @@ class LogReader:
             except NoSuchLedger:
                 # It was truncated away, or the log deleted, since the row was read.
                 tries += 1
-                if page.records:
+                if page.count:
                     return row
                 if tries > _TRIES_MAX:
                     raise
@@ -203,7 +269,7 @@ class LogReader:
                 item.ledger_id,
                 entry_id,
                 last=last,
-                limit=min(page.limit - len(page.records), 10_000),
+                limit=min(page.limit - page.count, 10_000),
                 max_bytes=max(page.bytes_left, 1),
             )
             if found.next <= entry_id:
@@ -222,17 +288,12 @@ class LogReader:
 
     def _unpack(self, item: LogItem, entry_id: int, data: bytes, page: _Page) -> None:
         try:
-            head, records = batch.decode(data)
+            head = page.unpack(item, entry_id, data)
         except batch.BadBatch as error:
             raise EntryUnavailable(
                 str(error), ledger_id=item.ledger_id, entry_id=entry_id
             ) from error
         first = (item.first_offset or 0) + head.records_before
-        for offset, record in enumerate(records, first):
-            if offset == page.at and not page.is_full:
-                own = record.timestamp_ms
-                time = head.append_time_ms if own is None else own
-                page.take(LogRecord(offset, time, record, item.ledger_id, entry_id))
         if page.at == first + head.count:
             self._index.points(item.ledger_id).add(head.records_after, entry_id + 1)
 

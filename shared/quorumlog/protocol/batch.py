@@ -24,7 +24,8 @@ VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHIqq")
 _PRODUCER: Final = struct.Struct(">qq")
 _HAS_PRODUCER, _HAS_TIMES, _HAS_KEYS, _HAS_HEADERS, _AFTER_PRODUCER = 1, 2, 4, 8, 16
-_NO_TIME: Final = -(2**63)
+NO_TIME: Final = -(2**63)
+"""What stands for "the time of the append" in the column of times."""
 
 RECORDS_MAX: Final = 10_000
 """Records of one batch (api.md)."""
@@ -72,6 +73,19 @@ class BatchHead:
         return self.records_before + self.count
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the columns of a batch begin, in bytes; None for one that it does not have."""
+
+    head: BatchHead
+    times_at: int | None
+    key_sizes_at: int | None
+    header_sizes_at: int | None
+    value_sizes_at: int
+    columns_at: int
+    """Where keys, headers and values follow, one column after another."""
+
+
 def encode(
     records: Sequence[Record],
     *,
@@ -91,7 +105,7 @@ def encode(
     if any(record.timestamp_ms is not None for record in records):
         flags |= _HAS_TIMES
         times = [
-            _NO_TIME if record.timestamp_ms is None else record.timestamp_ms for record in records
+            NO_TIME if record.timestamp_ms is None else record.timestamp_ms for record in records
         ]
         parts.append(struct.pack(f">{count}q", *times))
     keys = [record.key for record in records]
@@ -128,24 +142,33 @@ def content(data: bytes) -> str:
     return digest.hexdigest()[:32]
 
 
+def layout(data: bytes) -> Layout:
+    """Where a batch has its columns; their sizes are not checked. Raises BadBatch."""
+    head, flags, at = _parse_head(data)
+    places: list[int | None] = []
+    for flag, width in ((_HAS_TIMES, 8), (_HAS_KEYS, 4), (_HAS_HEADERS, 4)):
+        places.append(at if flags & flag else None)
+        at += width * head.count if flags & flag else 0
+    if at + 4 * head.count > len(data):
+        raise BadBatch("a record batch is cut short")
+    return Layout(head, places[0], places[1], places[2], at, at + 4 * head.count)
+
+
 def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
     """A batch and its records. Raises BadBatch where the bytes do not add up."""
-    head, flags, at = _parse_head(data)
-    count = head.count
-    try:
-        times: Sequence[int | None] = [None] * count
-        if flags & _HAS_TIMES:
-            times, at = struct.unpack_from(f">{count}q", data, at), at + 8 * count
-        key_sizes: Sequence[int] = [-1] * count
-        if flags & _HAS_KEYS:
-            key_sizes, at = struct.unpack_from(f">{count}i", data, at), at + 4 * count
-        header_sizes: Sequence[int] = [0] * count
-        if flags & _HAS_HEADERS:
-            header_sizes, at = struct.unpack_from(f">{count}I", data, at), at + 4 * count
-        value_sizes: Sequence[int] = struct.unpack_from(f">{count}I", data, at)
-    except struct.error as error:
-        raise BadBatch("a record batch is cut short") from error
-    at += 4 * count
+    found = layout(data)
+    head, count = found.head, found.head.count
+    times: Sequence[int | None] = [None] * count
+    if found.times_at is not None:
+        times = struct.unpack_from(f">{count}q", data, found.times_at)
+    key_sizes: Sequence[int] = [-1] * count
+    if found.key_sizes_at is not None:
+        key_sizes = struct.unpack_from(f">{count}i", data, found.key_sizes_at)
+    header_sizes: Sequence[int] = [0] * count
+    if found.header_sizes_at is not None:
+        header_sizes = struct.unpack_from(f">{count}I", data, found.header_sizes_at)
+    value_sizes: Sequence[int] = struct.unpack_from(f">{count}I", data, found.value_sizes_at)
+    at = found.columns_at
     values_at = at + sum(size for size in key_sizes if size > 0) + sum(header_sizes)
     if any(size < -1 for size in key_sizes) or values_at + sum(value_sizes) != len(data):
         raise BadBatch("a record batch's sizes do not add up")
@@ -156,9 +179,9 @@ def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
     ):
         key = None if key_size < 0 else data[at : at + key_size]
         at += max(key_size, 0)
-        headers = _decode_headers(data[headers_at : headers_at + header_size])
+        headers = decode_headers(data[headers_at : headers_at + header_size])
         headers_at += header_size
-        own_time = None if time == _NO_TIME else time
+        own_time = None if time == NO_TIME else time
         records.append(Record(data[values_at : values_at + value_size], key, headers, own_time))
         values_at += value_size
     return head, records
@@ -190,7 +213,8 @@ def _encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
     return b"".join(parts)
 
 
-def _decode_headers(data: bytes) -> tuple[tuple[str, str], ...]:
+def decode_headers(data: bytes) -> tuple[tuple[str, str], ...]:
+    """The headers of one record. Raises BadBatch."""
     texts, at = [], 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 2], "big")

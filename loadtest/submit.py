@@ -1,0 +1,88 @@
+"""`make spark FILE=x.py`: spark-submit in this environment, against the local cluster.
+
+Where no gateway answers at PORT, a cluster is started as `make run` does, and ended with the job.
+The job finds the gateways by itself: QUORUMLOG_GATEWAY is set.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.error import URLError
+
+from quorumlog.spark.config import NoJava, prepare
+from services.local.cluster import ClusterError, LocalCluster
+from services.local.config import LocalSettings
+
+_CONF = ("spark.ui.enabled=false", "spark.log.level=WARN")
+
+
+def main() -> None:
+    """Run the job that FILE names, with further arguments as they are."""
+    name = os.environ.get("FILE", "")
+    if not Path(name).is_file():
+        raise SystemExit(f"make spark FILE=<a Python file>; {name!r} is none")
+    try:
+        raise SystemExit(asyncio.run(_run(name, sys.argv[1:])))
+    except (ClusterError, NoJava) as error:
+        raise SystemExit(str(error)) from None
+
+
+async def _run(name: str, arguments: list[str]) -> int:
+    environment = dict(os.environ)
+    _say("Java: " + prepare(environment))
+    async with _cluster() as gateways:
+        environment["QUORUMLOG_GATEWAY"] = ",".join(gateways)
+        process = await asyncio.create_subprocess_exec(*_command(name), *arguments, env=environment)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, process.terminate)
+        return await process.wait()
+
+
+def _command(name: str) -> list[str]:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise SystemExit("PySpark is not installed: make setup-spark")
+    program = Path(spec.origin).parent / "bin" / "spark-submit"
+    conf = [part for setting in _CONF for part in ("--conf", setting)]
+    return [str(program), "--master", "local[*]", "--driver-memory", "1g", *conf, name]
+
+
+@asynccontextmanager
+async def _cluster() -> AsyncIterator[list[str]]:
+    """The gateways of the cluster that runs, or of one that is started until the block's end."""
+    settings = LocalSettings.read()
+    urls = [f"http://127.0.0.1:{settings.port + n}" for n in range(settings.gateways)]
+    running = [url for url in urls if await asyncio.to_thread(_is_ready, url)]
+    if running:
+        yield running
+        return
+    _say("starting a cluster")
+    cluster = LocalCluster(settings, say=_say)
+    try:
+        await cluster.start()
+        yield urls
+    finally:
+        await cluster.stop()
+
+
+def _is_ready(url: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url}/health/ready", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (URLError, OSError):
+        return False
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()

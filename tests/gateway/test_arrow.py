@@ -1,0 +1,115 @@
+"""Arrow streams as bodies of appends and reads of ledgers: what is taken, and what is refused."""
+
+import struct
+from typing import Any
+
+import pytest
+
+from services.gateway.edge import arrow
+from tests.gateway.conftest import Gateway
+
+pa = pytest.importorskip("pyarrow", reason="Arrow needs pyarrow")
+
+ARROW = "application/vnd.apache.arrow.stream"
+SENT = {"Content-Type": ARROW}
+WANTED = {"Accept": ARROW}
+ENTRIES = "/v1/ledgers/1/entries"
+
+
+def stream(table: Any, **options: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def of(*values: bytes | str | None, kind: Any = None) -> Any:
+    return pa.table({"value": pa.array(values, kind or pa.binary())})
+
+
+@pytest.mark.parametrize("kind", ["binary", "string", "large_binary", "large_string"])
+async def test_the_column_value_is_a_batch_of_entries(gateway: Gateway, kind: str) -> None:
+    await gateway.create()
+    values = of("a", "", "ü", kind=getattr(pa, kind)())
+
+    answer = await gateway.ask("POST", ENTRIES, stream(values), headers=SENT)
+    read = await gateway.ask("GET", f"{ENTRIES}?from=1", headers=WANTED)
+
+    assert (answer.status, answer.json["first_entry"], answer.json["last_entry"]) == (201, 0, 2)
+    assert gateway.engine.entries[1] == [b"a", b"", "ü".encode()]
+    assert read.headers["Content-Type"] == ARROW
+    assert (read.headers["Next-Entry-Id"], read.headers["Ledger-Closed"]) == ("3", "false")
+    assert pa.ipc.open_stream(read.body).read_all().to_pydict() == {
+        "entry_id": [1, 2],
+        "value": [b"", "ü".encode()],
+    }
+
+
+async def test_a_read_at_the_end_is_a_stream_without_rows(gateway: Gateway) -> None:
+    await gateway.create()
+
+    read = await gateway.ask("GET", ENTRIES, headers=WANTED)
+
+    assert pa.ipc.open_stream(read.body).read_all().num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"\xff\xff\xff\xff", 400),
+        (b"\xff\xff\xff\xff\xff\xff\xff\x7f", 400),
+        (b"no stream at all", 400),
+        (struct.pack("<IiI", 0xFFFFFFFF, 8, 0xFFFFFFF0), 400),
+        (stream(of(b"x"))[:-20], 400),
+        (stream(of(b"x"))[:40], 400),
+        (stream(of()), 422),
+        (stream(of(b"x", None)), 400),
+        (stream(pa.table({"value": [1, 2]})), 400),
+        (stream(pa.table({"other": ["x"]})), 400),
+        (stream(pa.table({"value": ["x"], "key": ["k"]})), 400),
+        (stream(of(b"x" * 100_000), compression="lz4"), 400),
+        (stream(of(b"x" * 100_000), compression="zstd"), 400),
+        (stream(pa.table({"value": pa.array(["x"]).dictionary_encode()})), 400),
+        (stream(of(b"x" * ((1 << 20) + 1))), 413),
+        (stream(of(*[b"x"] * 10_001)), 413),
+    ],
+)
+async def test_what_is_no_plain_stream_of_values_is_refused_and_nothing_is_written(
+    gateway: Gateway, body: bytes, status: int
+) -> None:
+    await gateway.create()
+
+    answer = await gateway.ask("POST", ENTRIES, body, headers=SENT)
+
+    assert answer.status == status, answer
+    assert gateway.engine.entries[1] == []
+
+
+async def test_no_flipped_byte_of_a_stream_makes_more_than_a_refusal(gateway: Gateway) -> None:
+    await gateway.create()
+    body = stream(of(b"hello", b"world"))
+
+    statuses = set()
+    for at in range(0, len(body), 3):
+        broken = bytearray(body)
+        broken[at] ^= 0xFF
+        answer = await gateway.ask("POST", ENTRIES, bytes(broken), headers=SENT)
+        statuses.add(answer.status)
+
+    assert statuses <= {201, 400, 413, 422}
+
+
+async def test_a_gateway_without_pyarrow_says_what_to_install(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await gateway.create()
+    monkeypatch.setattr(arrow, "_columns", lambda: None)
+
+    sent = await gateway.ask("POST", ENTRIES, stream(of(b"x")), headers=SENT)
+    read = await gateway.ask("GET", ENTRIES, headers=WANTED)
+
+    assert (sent.status, sent.code) == (415, "unsupported-media-type")
+    assert (read.status, read.code) == (406, "not-acceptable")
+    assert "pip install 'quorumlog[arrow]'" in sent.json["detail"]
+    assert "pip install 'quorumlog[arrow]'" in read.json["detail"]
