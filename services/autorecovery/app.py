@@ -2,30 +2,40 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from math import inf
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import aiohttp
 from aiohttp import web
-from prometheus_client import Gauge
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from pydantic import Field, ValidationError
 
 from quorumlog.errors import InvalidRequest, QuorumLogError
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
 from quorumlog.net.metadata_client import MetadataClient
-from quorumlog.net.ports import Ports
+from quorumlog.net.ports import Ports, Times
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
 from quorumlog.net.timers import Tasks, Timers
 from quorumlog.wire.bodies import Body, ServiceHeartbeat
+from quorumlog.wire.repair_bodies import RepairSettingsPut
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.config import Config
 from services.autorecovery.drains import decommissioned, drain_of
-from services.autorecovery.worker import Done, Worker
+from services.autorecovery.pace import EndlessTimers, PacedBookies
+from services.autorecovery.steering import Steering
+from services.autorecovery.worker import Done, Workers
+
+B = TypeVar("B", bound=Body)
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _HEARTBEAT_S: Final = 1.0
+_COPY_BYTES: Final = 1 << 20
+"""Read at a time: with a limit on the rate, no more than this goes out at once."""
 
 
 class Delay(Body):
@@ -34,11 +44,21 @@ class Delay(Body):
     seconds: float = Field(ge=0, le=86_400, strict=False)
 
 
+class Parts:
+    """What this process is made of, once it runs."""
+
+    auditor: Auditor
+    metadata: MetadataClient
+    pace: PacedBookies
+    repairs: RepairClient
+    steering: Steering
+    workers: Workers
+
+
 def build(config: Config) -> web.Application:
     """The application; its work begins with it and ends with it."""
     app = web.Application(middlewares=[answers_problems])
-    parts: dict[str, Auditor] = {}
-    found: dict[str, MetadataClient] = {}
+    parts = Parts()
     done = Done()
 
     async def work(_app: web.Application) -> AsyncIterator[None]:
@@ -47,17 +67,32 @@ def build(config: Config) -> web.Application:
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
         ) as session:
-            metadata = found["metadata"] = MetadataClient(config.metadata_urls, session)
+            metadata = parts.metadata = MetadataClient(config.metadata_urls, session)
             directory = Directory(metadata.bookies)
             bookies = BookieClient(directory.address, session)
+            pace = parts.pace = PacedBookies(bookies)
+            repairs = parts.repairs = RepairClient(metadata, name)
+            steering = parts.steering = Steering(config, metadata, repairs, pace)
             ports = Ports(bookies, metadata, directory, timers, tasks)
-            repairs = RepairClient(metadata, name)
-            auditor = parts["auditor"] = Auditor(name, config, metadata, repairs, ports, session)
+            paced = Ports(
+                pace,
+                metadata,
+                directory,
+                EndlessTimers(timers),
+                tasks,
+                Times(quorum_s=inf),
+                read_bytes_max=_COPY_BYTES,
+            )
+            auditor = parts.auditor = Auditor(
+                name, config, metadata, repairs, ports, session, steering
+            )
+            workers = parts.workers = Workers(repairs, directory, paced, session, done, steering)
+            tasks.start(_tell_that_it_lives(metadata, name, config.url))
+            tasks.start(steering.follow(auditor.trigger))
             tasks.start(directory.follow())
             tasks.start(auditor.run())
-            for _ in range(config.workers):
-                tasks.start(Worker(repairs, directory, ports, session, done).run())
-            tasks.start(_tell_that_it_lives(metadata, name, config.url))
+            tasks.start(pace.run())
+            tasks.start(workers.run(tasks))
             yield
             await tasks.close()
             timers.close()
@@ -66,60 +101,115 @@ def build(config: Config) -> web.Application:
     async def ready() -> None:
         return
 
+    add_shared_routes(app, ready=ready, openapi=lambda: _description(routes))
+    routes = _routes(parts, done)
+    for method, path, _, handler in routes:
+        app.router.add_route(method, path, handler)
+    app.cleanup_ctx.append(work)
+    app[METRICS].register(_Measures(parts, done))
+    return app
+
+
+def _routes(parts: Parts, done: Done) -> Sequence[tuple[str, str, str, _Handler]]:
     async def status(_request: web.Request) -> web.Response:
-        auditor = parts["auditor"]
+        auditor, steering = parts.auditor, parts.steering
         return web.json_response(
             {
                 "auditor": auditor.is_auditor,
                 "lost": list(auditor.lost),
                 "draining": list(auditor.draining),
-                "lost_bookie_delay_s": auditor.lost_bookie_delay_s,
+                "paused": steering.is_paused,
+                "lost_bookie_delay_s": steering.lost_bookie_delay_s,
+                "bytes_per_s": steering.bytes_per_s,
+                "concurrency": steering.concurrency,
+                "working": parts.workers.working,
+                "copied_bytes": parts.pace.copied_bytes,
                 "repaired": done.repaired,
                 "failed": done.failed,
+                "queue": (await parts.repairs.summary()).model_dump(mode="json"),
             }
         )
 
     async def get_drain(request: web.Request) -> web.Response:
-        drain = await drain_of(request.match_info["bookie"], found["metadata"])
+        drain = await drain_of(request.match_info["bookie"], parts.metadata)
         return web.json_response(drain.model_dump(mode="json"))
 
     async def decommission(request: web.Request) -> web.Response:
-        await decommissioned(request.match_info["bookie"], found["metadata"])
+        await decommissioned(request.match_info["bookie"], parts.metadata)
         return web.Response(status=204)
 
     async def trigger(_request: web.Request) -> web.Response:
-        parts["auditor"].trigger()
+        await parts.repairs.trigger()
         return web.json_response({}, status=202)
 
     async def put_delay(request: web.Request) -> web.Response:
-        try:
-            delay = Delay.model_validate_json(await request.read())
-        except ValidationError as error:
-            raise InvalidRequest(str(error.errors()[0]["msg"])) from error
-        parts["auditor"].set_delay(delay.seconds)
+        delay = _parsed(Delay, await request.read())
+        await parts.steering.change(RepairSettingsPut(lost_bookie_delay_s=delay.seconds))
+        await parts.repairs.trigger()
         return web.json_response({"seconds": delay.seconds})
 
-    add_shared_routes(app, ready=ready, openapi=_description)
-    app.router.add_get("/v1/status", status)
-    app.router.add_get("/v1/drains/{bookie}", get_drain)
-    app.router.add_delete("/v1/bookies/{bookie}", decommission)
-    app.router.add_post("/v1/audits", trigger)
-    app.router.add_put("/v1/lost-bookie-delay", put_delay)
-    app.cleanup_ctx.append(work)
-    registry = app[METRICS]
-    gauges = {
-        "quorumlog_autorecovery_is_auditor": ("This process audits", lambda: parts_auditor(parts)),
-        "quorumlog_autorecovery_repaired": ("Items mended", lambda: done.repaired),
-        "quorumlog_autorecovery_failed": ("Items put off", lambda: done.failed),
-    }
-    for metric, (text, value) in gauges.items():
-        Gauge(metric, text, registry=registry).set_function(value)
-    return app
+    async def patch_settings(request: web.Request) -> web.Response:
+        await parts.steering.change(_parsed(RepairSettingsPut, await request.read()))
+        return await status(request)
+
+    async def list_repairs(request: web.Request) -> web.Response:
+        items, following = await parts.repairs.list(after=request.query.get("after"))
+        return web.json_response(
+            {"repairs": [item.model_dump(mode="json") for item in items], "next": following}
+        )
+
+    return (
+        ("GET", "/v1/status", "What this process does and has done", status),
+        ("GET", "/v1/repairs", "What lacks copies, and why it still does", list_repairs),
+        ("GET", "/v1/drains/{bookie}", "What still names a bookie, and why", get_drain),
+        ("DELETE", "/v1/bookies/{bookie}", "Decommission a dead bookie", decommission),
+        ("POST", "/v1/audits", "Look at everything now, and try again what waits", trigger),
+        ("PUT", "/v1/lost-bookie-delay", "How long a bookie may be away", put_delay),
+        ("PATCH", "/v1/settings", "Pause, resume, limit; for all processes", patch_settings),
+    )
 
 
-def parts_auditor(parts: dict[str, Auditor]) -> int:
-    """1 where this process audits."""
-    return int("auditor" in parts and parts["auditor"].is_auditor)
+def _parsed(model: type[B], body: bytes) -> B:
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise InvalidRequest(str(error.errors()[0]["msg"])) from error
+
+
+class _Measures(Collector):
+    """What operators watch, read when somebody scrapes."""
+
+    def __init__(self, parts: Parts, done: Done) -> None:
+        self._parts = parts
+        self._done = done
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics as they are now."""
+        if not hasattr(self._parts, "workers"):
+            return
+        parts, done = self._parts, self._done
+        gauges: tuple[tuple[str, str, float], ...] = (
+            ("is_auditor", "This process audits", parts.auditor.is_auditor),
+            ("lost_bookies", "Bookies whose copies are made again", len(parts.auditor.lost)),
+            ("draining_bookies", "Bookies that are being emptied", len(parts.auditor.draining)),
+            ("paused", "1: nothing is copied", parts.steering.is_paused),
+            ("working", "Repairs under way", parts.workers.working),
+            ("audit_seconds", "How long the last audit took", parts.auditor.audit_s),
+            ("copy_limit_bytes", "Bytes a second; 0: no limit", parts.steering.bytes_per_s or 0),
+        )
+        for name, text, value in gauges:
+            yield GaugeMetricFamily(f"quorumlog_autorecovery_{name}", text, value=value)
+        counters: tuple[tuple[str, str, float], ...] = (
+            ("repaired", "Items mended", done.repaired),
+            ("failed", "Items put off", done.failed),
+            ("copied_bytes", "Bytes written to repaired members", parts.pace.copied_bytes),
+            ("copied_entries", "Entries of these", parts.pace.copied_entries),
+            ("audits", "Audits", parts.auditor.audits),
+            ("recoveries", "Abandoned ledgers recovered", parts.auditor.recovered),
+            ("recoveries_failed", "Recoveries that were put off", parts.auditor.blocked_count),
+        )
+        for name, text, value in counters:
+            yield CounterMetricFamily(f"quorumlog_autorecovery_{name}", text, value=value)
 
 
 async def _tell_that_it_lives(metadata: MetadataClient, name: str, url: str) -> None:
@@ -129,22 +219,13 @@ async def _tell_that_it_lives(metadata: MetadataClient, name: str, url: str) -> 
         await asyncio.sleep(_HEARTBEAT_S)
 
 
-def _description() -> dict[str, Any]:
-    paths = {
-        "/v1/status": {"get": "What this process does and has done"},
-        "/v1/drains/{bookie}": {"get": "What still names a bookie, and why"},
-        "/v1/bookies/{bookie}": {"delete": "Decommission a dead bookie that nothing names"},
-        "/v1/audits": {"post": "Look at everything now"},
-        "/v1/lost-bookie-delay": {"put": "How long a bookie may be away"},
-    }
+def _description(routes: Iterable[tuple[str, str, str, _Handler]]) -> dict[str, Any]:
+    paths: dict[str, dict[str, Any]] = {}
+    for method, path, text, _ in routes:
+        responses = {"default": {"description": "JSON"}}
+        paths.setdefault(path, {})[method.lower()] = {"summary": text, "responses": responses}
     return {
         "openapi": "3.1.0",
         "info": {"title": "quorumlog autorecovery", "version": "0.1.0"},
-        "paths": {
-            path: {
-                method: {"summary": text, "responses": {"default": {"description": "JSON"}}}
-                for method, text in methods.items()
-            }
-            for path, methods in paths.items()
-        },
+        "paths": paths,
     }

@@ -32,6 +32,7 @@ from services.autorecovery.findings import (
     places_of,
     survivors_of,
 )
+from services.autorecovery.steering import Steering
 
 log = logging.getLogger(__name__)
 
@@ -59,36 +60,33 @@ class Auditor:
         repairs: RepairClient,
         ports: Ports,
         session: aiohttp.ClientSession,
+        steering: Steering,
     ) -> None:
         """`name` is unique to this process: the holder of the lease."""
         self._name = name
+        self._steering = steering
         self._config = config
         self._metadata = metadata
         self._repairs = repairs
         self._ports = ports
         self._session = session
-        self._lost = LostMembers(config.lost_bookie_delay_s)
+        self._lost = LostMembers(steering.lost_bookie_delay_s)
         self._refused = Patience(config.abandoned_s)
         self._silent = Patience(config.abandoned_s * _SILENCE_FACTOR)
         self._stuck = Patience(config.in_recovery_s)
         self._queued_at: dict[str, float] = {}
         self._drain_again_at: dict[str, float] = {}
         self._recovering: set[int] = set()
+        self._there: frozenset[str] = frozenset()
         self._room = asyncio.Semaphore(config.recoveries)
         self._wake = asyncio.Event()
         self.is_auditor = False
+        self.audits = 0
+        self.audit_s = 0.0
+        self.recovered = 0
+        self.blocked_count = 0
         self.lost: tuple[str, ...] = ()
         self.draining: tuple[str, ...] = ()
-
-    @property
-    def lost_bookie_delay_s(self) -> float:
-        """How long a bookie may be away before its ledgers are copied."""
-        return self._lost.delay_s
-
-    def set_delay(self, delay_s: float) -> None:
-        """Change the delay; the same value again means: look now (reference 1.4)."""
-        self._lost.delay_s = delay_s
-        self.trigger()
 
     def trigger(self) -> None:
         """Look at everything now."""
@@ -116,8 +114,16 @@ class Auditor:
 
     async def audit(self) -> None:
         """Look once."""
+        begun = asyncio.get_running_loop().time()
+        await self._audit()
+        self.audits += 1
+        self.audit_s = asyncio.get_running_loop().time() - begun
+
+    async def _audit(self) -> None:
         now = asyncio.get_running_loop().time()
+        self._lost.delay_s = self._steering.lost_bookie_delay_s
         found = await self._metadata.bookies()
+        await self._welcome(found.bookies)
         # Rule 21: liveness that is younger than a grace proves nothing about who is missing.
         is_old_enough = not found.stale and found.liveness_age_s >= self._lost.delay_s
         share = self._config.lost_share_max
@@ -133,6 +139,13 @@ class Auditor:
             await self._look_at_drains(found.bookies)
         if not found.stale and found.liveness_age_s >= self._config.abandoned_s:
             await self._look_at_open_ledgers(now)
+
+    async def _welcome(self, bookies: Iterable[BookieInfo]) -> None:
+        """A bookie that is there (again) may be what repairs wait for: they are tried now."""
+        there = frozenset(bookie.id for bookie in bookies if bookie.state == "writable")
+        if not there <= self._there:
+            await self._repairs.hurry()
+        self._there = there
 
     async def _look_at_drains(self, bookies: Iterable[BookieInfo]) -> None:
         """Queue what members that are to be emptied are still named for. They said so themselves,
@@ -180,6 +193,7 @@ class Auditor:
                         member=member,
                         ranges=ranges,
                         survivors=survivors_of(row, self.lost),
+                        moves=True,
                     )
                 )
             if len(items) == _PAGE:
@@ -247,11 +261,18 @@ class Auditor:
                 closed = await conclude(
                     machine, ledger_id, self._ports, RecoverRequested(row), deadline_s=_RECOVERY_S
                 )
+                self.recovered += 1
                 log.info("recovered", extra={"ledger": ledger_id, "last": closed.last_entry})
         except QuorumLogError as error:
+            self.blocked_count += 1
             log.warning(
                 "recovery-failed",
-                extra={"ledger": ledger_id, "why": error.detail, "bookie": error.bookie},
+                extra={
+                    "ledger": ledger_id,
+                    "why": error.detail,
+                    "bookie": error.bookie,
+                    "entry": error.entry_id,
+                },
             )
         finally:
             self._recovering.discard(ledger_id)

@@ -22,6 +22,9 @@ class Config(ServiceSettings):
     full_audit_s: float = Field(3600.0, gt=0, description="between two looks at every ledger")
     lease_s: float = Field(10.0, gt=1, description="an auditor that is silent so long is replaced")
     workers: int = Field(2, ge=1, le=64, description="repairs at a time")
+    copy_bytes_per_s: int = Field(
+        0, ge=0, description="of all processes together; 0: as fast as it goes"
+    )
     recoveries: int = Field(4, ge=1, le=64, description="recoveries at a time (rule 21)")
     lost_share_max: float = Field(
         0.5,

@@ -1,33 +1,46 @@
 """Workers: take what members lack from the queue, and see that it is there again."""
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
 import aiohttp
+import orjson
 
 from quorumlog.errors import NoSuchLedger, NotEnoughBookies, QuorumLogError, VersionConflict
 from quorumlog.net.conclude import conclude
 from quorumlog.net.directory import Directory
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.timers import Tasks
+from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.messages import Begin, CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.repair import FragmentRepair, parts
 from quorumlog.wire.repair_bodies import Repair
+from services.autorecovery.steering import Steering
 
 log = logging.getLogger(__name__)
 
-_LEASE_S: Final = 120.0
-_REPAIR_S: Final = 100.0
-"""Below the lease: two workers on one fragment lose nothing, and copy twice."""
+_LEASE_S: Final = 60.0
+_REPAIR_S: Final = 24 * 3600.0
+"""Against a defect only: a repair under a small limit may take hours, and its lease is renewed."""
 _IDLE_S: Final = 1.0
 _ASK_S: Final = 5.0
+_CHANGE_S: Final = 3.0
+"""For a writer that was told to have changed its ensemble; else the item comes again later."""
+_LOOK_S: Final = 0.05
 
 
 class StillOpen(NotEnoughBookies):
     """The fragment is open: its writer was told, or a recovery must close it first."""
+
+
+class Away(NotEnoughBookies):
+    """The bookie is not there, and not lost either: it may be restarting (rule 8)."""
 
 
 @dataclass(slots=True)
@@ -38,11 +51,56 @@ class Done:
     failed: int = 0
 
 
+class Workers:
+    """As many workers as operators want at a time."""
+
+    def __init__(
+        self,
+        repairs: RepairClient,
+        directory: Directory,
+        ports: Ports,
+        session: aiohttp.ClientSession,
+        done: Done,
+        steering: Steering,
+    ) -> None:
+        """`ports` are those of repair: paced, and without a quorum timer."""
+        self._worker = Worker(repairs, directory, ports, session, done)
+        self._repairs = repairs
+        self._steering = steering
+        self.working = 0
+
+    async def run(self, tasks: Tasks) -> None:
+        """Claim items and start work on them, for ever."""
+        while True:
+            room = 0 if self._steering.is_paused else self._steering.concurrency - self.working
+            items: tuple[Repair, ...] = ()
+            if room > 0:
+                try:
+                    items = await self._repairs.claim(lease_s=_LEASE_S, limit=room)
+                except QuorumLogError as error:
+                    log.warning("queue-away", extra={"why": error.detail})
+            for item in items:
+                self.working += 1
+                tasks.start(self._work(item))
+            await asyncio.sleep(_LOOK_S if self.working or items else _IDLE_S)
+
+    async def _work(self, item: Repair) -> None:
+        try:
+            await self._worker.take(item)
+        except Exception:
+            # A defect of ours with one item must not end the work on all others; its lease runs
+            # out by itself.
+            log.exception("repair-failed", extra={"ledger": item.ledger_id})
+        finally:
+            self.working -= 1
+
+
 class Worker:
-    """Mends one item of the queue at a time.
+    """Mends items of the queue.
 
     Invariants: entries go only to a member that metadata names, if only as a repair's target
-    (rule 20); an open fragment is left to its writer (rule 21, I25).
+    (rule 20); an open fragment is left to its writer (rule 21, I25); a member keeps its place
+    unless it is lost, drained, or an earlier incarnation.
     """
 
     def __init__(
@@ -59,29 +117,13 @@ class Worker:
         self._session = session
         self._done = done
 
-    async def run(self) -> None:
-        """Work for ever."""
-        while True:
-            items: tuple[Repair, ...] = ()
-            try:
-                items = await self._repairs.claim(lease_s=_LEASE_S)
-            except QuorumLogError as error:
-                log.warning("queue-away", extra={"why": error.detail})
-            for item in items:
-                try:
-                    await self._take(item)
-                except Exception:
-                    # A defect of ours with one item must not end the work on all others; its
-                    # lease runs out by itself.
-                    log.exception("repair-failed", extra={"ledger": item.ledger_id})
-            if not items:
-                await asyncio.sleep(_IDLE_S)
-
-    async def _take(self, item: Repair) -> None:
+    async def take(self, item: Repair) -> None:
+        """Mend an item, or let go of it with the reason."""
         where = {"ledger": item.ledger_id, "bookie": item.member}
         try:
             try:
-                await self.mend(item)
+                async with self._held(item):
+                    await self.mend(item)
             except NoSuchLedger:
                 pass  # deleted ledgers clear themselves
             except QuorumLogError as error:
@@ -96,6 +138,24 @@ class Worker:
             log.info("repair-taken-over", extra=where)
         except QuorumLogError as error:
             log.warning("queue-away", extra={"why": error.detail})
+
+    @contextlib.asynccontextmanager
+    async def _held(self, item: Repair) -> AsyncIterator[None]:
+        """Hold on to an item for as long as the block takes. Two workers on one item lose nothing,
+        and copy twice.
+        """
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(_LEASE_S / 3)
+                with contextlib.suppress(QuorumLogError):
+                    await self._repairs.progress(item, (), lease_s=_LEASE_S)
+
+        renewal = asyncio.get_running_loop().create_task(renew())
+        try:
+            yield
+        finally:
+            renewal.cancel()
 
     async def mend(self, item: Repair) -> None:
         """See that a member has what it should have, or that another has taken its place.
@@ -116,19 +176,23 @@ class Worker:
                     )
                     row = await self._conclude(repair, row)
             return
+        if not self._may_move(item):
+            raise Away("the bookie is waited for: it is away, and not lost yet", bookie=item.member)
+        row = await self._told(row, item.member)
         for index, fragment in enumerate(row.fragments):
             if item.member not in fragment.bookies:
                 continue
-            if row.is_closed_fragment(index):
-                repair = FragmentRepair(
-                    row,
-                    fragment=fragment.first_entry,
-                    leaving=item.member,
-                    target=self._target(row, index, item.member),
-                )
-                row = await self._conclude(repair, row)
-            else:
-                await self._tell_the_writer(row, item.member)
+            if not row.is_closed_fragment(index):
+                raise StillOpen("its last fragment is open", ledger_id=row.ledger_id)
+            target = self._target(row, index, item.member)
+            repair = FragmentRepair(
+                row,
+                fragment=fragment.first_entry,
+                leaving=item.member,
+                target=target,
+                held=await self._held_by(target, row.ledger_id),
+            )
+            row = await self._conclude(repair, row)
 
     async def _conclude(self, repair: FragmentRepair, row: LedgerMetadata) -> LedgerMetadata:
         return await conclude(repair, row.ledger_id, self._ports, Begin(), deadline_s=_REPAIR_S)
@@ -148,6 +212,18 @@ class Worker:
             for bookie in self._directory.bookies
         )
 
+    def _may_move(self, item: Repair) -> bool:
+        """Whether another member may take the place. What a writer missed while a bookie was
+        restarting is no reason (rule 8: it is queued for that very member).
+        """
+        if item.moves:
+            return True
+        for bookie in self._directory.bookies:
+            if member_name(bookie.id) == member_name(item.member):
+                is_later = member_incarnation(bookie.id) > member_incarnation(item.member)
+                return is_later or bookie.state == "draining"
+        return self._directory.is_known  # decommissioned
+
     def _target(self, row: LedgerMetadata, index: int, leaving: str) -> str:
         """Who is to take a place: whom an earlier worker began to fill, else the best free one."""
         fragment = row.fragments[index]
@@ -161,22 +237,47 @@ class Worker:
             raise NotEnoughBookies("no bookie is free to take its place", ledger_id=row.ledger_id)
         return found[0]
 
-    async def _tell_the_writer(self, row: LedgerMetadata, member: str) -> None:
-        """Rule 21: a live writer changes its ensemble itself; nobody fences it."""
-        if row.state is State.OPEN and row.writer is not None:
-            url = f"{row.writer.url}/internal/ledgers/{row.ledger_id}/replace"
-            timeout = aiohttp.ClientTimeout(total=_ASK_S)
-            try:
-                async with self._session.post(
-                    url,
-                    params={"member": member},
-                    headers={"X-Forwarded-Writer": row.writer.id},
-                    timeout=timeout,
-                    allow_redirects=False,
-                ) as response:
-                    log.info(
-                        "writer-told", extra={"ledger": row.ledger_id, "status": response.status}
-                    )
-            except (aiohttp.ClientError, TimeoutError, OSError):
-                pass  # the auditor looks after ledgers whose writers are gone
-        raise StillOpen("its last fragment is open", ledger_id=row.ledger_id, bookie=member)
+    async def _held_by(self, target: str, ledger_id: int) -> tuple[tuple[int, int], ...]:
+        """What a target has of a ledger by its own word, so that a repair goes on where an earlier
+        one ended. It is verified in the end as all else is.
+        """
+        url = self._directory.address(member_name(target))
+        try:
+            async with self._session.get(
+                f"{url}/v1/ledgers/{ledger_id}",
+                timeout=aiohttp.ClientTimeout(total=_ASK_S),
+                allow_redirects=False,
+            ) as response:
+                if response.status != 200:
+                    return ()
+                found = orjson.loads(await response.read())
+            if found["bookie"] != target or found["limbo"]:
+                return ()
+            return tuple((int(first), int(last)) for first, last in found["ranges"] or ())
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
+            return ()
+
+    async def _told(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
+        """Rule 21: a live writer changes its ensemble itself; nobody fences it. Gives the row that
+        comes of it.
+        """
+        is_open = row.state is State.OPEN and member in row.last_fragment.bookies
+        if not is_open or row.writer is None:
+            return row
+        url = f"{row.writer.url}/internal/ledgers/{row.ledger_id}/replace"
+        try:
+            async with self._session.post(
+                url,
+                params={"member": member},
+                headers={"X-Forwarded-Writer": row.writer.id},
+                timeout=aiohttp.ClientTimeout(total=_ASK_S),
+                allow_redirects=False,
+            ) as response:
+                log.info("writer-told", extra={"ledger": row.ledger_id, "status": response.status})
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return row  # the auditor looks after ledgers whose writers are gone
+        end = asyncio.get_running_loop().time() + _CHANGE_S
+        while member in row.last_fragment.bookies and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(_LOOK_S)
+            row = await self._row(row.ledger_id)
+        return row

@@ -23,6 +23,7 @@ from services.metadata.ledgers import LedgerStore
 from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
 from services.metadata.migrate import migrate
+from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
 from services.metadata.routes import openapi
 
@@ -57,6 +58,7 @@ def build(config: Config) -> web.Application:
         changes=changes,
         logs=LogStore(database),
         repairs=RepairStore(database),
+        repair_settings=RepairSettingsStore(database),
         leases=LeaseStore(database),
         change_heartbeat_s=config.change_heartbeat_s,
     )

@@ -42,6 +42,7 @@ from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerFilter, LedgerStore
 from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
+from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
 from services.metadata.routes import Route
 
@@ -59,6 +60,7 @@ class Parts:
     changes: ChangeHub
     logs: LogStore
     repairs: RepairStore
+    repair_settings: RepairSettingsStore
     leases: LeaseStore
     change_heartbeat_s: float
 

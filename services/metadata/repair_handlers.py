@@ -15,6 +15,9 @@ from quorumlog.wire.repair_bodies import (
     RepairProgress,
     RepairRemaining,
     RepairsAdd,
+    RepairSettings,
+    RepairSettingsPut,
+    RepairSummary,
 )
 from services.metadata.handlers import PARTS
 from services.metadata.http import (
@@ -75,6 +78,40 @@ async def fail_repair(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
+async def summarize_repairs(request: web.Request) -> web.Response:
+    """The whole queue in numbers."""
+    query_of(request, ())
+    return answer(await request.app[PARTS].repairs.summary())
+
+
+async def get_repair_settings(request: web.Request) -> web.Response:
+    """What operators set for all of autorecovery."""
+    query_of(request, ())
+    return answer(await request.app[PARTS].repair_settings.get())
+
+
+async def patch_repair_settings(request: web.Request) -> web.Response:
+    """Change what is named, for all of autorecovery and over restarts."""
+    query_of(request, ())
+    change = await parsed(request, RepairSettingsPut)
+    return answer(await request.app[PARTS].repair_settings.change(change))
+
+
+async def hurry_repairs(request: web.Request) -> web.Response:
+    """Have what waits after a failure tried again now."""
+    query_of(request, ())
+    await request.app[PARTS].repairs.hurry()
+    return web.Response(status=204)
+
+
+async def trigger_repairs(request: web.Request) -> web.Response:
+    """Have everything looked at now, and what waits after a failure tried again."""
+    query_of(request, ())
+    parts = request.app[PARTS]
+    await parts.repairs.hurry()
+    return answer(await parts.repair_settings.trigger())
+
+
 async def take_lease(request: web.Request) -> web.Response:
     """Take a lease that is free, or hold on to one's own; tells who holds it."""
     query_of(request, ())
@@ -105,6 +142,11 @@ ROUTES: Final = (
     Route("POST", "/v1/repairs/claim", claim_repairs, RepairClaim, RepairList),
     Route("POST", f"{_ITEM}/progress", progress_repair, RepairProgress, RepairRemaining),
     Route("POST", f"{_ITEM}/fail", fail_repair, RepairFail, None, 204),
+    Route("GET", "/v1/repairs/summary", summarize_repairs, None, RepairSummary),
+    Route("POST", "/v1/repairs/hurry", hurry_repairs, None, None, 204),
+    Route("POST", "/v1/repairs/trigger", trigger_repairs, None, RepairSettings),
+    Route("GET", "/v1/repair-settings", get_repair_settings, None, RepairSettings),
+    Route("PATCH", "/v1/repair-settings", patch_repair_settings, RepairSettingsPut, RepairSettings),
     Route("PUT", "/v1/leases/{name}", take_lease, LeaseTake, Lease),
     Route("DELETE", "/v1/leases/{name}", give_lease, LeaseGive, None, 204),
 )

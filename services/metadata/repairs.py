@@ -17,6 +17,7 @@ from quorumlog.wire.repair_bodies import (
     RepairClaim,
     RepairFail,
     RepairProgress,
+    RepairSummary,
 )
 from services.metadata.database import Connection, Database
 from services.metadata.sql import UTC_CREATED_AT
@@ -27,7 +28,8 @@ _PAUSE_S_MAX: Final = 300
 """The longest pause after failures (taste: a member that is away for long is not forgotten)."""
 
 _ROW: Final = (
-    "ledger_id, member, ranges, version, survivors, failures, detail, worker, " + UTC_CREATED_AT
+    "ledger_id, member, ranges, version, survivors, failures, detail, worker, moves, "
+    + UTC_CREATED_AT
 )
 
 # The pick is materialised: run again by a join it would lock more than its limit.
@@ -45,6 +47,16 @@ PAGE: Final = (
     f"SELECT {_ROW} FROM repairs WHERE (ledger_id, member) > ($1, $2)"
     " ORDER BY ledger_id, member LIMIT $3"
 )
+
+SUMMARY: Final = (
+    "SELECT count(DISTINCT ledger_id) AS ledgers, count(*) AS items,"
+    " count(*) FILTER (WHERE worker IS NULL AND failures > 0"
+    " AND next_try_at > clock_timestamp()) AS waiting,"
+    " coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8 AS oldest_s"
+    " FROM repairs"
+)
+# now(), which an index can be searched for; clock_timestamp() can't.
+HURRY: Final = "UPDATE repairs SET next_try_at = now() WHERE worker IS NULL AND next_try_at > now()"
 
 
 class RepairStore:
@@ -72,10 +84,25 @@ class RepairStore:
         async def work(connection: Connection) -> None:
             for item in wanted:
                 await queue_repair(
-                    connection, item.ledger_id, item.member, item.ranges, item.survivors
+                    connection,
+                    item.ledger_id,
+                    item.member,
+                    item.ranges,
+                    item.survivors,
+                    moves=item.moves,
                 )
 
         await self._database.transact(work)
+
+    async def summary(self) -> RepairSummary:
+        """The queue in numbers."""
+        record = await self._database.run(lambda connection: connection.fetchrow(SUMMARY))
+        assert record is not None
+        return RepairSummary(**dict(record))
+
+    async def hurry(self) -> None:
+        """Have what waits after a failure tried again now."""
+        await self._database.run(lambda connection: connection.execute(HURRY))
 
     async def claim(self, request: RepairClaim) -> list[Repair]:
         """Items that nobody works on, for one worker until its lease ends."""
@@ -146,16 +173,21 @@ async def queue_repair(
     member: str,
     ranges: Ranges,
     survivors: int | None = None,
+    *,
+    moves: bool = False,
 ) -> None:
     """Merge ranges into an item, or make it; a ledger that is gone lacks nothing."""
     await connection.execute(
-        "INSERT INTO repairs (ledger_id, member, ranges, survivors)"
-        " SELECT ledger_id, $2, $3, $4 FROM ledgers WHERE ledger_id = $1 AND body IS NOT NULL"
+        "INSERT INTO repairs (ledger_id, member, ranges, survivors, moves)"
+        " SELECT ledger_id, $2, $3, $4, $5 FROM ledgers WHERE ledger_id = $1 AND body IS NOT NULL"
         " FOR KEY SHARE"
         " ON CONFLICT (ledger_id, member) DO UPDATE SET"
         " ranges = repairs.ranges + excluded.ranges, version = repairs.version + 1,"
+        " moves = repairs.moves OR excluded.moves,"
         # A claim that this ends must not keep others from the item until its lease is over.
-        " worker = NULL, next_try_at = CASE WHEN repairs.worker IS NULL THEN repairs.next_try_at"
+        # Nor must a pause after a failure outlast the finding that the place may move.
+        " worker = NULL, next_try_at = CASE WHEN repairs.worker IS NULL"
+        " AND (repairs.moves OR NOT excluded.moves) THEN repairs.next_try_at"
         " ELSE clock_timestamp() END,"
         f" survivors = CASE WHEN excluded.survivors = {_UNCOUNTED} THEN repairs.survivors"
         " ELSE excluded.survivors END",
@@ -163,6 +195,7 @@ async def queue_repair(
         member,
         _multirange(ranges),
         _UNCOUNTED if survivors is None else survivors,
+        moves,
     )
 
 
@@ -201,5 +234,6 @@ def _repair_of(record: asyncpg.Record | None) -> Repair:
         failures=record["failures"],
         detail=record["detail"],
         worker=record["worker"],
+        moves=record["moves"],
         created_at=record["created_at"],
     )

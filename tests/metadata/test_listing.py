@@ -10,10 +10,11 @@ import pytest
 
 from loadtest.stores import Stores
 from quorumlog.protocol.metadata import LedgerMetadata, State
+from services.metadata.cookies import REPAIRS_COUNT, USES, USES_COUNT
 from services.metadata.ledgers import LedgerFilter, list_query
 from services.metadata.logs import ORPHANS
 from services.metadata.logs import PAGE as LOG_PAGE
-from services.metadata.repairs import CLAIM
+from services.metadata.repairs import CLAIM, HURRY
 from services.metadata.repairs import PAGE as REPAIR_PAGE
 from tests.metadata.support import DRAFT, Service
 
@@ -106,6 +107,10 @@ QUERIES: list[tuple[tuple[str, list[Any]], str]] = [
     ((ORPHANS, [7, 9]), "unnamed_ledgers_by_age"),
     ((CLAIM, ["w", 30.0, 2]), "repairs_in_order"),
     ((REPAIR_PAGE, [7, "b1@1", 9]), "repairs_pkey"),
+    ((HURRY, []), "repairs_waiting"),
+    ((USES, ["b7", 9]), "ledger_members_pkey"),
+    ((USES_COUNT, ["b7"]), "ledger_members_pkey"),
+    ((REPAIRS_COUNT, ["b7"]), "repairs_by_name"),
 ]
 
 FILL = """
@@ -123,7 +128,10 @@ INSERT INTO cookies SELECT 'b' || n, 1, '{}' FROM generate_series(1, 5000) n;
 INSERT INTO logs SELECT 'log-' || n, 1, '{}' FROM generate_series(1, 5000) n;
 INSERT INTO unnamed_ledgers SELECT n, now() - make_interval(secs => n)
     FROM generate_series(1, 5000) n;
-INSERT INTO repairs SELECT n, 'b1@1', '{[0,9]}', 1, n % 9 FROM generate_series(1, 5000) n;
+INSERT INTO repairs (ledger_id, member, ranges, survivors, failures, next_try_at)
+    SELECT n, 'b' || n % 500 || '@1', '{[0,9]}', n % 9, 1,
+    now() + make_interval(mins => CASE WHEN n % 500 = 0 THEN 1 ELSE -1 END)
+    FROM generate_series(1, 5000) n;
 ANALYZE;
 """
 

@@ -10,7 +10,7 @@ from quorumlog.errors import InvalidRequest, VersionConflict
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.wire.repair_bodies import RepairAdd
+from quorumlog.wire.repair_bodies import RepairAdd, RepairSettings, RepairSettingsPut
 from tests.metadata.support import DRAFT, Service
 from tests.support.waiting import until
 
@@ -239,3 +239,54 @@ async def test_a_range_beyond_the_ids_is_refused(service: Service) -> None:
         assert (status, problem["code"]) == (422, "invalid")
     with pytest.raises((InvalidRequest, ValueError)):
         await service.client.cas(row, (MissedRange("b1@1", 0, 2**63 - 1),))
+
+
+async def test_settings_of_repair_are_kept_and_hold_for_all(
+    worker: RepairClient, other: RepairClient
+) -> None:
+    assert await worker.settings() == RepairSettings()
+
+    await worker.change_settings(RepairSettingsPut(paused=True, bytes_per_s=1000))
+    changed = await other.change_settings(RepairSettingsPut(lost_bookie_delay_s=7))
+    assert changed == RepairSettings(paused=True, bytes_per_s=1000, lost_bookie_delay_s=7)
+
+    await other.change_settings(RepairSettingsPut(bytes_per_s=None, paused=False))
+    assert await worker.settings() == RepairSettings(lost_bookie_delay_s=7)
+    assert (await worker.trigger()).triggers == 1
+
+
+async def test_what_waits_after_failures_is_tried_at_once_when_somebody_asks(
+    service: Service, worker: RepairClient
+) -> None:
+    await with_gap(service, GAP)
+    for _ in range(3):
+        (item,) = await until(lambda: worker.claim(lease_s=LONG_S), "it is claimed")
+        await worker.fail(item, "no bookie is free")
+        await worker.hurry()
+    (item,) = await worker.claim(lease_s=LONG_S)
+    await worker.hurry()
+    assert await worker.claim(lease_s=LONG_S) == ()  # a claim is not cut short
+    await worker.fail(item, "no bookie is free")
+    assert await worker.claim(lease_s=LONG_S) == ()
+    found = await worker.summary()
+    assert (found.items, found.ledgers, found.waiting) == (1, 1, 1)
+
+
+async def test_a_place_moves_once_an_audit_says_so_and_then_without_a_pause(
+    service: Service, worker: RepairClient
+) -> None:
+    row = await with_gap(service, GAP)
+    (item,) = await worker.claim(lease_s=LONG_S)
+    assert not item.moves  # rule 8: it is for that very member
+    for _ in range(4):
+        await worker.fail(item, "the bookie is waited for")
+        await worker.hurry()
+        (item,) = await worker.claim(lease_s=LONG_S)
+    await worker.fail(item, "the bookie is waited for")
+
+    places = RepairAdd(ledger_id=row.ledger_id, member=GAP.member, ranges=((0, 99),), moves=True)
+    await worker.add([places])
+    (item,) = await worker.claim(lease_s=LONG_S)
+    assert item.moves
+    await worker.add([places.model_copy(update={"moves": False})])
+    assert [item.moves for item in (await worker.list())[0]] == [True]

@@ -1,6 +1,7 @@
 """Repair of one member of one closed fragment: rules 2, 18 and 20, I25, reference 2.8."""
 
 from dataclasses import replace
+from typing import Any
 
 from quorumlog.protocol.messages import (
     Begin,
@@ -38,7 +39,7 @@ class Bench(Hand):
         fragment: int = 0,
         leaving: str = B1,
         target: str = B4,
-        **options: int,
+        **options: Any,
     ) -> None:
         self.repair = FragmentRepair(
             row, fragment=fragment, leaving=leaving, target=target, **options
@@ -221,6 +222,20 @@ def test_long_fragments_are_copied_and_asked_in_windows() -> None:
     for entry_id in (0, 1):
         bench.gets(bench.one(SendRead), AB.where(lambda n, wanted=entry_id: n == wanted))  # type: ignore[misc]
     bench.one(Repaired)
+
+
+def test_what_a_target_has_by_its_own_word_is_not_sent_again_and_verified_all_the_same() -> None:
+    bench = Bench(held=((0, 0),))
+    bench.cas()
+    read = bench.one(SendRead)
+    assert (read.first, read.last) == (1, 1)
+    bench.gets(read, AB.where(lambda n: n == 1))
+    add = bench.one(SendAdd)
+    assert list(add.run.ids) == [1]
+    bench.do(answer(add))
+    bench.cas()
+    check = bench.one(SendRead)
+    assert (check.member, check.first, check.last) == (B4, 0, 1)
 
 
 def test_a_missed_range_is_split_by_the_closed_fragments_that_name_the_member() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -21,6 +22,10 @@ GatewayOption = Annotated[
     typer.Option("--gateway", envvar="QUORUMLOG_GATEWAY", help="URLs of gateways, with commas."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON in place of a table.")]
+WatchOption = Annotated[
+    float | None,
+    typer.Option("--watch", min=0.1, help="Again every so many seconds, until Ctrl-C."),
+]
 _BATCH = 1000
 DEFAULT_GATEWAY = "http://127.0.0.1:8080"
 
@@ -39,6 +44,26 @@ def run(gateway: str, work: Callable[[Client], Awaitable[T]]) -> T:
         if error.outcome == UNKNOWN:
             raise typer.Exit(3) from None
         raise typer.Exit(4 if isinstance(error, NotFound) else 1) from None
+
+
+def watched(
+    gateway: str,
+    work: Callable[[Client], Awaitable[T]],
+    show: Callable[[T], None],
+    every_s: float | None,
+) -> None:
+    """Show what `work` finds: once, or again and again until Ctrl-C."""
+    try:
+        while True:
+            found = run(gateway, work)
+            if every_s is not None and sys.stdout.isatty():
+                Console().clear()
+            show(found)
+            if every_s is None:
+                return
+            time.sleep(every_s)
+    except KeyboardInterrupt:
+        return
 
 
 def print_json(value: Any) -> None:

@@ -8,10 +8,12 @@ from quorumlog.cli.common import (
     DEFAULT_GATEWAY,
     GatewayOption,
     JsonOption,
+    WatchOption,
     print_json,
     print_object,
     print_rows,
     run,
+    watched,
 )
 from quorumlog.cli.operator import asked, autorecoveries
 from quorumlog.client import Client
@@ -20,34 +22,73 @@ app = typer.Typer(no_args_is_help=True, help="How lost copies are made again.")
 
 
 @app.command()
-def status(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
-    """Print what each autorecovery does, and the first places that lack copies."""
+def status(
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    as_json: JsonOption = False,
+    watch: WatchOption = None,
+) -> None:
+    """Print what each autorecovery does, how much lacks copies, and the first of it with the
+    reason why.
+    """
 
-    async def work(client: Client) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        found = [
-            {"url": url, **await asked("GET", f"{url}/v1/status")}
-            for url in await autorecoveries(client)
-        ]
-        return found, (await client.cluster())["under_replicated"]
+    async def work(client: Client) -> dict[str, Any]:
+        urls = await autorecoveries(client)
+        found = [{"url": url, **await asked("GET", f"{url}/v1/status")} for url in urls]
+        queue = found[0].get("queue")
+        for service in found:
+            service.pop("queue", None)
+        first = (await asked("GET", f"{urls[0]}/v1/repairs"))["repairs"]
+        return {"autorecovery": found, "queue": queue, "first": first}
 
-    services, lacking = run(gateway, work)
-    if as_json:
-        print_json({"autorecovery": services, "under_replicated": lacking})
-        return
-    for service in services:
-        print_object(service, as_json=False)
-    print_rows(lacking, ("ledger_id", "bookie"), as_json=False)
+    def show(found: dict[str, Any]) -> None:
+        if as_json:
+            print_json(found)
+            return
+        for service in found["autorecovery"]:
+            print_object(service, as_json=False)
+        print_object(found["queue"], as_json=False)
+        print_rows(found["first"], ("ledger_id", "member", "failures", "detail"), as_json=False)
+
+    watched(gateway, work, show, watch)
 
 
 @app.command()
 def trigger(gateway: GatewayOption = DEFAULT_GATEWAY) -> None:
-    """Have everything looked at now."""
+    """Have everything looked at now, and what was put off tried again."""
+    _tell(gateway, "POST", "/v1/audits")
 
-    async def work(client: Client) -> None:
-        for url in await autorecoveries(client):
-            await asked("POST", f"{url}/v1/audits")
 
-    run(gateway, work)
+@app.command()
+def pause(gateway: GatewayOption = DEFAULT_GATEWAY) -> None:
+    """Copy nothing, in any process and over restarts, until `resume`; what is found is queued."""
+    _tell(gateway, "PATCH", "/v1/settings", {"paused": True})
+
+
+@app.command()
+def resume(gateway: GatewayOption = DEFAULT_GATEWAY) -> None:
+    """Copy again."""
+    _tell(gateway, "PATCH", "/v1/settings", {"paused": False})
+
+
+@app.command()
+def limit(
+    bytes_per_s: Annotated[
+        int | None, typer.Option(min=0, help="Of all processes together; 0: no limit.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Repairs at a time in each process.")
+    ] = None,
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+) -> None:
+    """Set how fast copies are made, at once and over restarts."""
+    given: dict[str, Any] = {}
+    if bytes_per_s is not None:
+        given["bytes_per_s"] = bytes_per_s or None
+    if concurrency is not None:
+        given["concurrency"] = concurrency
+    if not given:
+        raise typer.BadParameter("give --bytes-per-s, --concurrency, or both")
+    _tell(gateway, "PATCH", "/v1/settings", given)
 
 
 @app.command()
@@ -55,12 +96,17 @@ def delay(
     seconds: Annotated[float, typer.Argument(min=0, max=86_400)],
     gateway: GatewayOption = DEFAULT_GATEWAY,
 ) -> None:
-    """Set how long a bookie may be away before its ledgers are copied; the same value again:
-    look now. Holds until autorecovery starts anew.
+    """Set how long a bookie may be away before its ledgers are copied, over restarts too; the same
+    value again: look now.
     """
+    _tell(gateway, "PUT", "/v1/lost-bookie-delay", {"seconds": seconds})
+
+
+def _tell(gateway: str, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+    """Tell one process; the others learn it from the metadata."""
 
     async def work(client: Client) -> None:
-        for url in await autorecoveries(client):
-            await asked("PUT", f"{url}/v1/lost-bookie-delay", {"seconds": seconds})
+        url = (await autorecoveries(client))[0]
+        await asked(method, f"{url}{path}", body)
 
     run(gateway, work)

@@ -19,6 +19,9 @@ from quorumlog.wire.repair_bodies import (
     RepairProgress,
     RepairRemaining,
     RepairsAdd,
+    RepairSettings,
+    RepairSettingsPut,
+    RepairSummary,
 )
 
 
@@ -69,6 +72,27 @@ class RepairClient:
         """Let go of an item. Raises: VersionConflict when it is no longer ours."""
         body = RepairFail(worker=self._worker, version=item.version, detail=detail)
         await self._client.ask("POST", _path(item, "fail"), body, gives=Body)
+
+    async def summary(self) -> RepairSummary:
+        """The queue in numbers."""
+        return await self._client.ask("GET", "/v1/repairs/summary", gives=RepairSummary)
+
+    async def hurry(self) -> None:
+        """Have what waits after a failure tried again now."""
+        await self._client.ask("POST", "/v1/repairs/hurry", Body(), gives=Body)
+
+    async def settings(self) -> RepairSettings:
+        """What operators set for all of autorecovery."""
+        return await self._client.ask("GET", "/v1/repair-settings", gives=RepairSettings)
+
+    async def change_settings(self, change: RepairSettingsPut) -> RepairSettings:
+        """Change what is named, for all processes and over restarts."""
+        path = "/v1/repair-settings"
+        return await self._client.ask("PATCH", path, change, gives=RepairSettings)
+
+    async def trigger(self) -> RepairSettings:
+        """Have everything looked at now, by whoever audits, and tried again what waits."""
+        return await self._client.ask("POST", "/v1/repairs/trigger", Body(), gives=RepairSettings)
 
     async def take_lease(self, name: str, *, ttl_s: float) -> Lease:
         """Take or keep a lease; the answer's holder may be somebody else."""

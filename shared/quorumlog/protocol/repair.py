@@ -99,10 +99,12 @@ class FragmentRepair:
         target: str,
         first: int | None = None,
         last: int | None = None,
+        held: tuple[tuple[int, int], ...] = (),
         read_entries: int = READ_ENTRIES,
     ) -> None:
         """Of the fragment that begins at entry `fragment`. With `target` equal to `leaving` a
-        member is filled up, and first..last bound what is looked at.
+        member is filled up, and first..last bound what is looked at. `held`: ascending ranges that
+        a new target has by its own word; they are not sent again, and verified as all else is.
         """
         assert target == leaving or (first is None and last is None), "a new member needs all"
         self.stage = Stage.IDLE
@@ -111,6 +113,7 @@ class FragmentRepair:
         self._leaving = leaving
         self._target = target
         self._codec = Codec(metadata.digest, metadata.mac_key)
+        self._held = held
         self._read_entries = read_entries
         self._attempt = 0
         self._update: UpdateMetadata | None = None
@@ -292,10 +295,23 @@ class FragmentRepair:
                 self._copied()
                 return
             last = min(end, self._next + self._read_entries - 1)
+            past, last = self._around_held(last)
+            if past > self._next:
+                self._next = past
+                continue
             self._reader = RangeReader(
                 self._row, first=self._next, last=last, avoid=(self._target,)
             )
             self._feed(Begin())
+
+    def _around_held(self, last: int) -> tuple[int, int]:
+        """Where to go on after what the target has, and the last entry before the next of that."""
+        for low, high in self._held:
+            if low <= self._next <= high:
+                return high + 1, last
+            if self._next < low <= last:
+                return self._next, low - 1
+        return self._next, last
 
     def _feed(self, event: Event) -> None:
         """Let the reader hear of an event."""

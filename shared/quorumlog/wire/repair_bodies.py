@@ -1,8 +1,8 @@
 """The repair queue and leases, as autorecovery and the metadata service exchange them."""
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire.bodies import Body, LedgerId, Member, Text, Version
@@ -42,6 +42,8 @@ class Repair(RangesBody):
     detail: Text = ""
     worker: Text | None = None
     created_at: Text = ""
+    moves: bool = False
+    """Another member may take the place: this one is lost, or is to be emptied."""
 
 
 class RepairAdd(RangesBody):
@@ -50,6 +52,7 @@ class RepairAdd(RangesBody):
     ledger_id: LedgerId
     member: Member
     survivors: Annotated[int, Field(ge=0, le=1000)] | None = None
+    moves: bool = False
 
 
 class RepairsAdd(Body):
@@ -99,6 +102,46 @@ class RepairFail(Body):
     worker: Holder
     version: Version
     detail: Text = ""
+
+
+class RepairSummary(Body):
+    """`GET /v1/repairs/summary`: the whole queue in numbers, as it is now."""
+
+    ledgers: int
+    items: int
+    waiting: int
+    """Of the items, those whose next try is yet to come after a failure."""
+    oldest_s: float
+    """For how long the oldest item has been there; 0 where there is none."""
+
+
+class RepairSettings(Body):
+    """`GET /v1/repair-settings`: what operators set for all of autorecovery, kept over restarts.
+    Null is what each process was told at its start.
+    """
+
+    paused: bool = False
+    """Nothing is copied; what is found is queued all the same."""
+    lost_bookie_delay_s: Annotated[float, Field(ge=0, le=86_400, strict=False)] | None = None
+    bytes_per_s: Annotated[int, Field(ge=1)] | None = None
+    """Of all processes together."""
+    concurrency: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Repairs at a time in each process."""
+    triggers: Annotated[int, Field(ge=0)] = 0
+    """Grows each time that somebody asks to have everything looked at now."""
+
+
+class RepairSettingsPut(Body):
+    """`PATCH /v1/repair-settings`: what it names is changed, null goes back to the default."""
+
+    paused: bool = False
+    lost_bookie_delay_s: Annotated[float, Field(ge=0, le=86_400, strict=False)] | None = None
+    bytes_per_s: Annotated[int, Field(ge=1)] | None = None
+    concurrency: Annotated[int, Field(ge=1, le=64)] | None = None
+
+    @model_serializer(mode="wrap")
+    def _only_what_is_named(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: v for name, v in handler(self).items() if name in self.model_fields_set}
 
 
 class LeaseTake(Body):
