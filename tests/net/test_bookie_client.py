@@ -14,7 +14,7 @@ from quorumlog.protocol import record
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.wire import frames
-from quorumlog.wire.frames import Request
+from quorumlog.wire.frames import Op, Request
 from tests.net.peer import ok, peer, well
 from tests.support.waiting import until
 
@@ -254,6 +254,22 @@ async def test_fence_and_lac_answers_carry_the_lac() -> None:
         bookies.read_lac(MEMBER, 1, lambda *answer: asked.set_result(answer))
         async with asyncio.timeout(30):
             assert await fenced == await asked == (Status.OK, 41)
+
+
+async def test_an_explicit_lac_reaches_the_bookie_with_its_ledger_and_key() -> None:
+    heard: asyncio.Future[Request] = asyncio.get_running_loop().create_future()
+
+    async def take(request: Request, _socket: web.WebSocketResponse) -> bytes:
+        heard.set_result(request)
+        return ok(request)
+
+    async with peer() as bookie, client(bookie.url) as bookies:
+        bookie.behave = take
+        bookies.write_lac(MEMBER, 1, 41, KEY)
+        async with asyncio.timeout(30):
+            request = await heard
+    assert (request.op, request.member, request.ledger_id) == (Op.WRITE_LAC, MEMBER, 1)
+    assert (request.last, request.ledger_key) == (41, KEY)
 
 
 async def test_bytes_in_flight_are_bounded() -> None:

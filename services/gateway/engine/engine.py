@@ -181,6 +181,7 @@ class Engine:
                 row,
                 self._ports,
                 self,
+                lacs=self._bookies,
                 ledger_limit_bytes=self._config.ledger_in_flight_bytes_max,
                 gateway_budget=self._budget,
             )

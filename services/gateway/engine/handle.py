@@ -23,7 +23,7 @@ from quorumlog.errors import (
     by_code,
 )
 from quorumlog.net.driver import Driver, Told
-from quorumlog.net.ports import Ports
+from quorumlog.net.ports import LacPort, Ports
 from quorumlog.protocol.messages import (
     AppendRequested,
     Closed,
@@ -46,6 +46,9 @@ RUN_BYTES_MAX: Final = 1 << 20
 RUN_ENTRIES_MAX: Final = 10_000
 RUNS_IN_FLIGHT: Final = 2
 """One on the wire and one on the disk; more only makes runs smaller (measured, performance.md)."""
+LAC_S: Final = 0.01
+"""A writer that is idle for so long tells its bookies the LAC (explicit LAC): what was appended
+last can then be read though its gateway dies. A busy one tells it with each entry."""
 _LARGE_BYTES: Final = 64 << 10
 _LARGE_IN_FLIGHT_BYTES: Final = 8 << 20
 """Runs that are large by themselves need not wait for each other, up to this much."""
@@ -109,6 +112,7 @@ class WriteHandle:
         ports: Ports,
         owner: HandleOwner,
         *,
+        lacs: LacPort,
         ledger_limit_bytes: int,
         gateway_budget: Budget,
     ) -> None:
@@ -119,6 +123,9 @@ class WriteHandle:
         self._machine = Writer(row, Codec(row.digest, row.mac_key))
         self._driver = Driver(self._machine, row.ledger_id, ports, self._told)
         self._owner = owner
+        self._lacs = lacs
+        self._clock = ports.clock
+        self._is_lac_due = False
         self._loop = asyncio.get_running_loop()
         self._ledger_budget = Budget(ledger_limit_bytes)
         self._gateway_budget = gateway_budget
@@ -294,8 +301,26 @@ class WriteHandle:
             if not waiter.future.done():
                 waiter.future.set_result(Appended(waiter.first, waiter.last, last))
         self.tails.advance(last)
+        if not self._is_lac_due:
+            self._is_lac_due = True
+            self._clock.after(LAC_S, self._tell_lac, last)
         if self._gathered or self._close is not None:
             self._flush()
+
+    def _tell_lac(self, known: int) -> None:
+        """The explicit LAC, once nothing has been confirmed for a moment. It is safe whatever
+        became of the ledger: what is confirmed is below any end (I1).
+        """
+        if not self.is_live:
+            return
+        lac = self.last_add_confirmed
+        if lac != known:
+            self._clock.after(LAC_S, self._tell_lac, lac)
+            return
+        self._is_lac_due = False
+        row = self.row
+        for member in row.last_fragment.bookies:
+            self._lacs.write_lac(member, self.ledger_id, lac, row.ledger_key)
 
     def _release(self, waiter: _Waiter) -> None:
         self._ledger_budget.used_bytes -= waiter.size

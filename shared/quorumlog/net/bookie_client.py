@@ -348,6 +348,25 @@ class BookieClient:
         message = frames.read_lac_request(request_id, member, ledger_id)
         self._ask_lac(channel, Op.READ_LAC, request_id, message, member, ledger_id, done)
 
+    def write_lac(self, member: str, ledger_id: int, lac: int, ledger_key: bytes) -> None:
+        """Have a member keep a LAC (explicit LAC). Nobody waits for the answer: the next entry
+        carries the same.
+        """
+        channel = self._channel(member)
+        request_id = channel.next_id()
+        message = frames.write_lac_request(request_id, member, ledger_id, lac, ledger_key)
+        asked = _Asked(
+            Op.WRITE_LAC,
+            member,
+            ledger_id,
+            NO_ENTRY,
+            lac,
+            _REQUEST_COST,
+            channel.deadline(is_slow=True),
+            lambda _answer: None,
+        )
+        channel.ask(request_id, message, asked, is_slow=True)
+
     def read(
         self,
         member: str,

@@ -59,6 +59,14 @@ class BookiesPort(Protocol):
         ...
 
 
+class LacPort(Protocol):
+    """Where the explicit LAC of an idle writer goes (rule 5)."""
+
+    def write_lac(self, member: str, ledger_id: int, lac: int, ledger_key: bytes) -> None:
+        """Have a member keep a LAC; whether it does is not told."""
+        ...
+
+
 class MetadataPort(Protocol):
     """One ledger's row: what a machine may do with it."""
 

@@ -455,6 +455,31 @@ async def test_readers_of_a_lost_writers_ledger_hear_from_the_bookies(stores: St
         assert await payloads(world.other, row.ledger_id) == [b"%d" % n for n in range(5)]
 
 
+async def test_the_lac_of_an_idle_writer_is_with_the_bookies_and_outlives_its_gateway(
+    stores: Stores,
+) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine)
+        ledger_id = row.ledger_id
+        for number in range(5):
+            await world.engine.append(ledger_id, [b"%d" % number])
+
+        async def is_told() -> bool:
+            now = await world.engine.get(ledger_id)
+            members = [world.bookies[m.partition("@")[0]] for m in now.last_fragment.bookies]
+            held = [bookie.ledgers.get(ledger_id) for bookie in members]
+            return all(h is not None and h.last_add_confirmed == 4 for h in held)
+
+        await until(is_told, "every member knows the LAC")
+        await world.gateways[0].kill()
+
+        page = await world.other.read(ledger_id, 0)
+        assert (page.lac_source, page.last_add_confirmed, page.closed) == ("bookies", 4, False)
+        assert await payloads(world.other, ledger_id) == [b"%d" % n for n in range(5)]
+        closed = await world.other.recover(ledger_id)
+        assert (closed.last_entry, closed.length) == (4, 5)
+
+
 async def test_a_recovery_that_lost_members_block_ends_once_they_are_declared_lost(
     stores: Stores,
 ) -> None:
