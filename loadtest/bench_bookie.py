@@ -43,9 +43,6 @@ from services.local.process import Program, start, stop
 RUN_ENTRIES: Final = 100
 LONG_EVERY: Final = 20
 LONG_LEDGER: Final = 1
-IN_FLIGHT_BYTES_MAX: Final = 4 << 20
-"""Of adds: enough for group commit, and no more than a bookie wants to queue."""
-
 ORDERED_BYTES_MAX: Final = 1 << 30
 READ_BYTES: Final = 1 << 20
 READS_IN_FLIGHT: Final = 4
@@ -87,6 +84,7 @@ class Report:
     entries: int
     entry_bytes: int
     ledgers: int
+    in_flight_mb: int
     entries_s: float = 0.0
     rss_mb_max: float = 0.0
     rss_mb: list[float] = field(default_factory=list)
@@ -182,10 +180,13 @@ class Bookie:
 class Filler:
     """Appends runs, and knows what must be there."""
 
-    def __init__(self, client: BookieClient, ledgers: range, entry_bytes: int) -> None:
+    def __init__(
+        self, client: BookieClient, ledgers: range, entry_bytes: int, in_flight_mb: int
+    ) -> None:
         self._client = client
         self._ledgers = ledgers
         self.entry_bytes = entry_bytes
+        self._in_flight_max = max(2, in_flight_mb * _MB // (entry_bytes * RUN_ENTRIES))
         payload = os.urandom(entry_bytes * RUN_ENTRIES)
         self._payloads = [
             payload[at : at + entry_bytes] for at in range(0, len(payload), entry_bytes)
@@ -205,10 +206,9 @@ class Filler:
 
     async def fill(self, entries: int, progress: "Bar") -> None:
         """Append so many entries; returns when all are acknowledged."""
-        most = max(2, IN_FLIGHT_BYTES_MAX // (self.entry_bytes * RUN_ENTRIES))
         loop = asyncio.get_running_loop()
         for number in range(entries // RUN_ENTRIES):
-            while self._in_flight >= most:
+            while self._in_flight >= self._in_flight_max:
                 self._room = loop.create_future()
                 await self._room
             self._client.add(MEMBER, KEY, self._run(), self._done)
@@ -338,7 +338,10 @@ class Bench:
         await bookie.ready()
         client = self._client(bookie)
         filler = Filler(
-            client, range(LONG_LEDGER, LONG_LEDGER + report.ledgers), report.entry_bytes
+            client,
+            range(LONG_LEDGER, LONG_LEDGER + report.ledgers),
+            report.entry_bytes,
+            report.in_flight_mb,
         )
         small = min(1_000_000, report.entries // 5) // RUN_ENTRIES * RUN_ENTRIES
         took = await self._filled(filler, bookie, small)
@@ -356,7 +359,7 @@ class Bench:
         client = self._client(bookie)
         for number, size in enumerate(OTHER_SIZES, start=1):
             low = number * 1_000_000
-            other = Filler(client, range(low, low + report.ledgers), size)
+            other = Filler(client, range(low, low + report.ledgers), size, report.in_flight_mb)
             count = OTHER_BYTES // size // RUN_ENTRIES * RUN_ENTRIES
             await self._filled(other, bookie, count)
             report.reads.append(await self._read(other, bookie))
@@ -401,7 +404,7 @@ class Bench:
         )
 
     def _client(self, bookie: Bookie) -> BookieClient:
-        limits = ChannelLimits(quick_s=60, slow_s=60)
+        limits = ChannelLimits(quick_s=60, slow_s=60, in_flight_bytes_max=1 << 30)
         return BookieClient(lambda _: bookie.url, self._session, limits)
 
 
@@ -505,12 +508,20 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=5_000_000)
     parser.add_argument("--entry-bytes", type=int, default=100)
     parser.add_argument("--ledgers", type=int, default=3000)
+    parser.add_argument(
+        "--in-flight-mb", type=int, default=4, help="of adds; far more than a disk takes: overload"
+    )
     parser.add_argument("--json", action="store_true", help="all figures, and the samples of RSS")
     asked = parser.parse_args()
     least = 5 * RUN_ENTRIES * asked.ledgers
     if asked.entries < least:
         parser.error(f"{asked.ledgers} ledgers need {least:,} entries at least")
-    report = Report(asked.entries // RUN_ENTRIES * RUN_ENTRIES, asked.entry_bytes, asked.ledgers)
+    report = Report(
+        asked.entries // RUN_ENTRIES * RUN_ENTRIES,
+        asked.entry_bytes,
+        asked.ledgers,
+        asked.in_flight_mb,
+    )
     console = Console(stderr=asked.json)
     build = ROOT / "build"
     build.mkdir(exist_ok=True)

@@ -77,6 +77,9 @@ class Peer:
                 while self._is_full() and not sender.done():
                     self._room = self._loop.create_future()
                     await asyncio.wait([self._room, sender], return_when="FIRST_COMPLETED")
+                if self._store.is_crowded:
+                    # The disk is behind: TCP tells the peer, before adds have to be refused.
+                    await self._store.room()
                 if sender.done():
                     return
         finally:
@@ -93,9 +96,11 @@ class Peer:
     def _take(self, request: Request, size: int) -> None:
         self._in_flight += 1
         self._in_flight_bytes += size
+        # The run of an add must not be kept until it is answered.
+        asked = request._replace(run=None)
 
         def answer(status: Status, lac: int, body: bytes = b"") -> None:
-            self._answer(request, size, status, lac, body)
+            self._answer(asked, size, status, lac, body)
 
         try:
             ask(self._store, request, answer)

@@ -43,11 +43,14 @@ class Ledger:
         "_indexed_highest",
         "_stored_bytes",
         "_waiting",
+        "ahead_to",
         "fresh",
         "hidden",
         "highest",
+        "is_cold",
         "is_dropped",
         "ledger_id",
+        "read_to",
         "recent",
         "replica",
         "sparse_span",
@@ -64,6 +67,10 @@ class Ledger:
         self.fresh: list[Part] = []
         """Parts that `accept` just made, for whoever writes their record."""
         self.is_dropped = False
+        self.read_to = self.ahead_to = NO_ENTRY
+        """Where the last read ended, and up to where the disk was asked ahead of readers."""
+        self.is_cold = False
+        """A read had to wait for the disk."""
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._found: tuple[int, int, list[Part]] | None = None
         self._dirty_count = 0

@@ -3,11 +3,13 @@
 Nothing here unpacks single entries where a stretch of a run is wanted, so a read costs per run.
 """
 
+import contextlib
 import logging
 import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, NamedTuple
 
 import google_crc32c
@@ -27,7 +29,14 @@ _DIGEST_BYTES: Final = (0, 4, 32)
 GAP_BYTES_MAX: Final = 32 * 1024
 """Two parts with so little between them are read with one call (taste: cheaper than a call)."""
 
+AHEAD_EXTENTS: Final = 32
+"""Asked for ahead of the one that is read; measured best of 8, 32, 128 and 300 at 13 KB each."""
+
 EXTENT_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+Bytes = bytes | memoryview
+"""Of a run: a view where that spares a copy, for an ordered read costs little else."""
 
 
 @dataclass(slots=True)
@@ -63,37 +72,64 @@ def extents(segments: Segments, parts: Iterable[Part]) -> list[Extent]:
     return made
 
 
-def read_now(extent: Extent) -> bytes | None:
+def read_now(extent: Extent) -> Bytes | None:
     """The extent's bytes if they are in memory, else None: the loop must not wait for a disk."""
     if extent.file is None:
-        return b""
+        return memoryview(b"")
     size = extent.end - extent.start
     data = bytearray(size)
     try:
         got = os.preadv(extent.file.fd, [data], extent.start, os.RWF_NOWAIT)
     except (BlockingIOError, OSError):
         return None
-    return bytes(data) if got == size else None
+    return memoryview(data) if got == size else None
 
 
-def read_waiting(extent: Extent) -> bytes:
+def read_waiting(extent: Extent) -> Bytes:
     """The extent's bytes, from the disk where they must be; short or empty where it fails."""
     if extent.file is None:
-        return b""
+        return memoryview(b"")
     try:
-        return os.pread(extent.file.fd, extent.end - extent.start, extent.start)
+        return memoryview(os.pread(extent.file.fd, extent.end - extent.start, extent.start))
     except OSError:
         log.exception("log-unreadable", extra={"offset": extent.start})
-        return b""
+        return memoryview(b"")
 
 
-def bodies(extent: Extent, data: bytes, ledger_id: int) -> Iterable[tuple[Part, bytes]]:
+def advise(wanted: Iterable[Extent]) -> None:
+    """Have the kernel fetch all of these at once: a disk gives scattered runs at a rate near that of
+    a sequential read when it has many of them to do, and a quarter of it one by one (measured).
+    """
+    for extent in wanted:
+        if extent.file is not None:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(
+                    extent.file.fd, extent.start, extent.end - extent.start, os.POSIX_FADV_WILLNEED
+                )
+
+
+def read_all(wanted: list[Extent], ledger_id: int) -> list[tuple[Part, Bytes]]:
+    """The runs of all parts of these extents that are right, from the disk; in a thread.
+
+    Some are asked for ahead of the one that is read, and not all at once: a long queue has the
+    first of them wait for the last.
+    """
+    found: list[tuple[Part, Bytes]] = []
+    for place, extent in enumerate(wanted):
+        if place % AHEAD_EXTENTS == 0:
+            end = place + 2 * AHEAD_EXTENTS
+            advise(wanted[0 if place == 0 else place + AHEAD_EXTENTS : end])
+        found.extend(bodies(extent, read_waiting(extent), ledger_id))
+    return found
+
+
+def bodies(extent: Extent, data: Bytes, ledger_id: int) -> Iterable[tuple[Part, Bytes]]:
     """The run of each part whose CRC is right. Damage is told with its place, and left out: it is
     unknown, never absent.
     """
     for part in extent.parts:
         at = part.offset - extent.start
-        body = data[at : at + part.size]
+        body = bytes(data[at : at + part.size])
         if len(body) != part.size or google_crc32c.value(body) != part.crc:
             log.error(
                 "entries-damaged",
@@ -106,20 +142,20 @@ def bodies(extent: Extent, data: bytes, ledger_id: int) -> Iterable[tuple[Part, 
                 },
             )
             continue
-        yield part, body[KEY_BYTES:]
+        yield part, memoryview(body)[KEY_BYTES:]
 
 
 class _Piece(NamedTuple):
     entry_count: int
-    ids: bytes
-    lacs: bytes
-    lengths: bytes
-    sizes: bytes
-    digests: bytes
-    payloads: bytes
+    ids: Bytes
+    lacs: Bytes
+    lengths: Bytes
+    sizes: Bytes
+    digests: Bytes
+    payloads: Bytes
 
 
-def _piece(body: bytes, start: int, end: int) -> _Piece:
+def _piece(body: Bytes, start: int, end: int) -> _Piece:
     _, kind, _, count, _ = _HEAD.unpack_from(body)
     digest = _DIGEST_BYTES[kind]
     at = _HEAD.size
@@ -149,10 +185,10 @@ def join_pieces(pieces: list[_Piece], fmt: int, kind: int, zero: int, ledger_id:
     columns = zip(*pieces, strict=True)
     next(columns)
     head = _HEAD.pack(fmt, kind, zero, count, ledger_id)
-    return b"".join((head, *(b"".join(column) for column in columns)))
+    return b"".join((head, *chain.from_iterable(columns)))
 
 
-def join(found: list[tuple[Part, bytes]], first: int, last: int, bytes_max: int) -> bytes | None:
+def join(found: list[tuple[Part, Bytes]], first: int, last: int, bytes_max: int) -> bytes | None:
     """One run of the entries first..last of these parts' runs, until their payloads make up about
     `bytes_max` (the first entry always). None where nothing is there.
     """
@@ -173,7 +209,7 @@ def join(found: list[tuple[Part, bytes]], first: int, last: int, bytes_max: int)
                     pieces.append(_piece(body, start, fitting))
                 break
         if len(found) == 1 and start == 0 and end == count:
-            return body
+            return bytes(body)
         pieces.append(_piece(body, start, end))
         size += len(body)
     if not pieces:
@@ -182,7 +218,7 @@ def join(found: list[tuple[Part, bytes]], first: int, last: int, bytes_max: int)
     return join_pieces(pieces, fmt, kind, zero, ledger_id)
 
 
-def _plain_heads(found: list[tuple[Part, bytes]]) -> list[tuple[int, int]] | None:
+def _plain_heads(found: list[tuple[Part, Bytes]]) -> list[tuple[int, int]] | None:
     """Count and first id of each run, where places in the runs follow from ids: no holes, one kind
     of digest. Else None.
     """
@@ -200,7 +236,7 @@ def _plain_heads(found: list[tuple[Part, bytes]]) -> list[tuple[int, int]] | Non
     return heads
 
 
-def _fitting(body: bytes, start: int, end: int, room: int, *, is_first: bool) -> int:
+def _fitting(body: Bytes, start: int, end: int, room: int, *, is_first: bool) -> int:
     """The place after the last entry from `start` on that fits into `room`."""
     count = _HEAD.unpack_from(body)[3]
     sizes = struct.unpack_from(f">{count}I", body, _HEAD.size + 24 * count)
@@ -212,10 +248,10 @@ def _fitting(body: bytes, start: int, end: int, room: int, *, is_first: bool) ->
 
 
 def _join_entries(
-    found: list[tuple[Part, bytes]], first: int, last: int, bytes_max: int
+    found: list[tuple[Part, Bytes]], first: int, last: int, bytes_max: int
 ) -> bytes | None:
     """The same for parts with holes, entry by entry."""
-    runs = [(part, Run(body)) for part, body in found]
+    runs = [(part, Run(bytes(body))) for part, body in found]
     places = sorted(
         (entry_id, number, index)
         for number, (part, run) in enumerate(runs)

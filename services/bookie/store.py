@@ -36,7 +36,16 @@ from services.bookie.index import Index, LedgerRow
 from services.bookie.ledger import Ledger
 from services.bookie.log import LogRecord
 from services.bookie.parts import Part, present_in, split_run
-from services.bookie.reading import Extent, bodies, extents, join, read_now, read_waiting
+from services.bookie.reading import (
+    Bytes,
+    Extent,
+    advise,
+    bodies,
+    extents,
+    join,
+    read_all,
+    read_now,
+)
 from services.bookie.records import apply_stored, dropped, owner_of, to_log
 from services.bookie.replay import Placed, Replayed, replay_log
 from services.bookie.segments import Segments, sync_directory
@@ -55,6 +64,10 @@ CHECKPOINT_COST: Final = 2048
 memory until then, some 300 bytes each, and a checkpoint of many stalls the loop."""
 
 RANGES_AT_ONCE_BYTES: Final = 1024 * 1024
+
+CROWDED_PART: Final = 4
+"""Channels are not read from while more than this part of `pending_bytes_max` is queued: some 50 ms
+of a disk. Their peers are told by TCP; plain HTTP is refused at the whole."""
 
 COMPARE_ROUNDS_MAX: Final = 8
 """How often an add is compared again because others came in between; then it is unknown."""
@@ -137,6 +150,7 @@ class Store:
         self._checkpointing: asyncio.Task[None] | None = None
         self._since_checkpoint = 0
         self._pending_bytes = 0
+        self._no_room: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_read_only = False
         self.is_closed_to_adds = False
@@ -344,24 +358,44 @@ class Store:
         if not verdict.present:
             parts = []
 
-        def answer(found: list[tuple[Part, bytes]]) -> None:
+        def answer(found: list[tuple[Part, Bytes]]) -> None:
             body = join(found, asked.first, known_to, bytes_max) if found else None
             done(ReadAnswer(verdict.status, verdict.last_add_confirmed, body, verdict.absent))
+
+        is_in_order = ledger.read_to == asked.first - 1
+        ledger.read_to = known_to
+        if not is_in_order:
+            ledger.is_cold = False
+            ledger.ahead_to = NO_ENTRY
 
         def fetch() -> None:
             found = self._bodies_now(ledger, parts)
             if found is not None:
                 answer(found)
             else:
+                ledger.is_cold = True
                 self._spawn(self._answer_later(ledger, parts, answer))
 
         ledger.when_synced(verdict.after, fetch)
+        if is_in_order and ledger.is_cold and parts:
+            self._read_ahead(ledger, known_to + 1, bytes_max)
+
+    def _read_ahead(self, ledger: Ledger, first: int, bytes_max: int) -> None:
+        """Somebody reads a ledger from its beginning to its end, and the kernel, which sees jumps
+        from run to run, does not notice: have it fetch what will be asked for next.
+        """
+        if first <= ledger.ahead_to:
+            return
+        parts, known_to = ledger.find_some(first, ledger.highest, bytes_max)
+        ledger.ahead_to = known_to
+        stored = [part for part in parts if part.body is None]
+        self._readers.submit(advise, extents(self.segments, stored))
 
     async def _answer_later(
         self,
         ledger: Ledger,
         parts: list[Part],
-        answer: Callable[[list[tuple[Part, bytes]]], None],
+        answer: Callable[[list[tuple[Part, Bytes]]], None],
     ) -> None:
         try:
             found = await self._bodies(ledger, parts)
@@ -402,7 +436,7 @@ class Store:
         if not found:
             return False
         ledger = self.ledger(ledger_id)
-        run = Run(found[0][1]).where(part.has)
+        run = Run(bytes(found[0][1])).where(part.has)
         # It may have been replaced or dropped while it was read.
         held = ledger.find(part.first, part.last)
         if run is None or not any(
@@ -501,9 +535,11 @@ class Store:
 
     # --- bytes ----------------------------------------------------------------------------------------
 
-    def _bodies_now(self, ledger: Ledger, parts: list[Part]) -> list[tuple[Part, bytes]] | None:
+    def _bodies_now(self, ledger: Ledger, parts: list[Part]) -> list[tuple[Part, Bytes]] | None:
         """The runs of parts if all are in memory (ours or the kernel's), else None."""
-        found = [(part, part.body) for part in parts if part.body is not None]
+        found: list[tuple[Part, Bytes]] = [
+            (part, part.body) for part in parts if part.body is not None
+        ]
         stored = [part for part in parts if part.body is None]
         if not stored:
             return found
@@ -514,17 +550,23 @@ class Store:
             found.extend(self._checked(extent, data, ledger))
         return found
 
-    async def _bodies(self, ledger: Ledger, parts: list[Part]) -> list[tuple[Part, bytes]]:
+    async def _bodies(self, ledger: Ledger, parts: list[Part]) -> list[tuple[Part, Bytes]]:
         """The runs of parts; those that are damaged are left out."""
         assert self._loop is not None
-        found = [(part, part.body) for part in parts if part.body is not None]
+        found: list[tuple[Part, Bytes]] = [
+            (part, part.body) for part in parts if part.body is not None
+        ]
         stored = [part for part in parts if part.body is None]
-        for extent in extents(self.segments, stored):
-            data = await self._loop.run_in_executor(self._readers, read_waiting, extent)
-            found.extend(self._checked(extent, data, ledger))
+        if stored:
+            wanted = extents(self.segments, stored)
+            read = await self._loop.run_in_executor(
+                self._readers, read_all, wanted, ledger.ledger_id
+            )
+            self.counters["damaged_reads"] += len(stored) - len(read)
+            found += read
         return found
 
-    def _checked(self, extent: Extent, data: bytes, ledger: Ledger) -> list[tuple[Part, bytes]]:
+    def _checked(self, extent: Extent, data: Bytes, ledger: Ledger) -> list[tuple[Part, Bytes]]:
         good = list(bodies(extent, data, ledger.ledger_id))
         self.counters["damaged_reads"] += len(extent.parts) - len(good)
         return good
@@ -535,6 +577,19 @@ class Store:
     def pending_bytes(self) -> int:
         """Bytes that are queued for the disk."""
         return self._pending_bytes
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so much is queued that peers should wait before they send more."""
+        return self._pending_bytes * CROWDED_PART > self.options.pending_bytes_max
+
+    async def room(self) -> None:
+        """Wait until it is crowded no more."""
+        assert self._loop is not None
+        while self.is_crowded:
+            room: asyncio.Future[None] = self._loop.create_future()
+            self._no_room.append(room)
+            await room
 
     @property
     def position(self) -> Position:
@@ -574,6 +629,11 @@ class Store:
         self.counters["log_syncs"] += 1
         for ledger, count in counts.items():
             ledger.on_synced(count)
+        if self._no_room and not self.is_crowded:
+            waiting, self._no_room = self._no_room, []
+            for room in waiting:
+                if not room.done():
+                    room.set_result(None)
         if self._since_checkpoint >= self.options.checkpoint_bytes and self._checkpointing is None:
             self._checkpointing = asyncio.create_task(self._checkpoint_once())
 

@@ -45,6 +45,9 @@ _ANSWER: Final = struct.Struct(">BBHQqqqqI")
 _U32: Final = struct.Struct(">I")
 _RANGE: Final = struct.Struct(">qq")
 
+_LARGE_BYTES: Final = 64 * 1024
+"""Bodies beyond it are not copied once more for the sake of fewer calls."""
+
 _RECOVERY: Final = 1
 _REPAIR: Final = 2
 _FENCING: Final = 1
@@ -224,6 +227,7 @@ def encode_answers(member: str, answers: Iterable[Answer]) -> bytes:
     """One message with these answers from `member`."""
     name = member.encode()
     parts = [b"", bytes((len(name),)), name]
+    body_bytes = 0
     for op, status, request_id, ledger_id, first, last, lac, body in answers:
         parts.append(
             _ANSWER.pack(
@@ -240,6 +244,13 @@ def encode_answers(member: str, answers: Iterable[Answer]) -> bytes:
         )
         if body:
             parts.append(body)
+            body_bytes += len(body)
+    if body_bytes > _LARGE_BYTES:
+        crc = 0
+        for part in parts:
+            crc = google_crc32c.extend(crc, part)
+        parts[0] = _U32.pack(crc)
+        return b"".join(parts)
     rest = b"".join(parts)
     return _U32.pack(google_crc32c.value(rest)) + rest
 
