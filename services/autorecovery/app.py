@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from math import inf
 from typing import Any, Final, TypeVar
@@ -21,9 +22,12 @@ from quorumlog.net.ports import Ports, Times
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
 from quorumlog.net.timers import Tasks, Timers
+from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire.bodies import Body, ServiceHeartbeat
 from quorumlog.wire.repair_bodies import RepairSettingsPut
 from services.autorecovery.auditor import Auditor
+from services.autorecovery.check import Report
+from services.autorecovery.checker import Checker
 from services.autorecovery.config import Config
 from services.autorecovery.drains import decommissioned, drain_of
 from services.autorecovery.pace import EndlessTimers, PacedBookies
@@ -48,6 +52,7 @@ class Parts:
     """What this process is made of, once it runs."""
 
     auditor: Auditor
+    checker: Checker
     metadata: MetadataClient
     pace: PacedBookies
     repairs: RepairClient
@@ -86,11 +91,13 @@ def build(config: Config) -> web.Application:
             auditor = parts.auditor = Auditor(
                 name, config, metadata, repairs, ports, session, steering
             )
+            checker = parts.checker = Checker(config, metadata, repairs, directory, session)
             workers = parts.workers = Workers(repairs, directory, paced, session, done, steering)
             tasks.start(_tell_that_it_lives(metadata, name, config.url))
             tasks.start(steering.follow(auditor.trigger))
             tasks.start(directory.follow())
             tasks.start(auditor.run())
+            tasks.start(checker.run(lambda: auditor.is_auditor))
             tasks.start(pace.run())
             tasks.start(workers.run(tasks))
             yield
@@ -126,6 +133,8 @@ def _routes(parts: Parts, done: Done) -> Sequence[tuple[str, str, str, _Handler]
                 "copied_bytes": parts.pace.copied_bytes,
                 "repaired": done.repaired,
                 "failed": done.failed,
+                "checked": parts.checker.checked,
+                "misplaced": parts.checker.misplaced_count,
                 "queue": (await parts.repairs.summary()).model_dump(mode="json"),
             }
         )
@@ -152,6 +161,14 @@ def _routes(parts: Parts, done: Done) -> Sequence[tuple[str, str, str, _Handler]
         await parts.steering.change(_parsed(RepairSettingsPut, await request.read()))
         return await status(request)
 
+    async def verify(request: web.Request) -> web.Response:
+        report = await parts.checker.verify(_ledger_id(request), queue=request.method == "POST")
+        return web.json_response(_report_json(report))
+
+    async def check_all(_request: web.Request) -> web.Response:
+        parts.checker.trigger()
+        return web.json_response({}, status=202)
+
     async def list_repairs(request: web.Request) -> web.Response:
         items, following = await parts.repairs.list(after=request.query.get("after"))
         return web.json_response(
@@ -161,12 +178,36 @@ def _routes(parts: Parts, done: Done) -> Sequence[tuple[str, str, str, _Handler]
     return (
         ("GET", "/v1/status", "What this process does and has done", status),
         ("GET", "/v1/repairs", "What lacks copies, and why it still does", list_repairs),
+        ("POST", "/v1/checks", "Compare all copies of all ledgers now", check_all),
+        ("GET", "/v1/checks/{ledger_id}", "Compare a ledger's copies", verify),
+        ("POST", "/v1/checks/{ledger_id}", "The same, and have mended what lacks", verify),
         ("GET", "/v1/drains/{bookie}", "What still names a bookie, and why", get_drain),
         ("DELETE", "/v1/bookies/{bookie}", "Decommission a dead bookie", decommission),
         ("POST", "/v1/audits", "Look at everything now, and try again what waits", trigger),
         ("PUT", "/v1/lost-bookie-delay", "How long a bookie may be away", put_delay),
         ("PATCH", "/v1/settings", "Pause, resume, limit; for all processes", patch_settings),
     )
+
+
+def _ledger_id(request: web.Request) -> int:
+    text = request.match_info["ledger_id"]
+    if not re.fullmatch(r"0|[1-9][0-9]{0,18}", text) or int(text) > ID_MAX:
+        raise InvalidRequest("ledger_id is no ledger's id")
+    return int(text)
+
+
+def _report_json(report: Report) -> dict[str, Any]:
+    return {
+        "ledger_id": report.ledger_id,
+        "whole": report.is_whole,
+        "entries": report.entries,
+        "lacking": [
+            {"bookie": lack.member, "first": lack.first, "last": lack.last, "why": lack.why}
+            for lack in report.lacks
+        ],
+        "differing": [{"first": first, "last": last} for first, last in report.differing],
+        "silent": report.silent,
+    }
 
 
 def _parsed(model: type[B], body: bytes) -> B:
@@ -195,6 +236,8 @@ class _Measures(Collector):
             ("paused", "1: nothing is copied", parts.steering.is_paused),
             ("working", "Repairs under way", parts.workers.working),
             ("audit_seconds", "How long the last audit took", parts.auditor.audit_s),
+            ("check_seconds", "How long the last check of all copies took", parts.checker.pass_s),
+            ("misplaced_ledgers", "In fewer zones than possible", parts.checker.misplaced_count),
             ("copy_limit_bytes", "Bytes a second; 0: no limit", parts.steering.bytes_per_s or 0),
         )
         for name, text, value in gauges:
@@ -204,6 +247,10 @@ class _Measures(Collector):
             ("failed", "Items put off", done.failed),
             ("copied_bytes", "Bytes written to repaired members", parts.pace.copied_bytes),
             ("copied_entries", "Entries of these", parts.pace.copied_entries),
+            ("checked_ledgers", "Ledgers whose copies were compared", parts.checker.checked),
+            ("lacking_ranges", "Ranges found lacking by a check", parts.checker.lacking),
+            ("differing_ranges", "Ranges whose copies differ: an alarm", parts.checker.differing),
+            ("checks_unanswered", "Members that a check heard nothing of", parts.checker.unknown),
             ("audits", "Audits", parts.auditor.audits),
             ("recoveries", "Abandoned ledgers recovered", parts.auditor.recovered),
             ("recoveries_failed", "Recoveries that were put off", parts.auditor.blocked_count),

@@ -20,6 +20,10 @@ class Config(ServiceSettings):
     )
     audit_s: float = Field(5.0, gt=0, description="between two looks at liveness and open ledgers")
     full_audit_s: float = Field(3600.0, gt=0, description="between two looks at every ledger")
+    check_s: float = Field(
+        86_400.0, gt=0, description="between two comparisons of all copies by their digests"
+    )
+    damage_s: float = Field(10.0, gt=0, description="between two looks at what bookies can't read")
     lease_s: float = Field(10.0, gt=1, description="an auditor that is silent so long is replaced")
     workers: int = Field(2, ge=1, le=64, description="repairs at a time")
     copy_bytes_per_s: int = Field(

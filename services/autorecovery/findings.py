@@ -33,6 +33,19 @@ def survivors_of(row: LedgerMetadata, gone: Iterable[str]) -> int:
     return min(sum(member not in lost for member in fragment.bookies) for fragment in row.fragments)
 
 
+def missing_zones(row: LedgerMetadata, bookies: Iterable[BookieInfo]) -> int:
+    """In how many zones fewer than they could a ledger's copies lie, at its worst fragment. What
+    is not known of a lost bookie counts as a zone of its own: it is repair's, not placement's.
+    """
+    zones = {bookie.id: bookie.zone for bookie in bookies if bookie.state != "lost"}
+    possible = min(len(set(zones.values())), row.quorum.ensemble_size)
+    worst = 0
+    for fragment in row.fragments:
+        used = len({zones.get(member, member) for member in fragment.bookies})
+        worst = max(worst, possible - used)
+    return worst
+
+
 @dataclass(slots=True)
 class LostMembers:
     """Which members count as lost, and since when each has been away.

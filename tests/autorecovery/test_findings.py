@@ -1,5 +1,7 @@
 """What an audit concludes: who is lost, what is missing, and when nothing may be concluded."""
 
+from dataclasses import replace
+
 from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
@@ -9,6 +11,7 @@ from services.autorecovery.findings import (
     LostMembers,
     Patience,
     is_believable,
+    missing_zones,
     places_of,
     survivors_of,
 )
@@ -80,3 +83,17 @@ def test_patience_ends_only_for_what_was_seen_all_the_time() -> None:
     list(patience.over({"x": 1}, now=15.0))
 
     assert list(patience.over({"x": 1, "y": 2}, now=30.0)) == [1]
+
+
+def test_a_ledger_in_fewer_zones_than_there_are_is_told() -> None:
+    zones = {"b1@1": "a", "b2@1": "a", "b3@1": "b", "b4@1": "c"}
+    live = [
+        BookieInfo(id=member, state="writable", url="", zone=zone) for member, zone in zones.items()
+    ]
+    spread = LedgerMetadata(1, Quorum(2, 2, 1), DigestKind.CRC32C, (Fragment(0, ("b1@1", "b3@1")),))
+    together = replace(spread, fragments=(Fragment(0, ("b1@1", "b2@1")),))
+    assert missing_zones(spread, live) == 0
+    assert missing_zones(together, live) == 1
+    assert missing_zones(together, live[:2]) == 0  # there is only one zone
+    lost = [BookieInfo.lost("b2", 1), *(bookie for bookie in live if bookie.id != "b2@1")]
+    assert missing_zones(together, lost) == 0  # that is repair's

@@ -82,15 +82,23 @@ def drain(
 
 
 @app.command()
-def readonly(name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY) -> None:
+def readonly(
+    name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
+) -> None:
     """Have a bookie take no new entries; it keeps what it has."""
-    run(gateway, lambda client: _set_state(client, name, "read-only"))
+    told = run(gateway, lambda client: _set_state(client, name, "read-only"))
+    if as_json:
+        print_json(told)
 
 
 @app.command()
-def writable(name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY) -> None:
+def writable(
+    name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
+) -> None:
     """Have a bookie take entries (again); this calls a drain off."""
-    run(gateway, lambda client: _set_state(client, name, "writable"))
+    told = run(gateway, lambda client: _set_state(client, name, "writable"))
+    if as_json:
+        print_json(told)
 
 
 @app.command()
@@ -123,11 +131,12 @@ def decommission(
         raise typer.Exit(NOT_YET)
 
 
-async def _set_state(client: Client, name: str, state: str) -> None:
+async def _set_state(client: Client, name: str, state: str) -> dict[str, Any]:
     known = await found_bookie(client, name)
     if known["state"] == "lost":
         raise RouteNotFound(f"{known['id']} does not live", bookie=name)
-    await asked("PUT", f"{known['url']}/v1/state", {"state": state})
+    told: dict[str, Any] = await asked("PUT", f"{known['url']}/v1/state", {"state": state})
+    return told
 
 
 async def _watched(

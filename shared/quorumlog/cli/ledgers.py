@@ -17,6 +17,7 @@ from quorumlog.cli.common import (
     print_rows,
     run,
 )
+from quorumlog.cli.operator import asked, autorecoveries
 from quorumlog.client import Client, Entry
 
 PasswordOption = Annotated[
@@ -194,3 +195,24 @@ def delete(
 ) -> None:
     """Delete a ledger with its entries."""
     run(gateway, lambda client: client.delete_ledger(ledger_id, password=password))
+
+
+@app.command()
+def verify(
+    ledger_id: LedgerArgument,
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    as_json: JsonOption = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Have mended what lacks.")] = False,
+) -> None:
+    """Compare a ledger's copies, as the bookies digest them; status 1 where not all are there."""
+
+    async def work(client: Client) -> dict[str, Any]:
+        url = (await autorecoveries(client))[0]
+        method = "POST" if repair else "GET"
+        found: dict[str, Any] = await asked(method, f"{url}/v1/checks/{ledger_id}")
+        return found
+
+    found = run(gateway, work)
+    print_object(found, as_json=as_json)
+    if not found["whole"]:
+        raise typer.Exit(1)

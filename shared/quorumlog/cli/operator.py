@@ -46,6 +46,15 @@ async def autorecoveries(client: Client) -> Sequence[str]:
     return urls
 
 
+async def auditor(client: Client) -> str:
+    """The URL of the process of autorecovery that audits, or of any where that is not settled."""
+    urls = await autorecoveries(client)
+    for url in urls:
+        if (await asked("GET", f"{url}/v1/status"))["auditor"]:
+            return url
+    return urls[0]
+
+
 async def drain_of(client: Client, name: str) -> dict[str, Any]:
     """How far a bookie is emptied."""
     url = (await autorecoveries(client))[0]

@@ -15,7 +15,7 @@ from quorumlog.cli.common import (
     run,
     watched,
 )
-from quorumlog.cli.operator import asked, autorecoveries
+from quorumlog.cli.operator import asked, auditor, autorecoveries
 from quorumlog.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="How lost copies are made again.")
@@ -53,21 +53,31 @@ def status(
 
 
 @app.command()
-def trigger(gateway: GatewayOption = DEFAULT_GATEWAY) -> None:
+def trigger(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
     """Have everything looked at now, and what was put off tried again."""
-    _tell(gateway, "POST", "/v1/audits")
+    _tell(gateway, "POST", "/v1/audits", as_json=as_json)
 
 
 @app.command()
-def pause(gateway: GatewayOption = DEFAULT_GATEWAY) -> None:
+def check(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
+    """Have all copies of all ledgers compared now, and mended what lacks; `status` tells how far."""
+
+    async def work(client: Client) -> Any:
+        return await asked("POST", f"{await auditor(client)}/v1/checks")
+
+    _print_told(run(gateway, work), as_json=as_json)
+
+
+@app.command()
+def pause(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
     """Copy nothing, in any process and over restarts, until `resume`; what is found is queued."""
-    _tell(gateway, "PATCH", "/v1/settings", {"paused": True})
+    _tell(gateway, "PATCH", "/v1/settings", {"paused": True}, as_json=as_json)
 
 
 @app.command()
-def resume(gateway: GatewayOption = DEFAULT_GATEWAY) -> None:
+def resume(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
     """Copy again."""
-    _tell(gateway, "PATCH", "/v1/settings", {"paused": False})
+    _tell(gateway, "PATCH", "/v1/settings", {"paused": False}, as_json=as_json)
 
 
 @app.command()
@@ -79,6 +89,7 @@ def limit(
         int | None, typer.Option(min=1, max=64, help="Repairs at a time in each process.")
     ] = None,
     gateway: GatewayOption = DEFAULT_GATEWAY,
+    as_json: JsonOption = False,
 ) -> None:
     """Set how fast copies are made, at once and over restarts."""
     given: dict[str, Any] = {}
@@ -88,25 +99,38 @@ def limit(
         given["concurrency"] = concurrency
     if not given:
         raise typer.BadParameter("give --bytes-per-s, --concurrency, or both")
-    _tell(gateway, "PATCH", "/v1/settings", given)
+    _tell(gateway, "PATCH", "/v1/settings", given, as_json=as_json)
 
 
 @app.command()
 def delay(
     seconds: Annotated[float, typer.Argument(min=0, max=86_400)],
     gateway: GatewayOption = DEFAULT_GATEWAY,
+    as_json: JsonOption = False,
 ) -> None:
     """Set how long a bookie may be away before its ledgers are copied, over restarts too; the same
     value again: look now.
     """
-    _tell(gateway, "PUT", "/v1/lost-bookie-delay", {"seconds": seconds})
+    _tell(gateway, "PUT", "/v1/lost-bookie-delay", {"seconds": seconds}, as_json=as_json)
 
 
-def _tell(gateway: str, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+def _tell(
+    gateway: str,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    *,
+    as_json: bool,
+) -> None:
     """Tell one process; the others learn it from the metadata."""
 
-    async def work(client: Client) -> None:
+    async def work(client: Client) -> Any:
         url = (await autorecoveries(client))[0]
-        await asked(method, f"{url}{path}", body)
+        return await asked(method, f"{url}{path}", body)
 
-    run(gateway, work)
+    _print_told(run(gateway, work), as_json=as_json)
+
+
+def _print_told(told: Any, *, as_json: bool) -> None:
+    if as_json:
+        print_json(told)

@@ -1,0 +1,257 @@
+"""The replica check: what bookies say that they hold, against the write sets.
+
+Bookies digest their own copies (ledger, entry, length, payload), so that replicas are compared
+without being read over the wire. What is unreachable, in limbo, or another incarnation says
+nothing: unreachable is not missing. Only closed fragments are looked at; the last one of an open
+ledger is its writer's.
+"""
+
+import asyncio
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import aiohttp
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from quorumlog.net.directory import Directory
+from quorumlog.protocol.ids import member_name
+from quorumlog.protocol.metadata import LedgerMetadata
+
+SPAN_ENTRIES: Final = 10_000
+_SPAN_BYTES: Final = 8 << 20
+_SPANS: Final = 8
+"""Ranges in one request: what a bookie reads for it takes well below a second from memory."""
+_ASK_S: Final = 60.0
+_PRESENT_MAX: Final = 1000
+"""A bookie names so many ranges; what lies beyond them is unknown."""
+
+Range = tuple[int, int]
+
+
+class _Answer(BaseModel):
+    """What is needed of a bookie's digest of a range."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    first: int
+    last: int
+    entries: int
+    present: list[list[int]]
+    damaged: list[list[int]]
+    digest: str
+
+
+class _Answers(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    bookie: str
+    ledger_id: int
+    limbo: bool
+    digests: list[_Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Entries that a member should hold, and by its own word does not, or can't read."""
+
+    member: str
+    fragment: int
+    first: int
+    last: int
+    why: Literal["missing", "damaged"]
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check of one ledger found."""
+
+    ledger_id: int
+    entries: int = 0
+    """Of closed fragments: those that were asked for."""
+    lacks: list[Lack] = field(default_factory=list)
+    differing: list[Range] = field(default_factory=list)
+    """Ranges of which whole copies are not the same: an alarm (rule 2), and not for repair."""
+    silent: list[str] = field(default_factory=list)
+    """Members of which nothing is known now."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every entry has all of its copies, by the word of each member."""
+        return not (self.lacks or self.differing or self.silent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """The ids of one residue in one span, and who stores them."""
+
+    fragment: int
+    first: int
+    last: int
+    modulus: int
+    residue: int
+    members: tuple[str, ...]
+
+    @property
+    def ids(self) -> range:
+        start = self.first + (self.residue - self.first) % self.modulus
+        return range(start, self.last + 1, self.modulus)
+
+
+class ReplicaCheck:
+    """Asks bookies and compares."""
+
+    def __init__(self, directory: Directory, session: aiohttp.ClientSession) -> None:
+        """`session` is shared and not closed here."""
+        self._directory = directory
+        self._session = session
+
+    async def check(self, row: LedgerMetadata) -> Report:
+        """Check one ledger as its row has it. Findings are to be checked again with `still`."""
+        report = Report(row.ledger_id)
+        silent: dict[str, None] = {}
+        for shares in _batches(_shares(row)):
+            members = tuple(dict.fromkeys(m for share in shares for m in share.members))
+            answers = await asyncio.gather(
+                *(self._ask(member, row.ledger_id, shares) for member in members)
+            )
+            told = dict(zip(members, answers, strict=True))
+            for share in shares:
+                report.entries += len(share.ids)
+                digests = set()
+                for member in share.members:
+                    answer = told[member].get(share)
+                    if answer is None:
+                        silent[member] = None
+                        continue
+                    lacks = tuple(_lacks(member, share, answer))
+                    report.lacks += lacks
+                    if not lacks:
+                        digests.add(answer.digest)
+                if len(digests) > 1:
+                    report.differing.append((share.first, share.last))
+        report.silent = list(silent)
+        return report
+
+    async def still(self, row: LedgerMetadata, lacks: Iterable[Lack]) -> list[Lack]:
+        """Which of these findings hold against a row that was just read: its fragment still names
+        the member, and the member still says so.
+        """
+        kept: list[Lack] = []
+        for lack in lacks:
+            for share in _shares(row):
+                is_named = share.fragment == lack.fragment and lack.member in share.members
+                first, last = max(share.first, lack.first), min(share.last, lack.last)
+                if not is_named or first > last:
+                    continue
+                part = _Share(
+                    share.fragment, first, last, share.modulus, share.residue, (lack.member,)
+                )
+                if not len(part.ids):
+                    continue
+                answer = (await self._ask(lack.member, row.ledger_id, (part,))).get(part)
+                if answer is not None:
+                    kept += _lacks(lack.member, part, answer)
+        return kept
+
+    async def _ask(
+        self, member: str, ledger_id: int, shares: Sequence[_Share]
+    ) -> dict[_Share, _Answer]:
+        """A member's word on its shares; what it does not say is left out."""
+        mine: dict[tuple[int, int], list[_Share]] = defaultdict(list)
+        for share in shares:
+            if member in share.members:
+                mine[share.modulus, share.residue].append(share)
+        url = self._directory.address(member_name(member))
+        found: dict[_Share, _Answer] = {}
+        for (modulus, residue), wanted in mine.items():
+            asked = {
+                "ranges": [[share.first, share.last] for share in wanted],
+                "modulus": modulus,
+                "residue": residue,
+            }
+            try:
+                async with self._session.post(
+                    f"{url}/v1/ledgers/{ledger_id}/digests",
+                    json=asked,
+                    timeout=aiohttp.ClientTimeout(total=_ASK_S),
+                    allow_redirects=False,
+                ) as response:
+                    body = await response.read()
+                    if response.status != 200:
+                        return found
+                told = _Answers.model_validate_json(body)
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError, ValidationError):
+                return found
+            # Rule 4: the reply names who says it and about what. Rule 15: limbo says nothing.
+            if (told.bookie, told.ledger_id, told.limbo) != (member, ledger_id, False):
+                return found
+            found |= {
+                share: answer
+                for share, answer in zip(wanted, told.digests, strict=False)
+                if (answer.first, answer.last) == (share.first, share.last)
+            }
+        return found
+
+
+def _shares(row: LedgerMetadata) -> Iterator[_Share]:
+    quorum = row.quorum
+    modulus = quorum.ensemble_size if quorum.is_striped else 1
+    size = SPAN_ENTRIES
+    if row.length and row.last_entry is not None and row.last_entry >= 0:
+        size = max(1, min(size, _SPAN_BYTES * (row.last_entry + 1) // row.length))
+    for index, fragment in enumerate(row.fragments):
+        end = row.fragment_last(index)
+        if end is None:
+            continue
+        for first in range(fragment.first_entry, end + 1, size):
+            last = min(end, first + size - 1)
+            for residue in range(modulus):
+                members = tuple(fragment.bookies[p] for p in quorum.write_set(residue))
+                share = _Share(fragment.first_entry, first, last, modulus, residue, members)
+                if len(share.ids):
+                    yield share
+
+
+def _batches(shares: Iterator[_Share]) -> Iterator[list[_Share]]:
+    batch: list[_Share] = []
+    for share in shares:
+        if batch and (len(batch) == _SPANS or batch[-1].fragment != share.fragment):
+            yield batch
+            batch = []
+        batch.append(share)
+    if batch:
+        yield batch
+
+
+def _lacks(member: str, share: _Share, answer: _Answer) -> Iterator[Lack]:
+    """What a member lacks of a share by its own word; ids that follow on make one range."""
+    if answer.entries == len(share.ids):
+        return
+    known_to = share.last
+    if len(answer.present) >= _PRESENT_MAX:
+        known_to = answer.present[-1][1]
+    open_: tuple[Literal["missing", "damaged"], int, int] | None = None
+    for entry_id in share.ids:
+        if entry_id > known_to:
+            break
+        why: Literal["missing", "damaged"] | None = None
+        if not _is_in(answer.present, entry_id):
+            why = "missing"
+        elif _is_in(answer.damaged, entry_id):
+            why = "damaged"
+        if open_ is not None and why == open_[0]:
+            open_ = (open_[0], open_[1], entry_id)
+            continue
+        if open_ is not None:
+            yield Lack(member, share.fragment, open_[1], open_[2], open_[0])
+        open_ = None if why is None else (why, entry_id, entry_id)
+    if open_ is not None:
+        yield Lack(member, share.fragment, open_[1], open_[2], open_[0])
+
+
+def _is_in(ranges: Sequence[Sequence[int]], entry_id: int) -> bool:
+    index = bisect_right(ranges, entry_id, key=lambda item: item[0]) - 1
+    return index >= 0 and entry_id <= ranges[index][1]

@@ -1,0 +1,196 @@
+"""Checks the copies of all ledgers from time to time, and of single ones when somebody asks.
+
+What is found is checked again against a row that was just read before it is queued, for the very
+member that lacks it. What bookies report as damaged is checked the same way.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import aiohttp
+import orjson
+
+from quorumlog.errors import NoSuchLedger, QuorumLogError
+from quorumlog.net.directory import Directory
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.repair_client import RepairClient
+from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.wire.repair_bodies import RepairAdd
+from services.autorecovery.check import Lack, ReplicaCheck, Report
+from services.autorecovery.config import Config
+from services.autorecovery.findings import missing_zones
+
+log = logging.getLogger(__name__)
+
+_PAGE: Final = 500
+_AT_ONCE: Final = 4
+_ASK_S: Final = 10.0
+_NAMED_MAX: Final = 10
+
+
+class Checker:
+    """The checks of one process. Invariant: nothing is queued on a member's silence."""
+
+    def __init__(
+        self,
+        config: Config,
+        metadata: MetadataClient,
+        repairs: RepairClient,
+        directory: Directory,
+        session: aiohttp.ClientSession,
+    ) -> None:
+        """Nothing was checked yet."""
+        self._config = config
+        self._metadata = metadata
+        self._repairs = repairs
+        self._directory = directory
+        self._session = session
+        self._replicas = ReplicaCheck(directory, session)
+        self._wake = asyncio.Event()
+        self.checked = 0
+        self.lacking = 0
+        self.differing = 0
+        self.unknown = 0
+        self.misplaced: list[int] = []
+        """Ledgers of the last pass that lie in fewer zones than they could, the first of them."""
+        self.misplaced_count = 0
+        self.pass_s = 0.0
+        self.passes = 0
+
+    def trigger(self) -> None:
+        """Check everything now."""
+        self._wake.set()
+
+    async def run(self, is_auditor: Callable[[], bool]) -> None:
+        """Check for ever, whenever this process audits."""
+        due = time.monotonic() + self._config.check_s
+        while True:
+            try:
+                async with asyncio.timeout(self._config.damage_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            try:
+                if self._wake.is_set() or (is_auditor() and time.monotonic() >= due):
+                    self._wake.clear()
+                    await self.check_all()
+                    due = time.monotonic() + self._config.check_s
+                elif is_auditor():
+                    await self._look_at_damage()
+            except QuorumLogError as error:
+                log.warning("check-put-off", extra={"why": error.detail})
+            except Exception:
+                # A defect of ours in one check must not end all checks.
+                log.exception("check-failed")
+
+    async def check_all(self) -> None:
+        """Check every ledger once, a few at a time."""
+        begun = time.monotonic()
+        misplaced: list[int] = []
+        running: set[asyncio.Task[Any]] = set()
+        try:
+            async for row in self._rows():
+                if missing_zones(row, self._directory.bookies):
+                    misplaced.append(row.ledger_id)
+                if len(running) >= _AT_ONCE:
+                    _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                running.add(asyncio.create_task(self._checked(row)))
+            if running:
+                await asyncio.wait(running)
+        finally:
+            for task in running:
+                task.cancel()
+        self.misplaced, self.misplaced_count = misplaced[:_NAMED_MAX], len(misplaced)
+        self.pass_s = time.monotonic() - begun
+        self.passes += 1
+        log.info("all-checked", extra={"took_s": round(self.pass_s, 3), "lacking": self.lacking})
+
+    async def verify(self, ledger_id: int, *, queue: bool) -> Report:
+        """Check one ledger now. Raises: NoSuchLedger, MetadataUnavailable."""
+        return await self._verify(await self._metadata.get(ledger_id), queue=queue)
+
+    async def _checked(self, row: LedgerMetadata) -> None:
+        try:
+            report = await self._verify(row, queue=True)
+        except NoSuchLedger:
+            return
+        except QuorumLogError as error:
+            log.warning("check-put-off", extra={"ledger": row.ledger_id, "why": error.detail})
+            return
+        self.checked += 1
+        self.lacking += len(report.lacks)
+        self.differing += len(report.differing)
+        self.unknown += len(report.silent)
+
+    async def _verify(self, row: LedgerMetadata, *, queue: bool) -> Report:
+        report = await self._replicas.check(row)
+        if report.lacks:
+            # It may have been repaired, moved or deleted since the row was read.
+            row = await self._metadata.get(row.ledger_id)
+            report.lacks = await self._replicas.still(row, report.lacks)
+        if report.lacks and queue:
+            await self._queue(row.ledger_id, report.lacks)
+        for lack in report.lacks:
+            log.warning(
+                "entries-lacking",
+                extra={
+                    "ledger": row.ledger_id,
+                    "bookie": lack.member,
+                    "first": lack.first,
+                    "last": lack.last,
+                    "why": lack.why,
+                },
+            )
+        for first, last in report.differing:
+            log.error(
+                "copies-differ", extra={"ledger": row.ledger_id, "first": first, "last": last}
+            )
+        return report
+
+    async def _queue(self, ledger_id: int, lacks: list[Lack]) -> None:
+        ranges: dict[str, list[tuple[int, int]]] = {}
+        for lack in lacks:
+            ranges.setdefault(lack.member, []).append((lack.first, lack.last))
+        await self._repairs.add(
+            [
+                RepairAdd(ledger_id=ledger_id, member=member, ranges=tuple(found))
+                for member, found in ranges.items()
+            ]
+        )
+
+    async def _look_at_damage(self) -> None:
+        """Check the ledgers of which a bookie says that it can't read something."""
+        for bookie in self._directory.bookies:
+            if bookie.state == "lost":
+                continue
+            for ledger_id in sorted(await self._damaged_at(bookie.url)):
+                try:
+                    await self.verify(ledger_id, queue=True)
+                except NoSuchLedger:
+                    continue
+
+    async def _damaged_at(self, url: str) -> set[int]:
+        try:
+            async with self._session.get(
+                f"{url}/v1/damage",
+                timeout=aiohttp.ClientTimeout(total=_ASK_S),
+                allow_redirects=False,
+            ) as response:
+                if response.status != 200:
+                    return set()
+                found = orjson.loads(await response.read())
+            return {int(item["ledger_id"]) for item in found["damage"]}
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
+            return set()
+
+    async def _rows(self) -> AsyncIterator[LedgerMetadata]:
+        after: int | None = None
+        while True:
+            rows, after = await self._metadata.list(after=after, limit=_PAGE)
+            for row in rows:
+                yield row
+            if after is None:
+                return

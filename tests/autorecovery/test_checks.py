@@ -1,0 +1,93 @@
+"""Real processes: copies that are missing or damaged are found by their digests, and mended."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from loadtest.cluster import Cluster, running
+from loadtest.stores import Stores
+from quorumlog.client import Client
+from tests.autorecovery.test_drain import PATIENT, quorumlog
+from tests.autorecovery.test_healing import HEAL_S, contents, written
+from tests.support.waiting import until
+
+SETTINGS = PATIENT | {"DAMAGE_S": "0.2", "CHECK_S": "3600"}
+MARK = b"this very copy is flipped "
+
+
+async def verify(cluster: Cluster, ledger_id: int, *words: str) -> tuple[int, Any]:
+    return await quorumlog(cluster, "ledger", "verify", str(ledger_id), *words)
+
+
+def flip(folder: Path) -> None:
+    """Change one byte of the marked payload, in the one file of a bookie's log that has it."""
+    for path in sorted((folder / "log").iterdir()):
+        at = path.read_bytes().find(MARK)
+        if at >= 0:
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(b"T")
+            return
+    raise AssertionError(f"{folder} does not have the entry")
+
+
+async def test_lacking_copies_are_found_told_and_mended(stores: Stores) -> None:
+    async with (
+        running(
+            stores, bookies=3, gateways=1, environment=SETTINGS, lost_bookie_delay_s=3600
+        ) as cluster,
+        Client(*cluster.gateways) as client,
+    ):
+        await quorumlog(cluster, "repair", "pause")
+        whole, whole_payloads = await written(client, 20)
+        striped = await client.create_ledger(ensemble_size=3, write_quorum=2, ack_quorum=2)
+        await striped.append_batch([f"striped {number}".encode() for number in range(20)])
+        gappy, gappy_payloads = await written(client, 10)
+        await gappy.append(MARK)
+        await whole.close()
+        await striped.close()
+
+        await cluster.kill("bookie-3")
+        await gappy.append(b"without bookie-3")
+        await gappy.close()
+        status, told = await verify(cluster, whole.ledger_id)
+        assert status == 1
+        assert (told["lacking"], told["silent"]) == ([], ["bookie-3@1"])  # it is not missing
+
+        await cluster.restart("bookie-3")
+        # The writer queued what it knew (rule 8): the check is to find it by itself.
+        connection = await asyncpg.connect(stores.postgres_dsn)
+        await connection.execute("DELETE FROM repairs")
+        await connection.close()
+        await asyncio.to_thread(flip, cluster.data / "bookie-2")
+
+        for ledger in (whole, striped):
+
+            async def is_whole(ledger_id: int = ledger.ledger_id) -> bool:
+                status, told = await verify(cluster, ledger_id)
+                return status == 0 and told["whole"] is True and told["entries"] == 20
+
+            await until(is_whole, "the others are whole", HEAL_S)
+
+        async def found() -> Any:
+            _, told = await verify(cluster, gappy.ledger_id)
+            return told if told and not told["silent"] else None
+
+        told = await until(found, "all three say what they have", HEAL_S)
+        lacking = {(lack["bookie"], lack["why"]): lack for lack in told["lacking"]}
+        assert lacking.keys() == {("bookie-2@1", "damaged"), ("bookie-3@1", "missing")}
+        missing = lacking["bookie-3@1", "missing"]
+        assert (missing["first"], missing["last"]) == (11, 11)
+
+        await quorumlog(cluster, "repair", "resume")
+        await quorumlog(cluster, "repair", "check")
+
+        async def is_mended() -> bool:
+            return (await verify(cluster, gappy.ledger_id))[0] == 0
+
+        await until(is_mended, "the check found it, and repair mended it", HEAL_S)
+        assert await contents(gappy) == [*gappy_payloads, MARK, b"without bookie-3"]
+        assert await contents(whole) == whole_payloads
+        assert (await verify(cluster, 999))[0] == 4
