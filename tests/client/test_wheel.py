@@ -74,7 +74,7 @@ def test_the_wheel_holds_the_package_and_nothing_of_the_services(wheel: Path) ->
     names = zipfile.ZipFile(wheel).namelist()
 
     tops = {name.partition("/")[0] for name in names}
-    assert tops == {"quorumlog", "quorumlog-0.1.0.dist-info"}
+    assert tops == {"quorumlog", "pyspark_quorumlog", "quorumlog-0.1.0.dist-info"}
     assert {"quorumlog/py.typed", "quorumlog/client/sync.py", "quorumlog/cli/logs.py"} <= set(names)
 
 

@@ -1,0 +1,189 @@
+"""Requests from Spark's processes to whichever gateway answers, with the standard library only.
+
+What may be sent again follows the same two questions as in the SDK (client/transport.py): was it
+certainly not done, or is twice the same as once? An answer 429 slows a task and never fails it: the
+gateway sheds load, and the task has nothing better to do than to wait.
+"""
+
+import http.client
+import json
+import random
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from email.message import Message
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
+
+from quorumlog.errors import NOT_DONE, Overloaded, QuorumLogError
+from quorumlog.wire.documents import from_document
+
+DEADLINE_S: Final = 120.0
+"""For one request with its repetitions: longer than a takeover of a log on a slow machine."""
+
+_TIMEOUT_S: Final = 60.0
+_PAUSE_FIRST_S: Final = 0.05
+_PAUSE_MAX_S: Final = 2.0
+
+
+class GatewayLost(QuorumLogError):
+    """No gateway could be reached (not-done), or the connection broke under a request (unknown)."""
+
+    title = "The connection to the gateway is lost"
+    retryable = True
+    status = 503
+
+    def __init__(self, detail: str, **members: Any) -> None:
+        super().__init__(detail, **members)
+        # Not a code of the HTTP API, and so not in its table.
+        self.code = "connection-lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that is no error."""
+
+    status: int
+    headers: Message
+    body: bytes
+
+    def json(self) -> Any:
+        """The body, parsed."""
+        return json.loads(self.body)
+
+
+class Gateways:
+    """One connection to one of several gateways; not for several threads at once.
+
+    Invariant: `_at` is the gateway that answered last, so that a healthy one is kept.
+    """
+
+    def __init__(
+        self,
+        urls: str,
+        *,
+        deadline_s: float = DEADLINE_S,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """`urls`: of the gateways, with commas. `headers`: for each request."""
+        self._urls: Sequence[str] = [url.strip().rstrip("/") for url in urls.split(",")]
+        self._deadline_s = deadline_s
+        self._headers = dict(headers or {})
+        # Tasks begin at different gateways, so that they share the work.
+        self._at = random.randrange(len(self._urls))  # noqa: S311
+        self._connection: http.client.HTTPConnection | None = None
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        is_repeatable: bool,
+        body: bytes | None = None,
+        value: Any = None,
+        params: Mapping[str, str | int] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Send a request until it is answered for good. `value`: a body as JSON.
+
+        Raises: a class of `quorumlog.errors`, the server's own, or GatewayLost.
+        """
+        sent = {**self._headers, **(headers or {})}
+        if value is not None:
+            body, sent["Content-Type"] = json.dumps(value).encode(), "application/json"
+        target = path if not params else f"{path}?{urlencode(params)}"
+        end, pause_s = time.monotonic() + self._deadline_s, _PAUSE_FIRST_S
+        while True:
+            try:
+                return self._once(method, target, body, sent)
+            except QuorumLogError as error:
+                rest_s = max(pause_s * random.uniform(0.5, 1), error.retry_after_s or 0)  # noqa: S311
+                if isinstance(error, Overloaded):
+                    end += rest_s
+                elif (
+                    not error.retryable
+                    or not (is_repeatable or error.outcome == NOT_DONE)
+                    or time.monotonic() + rest_s >= end
+                ):
+                    raise
+            time.sleep(rest_s)
+            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    def get(self, path: str, params: Mapping[str, str | int] | None = None) -> Any:
+        """The JSON of a GET."""
+        return self.request("GET", path, params=params, is_repeatable=True).json()
+
+    def pages(self, path: str, name: str) -> list[Any]:
+        """All items of a list."""
+        found: list[Any] = []
+        params: dict[str, str | int] = {"limit": 1000}
+        while True:
+            page = self.get(path, params)
+            found += page[name]
+            if page["next"] is None:
+                return found
+            params["after"] = page["next"]
+
+    def _once(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Answer:
+        url = self._urls[self._at]
+        is_kept = self._connection is not None
+        try:
+            connection = self._connection or self._connect(url)
+        except OSError as error:
+            self._turn()
+            raise GatewayLost(f"{url}: {error}", outcome=NOT_DONE) from error
+        self._connection = connection
+        try:
+            connection.request(method, target, body, dict(headers))
+            response = connection.getresponse()
+            content = response.read()
+        except (http.client.HTTPException, OSError) as error:
+            self.close()
+            if not is_kept:
+                self._turn()
+            # A kept connection may have been closed while it rested; but who can tell.
+            raise GatewayLost(f"{url}: {type(error).__name__} {error}") from error
+        if response.will_close:
+            self.close()
+        if response.status >= 400:
+            raise _error_of(response, content)
+        return Answer(response.status, response.headers, content)
+
+    def _connect(self, url: str) -> http.client.HTTPConnection:
+        parts = urlsplit(url)
+        kind: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
+        more: dict[str, Any] = {}
+        if parts.scheme == "https":
+            kind, more = http.client.HTTPSConnection, {"context": ssl.create_default_context()}
+        connection = kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S, **more)
+        connection.connect()
+        return connection
+
+    def _turn(self) -> None:
+        self._at = (self._at + 1) % len(self._urls)
+
+
+def _error_of(response: http.client.HTTPResponse, content: bytes) -> QuorumLogError:
+    """The error that an answer tells of."""
+    try:
+        document = json.loads(content)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or not isinstance(document.get("code"), str):
+        error = QuorumLogError(f"status {response.status} without a problem document")
+        error.status = response.status
+        return error
+    error = from_document(document)
+    retry_after = response.headers.get("Retry-After", "")
+    if retry_after.isascii() and retry_after.isdecimal():
+        error.retry_after_s = int(retry_after)
+    return error

@@ -1,0 +1,295 @@
+"""The options of the format `quorumlog`, named as users of Kafka's know them, parsed once.
+
+What can't be meant is refused at the driver, before any task runs.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, Self
+
+from quorumlog.spark.config import gateways
+
+EARLIEST, LATEST = -2, -1
+"""How JSON names the ends of a log (Kafka's numbers)."""
+
+Place = Literal["earliest", "latest"] | Mapping[str, int]
+"""An end of each log, or an offset for each that is named."""
+
+COLUMNS: Final = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "long",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+    "ledger": "long",
+    "entry": "long",
+}
+"""The columns of a read with their types: Kafka's, then where a record is stored."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|h|d)", re.ASCII)
+
+LEDGERS_PER_COMMIT_MAX: Final = 128
+"""Ledgers of one commit: each is open, closed and looked after by itself (taste)."""
+
+
+class BadOption(ValueError):
+    """An option that can't be meant; says which, and what it may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How to reach the cluster."""
+
+    urls: str
+    password: str | None
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Self:
+        """`gateway.url`, else the environment; `ledger.password`."""
+        return cls(options.get("gateway.url") or gateways(), options.get("ledger.password"))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """For each request."""
+        return {} if self.password is None else {"Ledger-Password": self.password}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What to read: exactly one of these is set."""
+
+    names: tuple[str, ...] = ()
+    pattern: str | None = None
+    ledgers: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Self:
+        """`subscribe`, `subscribePattern`, `assign` or `ledgers`."""
+        given = [
+            name
+            for name in ("subscribe", "subscribePattern", "assign", "ledgers")
+            if name in options
+        ]
+        if len(given) != 1:
+            raise BadOption(
+                "exactly one of subscribe, subscribePattern, assign and ledgers says what to read; "
+                f"given: {', '.join(given) or 'none'}"
+            )
+        text = options[given[0]]
+        match given[0]:
+            case "subscribe":
+                return cls(names=_names(text.split(","), "subscribe"))
+            case "assign":
+                assigned = _object(text, "assign")
+                if any(places != [0] for places in assigned.values()):
+                    raise BadOption('assign is {"log":[0]}: a log has the partition 0 only')
+                return cls(names=_names(assigned, "assign"))
+            case "subscribePattern":
+                try:
+                    re.compile(text)
+                except re.error as error:
+                    raise BadOption(f"subscribePattern is no regular expression: {error}") from None
+                return cls(pattern=text)
+            case _:
+                return cls(ledgers=_ids(text))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What batch and streaming reads are told."""
+
+    connection: Connection
+    subject: Subject
+    starting: Place | None
+    ending: Place
+    starting_ms: int | None
+    ending_ms: int | None
+    starts_late: bool
+    """Where nothing is as late as `startingTimestamp`: begin at the end, instead of an error."""
+    rows_per_partition_max: int
+    partitions_min: int
+    fails_on_loss: bool
+    columns: tuple[str, ...]
+    rows_per_trigger_max: int | None
+    bytes_per_trigger_max: int | None
+    rows_per_trigger_min: int | None
+    trigger_delay_s: float
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Self:
+        """All of them, whoever uses which. Raises: BadOption."""
+        late = options.get("startingOffsetsByTimestampStrategy", "error")
+        if late not in ("error", "latest"):
+            raise BadOption("startingOffsetsByTimestampStrategy is error or latest")
+        most_rows = _count(options, "maxOffsetsPerTrigger")
+        least_rows = _count(options, "minOffsetsPerTrigger")
+        if most_rows and least_rows and least_rows > most_rows:
+            raise BadOption("minOffsetsPerTrigger is above maxOffsetsPerTrigger")
+        return cls(
+            Connection.of(options),
+            Subject.of(options),
+            _place(options, "startingOffsets", EARLIEST),
+            _place(options, "endingOffsets", LATEST) or "latest",
+            _time(options, "startingTimestamp"),
+            _time(options, "endingTimestamp"),
+            late == "latest",
+            _count(options, "maxEntriesPerPartition") or 1_000_000,
+            _count(options, "minPartitions") or 1,
+            _flag(options, "failOnDataLoss", default=True),
+            columns_of(options),
+            most_rows,
+            _count(options, "maxBytesPerTrigger"),
+            least_rows,
+            _duration(options.get("maxTriggerDelay", "15m")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What a write is told."""
+
+    connection: Connection
+    log: str | None
+    """`topic`: the log of every row; None where a column names it."""
+    app: str | None
+    version: int | None
+    ledgers_max: int
+    expires_in_s: int | None
+    rows_per_request: int
+    bytes_per_request: int
+
+    @classmethod
+    def of(cls, options: Mapping[str, str], *, is_stream: bool) -> Self:
+        """Parsed. Raises: BadOption."""
+        app, version = options.get("txnAppId"), options.get("txnVersion")
+        if is_stream and version is not None:
+            raise BadOption("txnVersion is the batch's number in a stream; leave it out")
+        if not is_stream and (app is None) != (version is None):
+            raise BadOption("txnAppId and txnVersion go together")
+        log = options.get("topic")
+        return cls(
+            Connection.of(options),
+            None if log is None else _names([log], "topic")[0],
+            app,
+            None if version is None else _number(version, "txnVersion"),
+            _count(options, "maxLedgersPerCommit") or LEDGERS_PER_COMMIT_MAX,
+            _count(options, "txnExpiresInSeconds"),
+            min(_count(options, "rowsPerRequest") or 10_000, 10_000),
+            min(_count(options, "bytesPerRequest") or 4 << 20, 4 << 20),
+        )
+
+
+def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns of a read: those that `columns` names, else all; headers only if asked for."""
+    text = options.get("columns")
+    if text is None:
+        has_headers = _flag(options, "includeHeaders", default=False)
+        return tuple(name for name in COLUMNS if has_headers or name != "headers")
+    names = tuple(part.strip() for part in text.split(","))
+    for name in names:
+        if name not in COLUMNS:
+            raise BadOption(f"columns are some of {', '.join(COLUMNS)}; not {name!r}")
+    if len(set(names)) != len(names):
+        raise BadOption("columns names one twice")
+    return names
+
+
+def _names(given: Any, option: str) -> tuple[str, ...]:
+    names = tuple(str(name).strip() for name in given)
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise BadOption(f"{option}: {name!r} is no name of a log")
+    return names
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise BadOption(f"ledgers is a list of ids with commas, not {text!r}")
+    return tuple(map(int, parts))
+
+
+def _object(text: str, option: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise BadOption(f"{option} is a JSON object, not {text!r}")
+    return value
+
+
+def _place(options: Mapping[str, str], option: str, end: int) -> Place | None:
+    """Where to begin or to end; `end` is what a log that JSON does not name has."""
+    text = options.get(option)
+    if text is None:
+        return None
+    word = text.strip().lower()
+    if word == "earliest" and end == LATEST:
+        raise BadOption(f"{option} can't be earliest")
+    if word == "earliest":
+        return "earliest"
+    if word == "latest":
+        return "latest"
+    places = {}
+    for name, by_partition in _object(text, option).items():
+        is_right = isinstance(by_partition, dict) and list(by_partition) == ["0"]
+        offset = by_partition["0"] if is_right else None
+        if type(offset) is not int or offset < EARLIEST:
+            raise BadOption(f'{option} is earliest, latest or {{"log":{{"0":23}}}}, not {text!r}')
+        places[name] = offset
+    return places
+
+
+def _number(text: str, option: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise BadOption(f"{option} is a number, not {text!r}")
+    return int(text)
+
+
+def _count(options: Mapping[str, str], option: str) -> int | None:
+    text = options.get(option)
+    if text is None:
+        return None
+    value = _number(text, option)
+    if value == 0:
+        raise BadOption(f"{option} is at least 1")
+    return value
+
+
+def _flag(options: Mapping[str, str], option: str, *, default: bool) -> bool:
+    text = options.get(option)
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise BadOption(f"{option} is true or false, not {text!r}")
+    return text.lower() == "true"
+
+
+def _time(options: Mapping[str, str], option: str) -> int | None:
+    """Milliseconds since 1970, or an RFC 3339 time, as milliseconds."""
+    text = options.get(option)
+    if text is None:
+        return None
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadOption(f"{option} is a time or milliseconds since 1970, not {text!r}") from None
+    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _duration(text: str) -> float:
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None:
+        raise BadOption(f"maxTriggerDelay is a time like 15m, not {text!r}")
+    return int(found.group(1)) * _UNITS[found.group(2)]

@@ -1,0 +1,209 @@
+"""What a read covers, decided once at the driver: ranges of logs and ledgers that never change.
+
+A plan ends at what was confirmed when it was made. Entries up to there are the same for ever, so a
+task that runs twice, or a batch that a restarted query repeats, reads the same rows. Nothing here
+fences, recovers or closes anything.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql.datasource import InputPartition
+
+from quorumlog.errors import NoSuchLog, OffsetTruncated
+from quorumlog.spark.http import Gateways
+from quorumlog.spark.options import LATEST, BadOption, Place, ReadOptions, Subject
+
+
+class DataLoss(RuntimeError):
+    """Records that a query counts on are no longer there; `failOnDataLoss=false` goes on without."""
+
+
+@dataclass(frozen=True)
+class Range(InputPartition):
+    """One task's part: offsets of a log, or entries of a ledger's fragment; `end` is exclusive."""
+
+    log: str | None
+    ledger_id: int
+    first: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        """How many it covers."""
+        return self.end - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A log as it was when it was looked at: from `first` up to, not including, `end`."""
+
+    name: str
+    first: int
+    end: int
+    ledgers: tuple[tuple[int, int], ...]
+    """(first offset, id) of each, ascending."""
+
+    def ranges(self, first: int, end: int) -> Iterator[Range]:
+        """A range of offsets, cut where ledgers are."""
+        starts = [*(start for start, _ in self.ledgers[1:]), end]
+        for (own, ledger_id), following in zip(self.ledgers, starts, strict=False):
+            low, high = max(first, own), min(end, following)
+            if low < high:
+                yield Range(self.name, ledger_id, low, high)
+
+
+def extent(gateways: Gateways, name: str) -> Extent:
+    """A log as it is now. Raises: NoSuchLog."""
+    shown = gateways.get(f"/v1/logs/{name}")
+    ledgers = tuple(
+        (int(item["first_offset"]), int(item["ledger_id"]))
+        for item in shown["ledgers"]
+        if item["first_offset"] is not None
+    )
+    return Extent(name, int(shown["first_offset"]), int(shown["next_offset"]), ledgers)
+
+
+def logs_of(gateways: Gateways, subject: Subject) -> list[str]:
+    """The logs that are meant, by name."""
+    if subject.pattern is None:
+        return sorted(set(subject.names))
+    wanted = re.compile(subject.pattern)
+    names = (str(log["name"]) for log in gateways.pages("/v1/logs", "logs"))
+    return sorted(name for name in names if wanted.fullmatch(name))
+
+
+def offset_at(place: Place, found: Extent, default: int) -> int:
+    """The offset that a place means in a log; `default` where it says nothing of that log."""
+    if place == "earliest":
+        return found.first
+    if place == "latest":
+        return found.end
+    given = place.get(found.name)
+    if given is None:
+        return default
+    if given < 0:
+        return found.end if given == LATEST else found.first
+    return given
+
+
+def offset_of_time(gateways: Gateways, found: Extent, at_ms: int) -> int | None:
+    """The first offset whose record is as late as that, or None; times of records ascend, unless
+    clients set them.
+    """
+    low, high = found.first, found.end
+    while low < high:
+        middle = (low + high) // 2
+        if _time_of(gateways, found.name, middle) < at_ms:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < found.end else None
+
+
+def _time_of(gateways: Gateways, name: str, offset: int) -> float:
+    page = gateways.get(f"/v1/logs/{name}/entries", {"from": offset, "limit": 1})
+    if not page["entries"]:
+        raise OffsetTruncated(f"there is nothing at {offset}", log=name)
+    return datetime.fromisoformat(page["entries"][0]["timestamp"]).timestamp() * 1000
+
+
+def batch_plan(options: ReadOptions, gateways: Gateways) -> list[Range]:
+    """All of a batch read."""
+    if options.subject.ledgers:
+        found = [part for id_ in options.subject.ledgers for part in _ledger(gateways, id_)]
+        return cut(found, options)
+    if options.starting == "latest":
+        raise BadOption("startingOffsets=latest means nothing in a batch")
+    ranges: list[Range] = []
+    for name in logs_of(gateways, options.subject):
+        whole = extent(gateways, name)
+        first = offset_at(options.starting or "earliest", whole, whole.first)
+        end = offset_at(options.ending, whole, whole.end)
+        if options.starting_ms is not None:
+            by_time = offset_of_time(gateways, whole, options.starting_ms)
+            if by_time is None and not options.starts_late:
+                raise BadOption(f"{name} has nothing as late as startingTimestamp")
+            first = whole.end if by_time is None else by_time
+        if options.ending_ms is not None:
+            until = offset_of_time(gateways, whole, options.ending_ms)
+            end = whole.end if until is None else until
+        ranges += whole.ranges(*checked(whole, first, end, fails=options.fails_on_loss))
+    return cut(ranges, options)
+
+
+def checked(whole: Extent, first: int, end: int, *, fails: bool) -> tuple[int, int]:
+    """A range within what a log has. Raises: DataLoss, unless that is accepted."""
+    if fails and first < end and (first < whole.first or end > whole.end):
+        raise DataLoss(
+            f"offsets {first} to {end - 1} of {whole.name} were asked for, and it has "
+            f"{whole.first} to {whole.end - 1}; failOnDataLoss=false reads what there is"
+        )
+    return max(first, whole.first), min(end, whole.end)
+
+
+def stream_plan(
+    options: ReadOptions, gateways: Gateways, start: Mapping[str, int], end: Mapping[str, int]
+) -> list[Range]:
+    """One batch of a stream, which has ended when it is asked for again: nothing is looked at but
+    where ledgers begin.
+    """
+    ranges: list[Range] = []
+    for name, until in sorted(end.items()):
+        first = start.get(name, 0)
+        if first >= until:
+            continue
+        try:
+            whole = extent(gateways, name)
+        except NoSuchLog:
+            if options.fails_on_loss:
+                raise DataLoss(f"the log {name} is gone; failOnDataLoss=false forgets it") from None
+            continue
+        if name not in start:
+            first = whole.first
+        ranges += whole.ranges(*checked(whole, first, until, fails=options.fails_on_loss))
+    return cut(ranges, options)
+
+
+def _ledger(gateways: Gateways, ledger_id: int) -> Iterator[Range]:
+    """A ledger up to what is confirmed now, cut where fragments are."""
+    path = f"/v1/ledgers/{ledger_id}"
+    shown = gateways.get(path)
+    if shown["log"] is not None:
+        raise BadOption(f"ledger {ledger_id} is of the log {shown['log']}: subscribe to that")
+    end = int(gateways.get(f"{path}/last-add-confirmed")["last_add_confirmed"]) + 1
+    starts = [int(fragment["first_entry"]) for fragment in shown["fragments"]]
+    for first, following in zip(starts, [*starts[1:], end], strict=True):
+        if first < min(following, end):
+            yield Range(None, ledger_id, first, min(following, end))
+
+
+def cut(ranges: Sequence[Range], options: ReadOptions) -> list[Range]:
+    """The same, in parts of the size that was asked for, and enough of them."""
+    rows = sum(part.rows for part in ranges)
+    most = min(options.rows_per_partition_max, max(1, -(-rows // options.partitions_min)))
+    found: list[Range] = []
+    for part in ranges:
+        pieces = -(-part.rows // most)
+        for piece in range(pieces):
+            low = part.first + part.rows * piece // pieces
+            high = part.first + part.rows * (piece + 1) // pieces
+            found.append(Range(part.log, part.ledger_id, low, high))
+    return found
+
+
+def next_offsets(
+    options: ReadOptions, gateways: Gateways, known: Mapping[str, Any]
+) -> dict[str, Extent]:
+    """Every log that a stream reads, as it is now; one that is gone stays away."""
+    found: dict[str, Extent] = {}
+    for name in sorted({*logs_of(gateways, options.subject), *known}):
+        try:
+            found[name] = extent(gateways, name)
+        except NoSuchLog:
+            if options.fails_on_loss:
+                raise DataLoss(f"the log {name} is gone; failOnDataLoss=false forgets it") from None
+    return found

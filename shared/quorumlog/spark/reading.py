@@ -1,0 +1,169 @@
+"""What an executor does to read: pages of a range, as Arrow batches of the columns asked for."""
+
+import base64
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, Final
+
+import pyarrow as pa
+
+from quorumlog.errors import EntryUnavailable, NotAcceptable, OffsetTruncated
+from quorumlog.spark.http import Gateways
+from quorumlog.spark.plan import DataLoss, Range
+from quorumlog.wire.columns import HEADERS, MEDIA, TIME
+
+_PAGE_ROWS: Final = 10_000
+_PAGE_BYTES: Final = 8 << 20
+"""What one request asks for: the API's most, and what keeps an executor's memory small."""
+
+_HEADER_LIST: Final = pa.list_(
+    pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+)
+TYPES: Final = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": TIME,
+    "timestampType": pa.int32(),
+    "headers": _HEADER_LIST,
+    "ledger": pa.int64(),
+    "entry": pa.int64(),
+}
+"""What Spark makes of the columns' types (`to_arrow_schema`); a batch must have exactly these."""
+
+
+def rows(
+    gateways: Gateways, part: Range, columns: tuple[str, ...], *, fails_on_loss: bool
+) -> Iterator[Any]:
+    """A range as record batches, page by page."""
+    at = part.first
+    path = f"/v1/logs/{part.log}" if part.log else f"/v1/ledgers/{part.ledger_id}"
+    ask = _Asker(gateways, f"{path}/entries", is_log=part.log is not None)
+    while at < part.end:
+        try:
+            page, following = ask.page(at, part.end)
+        except OffsetTruncated as error:
+            if fails_on_loss:
+                raise DataLoss(
+                    f"offset {at} of {part.log} is truncated; failOnDataLoss=false goes on"
+                ) from error
+            at = max(at + 1, int(error.members.get("first_offset") or part.end))
+            continue
+        if page.num_rows == 0:
+            # All of the range was confirmed when it was planned.
+            raise EntryUnavailable(f"nothing was read at {at} of {path}", log=part.log)
+        yield _shown(page, part, columns)
+        at = following
+
+
+class _Asker:
+    """Asks for pages: as Arrow, or as JSON where a gateway can't."""
+
+    def __init__(self, gateways: Gateways, path: str, *, is_log: bool) -> None:
+        self._gateways, self._path, self._is_log = gateways, path, is_log
+        self._speaks_arrow = True
+
+    def page(self, first: int, end: int) -> tuple[Any, int]:
+        """Rows from `first` on, below `end`, and where to go on."""
+        params: dict[str, str | int] = {
+            "from": first,
+            "limit": min(_PAGE_ROWS, end - first),
+            "max_bytes": _PAGE_BYTES,
+        }
+        if self._speaks_arrow:
+            try:
+                answer = self._gateways.request(
+                    "GET",
+                    self._path,
+                    params=params,
+                    headers={"Accept": MEDIA},
+                    is_repeatable=True,
+                )
+            except NotAcceptable:
+                self._speaks_arrow = False
+            else:
+                name = "Next-Offset" if self._is_log else "Next-Entry-Id"
+                return pa.ipc.open_stream(answer.body).read_all(), int(answer.headers[name])
+        found = self._gateways.get(self._path, params)
+        return (_records if self._is_log else _entries)(found["entries"]), int(found["next"])
+
+
+def _records(found: list[dict[str, Any]]) -> Any:
+    return pa.table(
+        {
+            "offset": pa.array([e["offset"] for e in found], pa.int64()),
+            "timestamp": pa.array([datetime.fromisoformat(e["timestamp"]) for e in found], TIME),
+            "key": pa.array([_bytes(e["key"]) for e in found], pa.binary()),
+            "headers": pa.array([list(e["headers"].items()) or None for e in found], HEADERS),
+            "value": pa.array([_bytes(e["data"]) for e in found], pa.binary()),
+            "ledger_id": pa.array([e["ledger_id"] for e in found], pa.int64()),
+            "entry_id": pa.array([e["entry_id"] for e in found], pa.int64()),
+        }
+    )
+
+
+def _entries(found: list[dict[str, Any]]) -> Any:
+    return pa.table(
+        {
+            "entry_id": pa.array([e["entry_id"] for e in found], pa.int64()),
+            "value": pa.array([_bytes(e["data"]) for e in found], pa.binary()),
+        }
+    )
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text)
+
+
+def _shown(page: Any, part: Range, columns: tuple[str, ...]) -> Any:
+    """A page with Spark's columns. Where a ledger is read, a log's columns are null."""
+    count = page.num_rows
+    arrays = [_column(name, page, part, count) for name in columns]
+    schema = pa.schema([pa.field(name, TYPES[name]) for name in columns])
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _column(name: str, page: Any, part: Range, count: int) -> Any:
+    is_log = part.log is not None
+    match name:
+        case "key" | "value" | "timestamp" if is_log or name == "value":
+            return _whole(page.column(name))
+        case "offset":
+            return _whole(page.column("offset" if is_log else "entry_id"))
+        case "entry":
+            return _whole(page.column("entry_id"))
+        case "ledger":
+            return (
+                _whole(page.column("ledger_id"))
+                if is_log
+                else pa.repeat(pa.scalar(part.ledger_id, pa.int64()), count)
+            )
+        case "topic" if is_log:
+            return pa.repeat(pa.scalar(part.log, pa.string()), count)
+        case "partition":
+            return pa.repeat(pa.scalar(0, pa.int32()), count)
+        case "timestampType" if is_log:
+            # Kafka's 0: CreateTime. A record's own time where it has one, else that of its append.
+            return pa.repeat(pa.scalar(0, pa.int32()), count)
+        case "headers" if is_log:
+            return _headers(_whole(page.column("headers")))
+    return pa.nulls(count, TYPES[name])
+
+
+def _whole(column: Any) -> Any:
+    """A column in one piece, as a record batch needs it."""
+    found = column.combine_chunks()
+    return found.chunk(0) if isinstance(found, pa.ChunkedArray) else found
+
+
+def _headers(found: Any) -> Any:
+    """A map of strings as Kafka's list of pairs; null where a record has none."""
+    if found.null_count == len(found):
+        return pa.nulls(len(found), _HEADER_LIST)
+    pairs = [
+        None if row is None else [{"key": key, "value": value.encode()} for key, value in row]
+        for row in found.to_pylist()
+    ]
+    return pa.array(pairs, _HEADER_LIST)
