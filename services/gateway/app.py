@@ -17,6 +17,7 @@ from services.gateway.edge.logs import Logs
 from services.gateway.edge.middleware import Metrics, edge_middleware
 from services.gateway.edge.openapi import describe
 from services.gateway.edge.operations import Route
+from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.engine import Engine, EngineConfig, add_metrics
 from services.gateway.engine.internal import routes as internal_routes
 from services.gateway.interface import EngineInterface
@@ -24,6 +25,7 @@ from services.gateway.logs.manager import LogManager
 from services.gateway.logs.metrics import add_log_metrics
 from services.gateway.logs.peers import routes as log_routes
 from services.gateway.logs.running import running_logs
+from services.gateway.logs.transactions import Transactions
 
 VERSION = "0.1.0"
 
@@ -33,6 +35,7 @@ def build_app(
     limits: Limits,
     *,
     logs: LogManager | None = None,
+    transactions: Transactions | None = None,
     cors_origins: Iterable[str] = (),
 ) -> web.Application:
     """The application that serves an engine and logs. The caller starts and ends them itself."""
@@ -41,12 +44,14 @@ def build_app(
     room = Room(limits)
     routes: list[Route] = [
         # aiohttp tries them in this order: appends and reads come first.
-        *Entries(engine, room).routes(),
-        *Ledgers(engine, room).routes(),
+        *Entries(engine, room, transactions).routes(),
+        *Ledgers(engine, room, transactions).routes(),
         *Cluster(engine).routes(),
     ]
     if logs is not None:
         routes += Logs(logs, room).routes()
+    if transactions is not None:
+        routes += TransactionRoutes(transactions, room).routes()
     description = describe([*(operation for operation, _ in routes), *SHARED], version=VERSION)
 
     async def ready() -> None:
@@ -70,7 +75,7 @@ def build_app(
         )
     )
     if logs is not None:
-        add_log_metrics(logs, app[METRICS])
+        add_log_metrics(logs, transactions, app[METRICS])
     for operation, handler in routes:
         app.router.add_route(
             operation.method, operation.path, handler, expect_handler=ignore_expect
@@ -85,8 +90,16 @@ async def create_app(settings: GatewaySettings) -> web.Application:
     stack = contextlib.AsyncExitStack()
     config = EngineConfig(url=settings.url, metadata_urls=settings.metadata_urls)
     engine = await stack.enter_async_context(Engine.running(config))
-    logs = await stack.enter_async_context(running_logs(engine, settings.metadata_urls))
-    app = build_app(engine, settings, logs=logs, cors_origins=settings.cors_origins)
+    logs, transactions = await stack.enter_async_context(
+        running_logs(engine, settings.metadata_urls)
+    )
+    app = build_app(
+        engine,
+        settings,
+        logs=logs,
+        transactions=transactions,
+        cors_origins=settings.cors_origins,
+    )
     add_metrics(engine, app[METRICS])
     app.router.add_routes(internal_routes(engine))
     app.router.add_routes(log_routes(logs, engine.writer.id))

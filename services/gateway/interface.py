@@ -128,6 +128,10 @@ class EngineInterface(Protocol):
         """Append payloads as contiguous entries; returns when they are acknowledged."""
         ...
 
+    async def transaction_of(self, ledger_id: int) -> str | None:
+        """The transaction that a ledger is of, if any; None too where there is no such ledger."""
+        ...
+
     async def read(
         self,
         ledger_id: int,

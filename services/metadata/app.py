@@ -3,20 +3,23 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
 import asyncpg
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
-from services.metadata import handlers, log_handlers, repair_handlers
+from services.metadata import handlers, log_handlers, repair_handlers, transaction_handlers
 from services.metadata.changes import ChangeHub
 from services.metadata.config import Config
 from services.metadata.cookies import CookieStore
 from services.metadata.database import Database
+from services.metadata.expiry import Expiry
 from services.metadata.handlers import PARTS, Parts
 from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerStore
@@ -26,10 +29,16 @@ from services.metadata.migrate import migrate
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
 from services.metadata.routes import openapi
+from services.metadata.transactions import TransactionStore
 
 log = logging.getLogger(__name__)
 
-ROUTES: Final = (*handlers.ROUTES, *log_handlers.ROUTES, *repair_handlers.ROUTES)
+ROUTES: Final = (
+    *handlers.ROUTES,
+    *log_handlers.ROUTES,
+    *repair_handlers.ROUTES,
+    *transaction_handlers.ROUTES,
+)
 
 _RETRY_S: Final = 0.5
 _NEWER_RETRY_S: Final = 5.0
@@ -48,6 +57,8 @@ def build(config: Config) -> web.Application:
         config.redis_url, prefix=config.redis_prefix, deadline_s=config.redis_deadline_s
     )
     changes = ChangeHub(database)
+    leases, transactions = LeaseStore(database), TransactionStore(database)
+    expiry = Expiry(transactions, leases, every_s=config.expiry_every_s)
     app = web.Application(
         middlewares=[_measured, answers_problems], client_max_size=config.body_bytes_max
     )
@@ -59,7 +70,8 @@ def build(config: Config) -> web.Application:
         logs=LogStore(database),
         repairs=RepairStore(database),
         repair_settings=RepairSettingsStore(database),
-        leases=LeaseStore(database),
+        leases=leases,
+        transactions=transactions,
         change_heartbeat_s=config.change_heartbeat_s,
     )
 
@@ -70,7 +82,7 @@ def build(config: Config) -> web.Application:
     async def background(_app: web.Application) -> AsyncIterator[None]:
         async def work() -> None:
             await _migrated(database)
-            await changes.run()
+            await asyncio.gather(changes.run(), expiry.run())
 
         task = asyncio.create_task(work(), name="database")
         yield
@@ -94,6 +106,7 @@ def build(config: Config) -> web.Application:
         app.router.add_route(route.method, route.path, route.handler)
     app.cleanup_ctx.append(background)
     app[_MEASURES] = _Measures(app, database, liveness, changes)
+    app[METRICS].register(_TransactionMetrics(transactions, expiry))
     return app
 
 
@@ -145,6 +158,25 @@ class _Measures:
         }
         for name, (text, value) in gauges.items():
             Gauge(name, text, registry=registry).set_function(value)
+
+
+class _TransactionMetrics(Collector):
+    def __init__(self, transactions: TransactionStore, expiry: Expiry) -> None:
+        self._transactions, self._expiry = transactions, expiry
+
+    def collect(self) -> Iterable[Metric]:
+        """The numbers as they are now."""
+        for name, text, count in (
+            ("transactions_open", "Transactions that are OPEN", self._expiry.open),
+            ("orphan_ledgers", "Ledgers that no log names", self._expiry.orphans),
+        ):
+            yield GaugeMetricFamily(f"quorumlog_metadata_{name}", text, count)
+        for how in ("committed", "aborted", "expired"):
+            yield CounterMetricFamily(
+                f"quorumlog_metadata_transactions_{how}",
+                f"Transactions that were {how} through this service",
+                getattr(self._transactions, how),
+            )
 
 
 _MEASURES: Final = web.AppKey("measures", _Measures)

@@ -45,6 +45,7 @@ from services.metadata.logs import LogStore
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
 from services.metadata.routes import Route
+from services.metadata.transactions import TransactionStore
 
 _MEMBER: Final = rf"{BOOKIE_NAME}(@(0|[1-9][0-9]{{0,17}}))?"
 _SERVICE: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
@@ -62,6 +63,7 @@ class Parts:
     repairs: RepairStore
     repair_settings: RepairSettingsStore
     leases: LeaseStore
+    transactions: TransactionStore
     change_heartbeat_s: float
 
 

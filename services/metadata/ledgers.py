@@ -18,12 +18,18 @@ from quorumlog.errors import (
     InvalidRequest,
     LedgerExists,
     NoSuchLedger,
+    NoSuchTransaction,
     OwnedByLog,
+    QuorumLogError,
+    TransactionAborted,
+    TransactionCommitted,
     VersionConflict,
 )
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import State
+from quorumlog.protocol.transaction import TransactionState
 from quorumlog.wire.bodies import LedgerCreate, LedgerDraft, LedgerRow, MissedBody
+from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.metadata.database import Connection, Database
 from services.metadata.repairs import queue_repair
 from services.metadata.sql import UTC_CREATED_AT
@@ -277,7 +283,9 @@ async def _create(connection: Connection, request: LedgerCreate) -> LedgerRow:
     if inserted is None:
         await _raise_if_repeated(connection, request.attempt)
     await _index_members(connection, row.ledger_id, request.row)
-    if row.log is not None:
+    if TRANSACTION_TAG in row.extra:
+        await _join(connection, row)
+    elif row.log is not None:
         await connection.execute(
             "INSERT INTO unnamed_ledgers (ledger_id) VALUES ($1)", row.ledger_id
         )
@@ -288,6 +296,39 @@ async def _create(connection: Connection, request: LedgerCreate) -> LedgerRow:
             [_tag(pair) for pair in request.row.metadata.items()],
         )
     return row
+
+
+async def _join(connection: Connection, row: LedgerRow) -> None:
+    """Make a new ledger one of a transaction, which must be OPEN; that is renewed by it.
+
+    Raises: NoSuchTransaction, TransactionCommitted, TransactionAborted, InvalidRequest.
+    """
+    name = row.extra[TRANSACTION_TAG]
+    # The lock makes who ends the transaction wait: afterwards this ledger is among its ledgers.
+    log = await connection.fetchval(
+        "UPDATE transactions SET expires_at = now() + make_interval(secs => ttl_s)"
+        " WHERE id = $1 AND state = 'OPEN' RETURNING log",
+        name,
+    )
+    if log is None:
+        state = await connection.fetchval("SELECT state FROM transactions WHERE id = $1", name)
+        raise _ENDED.get(state, NoSuchTransaction)(f"transaction {name}", log=row.log)
+    if log != row.log:
+        raise InvalidRequest(f"the transaction is of the log {log}")
+    await connection.execute(
+        "INSERT INTO transaction_ledgers (ledger_id, transaction, partition, attempt)"
+        " VALUES ($1, $2, $3::text::bigint, $4::text::bigint)",
+        row.ledger_id,
+        name,
+        row.extra.get(PARTITION_TAG),
+        row.extra.get(ATTEMPT_TAG),
+    )
+
+
+_ENDED: Final[dict[str | None, type[QuorumLogError]]] = {
+    TransactionState.COMMITTED: TransactionCommitted,
+    TransactionState.ABORTED: TransactionAborted,
+}
 
 
 async def _insert(connection: Connection, request: LedgerCreate) -> asyncpg.Record:

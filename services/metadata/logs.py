@@ -4,7 +4,7 @@ A log and the ledgers that it begins to name are locked in one transaction, so a
 being named can't be deleted as unnamed, and the other way round (rule 22).
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import asyncpg
@@ -86,25 +86,14 @@ class LogStore:
         row = request.row
 
         async def work(connection: Connection) -> LogRow:
-            old = await _lock(connection, row.name)
+            old = await lock_log(connection, row.name)
             target = f"log {row.name}"
             if await is_settled(connection, request.attempt, target):
                 return old
-            _check_version(old, row.version)
-            _check_change(old, row)
-            before = {item.ledger_id for item in old.items}
-            after = {item.ledger_id for item in row.items}
-            await _name(connection, row.name, after - before)
-            await _unname(connection, before - after)
-            record = await connection.fetchrow(
-                "UPDATE logs SET version = version + 1, body = $3::text::jsonb, changed_at = now()"
-                f" WHERE name = $1 AND version = $2 AND body IS NOT NULL RETURNING {_ROW}",
-                row.name,
-                row.version,
-                _body_of(row),
-            )
+            check_version(old, row.version)
+            changed = await change_row(connection, old, row)
             await settle(connection, request.attempt, target)
-            return _row_of(record, row.name)
+            return changed
 
         return await self._database.transact(work)
 
@@ -117,15 +106,16 @@ class LogStore:
         async def work(connection: Connection) -> None:
             target = f"delete log {name}"
             try:
-                old = await _lock(connection, name)
+                old = await lock_log(connection, name)
             except NoSuchLog:
                 if await is_settled(connection, request.attempt, target):
                     return
                 raise
             if await is_settled(connection, request.attempt, target):
                 return  # and made anew since
-            _check_version(old, request.version)
+            check_version(old, request.version)
             await _unname(connection, (item.ledger_id for item in old.items))
+            await _end_transactions(connection, name)
             await connection.execute(
                 "UPDATE logs SET version = version + 1, body = NULL, changed_at = now()"
                 " WHERE name = $1 AND version = $2",
@@ -185,12 +175,43 @@ def _body_of(row: LogRow) -> str:
     return row.model_dump_json(exclude={"name", "version", "created_at"})
 
 
-async def _lock(connection: Connection, name: str) -> LogRow:
+async def lock_log(connection: Connection, name: str) -> LogRow:
+    """A row, locked until the transaction ends. Raises: NoSuchLog."""
     record = await connection.fetchrow(f"SELECT {_ROW} FROM logs WHERE name = $1 FOR UPDATE", name)
     return _row_of(record, name)
 
 
-def _check_version(current: LogRow, version: int) -> None:
+async def change_row(
+    connection: Connection,
+    old: LogRow,
+    new: LogRow,
+    *,
+    published: Collection[int] = (),
+    transaction: str = "",
+) -> LogRow:
+    """Put `new` in the place of `old`, whose row is locked and whose version it has.
+
+    `published`: ledgers of `transaction` that come onto the log with it. Raises: InvalidRequest.
+    """
+    _check_change(old, new)
+    before = {item.ledger_id for item in old.items}
+    after = {item.ledger_id for item in new.items}
+    await _name(connection, new.name, after - before - set(published))
+    if published:
+        await _name_published(connection, new.name, published, transaction)
+    await _unname(connection, before - after)
+    record = await connection.fetchrow(
+        "UPDATE logs SET version = version + 1, body = $3::text::jsonb, changed_at = now()"
+        f" WHERE name = $1 AND version = $2 AND body IS NOT NULL RETURNING {_ROW}",
+        new.name,
+        old.version,
+        _body_of(new),
+    )
+    return _row_of(record, new.name)
+
+
+def check_version(current: LogRow, version: int) -> None:
+    """Raise VersionConflict (with `current`) where a compare-and-swap is from another version."""
     if current.version != version:
         raise VersionConflict(
             f"the log's version is {current.version}",
@@ -232,22 +253,48 @@ async def _name(connection: Connection, name: str, ledgers: Iterable[int]) -> No
     wanted = sorted(ledgers)
     if not wanted:
         return
+    await _lock_ledgers(connection, name, wanted)
+    named = await connection.fetch(
+        "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[]) RETURNING ledger_id",
+        wanted,
+    )
+    # What is no longer unnamed is of a transaction, and comes with that only.
+    _check_all(name, wanted, named)
+
+
+async def _name_published(
+    connection: Connection, name: str, ledgers: Collection[int], transaction: str
+) -> None:
+    """As `_name`, for ledgers of a transaction."""
+    wanted = sorted(ledgers)
+    await _lock_ledgers(connection, name, wanted)
+    found = await connection.fetch(
+        "SELECT ledger_id FROM transaction_ledgers"
+        " WHERE ledger_id = ANY($1::bigint[]) AND transaction = $2",
+        wanted,
+        transaction,
+    )
+    _check_all(name, wanted, found)
+
+
+async def _lock_ledgers(connection: Connection, name: str, wanted: list[int]) -> None:
     records = await connection.fetch(
         "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND log = $2"
         " AND body IS NOT NULL ORDER BY ledger_id FOR SHARE",
         wanted,
         name,
     )
-    missing = sorted(set(wanted) - {record["ledger_id"] for record in records})
+    _check_all(name, wanted, records)
+
+
+def _check_all(name: str, wanted: list[int], found: Iterable[asyncpg.Record]) -> None:
+    missing = sorted(set(wanted) - {record["ledger_id"] for record in found})
     if missing:
         raise InvalidRequest(
             f"ledger {missing[0]} does not exist, or was not made for this log",
             log=name,
             ledger_id=missing[0],
         )
-    await connection.execute(
-        "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[])", wanted
-    )
 
 
 async def _unname(connection: Connection, ledgers: Iterable[int]) -> None:
@@ -256,3 +303,19 @@ async def _unname(connection: Connection, ledgers: Iterable[int]) -> None:
         " SELECT unnest($1::bigint[]) ON CONFLICT DO NOTHING",
         sorted(ledgers),
     )
+
+
+async def _end_transactions(connection: Connection, name: str) -> None:
+    """A log that is deleted takes its transactions along: a namesake begins without any."""
+    await connection.execute(
+        "UPDATE transactions SET state = 'ABORTED', ended_at = now()"
+        " WHERE log = $1 AND state = 'OPEN'",
+        name,
+    )
+    await connection.execute(
+        "WITH gone AS (DELETE FROM transaction_ledgers l USING transactions t"
+        " WHERE t.id = l.transaction AND t.log = $1 AND t.state = 'ABORTED' RETURNING l.ledger_id)"
+        " INSERT INTO unnamed_ledgers (ledger_id, since) SELECT ledger_id, 'epoch' FROM gone",
+        name,
+    )
+    await connection.execute("DELETE FROM app_versions WHERE log = $1", name)

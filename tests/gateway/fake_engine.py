@@ -139,6 +139,10 @@ class FakeEngine(EngineInterface):
             self.changed.notify_all()
         return Appended(first, len(entries) - 1, len(entries) - 1)
 
+    async def transaction_of(self, ledger_id: int) -> str | None:
+        del ledger_id
+        return None
+
     async def read(
         self,
         ledger_id: int,

@@ -11,16 +11,31 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from quorumlog.errors import LedgerClosed, LedgerFenced, NoSuchLedger, NoSuchLog, OwnedByLog
-from quorumlog.protocol.log import LogMetadata
+from quorumlog.errors import (
+    LedgerClosed,
+    LedgerFenced,
+    NoSuchLedger,
+    NoSuchLog,
+    OwnedByLog,
+    TransactionAborted,
+    TransactionCommitted,
+)
+from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Codec, Run, make
+from quorumlog.protocol.transaction import (
+    Sealed,
+    Transaction,
+    TransactionLedger,
+    TransactionState,
+    published_by,
+)
 from quorumlog.wire.bodies import BookieInfo, BookieList
 from services.gateway.interface import Appended, Confirmation, LedgerOptions, ReadResult
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import Times
-from services.gateway.logs.ports import Append, LogAppended, LogChanged, PeerLost
+from services.gateway.logs.ports import Append, LogAppended, LogChanged, PeerLost, Publish
 
 TIMES = Times(append_s=20.0, settle_s=5.0, probe_every_s=0.05, jitter_s=0.01, drain_s=5.0)
 
@@ -41,6 +56,8 @@ class Cluster:
         self.ledgers: dict[int, Ledger] = {}
         self.deleted: set[int] = set()
         self.logs: dict[str, LogMetadata] = {}
+        self.transactions: dict[str, Transaction] = {}
+        self.app_versions: dict[str, int] = {}
         self.gateways: dict[str, Gateway] = {}
         self.names = itertools.count(1)
         self.numbers = itertools.count(1)
@@ -62,7 +79,16 @@ class Cluster:
         return self.ledgers[ledger_id]
 
     def is_named(self, ledger_id: int) -> bool:
-        return any(log.item_of(ledger_id) for log in self.logs.values())
+        """Whether a log has it, or a transaction that may yet put it onto one."""
+        return any(log.item_of(ledger_id) for log in self.logs.values()) or any(
+            transaction.is_open and ledger_id in _ids(transaction)
+            for transaction in self.transactions.values()
+        )
+
+    def begin(self, log: str, app: str | None = None, version: int | None = None) -> str:
+        name = f"t{next(self.names)}"
+        self.transactions[name] = Transaction(name, log, app, version)
+        return name
 
 
 class Gateway:
@@ -259,6 +285,11 @@ class Store:
         current = self.row(log.name)
         if current.version != log.version:
             raise LogChanged(current)
+        new = self._replace(current, log)
+        await self.gateway.step()
+        return new
+
+    def _replace(self, current: LogMetadata, log: LogMetadata) -> LogMetadata:
         new = replace(log, version=log.version + 1)
         new.check()
         assert new.first_offset >= current.first_offset
@@ -267,7 +298,6 @@ class Store:
             if item.last_offset is not None:
                 assert self.cluster.ledgers[item.ledger_id].row.state is State.CLOSED
         self.cluster.logs[log.name] = new
-        await self.gateway.step()
         return new
 
     async def delete(self, log: LogMetadata) -> None:
@@ -288,6 +318,62 @@ class Store:
         del older_than_s
         await self.gateway.step()
         return [number for number in self.cluster.ledgers if not self.cluster.is_named(number)]
+
+    async def transaction(self, transaction_id: str) -> Transaction:
+        await self.gateway.step()
+        found = self.cluster.transactions[transaction_id]
+        await self.gateway.step()
+        return found
+
+    async def commit(
+        self, transaction_id: str, ledgers: tuple[Sealed, ...], log: LogMetadata | None
+    ) -> tuple[Transaction, LogMetadata | None]:
+        await self.gateway.step()
+        done = self._commit(transaction_id, ledgers, log)
+        await self.gateway.step()
+        return done
+
+    def _commit(
+        self, transaction_id: str, ledgers: tuple[Sealed, ...], log: LogMetadata | None
+    ) -> tuple[Transaction, LogMetadata | None]:
+        """What the metadata service does in one transaction of its database."""
+        found = self.cluster.transactions[transaction_id]
+        asked = tuple(sealed.ledger_id for sealed in ledgers)
+        if found.state is TransactionState.ABORTED:
+            raise TransactionAborted
+        if not found.is_open:
+            if asked != found.requested and found.app is None:
+                raise TransactionCommitted
+            is_other = found.is_duplicate or asked != found.requested
+            return replace(found, is_duplicate=is_other), None
+        published: tuple[LogItem, ...] = ()
+        is_duplicate = found.app is not None and self.cluster.app_versions.get(found.app, -1) >= (
+            found.version or 0
+        )
+        if log is not None and not is_duplicate:
+            current = self.row(found.log)
+            if current.version != log.version:
+                raise LogChanged(current)
+            published = published_by(current, log, ledgers)
+            ids = _ids(found)
+            assert all(item.ledger_id in ids for item in published)
+            log = self._replace(current, log)
+        if found.app is not None and not is_duplicate:
+            self.cluster.app_versions[found.app] = found.version or 0
+        ended = replace(
+            found,
+            state=TransactionState.COMMITTED,
+            requested=asked,
+            is_duplicate=is_duplicate,
+            ledgers=tuple(
+                TransactionLedger(
+                    item.ledger_id, first_offset=item.first_offset, last_offset=item.last_offset
+                )
+                for item in published
+            ),
+        )
+        self.cluster.transactions[transaction_id] = ended
+        return ended, None if is_duplicate else log
 
     async def delete_unnamed(self, ledger_id: int) -> None:
         await self.gateway.step()
@@ -327,6 +413,20 @@ class Net:
         await peer.logs.roll_here(name)
         await self.gateway.step()
 
+    async def publish(self, owner: Writer, name: str, call: Publish) -> Transaction:
+        await self.gateway.step()
+        peer = self.cluster.gateways[owner.id]
+        if peer.is_dead:
+            raise PeerLost("refused", sent=False)
+        done = await peer.logs.publish_here(name, call)
+        await peer.step()
+        await self.gateway.step()
+        return done
+
     async def is_alive(self, owner: Writer) -> bool:
         await self.gateway.step()
         return not self.cluster.gateways[owner.id].is_dead
+
+
+def _ids(transaction: Transaction) -> set[int]:
+    return {ledger.ledger_id for ledger in transaction.ledgers}

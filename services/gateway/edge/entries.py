@@ -32,11 +32,12 @@ from services.gateway.edge.answers import (
     json_value,
     octets,
 )
-from services.gateway.edge.ledgers import password_of
+from services.gateway.edge.ledgers import OF_TRANSACTION, password_of
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX, READ_BYTES_MAX, WAIT_MS_MAX
 from services.gateway.edge.params import ARROW, EVENTS, FRAMES, JSON, NDJSON, OCTETS
 from services.gateway.edge.payloads import encoded, entry_too_large, from_frames, from_json
 from services.gateway.edge.pipe import Pipe
+from services.gateway.edge.record_bodies import read_records
 from services.gateway.edge.sockets import LedgerSubject, serve
 from services.gateway.edge.streams import (
     Range,
@@ -48,6 +49,7 @@ from services.gateway.edge.streams import (
     send_lines,
 )
 from services.gateway.interface import EngineInterface
+from services.gateway.logs.transactions import Transactions
 
 _APPEND_TYPES: Final = (JSON, OCTETS, FRAMES, NDJSON, ARROW)
 _READ_TYPES: Final = (JSON, FRAMES, NDJSON, EVENTS, ARROW)
@@ -64,9 +66,15 @@ _IMMUTABLE: Final = {"Cache-Control": "private, max-age=31536000, immutable"}
 class Entries:
     """Handlers of a ledger's entries."""
 
-    def __init__(self, engine: EngineInterface, room: body.Room) -> None:
+    def __init__(
+        self,
+        engine: EngineInterface,
+        room: body.Room,
+        transactions: Transactions | None = None,
+    ) -> None:
         self._engine = engine
         self._room = room
+        self._transactions = transactions
 
     async def append(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/ledgers/{ledger_id}/entries."""
@@ -84,6 +92,15 @@ class Entries:
                 request, self._room, Pipe(self._engine, self._room, ledger_id, password, expect)
             )
         params.accepted(request)
+        transaction = await self._engine.transaction_of(ledger_id)
+        if transaction is not None and self._transactions is not None:
+            records = await read_records(request, self._room, media)
+            done = await self._transactions.append(transaction, ledger_id, records, expect=expect)
+            return json_bytes(
+                b'{"ledger_id":%d,"entry_id":%d,"last_add_confirmed":%d}'
+                % (ledger_id, done.first, done.last_add_confirmed),
+                201,
+            )
         payloads, is_batch = await self._payloads(request, media)
         appended = await self._engine.append(ledger_id, payloads, password=password, expect=expect)
         if is_batch:
@@ -337,6 +354,7 @@ APPEND: Final = op.Operation(
         LedgerClosed,
         LedgerFenced,
         OwnedByLog,
+        *OF_TRANSACTION,
         WriterLost,
         EntryConflict,
         UnexpectedEntryId,

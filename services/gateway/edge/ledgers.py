@@ -13,14 +13,18 @@ from quorumlog.errors import (
     LedgerExists,
     LedgerFenced,
     NoSuchLedger,
+    NoSuchLog,
+    NoSuchTransaction,
     NotEnoughBookies,
     OwnedByLog,
     RecoveryBlocked,
+    TransactionAborted,
+    TransactionCommitted,
     WriterLost,
     WrongPassword,
 )
 from quorumlog.protocol.ids import ID_MAX
-from quorumlog.protocol.metadata import State
+from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import BOOKIE_NAME, LOG_NAME
 from services.gateway.edge import operations as op
 from services.gateway.edge import params
@@ -35,6 +39,7 @@ from services.gateway.edge.models import Ledger, LedgerCreate, LedgerList, Recov
 from services.gateway.edge.params import JSON
 from services.gateway.edge.payloads import escaped
 from services.gateway.interface import EngineInterface, LedgerQuery
+from services.gateway.logs.transactions import Attempt, Transactions
 
 _STATES: Final = tuple(state.value for state in State)
 _LIST: Final = frozenset(("state", "bookie", "log", "limit", "after"))
@@ -80,9 +85,12 @@ def password_of(request: web.Request) -> str | None:
 class Ledgers:
     """Handlers of ledgers as a whole."""
 
-    def __init__(self, engine: EngineInterface, room: Room) -> None:
+    def __init__(
+        self, engine: EngineInterface, room: Room, transactions: Transactions | None = None
+    ) -> None:
         self._engine = engine
         self._room = room
+        self._transactions = transactions
 
     async def create(self, request: web.Request) -> web.Response:
         """POST /v1/ledgers."""
@@ -96,12 +104,21 @@ class Ledgers:
             wanted = LedgerCreate.model_validate(body)
         except ValidationError as error:
             raise invalid_of(error) from error
-        ledger = await self._engine.create(wanted.options(key))
+        ledger = await self._create(wanted, key)
         return json_value(
             ledger_json(ledger),
             201,
             {"Location": f"/v1/ledgers/{ledger.ledger_id}", "ETag": f'"{ledger.version}"'},
         )
+
+    async def _create(self, wanted: LedgerCreate, key: str | None) -> LedgerMetadata:
+        if wanted.transaction is None:
+            return await self._engine.create(wanted.options(key))
+        if self._transactions is None:
+            raise NoSuchTransaction
+        whose = Attempt(wanted.transaction, wanted.partition, wanted.attempt)
+        custom = tuple(sorted(wanted.metadata.items()))
+        return await self._transactions.create_ledger(whose, custom=custom, idempotency_key=key)
 
     async def get(self, request: web.Request) -> web.Response:
         """GET /v1/ledgers/{ledger_id}."""
@@ -183,6 +200,9 @@ class Ledgers:
         ]
 
 
+OF_TRANSACTION: Final = (NoSuchTransaction, TransactionAborted, TransactionCommitted)
+"""What else a ledger of a transaction may be answered with."""
+
 _ETAG: Final = {"ETag": "The row's version, in quotes."}
 _EMPTY: Final[dict[str, Any]] = {"type": "object", "additionalProperties": False}
 _ERRORS: Final = (*op.ALWAYS, *op.ANSWERING, *op.WITH_METADATA)
@@ -194,7 +214,9 @@ CREATE: Final = op.Operation(
     "createLedger",
     "Ledgers",
     "Create a ledger",
-    "The gateway that answers is its writer. Any gateway takes appends and hands them on.",
+    "The gateway that answers is its writer. Any gateway takes appends and hands them on. One of a "
+    "transaction is like the ledgers of its log: each append is one entry, a batch of records in "
+    "the log's forms; it is sealed by `close` and named by the commit.",
     (
         op.Parameter(
             "Idempotency-Key",
@@ -206,7 +228,11 @@ CREATE: Final = op.Operation(
     {
         JSON: op.Content(
             LedgerCreate,
-            {"default": {}, "three copies": {"ensemble_size": 3, "metadata": {"k": "v"}}},
+            {
+                "default": {},
+                "three copies": {"ensemble_size": 3, "metadata": {"k": "v"}},
+                "of a transaction": {"transaction": "b1946ac9", "partition": 3, "attempt": 0},
+            },
         )
     },
     {
@@ -216,7 +242,7 @@ CREATE: Final = op.Operation(
             {"Location": "The ledger's path.", **_ETAG},
         )
     },
-    (*_ERRORS, *op.WITH_BODY, LedgerExists, NotEnoughBookies),
+    (*_ERRORS, *op.WITH_BODY, LedgerExists, NotEnoughBookies, *OF_TRANSACTION, NoSuchLog),
 )
 LIST: Final = op.Operation(
     "GET",

@@ -16,7 +16,12 @@ from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
 from services.gateway.edge import strict
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.params import invalid
-from services.gateway.edge.payloads import base64_of, encoded, entry_too_large, escaped
+from services.gateway.edge.payloads import (
+    base64_of,
+    encoded,
+    entry_too_large,
+    escaped,
+)
 from services.gateway.logs.ports import LogRecord
 
 _FORMS: Final = ("data", "text", "json")
@@ -29,17 +34,17 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 def records_from_json(data: bytes) -> tuple[Record, ...]:
     """The records of a JSON body: one, or those of `entries`."""
-    body = strict.loads(data)
-    if not isinstance(body, dict):
+    given = strict.loads(data)
+    if not isinstance(given, dict):
         raise invalid("", "must be a JSON object")
-    if "entries" not in body:
-        one = (_record(body, ""),)
+    if "entries" not in given:
+        one = (_record(given, ""),)
         check_size(one)
         return one
-    for name in body:
+    for name in given:
         if name != "entries":
             raise invalid(f"/{escaped(name)}", "is not a field of this request")
-    entries = body["entries"]
+    entries = given["entries"]
     if not isinstance(entries, list):
         raise invalid("/entries", "must be a list")
     if not entries:

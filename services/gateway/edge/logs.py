@@ -25,7 +25,7 @@ from quorumlog.errors import (
     UnexpectedOffset,
     WriterLost,
 )
-from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
+from quorumlog.protocol.batch import ProducerSeq
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire.bodies import LOG_NAME
 from services.gateway.edge import arrow, body, log_models, params
@@ -34,9 +34,7 @@ from services.gateway.edge.answers import json_bytes, json_value, octets
 from services.gateway.edge.ledgers import invalid_of
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX, READ_BYTES_MAX, WAIT_MS_MAX
 from services.gateway.edge.log_payloads import (
-    check_size,
     records_frames,
-    records_from_json,
     records_json,
     view_json,
 )
@@ -49,7 +47,7 @@ from services.gateway.edge.log_streams import (
     send_lines,
 )
 from services.gateway.edge.params import ARROW, EVENTS, FRAMES, JSON, NDJSON, OCTETS
-from services.gateway.edge.payloads import from_frames
+from services.gateway.edge.record_bodies import read_records
 from services.gateway.edge.sockets import serve
 from services.gateway.edge.streams import last_event_id
 from services.gateway.logs.manager import LogManager
@@ -171,7 +169,7 @@ class Logs:
                 request, self._room, self._logs, name, expect=expect, token=token
             )
         params.accepted(request)
-        records = await self._records(request, media)
+        records = await read_records(request, self._room, media)
         done = await self._logs.append(name, Append(records, producer, expect, token))
         return json_bytes(
             b'{"log":"%b","first_offset":%d,"last_offset":%d,"ledger_id":%d,"entry_id":%d}'
@@ -185,22 +183,6 @@ class Logs:
             201,
             {"Producer-Duplicate": "true"} if done.is_duplicate else None,
         )
-
-    async def _records(self, request: web.Request, media: str) -> tuple[Record, ...]:
-        limits = self._room.limits
-        if media == JSON:
-            data = await body.read(request, self._room, limits.body_bytes_max)
-            return records_from_json(data or b"{}")
-        if media == OCTETS:
-            value = await body.read(request, self._room, BATCH_BYTES_MAX)
-            records: tuple[Record, ...] = (Record(value),)
-        elif media == ARROW:
-            records = arrow.records(await body.read(request, self._room, limits.frames_bytes_max))
-        else:
-            data = await body.read(request, self._room, limits.frames_bytes_max)
-            records = tuple(Record(value) for value in from_frames(data, BATCH_BYTES_MAX))
-        check_size(records)
-        return records
 
     async def read(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/logs/{name}/entries."""

@@ -21,6 +21,12 @@ from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.metadata import DigestKind, LedgerMetadata
 from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 from quorumlog.wire.bodies import Member
+from quorumlog.wire.transaction_bodies import (
+    ATTEMPT_TAG,
+    PARTITION_TAG,
+    TRANSACTION_ID,
+    TRANSACTION_TAG,
+)
 from services.gateway.edge.limits import (
     BATCH_ENTRIES_MAX,
     CUSTOM_BYTES_MAX,
@@ -62,6 +68,9 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", populate_by_name=True)
 
 
+_OF_TRANSACTION: Final = frozenset(("transaction", "partition", "attempt", "metadata"))
+
+
 class LedgerCreate(Model):
     """What a new ledger should be like. Everything is optional."""
 
@@ -91,9 +100,19 @@ class LedgerCreate(Model):
         default=False, description="Name absent bookies too, while each write set reaches Qa."
     )
 
+    transaction: Annotated[str, Field(pattern=f"^{TRANSACTION_ID}$")] | None = Field(
+        default=None, description="Make it for a transaction, like the ledgers of its log."
+    )
+    partition: Id | None = Field(default=None, description="Of a transaction: for whom it is.")
+    attempt: Id | None = Field(default=None, description="Of a transaction: which try it is.")
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         self.quorum()
+        if self.transaction is None and self.model_fields_set & {"partition", "attempt"}:
+            raise ValueError("partition and attempt are of a transaction")
+        if self.transaction is not None and self.model_fields_set - _OF_TRANSACTION:
+            raise ValueError("a transaction's ledger is like those of its log: it takes metadata")
         size = sum(len(k.encode()) + len(v.encode()) for k, v in self.metadata.items())
         if size > CUSTOM_BYTES_MAX:
             raise ValueError(f"metadata has {size} bytes; the limit is {CUSTOM_BYTES_MAX}")
@@ -158,6 +177,9 @@ class Ledger(Model):
     may_lack_entries: bool = Field(
         default=False, description="Recovered while an operator had declared members lost."
     )
+    transaction: str | None = Field(default=None, description="What it was written in.")
+    partition: Id | None = None
+    attempt: Id | None = None
 
 
 def ledger_json(metadata: LedgerMetadata) -> dict[str, Any]:
@@ -184,8 +206,12 @@ def ledger_json(metadata: LedgerMetadata) -> dict[str, Any]:
         if metadata.writer is None
         else {"id": metadata.writer.id, "url": metadata.writer.url},
     }
-    if dict(metadata.extra).get(DEGRADED) == "true":
+    tags = dict(metadata.extra)
+    if tags.get(DEGRADED) == "true":
         shown["degraded"] = True
+    if TRANSACTION_TAG in tags:
+        shown["transaction"] = tags[TRANSACTION_TAG]
+        shown |= {tag: int(tags[tag]) for tag in (PARTITION_TAG, ATTEMPT_TAG) if tag in tags}
     if metadata.may_lack_entries:
         shown["may_lack_entries"] = True
     return shown

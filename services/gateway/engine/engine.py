@@ -44,6 +44,7 @@ from services.gateway.engine.handle import Budget, WriteHandle
 from services.gateway.engine.keys import Gatekeeper, new_keys
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.reading import Reading
+from services.gateway.engine.records import RecordAppends, is_of_log
 from services.gateway.engine.recoveries import Recoveries
 from services.gateway.engine.rows import NarrowMetadata, Rows, is_closed
 from services.gateway.interface import (
@@ -112,6 +113,11 @@ class Engine:
         self.reading = Reading(
             self.writer, self._handles, self._rows, ports, peers, self._gatekeeper
         )
+        self.records = RecordAppends(
+            self._handles, self._rows, peers, writer_of=self._writer_of, end_or=self._end_or
+        )
+        self.append_records = self.records.append
+        self.transaction_of = self.records.transaction_of
         self._ended: dict[int, int] = {}
         """Ledgers that were written and closed here, with the last acknowledged entry."""
         self._budget = Budget(config.gateway_in_flight_bytes_max)
@@ -270,7 +276,7 @@ class Engine:
         if ledger_id in self._handles or ledger_id in self._ended:
             return await self.close_here(ledger_id, password=password)
         row = await self._rows.fresh(ledger_id)
-        if row.log is not None:
+        if is_of_log(row):
             raise OwnedByLog("close the log", ledger_id=ledger_id, log=row.log)
         self._gatekeeper.check(row, password)
         if row.writer is None or row.writer.id == self.writer.id:
@@ -286,7 +292,7 @@ class Engine:
     async def close_here(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
         """The writer's close of a ledger of this process."""
         row = await self._rows.fresh(ledger_id)
-        if row.log is not None:
+        if is_of_log(row):
             raise OwnedByLog("close the log", ledger_id=ledger_id, log=row.log)
         self._gatekeeper.check(row, password)
         return await self._close(row)

@@ -141,6 +141,8 @@ class WriteHandle:
         self._failure: Failed | None = None
         self._closed_row: LedgerMetadata | None = None
         self.last_add_confirmed = -1
+        self.records = 0
+        """Records that were taken, of a ledger that holds record batches."""
         self.tails = LacWaiters()
 
     @property

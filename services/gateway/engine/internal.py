@@ -12,8 +12,10 @@ import orjson
 from aiohttp import web
 
 from quorumlog.errors import NOT_DONE, BadRequest, InvalidRequest, WriterLost
+from quorumlog.protocol import batch
 from services.gateway.engine.engine import Engine
 from services.gateway.engine.peers import INSTANCE, PASSWORD, decode_payloads
+from services.gateway.interface import Appended
 
 _WAIT_S_MAX: Final = 60.0
 
@@ -26,6 +28,7 @@ def routes(engine: Engine) -> Iterable[web.RouteDef]:
         web.get("/internal/instance", inner.instance),
         web.get(ledger + "/lac", inner.last_add_confirmed, allow_head=False),
         web.post(ledger + "/append", inner.append),
+        web.post(ledger + "/records", inner.append_records),
         web.post(ledger + "/close", inner.close),
         web.post(ledger + "/replace", inner.replace),
     )
@@ -54,6 +57,21 @@ class _Internal:
             password=_password(request),
             expect=_integer(request, "expect"),
         )
+        return self._appended(done)
+
+    async def append_records(self, request: web.Request) -> web.Response:
+        """Append a record batch to a transaction's ledger of this process."""
+        ledger_id = self._ledger_of(request)
+        try:
+            _, records = batch.decode(await request.read())
+        except batch.BadBatch as error:
+            raise BadRequest(str(error)) from error
+        expect = _integer(request, "expect")
+        return self._appended(
+            await self._engine.records.append_here(ledger_id, records, expect=expect)
+        )
+
+    def _appended(self, done: Appended) -> web.Response:
         return self._answer(
             {
                 "first": done.first,

@@ -91,6 +91,18 @@ class Peers:
             raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
         return Appended(int(told["first"]), int(told["last"]), int(told["last_add_confirmed"]))
 
+    async def append_records(
+        self, writer: Writer, ledger_id: int, data: bytes, *, expect: int | None
+    ) -> Appended:
+        """Append a record batch of no place through the writer, as `append` does payloads."""
+        query = "" if expect is None else f"?expect={expect}"
+        path = f"/internal/ledgers/{ledger_id}/records{query}"
+        try:
+            told = await self._ask(writer, "POST", path, _APPEND_S, data=data)
+        except TimeoutError as error:
+            raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
+        return Appended(int(told["first"]), int(told["last"]), int(told["last_add_confirmed"]))
+
     async def last_add_confirmed(
         self, writer: Writer, ledger_id: int, *, after: int | None = None, wait_s: float = 0.0
     ) -> tuple[int, bool, int]:

@@ -5,27 +5,33 @@ Any gateway takes any request: it forwards to the log's owner, or becomes it (`o
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
     ExpiredProducer,
+    InvalidRequest,
     LogClosed,
     LogExists,
     LogFenced,
     NoSuchLedger,
     NoSuchLog,
+    NoSuchTransaction,
     QuorumLogError,
     QuorumTimeout,
     SequenceGap,
+    TransactionAborted,
+    TransactionCommitted,
     UnexpectedOffset,
     WriterLost,
 )
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.metadata import State, Writer
+from quorumlog.protocol.transaction import Transaction
 from services.gateway.logs.owner import LogOwner, OwnerEnded
 from services.gateway.logs.ownership import Ownership, Remote, Slot, Times, not_the_owner
 from services.gateway.logs.ports import (
@@ -38,11 +44,27 @@ from services.gateway.logs.ports import (
     LogStore,
     PeerLost,
     Peers,
+    Publish,
 )
+from services.gateway.logs.publishing import sizes_of
 from services.gateway.logs.reading import LogReader, Start
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _VIEWS_AT_ONCE: Final = 32
 """Logs of a page whose ends are asked for at once."""
+
+_FINAL: Final = (
+    NoSuchTransaction,
+    TransactionAborted,
+    TransactionCommitted,
+    InvalidRequest,
+    NoSuchLog,
+    LogClosed,
+)
+"""Refusals that hold whoever owns the log."""
 
 _BY_STATE: Final = (UnexpectedOffset, SequenceGap, ExpiredProducer, LogFenced)
 """Refusals that hold for the state of the log that the owner knows, and only while it owns it."""
@@ -187,6 +209,26 @@ class LogManager:
             await self._engine.recover(ledger_id)
         await self._store.delete_unnamed(ledger_id)
 
+    async def delete_orphans(self, *, older_than_s: float) -> None:
+        """Delete ledgers that were made for a log and that none has named for so long, and those
+        of transactions that were not published.
+        """
+        while True:
+            found = await self._store.orphans(older_than_s=older_than_s)
+            deleted = 0
+            for ledger_id in found:
+                try:
+                    await self.delete_orphan(ledger_id)
+                except NoSuchLedger:
+                    continue
+                except QuorumLogError as error:
+                    log.warning("orphan-kept", extra={"ledger": ledger_id, "error": repr(error)})
+                else:
+                    deleted += 1
+                    log.info("orphan-deleted", extra={"ledger": ledger_id})
+            if not deleted:
+                return
+
     async def open(self, name: str, owner: str) -> tuple[int, int]:
         """Open the log for one writer, by the seeds' steps: its token, and the next offset."""
         taken = await self.ownership.force(name, create=True, finish=lambda row: row.opened(owner))
@@ -202,21 +244,59 @@ class LogManager:
 
     async def roll(self, name: str) -> LogView:
         """Go on in a new ledger."""
+        await self._through_owner(name, LogOwner.roll, lambda owner: self._peers.roll(owner, name))
+        return await self.get(name)
+
+    async def roll_here(self, name: str) -> None:
+        """Roll for another gateway. Raises: WriterLost, not done, when this is not the owner."""
+        await self._as_owner(name, LogOwner.roll)
+
+    async def publish(self, name: str, call: Publish) -> Transaction:
+        """Put a transaction's ledgers onto the log, through whoever owns that (rule 28).
+
+        Raises: LogFenced, LogClosed, InvalidRequest, and why the transaction can't be committed.
+        """
+        sizes = await sizes_of(call.ledgers, self._engine)
+        try:
+            return await self._through_owner(
+                name,
+                lambda owner: owner.publish(call, sizes),
+                lambda owner: self._peers.publish(owner, name, call),
+            )
+        except QuorumLogError as error:
+            if error.outcome == UNKNOWN:
+                error.retryable = True  # a repeat is told what became of it
+            raise
+
+    async def publish_here(self, name: str, call: Publish) -> Transaction:
+        """Publish for another gateway. Raises: WriterLost, not done, when this is not the owner."""
+        sizes = await sizes_of(call.ledgers, self._engine)
+        return await self._as_owner(name, lambda owner: owner.publish(call, sizes))
+
+    async def _through_owner(
+        self,
+        name: str,
+        here: Callable[[LogOwner], Coroutine[Any, Any, T]],
+        there: Callable[[Writer], Awaitable[T]],
+    ) -> T:
+        """Let the log's owner do something, whoever that is by then: what may be done twice, since
+        an owner may be lost over it.
+        """
         slot = self.ownership.slot(name)
         async with self._deadline(name):
             while True:
                 route = await self.ownership.route(slot)
                 if isinstance(route, LogOwner):
                     try:
-                        await asyncio.shield(self.ownership.task(route.roll()))
+                        return await asyncio.shield(self.ownership.task(here(route)))
+                    except _FINAL:
+                        raise
                     except (OwnerEnded, QuorumLogError):
                         if not route.is_ended:
                             raise
                         continue
-                    return await self.get(name)
                 try:
-                    await self._peers.roll(route.writer, name)
-                    return await self.get(name)
+                    return await there(route.writer)
                 except PeerLost:
                     await self.ownership.reroute(slot, route, is_suspect=True)
                 except WriterLost as error:
@@ -224,17 +304,20 @@ class LogManager:
                         raise
                     await self.ownership.reroute(slot, route, is_suspect=False)
 
-    async def roll_here(self, name: str) -> None:
-        """Roll for another gateway. Raises: WriterLost, not done, when this is not the owner."""
-        route = await self.ownership.route(self.ownership.slot(name))
-        if not isinstance(route, LogOwner):
-            raise not_the_owner(name)
-        try:
-            await asyncio.shield(self.ownership.task(route.roll()))
-        except (OwnerEnded, QuorumLogError) as error:
-            if not route.is_ended:
+    async def _as_owner(self, name: str, here: Callable[[LogOwner], Coroutine[Any, Any, T]]) -> T:
+        """Do something for another gateway that took this one for the owner."""
+        async with self._deadline(name):
+            route = await self.ownership.route(self.ownership.slot(name))
+            if not isinstance(route, LogOwner):
+                raise not_the_owner(name)
+            try:
+                return await asyncio.shield(self.ownership.task(here(route)))
+            except _FINAL:
                 raise
-            raise not_the_owner(name) from error
+            except (OwnerEnded, QuorumLogError) as error:
+                if not route.is_ended:
+                    raise
+                raise not_the_owner(name) from error
 
     async def read(
         self,

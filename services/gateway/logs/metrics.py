@@ -7,11 +7,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.gateway.logs.manager import LogManager
+from services.gateway.logs.transactions import Transactions
 
 
 class _LogMetrics(Collector):
-    def __init__(self, logs: LogManager) -> None:
-        self._logs = logs
+    def __init__(self, logs: LogManager, transactions: Transactions | None) -> None:
+        self._logs, self._transactions = logs, transactions
 
     def collect(self) -> Iterable[Metric]:
         """The numbers as they are now."""
@@ -25,8 +26,14 @@ class _LogMetrics(Collector):
             ("duplicates", "Repeats of producers, answered as the first time", counts.duplicates),
         ):
             yield CounterMetricFamily(f"quorumlog_log_{name}", text, value)
+        if self._transactions is not None:
+            text = "Ledgers of transactions that came onto a log through this gateway"
+            count = self._transactions.published_ledgers
+            yield CounterMetricFamily("quorumlog_published_ledgers", text, count)
 
 
-def add_log_metrics(logs: LogManager, registry: CollectorRegistry) -> None:
+def add_log_metrics(
+    logs: LogManager, transactions: Transactions | None, registry: CollectorRegistry
+) -> None:
     """Show the logs' numbers under /metrics."""
-    registry.register(_LogMetrics(logs))
+    registry.register(_LogMetrics(logs, transactions))

@@ -13,8 +13,7 @@ Invariants:
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import Final
@@ -32,10 +31,12 @@ from quorumlog.errors import (
 from quorumlog.protocol import batch
 from quorumlog.protocol.log import Answer, LogMetadata, LogState
 from quorumlog.protocol.metadata import DigestKind
+from quorumlog.protocol.transaction import Transaction
 from quorumlog.wire.log_bodies import LOG_LEDGERS_MAX
-from services.gateway.interface import Appended, LedgerOptions
+from services.gateway.interface import LedgerOptions
 from services.gateway.logs.offsets import OffsetIndex
-from services.gateway.logs.ports import Append, LogAppended, LogChanged, LogEngine, LogStore
+from services.gateway.logs.pending import Pending, follow, pending_of, repeated
+from services.gateway.logs.ports import Append, LogChanged, LogEngine, LogStore, Publish
 from services.gateway.logs.producers import ProducerTable
 
 IN_FLIGHT_MAX: Final = 10_000
@@ -67,39 +68,6 @@ class Phase(Enum):
 
 class OwnerEnded(Exception):
     """This owner takes nothing any more; nothing of the request was done."""
-
-
-@dataclass(slots=True, eq=False)
-class Pending:
-    """One request that waits for its answer."""
-
-    call: Append
-    future: asyncio.Future[LogAppended]
-    submitted: asyncio.Future[Appended] | None = None
-    entry_id: int = -1
-    first_offset: int = -1
-    content: str = ""
-
-    def answer(self, ledger_id: int) -> LogAppended:
-        """What the client is told when the entry is durable."""
-        last = self.first_offset + len(self.call.records) - 1
-        return LogAppended(self.first_offset, last, ledger_id, self.entry_id)
-
-    def resolve(self, result: LogAppended | BaseException) -> None:
-        """Answer, unless the client went away."""
-        if self.future.done():
-            return
-        if isinstance(result, BaseException):
-            self.future.set_exception(result)
-        else:
-            self.future.set_result(result)
-
-
-def pending_of(call: Append) -> Pending:
-    """A request that nobody has to wait for: its error is never reported as forgotten."""
-    future: asyncio.Future[LogAppended] = asyncio.get_running_loop().create_future()
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return Pending(call, future)
 
 
 class LogOwner:
@@ -187,10 +155,7 @@ class LogOwner:
 
     def _begin(self, pending: Pending) -> None:
         call = pending.call
-        if (call.token or 0) != self.log.writer_token and (
-            call.token is not None or self.log.writer_token
-        ):
-            raise LogFenced(f"the log is open for the writer token {self.log.writer_token}")
+        self._check_token(call.token)
         data = batch.encode(
             call.records,
             append_time_ms=now_ms(),
@@ -204,16 +169,22 @@ class LogOwner:
             pending.content = batch.content(data)
             first = self._producers.find(call.producer, pending.content)
             if isinstance(first, Answer):
-                pending.resolve(_repeated(first))
+                pending.resolve(repeated(first))
                 return
             if first is not None:
-                first.future.add_done_callback(lambda done: _follow(pending, done))
+                first.future.add_done_callback(lambda done: follow(pending, done))
                 return
         if call.expect is not None and call.expect != self.next_offset:
             raise UnexpectedOffset(
                 f"the next record gets the offset {self.next_offset}", next_offset=self.next_offset
             )
         self._submit(pending, data)
+
+    def _check_token(self, token: int | None) -> None:
+        """Raise LogFenced unless who writes may (`open`)."""
+        mine = self.log.writer_token
+        if (token or 0) != mine and (token is not None or mine):
+            raise LogFenced(f"the log is open for the writer token {mine}", log=self.log.name)
 
     def _submit(self, pending: Pending, data: bytes) -> None:
         try:
@@ -349,41 +320,105 @@ class LogOwner:
             new = await self._engine.create(options_of(self.log))
             try:
                 await self._change(lambda log: log.with_ledger(new.ledger_id))
+                old, end = await self._drained()
+                await self._change(lambda log: self._with_end(log, old, end))
             except BaseException as error:
                 self.end(error)
-                if isinstance(error, Exception):
-                    with contextlib.suppress(QuorumLogError):
-                        await self._store.delete_unnamed(new.ledger_id)
+                await self._discard(new.ledger_id, error)
                 raise
-            await self._switch(new.ledger_id)
+            self._go_on(new.ledger_id)
 
-    async def _switch(self, ledger_id: int) -> None:
+    async def publish(self, call: Publish, sizes: Sequence[tuple[int, int, int]]) -> Transaction:
+        """Put a transaction's ledgers onto the log, and go on in a new one after them (rule 28).
+
+        `sizes`: (ledger, records, bytes) of each of them. One that was ended before is answered as
+        then. Raises: OwnerEnded, LogFenced; why the transaction was refused; NotEnoughBookies and
+        others, with the log as it was.
+        """
+        async with self._rolling:
+            if self.phase is Phase.ENDED:
+                raise OwnerEnded
+            self._check_token(call.token)
+            if not (await self._store.transaction(call.transaction)).is_open:
+                return (await self._store.commit(call.transaction, call.ledgers, None))[0]
+            check_room(self.log, spare=LEDGERS_SPARE + len(sizes))
+            await self._check_bookies()
+            new = await self._engine.create(options_of(self.log))
+            try:
+                old, end = await self._drained()
+                done, is_named = await self._commit(call, sizes, old, end, new.ledger_id)
+            except BaseException as error:
+                self.end(error)
+                await self._discard(new.ledger_id, error)
+                raise
+            if is_named:
+                self._go_on(new.ledger_id)
+            else:
+                # Another owner did it, or has taken over since: this one has no ledger to go on in.
+                self.end(OwnerEnded())
+                await self._discard(new.ledger_id, OwnerEnded())
+            return done
+
+    async def _commit(
+        self,
+        call: Publish,
+        sizes: Sequence[tuple[int, int, int]],
+        old: int,
+        end: tuple[int, int],
+        new: int,
+    ) -> tuple[Transaction, bool]:
+        """The one transaction of rule 28; and whether the log goes on in `new` by it."""
+        while True:
+            now = now_ms()
+            row = self._with_end(self.log, old, end)
+            row = row.with_published(sizes, now_ms=now, is_new_start=call.overwrite)
+            row = self._with_end(row.with_ledger(new))
+            try:
+                done, named = await self._store.commit(call.transaction, call.ledgers, row)
+            except LogChanged as changed:
+                self._follow_change(changed)
+                continue
+            if named is None or not _ends_with(named, new):
+                return done, False
+            self.log = named
+            return done, True
+
+    async def _discard(self, ledger_id: int, error: BaseException) -> None:
+        """Delete a ledger that was made ahead, unless the log names it; the sweep does the rest."""
+        if isinstance(error, Exception):
+            with contextlib.suppress(QuorumLogError):
+                await self._store.delete_unnamed(ledger_id)
+
+    async def _drained(self) -> tuple[int, tuple[int, int]]:
+        """Settle what is in flight and close the ledger: its id, its records and bytes."""
         if self.phase is Phase.ENDED:
             raise OwnerEnded
         self.phase = Phase.DRAINING
-        try:
-            await self.settled()
-            if self.error is not None or self.is_ended:
-                raise OwnerEnded
-            old = self.ledger_id
-            closed = await self._engine.close(old)
-            if closed.last_entry != self._next_entry - 1:
-                raise WriterLost(f"the ledger {old} ends at {closed.last_entry}", log=self.log.name)
-            end = (self._records, closed.length or 0)
-            await self._change(
-                lambda log: log.with_ends(
-                    {old: end},
-                    producers=self._producers.snapshot(),
-                    now_ms=now_ms(),
-                    forgotten=self._producers.forgotten,
-                )
-            )
-        except BaseException as error:
-            self.end(error)
-            raise
+        await self.settled()
+        if self.error is not None or self.is_ended:
+            raise OwnerEnded
+        old = self.ledger_id
+        closed = await self._engine.close(old)
+        if closed.last_entry != self._next_entry - 1:
+            raise WriterLost(f"the ledger {old} ends at {closed.last_entry}", log=self.log.name)
+        return old, (self._records, closed.length or 0)
+
+    def _with_end(
+        self, log: LogMetadata, ledger_id: int = -1, end: tuple[int, int] = (0, 0)
+    ) -> LogMetadata:
+        """The row with the end of a ledger, and with the producers as they are now."""
+        return log.with_ends(
+            {} if ledger_id < 0 else {ledger_id: end},
+            producers=self._producers.snapshot(),
+            now_ms=now_ms(),
+            forgotten=self._producers.forgotten,
+        )
+
+    def _go_on(self, ledger_id: int) -> None:
+        """Write to the ledger that the row names last now, what waited first."""
         if self.is_ended:
             raise OwnerEnded
-        self._index.points(old).add(self._records, self._next_entry)
+        self._index.points(self.ledger_id).add(self._records, self._next_entry)
         item = self.log.last_item
         assert item is not None
         assert item.first_offset is not None
@@ -414,13 +449,23 @@ class LogOwner:
         Raises: OwnerEnded when another one owns the log now.
         """
         while True:
+            wanted = transform(self.log)
             try:
-                self.log = await self._store.cas(transform(self.log))
-                return
+                done = await self._store.cas(wanted)
             except LogChanged as changed:
-                if not self.is_mine(changed.current):
-                    raise OwnerEnded from changed
-                self.log = changed.current
+                self._follow_change(changed)
+                continue
+            last = wanted.last_item
+            if last is None or not _ends_with(done, last.ledger_id):
+                raise OwnerEnded  # it was done, and another one has taken over since
+            self.log = done
+            return
+
+    def _follow_change(self, changed: LogChanged) -> None:
+        """The row that won a race, if this owner still writes the log. Raises: OwnerEnded."""
+        if not self.is_mine(changed.current):
+            raise OwnerEnded from changed
+        self.log = changed.current
 
     def is_mine(self, log: LogMetadata) -> bool:
         """Whether a row still says that this owner writes the log's last ledger."""
@@ -463,17 +508,5 @@ def options_of(log: LogMetadata) -> LedgerOptions:
     )
 
 
-def _repeated(answer: Answer) -> LogAppended:
-    return LogAppended(
-        answer.first_offset,
-        answer.last_offset,
-        answer.ledger_id,
-        answer.entry_id,
-        is_duplicate=True,
-    )
-
-
-def _follow(pending: Pending, first: asyncio.Future[LogAppended]) -> None:
-    """A duplicate of a request in flight gets what that gets."""
-    error = asyncio.CancelledError() if first.cancelled() else first.exception()
-    pending.resolve(error or replace(first.result(), is_duplicate=True))
+def _ends_with(log: LogMetadata, ledger_id: int) -> bool:
+    return log.last_item is not None and log.last_item.ledger_id == ledger_id

@@ -28,7 +28,8 @@ from quorumlog.errors import (
 from quorumlog.protocol.log import LogMetadata, LogState
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from services.gateway.logs.offsets import OffsetIndex
-from services.gateway.logs.owner import LogOwner, OwnerEnded, Pending
+from services.gateway.logs.owner import LogOwner, OwnerEnded
+from services.gateway.logs.pending import Pending
 from services.gateway.logs.ports import (
     Append,
     LogAppended,

@@ -7,19 +7,32 @@ from urllib.parse import quote
 
 import orjson
 from aiohttp import web
+from pydantic import Field, ValidationError
 
 from quorumlog.errors import NOT_DONE, UNKNOWN, BadRequest, InvalidRequest, WriterLost
 from quorumlog.protocol import batch
 from quorumlog.protocol.metadata import Writer
-from quorumlog.wire.bodies import LOG_NAME
+from quorumlog.protocol.transaction import Transaction
+from quorumlog.wire.bodies import LOG_NAME, Body
+from quorumlog.wire.log_bodies import LOG_LEDGERS_MAX, Number
+from quorumlog.wire.transaction_bodies import SealedBody, TransactionId, TransactionRow
 from services.gateway.engine.peers import INSTANCE, Peers
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.ports import Append, LogAppended, PeerLost
+from services.gateway.logs.ports import Append, LogAppended, PeerLost, Publish
 
 _NAME: Final = re.compile(LOG_NAME, re.ASCII)
 _APPEND_S: Final = 60.0
 """Whether the owner lives is asked beside; this only ends what nobody waits for any more."""
 _ALIVE_S: Final = 2.0
+
+
+class PublishBody(Body):
+    """A commit, as it travels between gateways."""
+
+    transaction: TransactionId
+    ledgers: tuple[SealedBody, ...] = Field(max_length=LOG_LEDGERS_MAX)
+    overwrite: bool
+    token: Number | None
 
 
 class LogPeers(Peers):
@@ -44,6 +57,21 @@ class LogPeers(Peers):
     async def roll(self, owner: Writer, name: str) -> None:
         """Let the owner roll."""
         await self._ask_owner(owner, name, "roll", {}, b"")
+
+    async def publish(self, owner: Writer, name: str, call: Publish) -> Transaction:
+        """Let the owner publish a transaction."""
+        body = PublishBody(
+            transaction=call.transaction,
+            ledgers=tuple(
+                SealedBody(ledger_id=sealed.ledger_id, last_entry=sealed.last_entry)
+                for sealed in call.ledgers
+            ),
+            overwrite=call.overwrite,
+            token=call.token,
+        )
+        data = body.model_dump_json().encode()
+        told = await self._ask_owner(owner, name, "publish", {}, data)
+        return TransactionRow.model_validate_json(orjson.dumps(told)).to_core()
 
     async def is_alive(self, owner: Writer) -> bool:
         """Whether that very process answers at its URL."""
@@ -74,6 +102,7 @@ class Gateways:
     def __init__(self, peers: LogPeers) -> None:
         self.append = peers.append_to_log
         self.roll = peers.roll
+        self.publish = peers.publish
         self.is_alive = peers.is_alive
 
 
@@ -86,7 +115,11 @@ def routes(logs: LogManager, instance: str) -> Iterable[web.RouteDef]:
     """The routes that other gateways ask; errors are left to the application's middleware."""
     inner = _Internal(logs, instance)
     log = "/internal/logs/{name}"
-    return (web.post(log + "/append", inner.append), web.post(log + "/roll", inner.roll))
+    return (
+        web.post(log + "/append", inner.append),
+        web.post(log + "/roll", inner.roll),
+        web.post(log + "/publish", inner.publish),
+    )
 
 
 class _Internal:
@@ -123,6 +156,18 @@ class _Internal:
         """Roll a log that this process owns."""
         await self._logs.roll_here(self._name_of(request))
         return self._answer({})
+
+    async def publish(self, request: web.Request) -> web.Response:
+        """Publish a transaction onto a log that this process owns."""
+        name = self._name_of(request)
+        try:
+            body = PublishBody.model_validate_json(await request.read())
+        except ValidationError as error:
+            raise BadRequest(str(error)) from error
+        ledgers = tuple(sealed.to_core() for sealed in body.ledgers)
+        call = Publish(body.transaction, ledgers, body.overwrite, body.token)
+        done = await self._logs.publish_here(name, call)
+        return self._answer(TransactionRow.from_core(done).model_dump(mode="json"))
 
     def _name_of(self, request: web.Request) -> str:
         if request.headers.get(INSTANCE) != self._instance:

@@ -8,6 +8,7 @@ from typing import Protocol
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata, Writer
+from quorumlog.protocol.transaction import Sealed, Transaction
 from quorumlog.wire.bodies import BookieList
 from services.gateway.interface import Appended, Confirmation, LedgerOptions, ReadResult
 
@@ -31,6 +32,17 @@ class LogAppended:
     ledger_id: int
     entry_id: int
     is_duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A commit: these ledgers of a transaction come onto its log, in this order (rule 28)."""
+
+    transaction: str
+    ledgers: tuple[Sealed, ...]
+    overwrite: bool = False
+    """What was on the log before is dropped by it."""
+    token: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +146,21 @@ class LogStore(Protocol):
         """
         ...
 
+    async def transaction(self, transaction_id: str) -> Transaction:
+        """One transaction as it is now. Raises NoSuchTransaction."""
+        ...
+
+    async def commit(
+        self, transaction_id: str, ledgers: tuple[Sealed, ...], log: LogMetadata | None
+    ) -> tuple[Transaction, LogMetadata | None]:
+        """End a transaction with these ledgers published, by compare-and-swap of the log's row.
+
+        Gives the transaction, and the row as it is then; None where this call did not change it:
+        the transaction was ended before, or `log` is None. Raises LogChanged, and why it is
+        refused.
+        """
+        ...
+
 
 class LogEngine(Protocol):
     """The part of the gateway's engine that logs stand on."""
@@ -203,6 +230,10 @@ class Peers(Protocol):
 
     async def roll(self, owner: Writer, name: str) -> None:
         """Let the owner roll. Raises PeerLost, and what the owner raised."""
+        ...
+
+    async def publish(self, owner: Writer, name: str, call: Publish) -> Transaction:
+        """Let the owner publish a transaction. Raises PeerLost, and what the owner raised."""
         ...
 
     async def is_alive(self, owner: Writer) -> bool:

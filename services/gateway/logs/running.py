@@ -9,12 +9,14 @@ import aiohttp
 
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.transaction_client import TransactionClient
 from services.gateway.engine import Engine, EngineForLogs
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import Times
 from services.gateway.logs.peers import Gateways, LogPeers
 from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.sweep import Sweep, SweepTimes
+from services.gateway.logs.transactions import Transactions
 
 _METADATA_S: Final = 3.0
 """Then a caller is told that the metadata can't be reached, as by the engine."""
@@ -27,13 +29,14 @@ async def running_logs(
     *,
     times: Times | None = None,
     sweep_times: SweepTimes | None = None,
-) -> AsyncIterator[LogManager]:
+) -> AsyncIterator[tuple[LogManager, Transactions]]:
     """The logs of an engine that runs, with their background work. `drain` them before it."""
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
     ) as session:
         client = MetadataClient(tuple(metadata_urls), session, deadline_s=_METADATA_S)
-        store = MetadataLogs(LogClient(client))
+        transactions = TransactionClient(client)
+        store = MetadataLogs(LogClient(client), transactions)
         logs = LogManager(
             engine=EngineForLogs(engine),
             store=store,
@@ -42,7 +45,10 @@ async def running_logs(
         )
         sweep = asyncio.create_task(Sweep(logs, store, sweep_times).run())
         try:
-            yield logs
+            yield (
+                logs,
+                Transactions(engine=engine, logs=logs, store=store, client=transactions),
+            )
         finally:
             sweep.cancel()
             await asyncio.gather(sweep, return_exceptions=True)

@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 
 from quorumlog.net.log_client import LogClient
+from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.transaction import Sealed, Transaction
 from services.gateway.logs.ports import LogChanged
 
 
 class MetadataLogs:
     """The metadata service's rows (`ports.LogStore`)."""
 
-    def __init__(self, client: LogClient) -> None:
-        self._client = client
+    def __init__(self, client: LogClient, transactions: TransactionClient) -> None:
+        self._client, self._transactions = client, transactions
+        self.transaction = transactions.get
         self.get = client.get
         self.create = client.create
         self.delete_unnamed = client.delete_unnamed
@@ -38,3 +41,13 @@ class MetadataLogs:
     async def orphans(self, *, older_than_s: float) -> Sequence[int]:
         """Some ledgers that were made for a log and that no log names."""
         return await self._client.orphans(older_than_s=older_than_s)
+
+    async def commit(
+        self, transaction_id: str, ledgers: tuple[Sealed, ...], log: LogMetadata | None
+    ) -> tuple[Transaction, LogMetadata | None]:
+        """End a transaction with these ledgers published (`ports.LogStore`). Raises LogChanged."""
+        done, row = await self._transactions.commit(transaction_id, ledgers, log)
+        if done is None:
+            assert row is not None
+            raise LogChanged(row)
+        return done, row

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from quorumlog.errors import NoSuchLedger, QuorumLogError
+from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.owner import now_ms
@@ -22,15 +22,19 @@ log = logging.getLogger(__name__)
 _PAGE: Final = 1000
 
 
+ORPHAN_AGE_S: Final = 300.0
+"""Longer than any roll or takeover waits for its compare-and-swap; what a transaction has written
+and not published counts as older."""
+
+
 @dataclass(frozen=True, slots=True)
 class SweepTimes:
     """How often, and after how long, in seconds."""
 
     every_s: float = 5.0
     """The log lease of architecture.md 7."""
-    orphans_every_s: float = 60.0
-    orphan_age_s: float = 300.0
-    """Longer than any roll or takeover waits for its compare-and-swap."""
+    orphans_every_s: float = 10.0
+    orphan_age_s: float = ORPHAN_AGE_S
 
 
 class Sweep:
@@ -86,14 +90,7 @@ class Sweep:
 
     async def sweep_orphans(self, *, older_than_s: float) -> None:
         """Delete ledgers that were made for a log and that no log names (rule 22)."""
-        for ledger_id in await self._store.orphans(older_than_s=older_than_s):
-            try:
-                await self._logs.delete_orphan(ledger_id)
-                log.info("orphan-deleted", extra={"ledger": ledger_id})
-            except NoSuchLedger:
-                continue
-            except QuorumLogError as error:
-                log.warning("orphan-kept", extra={"ledger": ledger_id, "error": repr(error)})
+        await self._logs.delete_orphans(older_than_s=older_than_s)
 
 
 def retained_from(row: LogMetadata, *, now_ms: int) -> int:

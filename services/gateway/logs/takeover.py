@@ -16,7 +16,8 @@ from quorumlog.protocol.batch import BatchHead
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import Answer, LogItem, LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata
-from services.gateway.logs.owner import Pending, check_room, now_ms, options_of
+from services.gateway.logs.owner import check_room, now_ms, options_of
+from services.gateway.logs.pending import Pending
 from services.gateway.logs.ports import LogChanged, LogEngine, LogStore
 from services.gateway.logs.producers import ProducerTable
 

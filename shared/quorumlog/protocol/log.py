@@ -10,6 +10,7 @@ Invariants (checked by `check`):
 Source: both protocol documents, "Ledgers to logs"; rules 22 to 28.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -213,6 +214,30 @@ class LogMetadata:
                 item if item is base or not item.producers else replace(item, producers=())
                 for item in log.items
             ),
+        )
+
+    def with_published(
+        self, sealed: Sequence[tuple[int, int, int]], *, now_ms: int, is_new_start: bool = False
+    ) -> "LogMetadata":
+        """The log with ledgers that were written and CLOSED elsewhere: (ledger, records, bytes)
+        each, those without records left out. All ends before them are known (rule 28).
+
+        `is_new_start`: what was there before is dropped, and offsets go on.
+        """
+        at = self.end_offset
+        assert self.state is LogState.OPEN
+        assert at is not None, "rule 28: all earlier ledgers are CLOSED"
+        start, added = at, []
+        for ledger_id, records, size in sealed:
+            if records:
+                added.append(LogItem(ledger_id, at, at + records - 1, bytes=size, sealed_ms=now_ms))
+                at += records
+        items = (*(() if is_new_start else self.items), *added)
+        return replace(
+            self,
+            items=items,
+            next_offset=None if items else at,
+            first_offset=start if is_new_start else self.first_offset,
         )
 
     def truncated(self, before: int) -> "LogMetadata":

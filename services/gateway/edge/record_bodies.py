@@ -1,0 +1,27 @@
+"""The records of an append request, whatever its form: to a log, or to a transaction's ledger."""
+
+from aiohttp import web
+
+from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
+from services.gateway.edge import arrow, body
+from services.gateway.edge.log_payloads import check_size, records_from_json
+from services.gateway.edge.params import ARROW, JSON, OCTETS
+from services.gateway.edge.payloads import from_frames
+
+
+async def read_records(request: web.Request, room: body.Room, media: str) -> tuple[Record, ...]:
+    """The records of a request that is one batch: JSON, frames, Arrow, or one record as it is."""
+    limits = room.limits
+    if media == JSON:
+        data = await body.read(request, room, limits.body_bytes_max)
+        return records_from_json(data or b"{}")
+    if media == OCTETS:
+        value = await body.read(request, room, BATCH_BYTES_MAX)
+        records: tuple[Record, ...] = (Record(value),)
+    elif media == ARROW:
+        records = arrow.records(await body.read(request, room, limits.frames_bytes_max))
+    else:
+        data = await body.read(request, room, limits.frames_bytes_max)
+        records = tuple(Record(value) for value in from_frames(data, BATCH_BYTES_MAX))
+    check_size(records)
+    return records

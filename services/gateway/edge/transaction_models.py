@@ -1,0 +1,115 @@
+"""The public bodies of transactions as pydantic models."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, WithJsonSchema, model_validator
+
+from quorumlog.protocol.transaction import Sealed, Transaction
+from quorumlog.wire.bodies import LogName
+from quorumlog.wire.log_bodies import LOG_LEDGERS_MAX
+from quorumlog.wire.transaction_bodies import APP_CHARS_MAX, EXPIRES_IN_S
+from services.gateway.edge.models import DATE_TIME, Id, IdOrNone, Model, Text
+from services.gateway.logs.transactions import EXPIRES_IN_S as EXPIRES_IN_S_DEFAULT
+
+
+class TransactionBegin(Model):
+    """What to begin; `app` and `version` go together."""
+
+    log: Annotated[LogName, Field(description="Where its records will come.")]
+    app: Annotated[Text, Field(min_length=1, max_length=APP_CHARS_MAX)] | None = Field(
+        default=None, description="Who writes, for what must come onto the log once."
+    )
+    version: Id | None = Field(
+        default=None, description="Which of the app's commits it is; they come in ascending order."
+    )
+    expires_in_s: Annotated[int, Field(ge=EXPIRES_IN_S[0], le=EXPIRES_IN_S[1])] = Field(
+        default=EXPIRES_IN_S_DEFAULT,
+        description="After so many seconds in which nobody began it, made a ledger or appended.",
+    )
+
+    @model_validator(mode="after")
+    def _names_both_or_neither(self) -> Self:
+        if (self.app is None) != (self.version is None):
+            raise ValueError("app and version go together")
+        return self
+
+
+class SealedLedger(Model):
+    """A closed ledger to publish; with `last_entry` only if it ends there (-1: it is empty)."""
+
+    ledger_id: Id
+    last_entry: IdOrNone | None = None
+
+
+class TransactionCommit(Model):
+    """What to publish, in this order. Ledgers that are not named are deleted."""
+
+    ledgers: list[Id | SealedLedger] = Field(max_length=LOG_LEDGERS_MAX)
+    overwrite: bool = Field(
+        default=False, description="Drop what was on the log before; offsets go on."
+    )
+
+    def sealed(self) -> tuple[Sealed, ...]:
+        """The protocol's values."""
+        return tuple(
+            Sealed(ledger)
+            if isinstance(ledger, int)
+            else Sealed(ledger.ledger_id, ledger.last_entry)
+            for ledger in self.ledgers
+        )
+
+
+class LedgerOfTransaction(Model):
+    """A ledger that was made in a transaction; with offsets once it is on the log."""
+
+    ledger_id: Id
+    partition: Id | None
+    attempt: Id | None
+    first_offset: Id | None
+    last_offset: Id | None
+
+
+class TransactionModel(Model):
+    """A transaction as it is now."""
+
+    transaction: str = Field(description="Its id.")
+    log: str
+    app: str | None
+    version: Id | None
+    state: Literal["OPEN", "COMMITTED", "ABORTED"]
+    duplicate: bool = Field(
+        description="COMMITTED, but by another commit of this version: nothing new was published."
+    )
+    first_offset: Id | None = Field(description="Of the first record that it published.")
+    last_offset: Id | None
+    ledgers: list[LedgerOfTransaction] = Field(
+        description="While OPEN those made in it; once COMMITTED those published, in order."
+    )
+    created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
+    expires_at: Annotated[str, WithJsonSchema(DATE_TIME)]
+
+
+def transaction_json(found: Transaction) -> dict[str, Any]:
+    """A transaction as the API shows it."""
+    return {
+        "transaction": found.id,
+        "log": found.log,
+        "app": found.app,
+        "version": found.version,
+        "state": found.state,
+        "duplicate": found.is_duplicate,
+        "first_offset": found.first_offset,
+        "last_offset": found.last_offset,
+        "ledgers": [
+            {
+                "ledger_id": ledger.ledger_id,
+                "partition": ledger.partition,
+                "attempt": ledger.attempt,
+                "first_offset": ledger.first_offset,
+                "last_offset": ledger.last_offset,
+            }
+            for ledger in found.ledgers
+        ],
+        "created_at": found.created_at,
+        "expires_at": found.expires_at,
+    }

@@ -1,0 +1,489 @@
+"""Transactions: ledgers that come onto a log together, in one database transaction, or not at all.
+
+Locks are taken in one order: the log's row, the transaction's, the app's, the ledgers'. Who ends a
+transaction holds its row's lock, so of a commit and an abort at once one finds the other one done.
+What was written in a transaction and not published goes to the ledgers that no log names, which
+gateways recover and delete (rule 22).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import asyncpg
+import orjson
+
+from quorumlog.errors import (
+    InvalidRequest,
+    LogClosed,
+    NoSuchLog,
+    NoSuchTransaction,
+    TransactionAborted,
+    TransactionCommitted,
+)
+from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.log import LogItem, LogState
+from quorumlog.protocol.metadata import State
+from quorumlog.protocol.transaction import BadPublication, TransactionState, published_by
+from quorumlog.wire.log_bodies import LogRow
+from quorumlog.wire.transaction_bodies import (
+    SealedBody,
+    TransactionAlive,
+    TransactionBegin,
+    TransactionCommit,
+    TransactionDone,
+    TransactionLedgerBody,
+    TransactionRow,
+)
+from services.metadata.database import Connection, Database
+from services.metadata.ledgers import is_settled, settle
+from services.metadata.logs import change_row, check_version, lock_log
+
+_TIME: Final = "to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS {0}"
+_ROW: Final = (
+    "id, log, app, app_version, state, is_duplicate, requested, published::text AS published, "
+    f"{_TIME.format('created_at')}, {_TIME.format('expires_at')}"
+)
+_RENEWED: Final = "now() + make_interval(secs => ttl_s)"
+_KEPT_S: Final = 7 * 24 * 3600
+"""For how long an ended transaction answers (taste); the last one of an app answers for ever."""
+
+EXPIRED: Final = (
+    "SELECT id FROM transactions WHERE state = 'OPEN' AND expires_at < now()"
+    " ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED"
+)
+
+
+class TransactionStore:
+    """The transactions' rows."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.committed = self.aborted = self.expired = 0
+        """What was ended here, since the start."""
+
+    async def begin(self, request: TransactionBegin) -> tuple[TransactionRow, bool]:
+        """A new transaction, and True; or the one there is of this app and version.
+
+        Of a version that is not above the app's last one: a COMMITTED one, there is nothing to do.
+        Raises: NoSuchLog, LogClosed; InvalidRequest when the id is of another one.
+        """
+
+        async def work(connection: Connection) -> tuple[TransactionRow, bool]:
+            await _share_log(connection, request.log)
+            known = await _find(connection, "id = $1", request.id)
+            if known is not None:
+                if (known["log"], known["app"], known["app_version"]) != (
+                    request.log,
+                    request.app,
+                    request.version,
+                ):
+                    raise InvalidRequest("this id is of another transaction")
+                return await _row(connection, known), False
+            if request.app is not None:
+                done = await _last_of(connection, request.log, request.app)
+                if done is not None and done["version"] >= (request.version or 0):
+                    return await _already(connection, request, done), False
+            while True:
+                made = await _insert(connection, request, state=TransactionState.OPEN)
+                if made is not None:
+                    return await _row(connection, made), True
+                shared = await connection.fetchrow(
+                    f"UPDATE transactions SET expires_at = greatest(expires_at, {_RENEWED})"
+                    " WHERE log = $1 AND app = $2 AND app_version = $3 AND state = 'OPEN'"
+                    f" RETURNING {_ROW}",
+                    request.log,
+                    request.app,
+                    request.version,
+                )
+                # None: it was ended since.
+                if shared is not None:
+                    return await _row(connection, shared), False
+
+        return await self._database.transact(work)
+
+    async def get(self, transaction_id: str) -> TransactionRow:
+        """One transaction. Raises: NoSuchTransaction."""
+
+        async def work(connection: Connection) -> TransactionRow:
+            return await _row(connection, await _get(connection, transaction_id))
+
+        return await self._database.transact(work)
+
+    async def renew(self, transaction_id: str) -> TransactionAlive:
+        """Say that somebody works in it, and learn its state. Raises: NoSuchTransaction."""
+
+        async def work(connection: Connection) -> TransactionAlive:
+            record = await connection.fetchrow(
+                "SELECT state, expires_at < now() + make_interval(secs => ttl_s * 0.75) AS is_due"
+                " FROM transactions WHERE id = $1",
+                transaction_id,
+            )
+            if record is None:
+                raise _missing(transaction_id)
+            if record["state"] == TransactionState.OPEN and record["is_due"]:
+                await connection.execute(
+                    f"UPDATE transactions SET expires_at = {_RENEWED}"
+                    " WHERE id = $1 AND state = 'OPEN'",
+                    transaction_id,
+                )
+            return TransactionAlive(state=TransactionState(record["state"]))
+
+        return await self._database.run(work)
+
+    async def abort(self, transaction_id: str) -> TransactionRow:
+        """End it; its ledgers go. Again is the same.
+
+        Raises: NoSuchTransaction; TransactionCommitted, and nothing is changed.
+        """
+
+        async def work(connection: Connection) -> tuple[TransactionRow, bool]:
+            record = await _lock(connection, transaction_id)
+            if record["state"] == TransactionState.COMMITTED:
+                raise TransactionCommitted(log=record["log"])
+            is_news = record["state"] == TransactionState.OPEN
+            if is_news:
+                await end_aborted(connection, [transaction_id])
+            return await _row(connection, await _get(connection, transaction_id)), is_news
+
+        row, is_news = await self._database.transact(work)
+        self.aborted += is_news
+        return row
+
+    async def commit(self, transaction_id: str, request: TransactionCommit) -> TransactionDone:
+        """Publish the ledgers onto the log, and end the transaction: all of it, once.
+
+        Raises: NoSuchTransaction, TransactionAborted, NoSuchLog, VersionConflict (with the log's
+        row as `current`), InvalidRequest; TransactionCommitted when others were published.
+        """
+        done, is_news = await self._database.transact(
+            lambda connection: _commit(connection, transaction_id, request)
+        )
+        self.committed += is_news
+        return done
+
+    async def expire(self, limit: int) -> int:
+        """End some that nobody ended in time, and forget old ones; tells how many were ended."""
+
+        async def work(connection: Connection) -> int:
+            records = await connection.fetch(EXPIRED, limit)
+            await end_aborted(connection, [record["id"] for record in records])
+            await connection.execute(
+                "DELETE FROM transactions WHERE id IN (SELECT t.id FROM transactions t"
+                " WHERE t.ended_at < now() - make_interval(secs => $1) AND NOT EXISTS"
+                " (SELECT FROM app_versions a WHERE a.transaction = t.id)"
+                " LIMIT $2 FOR UPDATE SKIP LOCKED)",
+                _KEPT_S,
+                limit,
+            )
+            return len(records)
+
+        ended = await self._database.transact(work)
+        self.expired += ended
+        return ended
+
+    async def counts(self) -> tuple[int, int]:
+        """Transactions that are OPEN, and ledgers that wait for their deletion."""
+
+        async def work(connection: Connection) -> tuple[int, int]:
+            record = await connection.fetchrow(
+                "SELECT (SELECT count(*) FROM transactions WHERE state = 'OPEN') AS open,"
+                " (SELECT count(*) FROM unnamed_ledgers) AS orphans"
+            )
+            assert record is not None
+            return record["open"], record["orphans"]
+
+        return await self._database.run(work)
+
+
+async def end_aborted(connection: Connection, ids: Sequence[str]) -> None:
+    """ABORTED from now on: nothing of these transactions, whose rows are locked, is published."""
+    if not ids:
+        return
+    await connection.execute(
+        "UPDATE transactions SET state = 'ABORTED', ended_at = now() WHERE id = ANY($1::text[])",
+        list(ids),
+    )
+    await _condemn(connection, ids)
+
+
+async def _condemn(connection: Connection, ids: Sequence[str]) -> None:
+    """Queue what these transactions have written and not published for deletion, at once: who
+    still writes to it is fenced by that.
+    """
+    await connection.execute(
+        "WITH gone AS (DELETE FROM transaction_ledgers WHERE transaction = ANY($1::text[])"
+        " RETURNING ledger_id)"
+        " INSERT INTO unnamed_ledgers (ledger_id, since) SELECT ledger_id, 'epoch' FROM gone",
+        list(ids),
+    )
+
+
+async def _commit(
+    connection: Connection, transaction_id: str, request: TransactionCommit
+) -> tuple[TransactionDone, bool]:
+    seen = await _get(connection, transaction_id)
+    if seen["state"] != TransactionState.OPEN:
+        # Final; but this very attempt may be what ended it, and then the log's row is its answer.
+        applied = await _settled_row(connection, seen, request)
+        repeat = await _repeat(connection, seen, request)
+        return TransactionDone(transaction=repeat, row=applied), False
+    log = await lock_log(connection, seen["log"])
+    record = await _lock(connection, transaction_id)
+    if record["state"] != TransactionState.OPEN:
+        applied = await _settled_row(connection, record, request)
+        repeat = await _repeat(connection, record, request)
+        return TransactionDone(transaction=repeat, row=applied), False
+    if record["app"] is not None:
+        last = await _last_of(connection, record["log"], record["app"])
+        if last is not None and last["version"] >= record["app_version"]:
+            await _end_committed(connection, record, request, (), is_duplicate=True)
+            ended = await _row(connection, await _get(connection, transaction_id))
+            return TransactionDone(transaction=ended, row=None), False
+    await _check_sealed(connection, transaction_id, request.ledgers, must_be_empty=not request.row)
+    row: LogRow | None = None
+    published: tuple[LogItem, ...] = ()
+    if request.row is not None:
+        check_version(log, request.row.version)
+        published = await _check_published(connection, log, request.row, request.ledgers)
+        row = await change_row(
+            connection,
+            log,
+            request.row,
+            published=[item.ledger_id for item in published],
+            transaction=transaction_id,
+        )
+    await _end_committed(connection, record, request, published, is_duplicate=False)
+    await settle(connection, request.attempt, f"transaction {transaction_id}")
+    ended = await _row(connection, await _get(connection, transaction_id))
+    return TransactionDone(transaction=ended, row=row), True
+
+
+async def _settled_row(
+    connection: Connection, record: asyncpg.Record, request: TransactionCommit
+) -> LogRow | None:
+    if request.row is None:
+        return None
+    if await is_settled(connection, request.attempt, f"transaction {record['id']}"):
+        return await lock_log(connection, record["log"])
+    return None
+
+
+async def _repeat(
+    connection: Connection, record: asyncpg.Record, request: TransactionCommit
+) -> TransactionRow:
+    """The answer to a commit of what was ended before."""
+    if record["state"] == TransactionState.ABORTED:
+        raise TransactionAborted(log=record["log"])
+    row = await _row(connection, record)
+    asked = tuple(sealed.ledger_id for sealed in request.ledgers)
+    if asked == row.requested or row.is_duplicate:
+        return row
+    if row.app is None:
+        raise TransactionCommitted("it was committed with other ledgers", log=row.log)
+    # Another driver of the same version was faster.
+    return row.model_copy(update={"is_duplicate": True})
+
+
+async def _end_committed(
+    connection: Connection,
+    record: asyncpg.Record,
+    request: TransactionCommit,
+    published: Sequence[LogItem],
+    *,
+    is_duplicate: bool,
+) -> None:
+    written = {
+        ledger["ledger_id"]: ledger
+        for ledger in await connection.fetch(
+            "DELETE FROM transaction_ledgers WHERE transaction = $1 AND ledger_id ="
+            " ANY($2::bigint[]) RETURNING ledger_id, partition, attempt",
+            record["id"],
+            [item.ledger_id for item in published],
+        )
+    }
+    await _condemn(connection, [record["id"]])
+    await connection.execute(
+        "UPDATE transactions SET state = 'COMMITTED', ended_at = now(), is_duplicate = $2,"
+        " requested = $3::bigint[], published = $4::text::jsonb WHERE id = $1",
+        record["id"],
+        is_duplicate,
+        [sealed.ledger_id for sealed in request.ledgers],
+        orjson.dumps(
+            [
+                {
+                    "ledger_id": item.ledger_id,
+                    "partition": written[item.ledger_id]["partition"],
+                    "attempt": written[item.ledger_id]["attempt"],
+                    "first_offset": item.first_offset,
+                    "last_offset": item.last_offset,
+                }
+                for item in published
+            ]
+        ).decode(),
+    )
+    if record["app"] is not None and not is_duplicate:
+        await connection.execute(
+            "INSERT INTO app_versions (log, app, version, transaction) VALUES ($1, $2, $3, $4)"
+            " ON CONFLICT (log, app) DO UPDATE SET version = excluded.version,"
+            " transaction = excluded.transaction",
+            record["log"],
+            record["app"],
+            record["app_version"],
+            record["id"],
+        )
+
+
+async def _check_sealed(
+    connection: Connection,
+    transaction_id: str,
+    ledgers: Sequence[SealedBody],
+    *,
+    must_be_empty: bool,
+) -> None:
+    """Raise InvalidRequest unless all are this transaction's, CLOSED, and end as was said."""
+    ids = [sealed.ledger_id for sealed in ledgers]
+    records = await connection.fetch(
+        "SELECT l.ledger_id, l.state, (l.body ->> 'last_entry')::bigint AS last_entry"
+        " FROM ledgers l JOIN transaction_ledgers t USING (ledger_id)"
+        " WHERE t.transaction = $1 AND l.ledger_id = ANY($2::bigint[])"
+        " ORDER BY l.ledger_id FOR SHARE OF l",
+        transaction_id,
+        ids,
+    )
+    ends = {record["ledger_id"]: record for record in records}
+    errors = []
+    for index, sealed in enumerate(ledgers):
+        found, problem = ends.get(sealed.ledger_id), ""
+        if found is None:
+            problem = "is no ledger of this transaction"
+        elif found["state"] != State.CLOSED:
+            problem = "is not closed"
+        elif sealed.last_entry not in (None, found["last_entry"]):
+            problem = f"ends at {found['last_entry']}, not at {sealed.last_entry}"
+        elif must_be_empty and found["last_entry"] != NO_ENTRY:
+            problem = "has records, but no row of the log came with it"
+        if problem:
+            errors.append({"pointer": f"/ledgers/{index}", "detail": problem})
+    if len(set(ids)) != len(ids):
+        errors.append({"pointer": "/ledgers", "detail": "names a ledger twice"})
+    if errors:
+        detail = "; ".join(f"{error['pointer']} {error['detail']}" for error in errors[:10])
+        raise InvalidRequest(detail, errors=errors)
+
+
+async def _check_published(
+    connection: Connection, old: LogRow, new: LogRow, ledgers: Sequence[SealedBody]
+) -> tuple[LogItem, ...]:
+    """What is published, if the log may become this (rule 28). Raises: InvalidRequest."""
+    before, after = old.to_core(), new.to_core()
+    try:
+        published = published_by(before, after, [sealed.to_core() for sealed in ledgers])
+    except (BadPublication, AssertionError) as error:
+        raise InvalidRequest(f"/row: {error}", log=old.name) from error
+    ended = [item.ledger_id for item in before.unsealed]
+    ended += [item.ledger_id for item in published]
+    unsealed = await connection.fetchval(
+        "SELECT min(ledger_id) FROM ledgers WHERE ledger_id = ANY($1::bigint[])"
+        " AND state IS DISTINCT FROM 'CLOSED'",
+        ended,
+    )
+    if unsealed is not None:
+        raise InvalidRequest(
+            f"/row: ledger {unsealed} is not CLOSED", log=old.name, ledger_id=unsealed
+        )
+    return published
+
+
+async def _share_log(connection: Connection, name: str) -> None:
+    state = await connection.fetchval(
+        "SELECT body ->> 'state' FROM logs WHERE name = $1 AND body IS NOT NULL FOR SHARE", name
+    )
+    if state is None:
+        raise NoSuchLog(log=name)
+    if state == LogState.CLOSED:
+        raise LogClosed(log=name)
+
+
+async def _insert(
+    connection: Connection, request: TransactionBegin, *, state: TransactionState
+) -> asyncpg.Record | None:
+    """The new row; None where another one of this app and version is OPEN."""
+    return await connection.fetchrow(
+        "INSERT INTO transactions (id, log, app, app_version, state, is_duplicate, ttl_s,"
+        " expires_at, ended_at) VALUES ($1, $2, $3, $4, $5, $5 <> 'OPEN', $6::int,"
+        " now() + make_interval(secs => $6::int), CASE WHEN $5 = 'OPEN' THEN NULL ELSE now() END)"
+        " ON CONFLICT (log, app, app_version) WHERE state = 'OPEN' AND app IS NOT NULL DO NOTHING"
+        f" RETURNING {_ROW}",
+        request.id,
+        request.log,
+        request.app,
+        request.version,
+        state.value,
+        request.expires_in_s,
+    )
+
+
+async def _already(
+    connection: Connection, request: TransactionBegin, done: asyncpg.Record
+) -> TransactionRow:
+    """The answer to who begins a version that is not above the app's last one."""
+    if done["version"] == request.version:
+        return await _row(connection, await _get(connection, done["transaction"]))
+    made = await _insert(connection, request, state=TransactionState.COMMITTED)
+    assert made is not None
+    return await _row(connection, made)
+
+
+async def _last_of(connection: Connection, log: str, app: str) -> asyncpg.Record | None:
+    """The app's last version; asked with the log's row locked, so it can't change."""
+    return await connection.fetchrow(
+        "SELECT version, transaction FROM app_versions WHERE log = $1 AND app = $2", log, app
+    )
+
+
+async def _find(connection: Connection, condition: str, *values: object) -> asyncpg.Record | None:
+    return await connection.fetchrow(f"SELECT {_ROW} FROM transactions WHERE {condition}", *values)
+
+
+async def _get(connection: Connection, transaction_id: str) -> asyncpg.Record:
+    found = await _find(connection, "id = $1", transaction_id)
+    if found is None:
+        raise _missing(transaction_id)
+    return found
+
+
+async def _lock(connection: Connection, transaction_id: str) -> asyncpg.Record:
+    found = await _find(connection, "id = $1 FOR UPDATE", transaction_id)
+    if found is None:
+        raise _missing(transaction_id)
+    return found
+
+
+def _missing(transaction_id: str) -> NoSuchTransaction:
+    return NoSuchTransaction(f"there is no transaction {transaction_id}")
+
+
+async def _row(connection: Connection, record: asyncpg.Record) -> TransactionRow:
+    """A database row as a body."""
+    published: list[dict[str, Any]] = orjson.loads(record["published"])
+    if record["state"] == TransactionState.OPEN:
+        published = [
+            dict(ledger)
+            for ledger in await connection.fetch(
+                "SELECT ledger_id, partition, attempt FROM transaction_ledgers"
+                " WHERE transaction = $1 ORDER BY ledger_id",
+                record["id"],
+            )
+        ]
+    return TransactionRow(
+        id=record["id"],
+        log=record["log"],
+        app=record["app"],
+        version=record["app_version"],
+        state=TransactionState(record["state"]),
+        is_duplicate=record["is_duplicate"],
+        ledgers=tuple(TransactionLedgerBody(**ledger) for ledger in published),
+        requested=tuple(record["requested"]),
+        created_at=record["created_at"],
+        expires_at=record["expires_at"],
+    )

@@ -1,0 +1,149 @@
+"""What gateways exchange with the metadata service about transactions, as strict pydantic models."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from quorumlog.protocol.transaction import (
+    Sealed,
+    Transaction,
+    TransactionLedger,
+    TransactionState,
+)
+from quorumlog.wire.bodies import Attempt, Body, EntryIdOrNone, LedgerId, LogName, Text
+from quorumlog.wire.log_bodies import LOG_LEDGERS_MAX, LogRow, Number
+
+TRANSACTION_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+"""A transaction's id; it is part of URLs."""
+
+APP_CHARS_MAX = 255
+EXPIRES_IN_S = (1, 7 * 24 * 3600)
+"""Least and greatest time that a transaction may be silent."""
+
+TRANSACTION_TAG = "transaction"
+PARTITION_TAG = "partition"
+ATTEMPT_TAG = "attempt"
+"""Names in a ledger's `extra`: which transaction, partition and task attempt it is of."""
+
+TransactionId = Annotated[str, StringConstraints(pattern=rf"^{TRANSACTION_ID}$")]
+App = Annotated[Text, StringConstraints(min_length=1, max_length=APP_CHARS_MAX)]
+
+
+class SealedBody(Body):
+    """A ledger that a commit asks to publish."""
+
+    ledger_id: LedgerId
+    last_entry: EntryIdOrNone | None = None
+
+    def to_core(self) -> Sealed:
+        """The protocol's value."""
+        return Sealed(self.ledger_id, self.last_entry)
+
+
+class TransactionLedgerBody(Body):
+    """A ledger of a transaction."""
+
+    ledger_id: LedgerId
+    partition: Number | None = None
+    attempt: Number | None = None
+    first_offset: Number | None = None
+    last_offset: Number | None = None
+
+
+class TransactionRow(Body):
+    """One transaction as the metadata service knows it."""
+
+    id: TransactionId
+    log: LogName
+    app: App | None = None
+    version: Number | None = None
+    state: TransactionState = TransactionState.OPEN
+    is_duplicate: bool = False
+    ledgers: tuple[TransactionLedgerBody, ...] = ()
+    requested: tuple[LedgerId, ...] = ()
+    created_at: Text = ""
+    expires_at: Text = ""
+
+    def to_core(self) -> Transaction:
+        """The protocol's value."""
+        return Transaction(
+            self.id,
+            self.log,
+            self.app,
+            self.version,
+            self.state,
+            self.is_duplicate,
+            tuple(TransactionLedger(**ledger.model_dump()) for ledger in self.ledgers),
+            self.requested,
+            self.created_at,
+            self.expires_at,
+        )
+
+    @classmethod
+    def from_core(cls, core: Transaction) -> "TransactionRow":
+        """The body that carries a protocol value."""
+        return cls(
+            id=core.id,
+            log=core.log,
+            app=core.app,
+            version=core.version,
+            state=core.state,
+            is_duplicate=core.is_duplicate,
+            ledgers=tuple(
+                TransactionLedgerBody(
+                    ledger_id=ledger.ledger_id,
+                    partition=ledger.partition,
+                    attempt=ledger.attempt,
+                    first_offset=ledger.first_offset,
+                    last_offset=ledger.last_offset,
+                )
+                for ledger in core.ledgers
+            ),
+            requested=core.requested,
+            created_at=core.created_at,
+            expires_at=core.expires_at,
+        )
+
+
+class TransactionBegin(Body):
+    """`POST /v1/transactions`: a new one (201), or the one of this app and version (200).
+
+    `id` was drawn by the caller, so that a repeat of the request begins nothing else.
+    """
+
+    id: TransactionId
+    log: LogName
+    app: App | None = None
+    version: Number | None = None
+    expires_in_s: Annotated[int, Field(ge=EXPIRES_IN_S[0], le=EXPIRES_IN_S[1])]
+
+    @model_validator(mode="after")
+    def _names_both_or_neither(self) -> Self:
+        if (self.app is None) != (self.version is None):
+            raise ValueError("app and version go together")
+        return self
+
+
+class TransactionCommit(Body):
+    """`POST /v1/transactions/{id}/commit`: publish these ledgers and no other ones.
+
+    `row` is the log's row after it, by compare-and-swap on `row.version`; null where there is
+    nothing to publish. 412 with the log's row as `current` where its version is another one.
+    """
+
+    ledgers: tuple[SealedBody, ...] = Field(max_length=LOG_LEDGERS_MAX)
+    row: LogRow | None
+    attempt: Attempt
+
+
+class TransactionDone(Body):
+    """The transaction after a commit, and the log's row where this commit has changed it."""
+
+    transaction: TransactionRow
+    row: LogRow | None
+
+
+class TransactionAlive(Body):
+    """`POST /v1/transactions/{id}/renew`: somebody works in it."""
+
+    state: TransactionState
