@@ -140,9 +140,10 @@ class Entries:
         encoding = params.query_choice(query, "encoding", _ENCODINGS) or "base64"
         wait_ms = params.query_integer(query, "wait_ms", low=0, high=WAIT_MS_MAX) or 0
         wanted = _range_of(query, ledger_id, password_of(request))
+        seen = last_event_id(request) if "Last-Event-ID" in request.headers else None
         if media == EVENTS:
-            if "Last-Event-ID" in request.headers:
-                wanted = replace(wanted, first=last_event_id(request) + 1)
+            if seen is not None:
+                wanted = replace(wanted, first=seen + 1)
             return await send_events(request, Source(self._engine, self._room, wanted), encoding)
         source = Source(self._engine, self._room, wanted)
         result = await source.page(

@@ -35,7 +35,14 @@ from services.gateway.edge.limits import (
     IDEMPOTENCY_KEY_CHARS_MAX,
     PASSWORD_CHARS_MAX,
 )
-from services.gateway.edge.models import Ledger, LedgerCreate, LedgerList, Recover, ledger_json
+from services.gateway.edge.models import (
+    Ledger,
+    LedgerCreate,
+    LedgerList,
+    Recover,
+    TransactionLedgerCreate,
+    ledger_json,
+)
 from services.gateway.edge.params import JSON
 from services.gateway.edge.payloads import escaped
 from services.gateway.interface import EngineInterface, LedgerQuery
@@ -101,19 +108,20 @@ class Ledgers:
             raise params.invalid("/header/Idempotency-Key", "must be printable ASCII")
         body = await read_object(request, self._room)
         try:
-            wanted = LedgerCreate.model_validate(body)
+            if "transaction" in body:
+                ledger = await self._create(TransactionLedgerCreate.model_validate(body), key)
+            else:
+                wanted = LedgerCreate.model_validate(body)
+                ledger = await self._engine.create(wanted.options(key))
         except ValidationError as error:
             raise invalid_of(error) from error
-        ledger = await self._create(wanted, key)
         return json_value(
             ledger_json(ledger),
             201,
             {"Location": f"/v1/ledgers/{ledger.ledger_id}", "ETag": f'"{ledger.version}"'},
         )
 
-    async def _create(self, wanted: LedgerCreate, key: str | None) -> LedgerMetadata:
-        if wanted.transaction is None:
-            return await self._engine.create(wanted.options(key))
+    async def _create(self, wanted: TransactionLedgerCreate, key: str | None) -> LedgerMetadata:
         if self._transactions is None:
             raise NoSuchTransaction
         whose = Attempt(wanted.transaction, wanted.partition, wanted.attempt)
@@ -227,7 +235,7 @@ CREATE: Final = op.Operation(
     ),
     {
         JSON: op.Content(
-            LedgerCreate,
+            {"anyOf": [LedgerCreate, TransactionLedgerCreate]},
             {
                 "default": {},
                 "three copies": {"ensemble_size": 3, "metadata": {"k": "v"}},

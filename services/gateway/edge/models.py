@@ -68,7 +68,21 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", populate_by_name=True)
 
 
-_OF_TRANSACTION: Final = frozenset(("transaction", "partition", "attempt", "metadata"))
+def _within_limits(custom: dict[str, str]) -> dict[str, str]:
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in custom.items())
+    if size > CUSTOM_BYTES_MAX:
+        raise ValueError(f"has {size} bytes; the limit is {CUSTOM_BYTES_MAX}")
+    return custom
+
+
+Custom = Annotated[
+    dict[Text, Text],
+    AfterValidator(_within_limits),
+    Field(
+        max_length=CUSTOM_KEYS_MAX,
+        description=f"For the caller's use: {CUSTOM_BYTES_MAX} bytes at most, keys included.",
+    ),
+]
 
 
 class LedgerCreate(Model):
@@ -90,32 +104,15 @@ class LedgerCreate(Model):
     password: (
         Annotated[str, StringConstraints(min_length=1, max_length=PASSWORD_CHARS_MAX)] | None
     ) = Field(default=None, description="What `Ledger-Password` must say from then on.")
-    metadata: dict[Text, Text] = Field(
-        default_factory=dict,
-        max_length=CUSTOM_KEYS_MAX,
-        description=f"For the caller's use: {CUSTOM_BYTES_MAX} bytes at most, keys included.",
-    )
+    metadata: Custom = Field(default_factory=dict)
     ledger_id: Id | None = Field(default=None, description="An id of the caller's choice.")
     allow_degraded: bool = Field(
         default=False, description="Name absent bookies too, while each write set reaches Qa."
     )
 
-    transaction: Annotated[str, Field(pattern=f"^{TRANSACTION_ID}$")] | None = Field(
-        default=None, description="Make it for a transaction, like the ledgers of its log."
-    )
-    partition: Id | None = Field(default=None, description="Of a transaction: for whom it is.")
-    attempt: Id | None = Field(default=None, description="Of a transaction: which try it is.")
-
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         self.quorum()
-        if self.transaction is None and self.model_fields_set & {"partition", "attempt"}:
-            raise ValueError("partition and attempt are of a transaction")
-        if self.transaction is not None and self.model_fields_set - _OF_TRANSACTION:
-            raise ValueError("a transaction's ledger is like those of its log: it takes metadata")
-        size = sum(len(k.encode()) + len(v.encode()) for k, v in self.metadata.items())
-        if size > CUSTOM_BYTES_MAX:
-            raise ValueError(f"metadata has {size} bytes; the limit is {CUSTOM_BYTES_MAX}")
         if self.digest == "hmac-sha256" and self.password is None:
             raise ValueError("the digest hmac-sha256 needs a password")
         return self
@@ -140,6 +137,15 @@ class LedgerCreate(Model):
             allow_degraded=self.allow_degraded,
             idempotency_key=idempotency_key,
         )
+
+
+class TransactionLedgerCreate(Model):
+    """A ledger of a transaction: like those of its log in all else."""
+
+    transaction: Annotated[str, Field(pattern=f"^{TRANSACTION_ID}$", description="Its id.")]
+    partition: Id | None = Field(default=None, description="For which part of the work it is.")
+    attempt: Id | None = Field(default=None, description="Which try at that part it is.")
+    metadata: Custom = Field(default_factory=dict)
 
 
 class FragmentModel(Model):

@@ -1,8 +1,8 @@
 """The public bodies of transactions as pydantic models."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import Field, WithJsonSchema
 
 from quorumlog.protocol.transaction import Sealed, Transaction
 from quorumlog.wire.bodies import LogName
@@ -13,25 +13,28 @@ from services.gateway.logs.transactions import EXPIRES_IN_S as EXPIRES_IN_S_DEFA
 
 
 class TransactionBegin(Model):
-    """What to begin; `app` and `version` go together."""
+    """What to begin."""
 
     log: Annotated[LogName, Field(description="Where its records will come.")]
-    app: Annotated[Text, Field(min_length=1, max_length=APP_CHARS_MAX)] | None = Field(
-        default=None, description="Who writes, for what must come onto the log once."
-    )
-    version: Id | None = Field(
-        default=None, description="Which of the app's commits it is; they come in ascending order."
-    )
+    app: None = None
+    version: None = None
     expires_in_s: Annotated[int, Field(ge=EXPIRES_IN_S[0], le=EXPIRES_IN_S[1])] = Field(
         default=EXPIRES_IN_S_DEFAULT,
         description="After so many seconds in which nobody began it, made a ledger or appended.",
     )
 
-    @model_validator(mode="after")
-    def _names_both_or_neither(self) -> Self:
-        if (self.app is None) != (self.version is None):
-            raise ValueError("app and version go together")
-        return self
+
+class VersionBegin(Model):
+    """One commit of an app, which must come onto the log once."""
+
+    log: Annotated[LogName, Field(description="Where its records will come.")]
+    app: Annotated[Text, Field(min_length=1, max_length=APP_CHARS_MAX, description="Who writes.")]
+    version: Annotated[
+        Id, Field(description="Which of the app's commits it is; they come in ascending order.")
+    ]
+    expires_in_s: Annotated[int, Field(ge=EXPIRES_IN_S[0], le=EXPIRES_IN_S[1])] = (
+        EXPIRES_IN_S_DEFAULT
+    )
 
 
 class SealedLedger(Model):

@@ -30,6 +30,7 @@ from services.gateway.edge.transaction_models import (
     TransactionBegin,
     TransactionCommit,
     TransactionModel,
+    VersionBegin,
     transaction_json,
 )
 from services.gateway.logs.transactions import Transactions
@@ -50,7 +51,12 @@ class TransactionRoutes:
         """POST /v1/transactions."""
         params.query(request)
         params.accepted(request)
-        wanted = await self._body(request, TransactionBegin)
+        value = await body.read_object(request, self._room)
+        wanted: TransactionBegin | VersionBegin
+        if value.get("app") is None and value.get("version") is None:
+            wanted = _parsed(value, TransactionBegin)
+        else:
+            wanted = _parsed(value, VersionBegin)
         found, is_new = await self._transactions.begin(
             wanted.log, app=wanted.app, version=wanted.version, expires_in_s=wanted.expires_in_s
         )
@@ -65,7 +71,7 @@ class TransactionRoutes:
         """POST /v1/transactions/{transaction}/commit."""
         transaction = self._plain(request)
         token = token_of(request)
-        wanted = await self._body(request, TransactionCommit)
+        wanted = _parsed(await body.read_object(request, self._room), TransactionCommit)
         done = await self._transactions.commit(
             transaction, wanted.sealed(), overwrite=wanted.overwrite, token=token
         )
@@ -86,13 +92,6 @@ class TransactionRoutes:
             raise params.invalid("/path/transaction", f"must match {TRANSACTION_ID}")
         return transaction
 
-    async def _body(self, request: web.Request, model: type[M]) -> M:
-        value = await body.read_object(request, self._room)
-        try:
-            return model.model_validate(value)
-        except ValidationError as error:
-            raise invalid_of(error) from error
-
     def routes(self) -> list[op.Route]:
         """The operations with their handlers."""
         return [
@@ -101,6 +100,14 @@ class TransactionRoutes:
             (COMMIT, self.commit),
             (ABORT, self.abort),
         ]
+
+
+def _parsed(value: object, model: type[M]) -> M:
+    """The body as a model. Raises: InvalidRequest."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise invalid_of(error) from error
 
 
 _OPEN: Final[dict[str, Any]] = {
@@ -154,7 +161,7 @@ BEGIN: Final = op.Operation(
     "are made by `POST /v1/ledgers` with `transaction`.",
     body={
         JSON: op.Content(
-            TransactionBegin,
+            {"anyOf": [TransactionBegin, VersionBegin]},
             {"plain": {"log": "events"}, "once": {"log": "events", "app": "nightly", "version": 7}},
         )
     },

@@ -1,0 +1,55 @@
+"""Writers of transactions over plain HTTP, as curl does it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.logs.support import Answer, Http
+
+LOG = "/v1/logs/log"
+TRANSACTIONS = "/v1/transactions"
+
+
+async def begin(http: Http, *, at: int = 0, **more: Any) -> str:
+    """A transaction's id."""
+    begun = await http.done("POST", TRANSACTIONS, {"log": "log", **more}, at=at)
+    name: str = begun["transaction"]
+    return name
+
+
+async def write(
+    http: Http,
+    transaction: str,
+    batches: Sequence[Sequence[str]],
+    *,
+    partition: int = 0,
+    at: int = 0,
+    seal: bool = True,
+) -> int:
+    """What a task attempt does: a ledger, some batches of records, sealed. Its id."""
+    made = await http.done(
+        "POST", "/v1/ledgers", {"transaction": transaction, "partition": partition}, at=at
+    )
+    ledger_id: int = made["ledger_id"]
+    for batch in batches:
+        answer = await append(http, ledger_id, batch, at=at)
+        assert answer.status == 201, answer
+    if seal:
+        await http.done("POST", f"/v1/ledgers/{ledger_id}/close", at=at)
+    return ledger_id
+
+
+async def append(http: Http, ledger_id: int, batch: Sequence[str], *, at: int = 0) -> Answer:
+    """One request."""
+    entries = [{"text": value} for value in batch]
+    path = f"/v1/ledgers/{ledger_id}/entries"
+    return await http.ask("POST", path, {"entries": entries}, at=at)
+
+
+async def end(http: Http, transaction: str, how: str, body: Any = None, *, at: int = 0) -> Answer:
+    """`commit` or `abort`."""
+    return await http.ask("POST", f"{TRANSACTIONS}/{transaction}/{how}", body, at=at)
+
+
+def code(answer: Answer) -> tuple[int, str]:
+    """What an error says."""
+    return answer.status, answer.json["code"]
