@@ -7,10 +7,10 @@ ARGS ?=
 
 # Settings of the local cluster and of load, handed on as they are (README, "Settings").
 export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_DELAY_S RESTART
-export POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
+export LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie load scenarios sim explore mutants chaos lock crash flips clean
+.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie bench-tail load scenarios sim explore mutants chaos lock crash flips clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -69,6 +69,9 @@ bench: setup ## measure appends and reads, and JetStream in the same run
 
 bench-bookie: setup ## fill one bookie with ENTRIES= entries: rate, memory, restart, reads beside the disk
 	@exec $(PY) -m loadtest.bench_bookie $(if $(ENTRIES),--entries $(ENTRIES)) $(ARGS)
+
+bench-tail: setup ## 500 readers follow one ledger (LOG=1: one log) with 5 writers: all seen, latency, memory
+	@exec $(PY) -m loadtest.bench_tail $(ARGS)
 
 load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with an HTML report
 	@exec $(PY) -m loadtest.load

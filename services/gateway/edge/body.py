@@ -11,6 +11,7 @@ from aiohttp import hdrs, web
 
 from quorumlog.errors import BadRequest, Overloaded, RequestTimeout, TooLarge, UnsupportedMediaType
 from services.gateway.edge import strict
+from services.gateway.edge.follows import Follows
 from services.gateway.edge.limits import Limits
 from services.gateway.edge.params import JSON, invalid
 
@@ -24,10 +25,11 @@ HELD: Final = web.RequestKey("held_bytes", int)
 class Room:
     """What is in work now. Invariant: no count is below 0; each take is given back once."""
 
-    __slots__ = ("_waits", "held_bytes", "is_ending", "limits", "requests")
+    __slots__ = ("_waits", "follows", "held_bytes", "is_ending", "limits", "requests")
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.follows = Follows()
         self.requests = 0
         self.held_bytes = 0
         self.is_ending = False

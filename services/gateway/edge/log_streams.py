@@ -4,7 +4,9 @@ A stream of appends is cut into record batches as it comes: one while the one be
 flight. So a producer's sequence, which counts requests, has no place in it.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
@@ -15,6 +17,7 @@ from quorumlog.protocol import batch
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
 from quorumlog.wire import problems
 from services.gateway.edge.body import Room
+from services.gateway.edge.follows import Told, told_tail
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.log_payloads import (
     check_size,
@@ -28,14 +31,16 @@ from services.gateway.edge.params import EVENTS, NDJSON
 from services.gateway.edge.payloads import from_frames
 from services.gateway.edge.pipe import Pipe
 from services.gateway.edge.sockets import Message, Tail, first_of
-from services.gateway.edge.streams import append_lines, opened
+from services.gateway.edge.streams import PAGE_BYTES, TAIL_BYTES, append_lines, opened
 from services.gateway.interface import Appended
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ports import Append, LogBatches, LogRead
 from services.gateway.logs.reading import Start
 
-_PAGE_BYTES: Final = 1 << 20
-"""What a stream reads ahead of its client (taste)."""
+_RECORD_BYTES: Final = 64
+"""What a record takes besides its value."""
+_NAMED: Final = ("earliest", "latest")
+"""Starts that are no offset yet."""
 
 
 class _Lane:
@@ -106,7 +111,7 @@ class LogSource:
     async def page(self, wait_s: float = 0.0) -> LogRead:
         """The next records, maybe none; at the tail waits for some, or for the log's end."""
         limit = BATCH_ENTRIES_MAX if self._left is None else self._left
-        max_bytes = _PAGE_BYTES if self._bytes_left is None else min(_PAGE_BYTES, self._bytes_left)
+        max_bytes = PAGE_BYTES if self._bytes_left is None else min(PAGE_BYTES, self._bytes_left)
         page = await self._read(limit, max_bytes)
         if wait_s > 0 and not page.records and not page.closed:
             waited = await self._room.wait(self._read(limit, max_bytes, wait_s))
@@ -120,7 +125,7 @@ class LogSource:
 
     async def batches(self, wait_s: float = 0.0) -> LogBatches:
         """The first page, with its records as they are stored."""
-        limit, max_bytes = self._left or BATCH_ENTRIES_MAX, self._bytes_left or _PAGE_BYTES
+        limit, max_bytes = self._left or BATCH_ENTRIES_MAX, self._bytes_left or PAGE_BYTES
         page = await self._logs.batches(self._name, self.start, limit=limit, max_bytes=max_bytes)
         if wait_s > 0 and not page.batches and not page.closed:
             start = page.next if self.start == "latest" else self.start
@@ -139,17 +144,49 @@ class LogSource:
         self.start = page.next if self.start == "latest" else self.start
         return page
 
-    async def tail(self) -> AsyncIterator[LogRead]:
+    async def read(self, at: int, wait_s: float) -> LogRead:
+        """As a follow reads."""
+        return await self._logs.read(
+            self._name, at, limit=BATCH_ENTRIES_MAX, max_bytes=TAIL_BYTES, wait_s=wait_s
+        )
+
+    def size(self, page: LogRead) -> int:
+        """Bytes of a page."""
+        return sum(len(found.record.value) + _RECORD_BYTES for found in page.records)
+
+    def rest(self, page: LogRead, at: int) -> LogRead:
+        """The records from `at` on."""
+        return replace(page, records=tuple(found for found in page.records if found.offset >= at))
+
+    def is_end(self, page: LogRead) -> bool:
+        """Whether nothing ever follows a page."""
+        return page.closed
+
+    async def tail(self) -> AsyncGenerator[Told[LogRead], None]:
         """Pages without an end, an empty one whenever nothing came for a while. Ends with the log,
         with the limits, or when this process is about to end.
         """
         wait_s = 0.0
-        while True:
+        while self._left is not None or self._bytes_left is not None or self.start in _NAMED:
             page = await self.page(wait_s)
-            yield page
+            yield Told(page)
             wait_s = self._room.limits.comment_every_s
             if page.closed or self.is_over or self._room.is_ending:
                 return
+        assert isinstance(self.start, int)
+        shared = told_tail(
+            self._room.follows,
+            ("log", self._name),
+            self,
+            self.start,
+            wait_s=self._room.limits.comment_every_s,
+            waited=self._room.wait,
+        )
+        async with aclosing(shared):
+            async for told in shared:
+                yield told
+                if self._room.is_ending:
+                    return
 
 
 class LogSubject:
@@ -181,11 +218,12 @@ class LogSubject:
         return self._follow(self._source(start), encoding)
 
     async def _follow(self, source: LogSource, encoding: str) -> Tail:
-        async for page in source.tail():
-            if page.records:
-                yield _page(page, encoding)
-            if page.closed:
-                yield f'{{"end":{{"next_offset":{page.next}}}}}'
+        async with aclosing(source.tail()) as pages:
+            async for told in pages:
+                if told.page.records:
+                    yield told.form(("socket", encoding), lambda page: _page(page, encoding))
+                if told.page.closed:
+                    yield f'{{"end":{{"next_offset":{told.page.next}}}}}'
 
 
 def _page(page: LogRead, encoding: str) -> Message:
@@ -241,22 +279,19 @@ async def send_events(request: web.Request, source: LogSource, encoding: str) ->
     """Each record as an event whose id is its offset; follows the tail until the log is closed."""
     response: web.StreamResponse | None = None
     try:
-        async for page in source.tail():
-            events = b"".join(
-                b"id: %d\ndata: %b\n\n" % (found.offset, record)
-                for found, record in zip(
-                    page.records, records_json(page.records, encoding), strict=True
-                )
-            )
-            if response is None:
-                response = await opened(request, EVENTS)
-                if request.method == "HEAD":
-                    return response
-            if events or not page.closed:
-                await response.write(events or b": \n\n")
-            if page.closed:
-                end = orjson.dumps({"next_offset": page.next})
-                await response.write(b"event: end\ndata: " + end + b"\n\n")
+        async with aclosing(source.tail()) as pages:
+            async for told in pages:
+                page = told.page
+                events = told.form(("events", encoding), lambda page: _events_of(page, encoding))
+                if response is None:
+                    response = await opened(request, EVENTS)
+                    if request.method == "HEAD":
+                        return response
+                if events or not page.closed:
+                    await response.write(events or b": \n\n")
+                if page.closed:
+                    end = orjson.dumps({"next_offset": page.next})
+                    await response.write(b"event: end\ndata: " + end + b"\n\n")
     except QuorumLogError as error:
         if response is None:
             raise
@@ -265,3 +300,10 @@ async def send_events(request: web.Request, source: LogSource, encoding: str) ->
     assert response is not None, "a tail has at least one page"
     await response.write_eof()
     return response
+
+
+def _events_of(page: LogRead, encoding: str) -> bytes:
+    return b"".join(
+        b"id: %d\ndata: %b\n\n" % (found.offset, record)
+        for found, record in zip(page.records, records_json(page.records, encoding), strict=True)
+    )

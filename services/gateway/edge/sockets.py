@@ -10,7 +10,7 @@ socket ends.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, Protocol
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -37,7 +37,7 @@ _CONTROL_BYTES_MAX: Final = 300
 _ENCODINGS: Final = ("base64", "text", "json", "frames")
 
 Message = str | bytes
-Tail = AsyncIterator[Message]
+Tail = AsyncGenerator[Message, None]
 
 
 class Subject(Protocol):
@@ -127,11 +127,12 @@ class _Talk:
         """Send the tail, once it was asked for."""
         tail = await self._tail
         try:
-            async for message in tail:
-                if isinstance(message, bytes):
-                    await self._socket.send_bytes(message)
-                else:
-                    await self._socket.send_str(message)
+            async with contextlib.aclosing(tail):
+                async for message in tail:
+                    if isinstance(message, bytes):
+                        await self._socket.send_bytes(message)
+                    else:
+                        await self._socket.send_str(message)
         except QuorumLogError as error:
             self._subject.pipe.finish(error)
         except ConnectionError:
@@ -183,11 +184,13 @@ class LedgerSubject:
         return self._follow(self._source(first_of(start)), encoding)
 
     async def _follow(self, source: Source, encoding: str) -> Tail:
-        async for page in source.tail():
-            if page.runs:
-                yield _page(page, encoding)
-            if is_end(page):
-                yield f'{{"end":{{"last_entry":{page.last_add_confirmed}}}}}'
+        async with contextlib.aclosing(source.tail()) as pages:
+            async for told in pages:
+                page = told.page
+                if page.runs:
+                    yield told.form(("socket", encoding), lambda page: _page(page, encoding))
+                if is_end(page):
+                    yield f'{{"end":{{"last_entry":{page.last_add_confirmed}}}}}'
 
 
 def _page(page: ReadResult, encoding: str) -> Message:

@@ -6,8 +6,9 @@ Until the first byte of an answer an error is a status; after that it is the str
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
@@ -19,6 +20,7 @@ from quorumlog.wire import problems
 from services.gateway.edge import params
 from services.gateway.edge.answers import entries_json
 from services.gateway.edge.body import Room, send_continue
+from services.gateway.edge.follows import Told, told_tail
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.middleware import REQUEST_ID
 from services.gateway.edge.params import EVENTS, NDJSON
@@ -28,8 +30,12 @@ from services.gateway.interface import EngineInterface, ReadResult
 
 log = logging.getLogger(__name__)
 
-_PAGE_BYTES: Final = 1 << 20
+PAGE_BYTES: Final = 1 << 20
 """What a stream reads ahead of its client (taste)."""
+TAIL_BYTES: Final = 256 << 10
+"""What a tail does: hundreds of slow readers, each with a page in hand, must fit into memory."""
+_ENTRY_BYTES: Final = 64
+"""What an entry takes besides its payload."""
 _LINE_OVERHEAD: Final = 1024
 _ESCAPED: Final = 6
 """Bytes that JSON may take for one: \\u0000."""
@@ -58,50 +64,85 @@ class Source:
         self._engine = engine
         self._room = room
         self.wanted = wanted
-        self.comment_every_s = room.limits.comment_every_s
         self.first = wanted.first
 
     async def page(
-        self, *, limit: int = BATCH_ENTRIES_MAX, max_bytes: int = _PAGE_BYTES, wait_s: float = 0.0
+        self, *, limit: int = BATCH_ENTRIES_MAX, max_bytes: int = PAGE_BYTES, wait_s: float = 0.0
     ) -> ReadResult:
         """The next entries, maybe none. At the tail waits until there are some, or the ledger is
         closed, or the time is over.
         """
-        result = await self._read(limit, max_bytes)
+        result = await self._read(self.first, limit, max_bytes)
         if wait_s > 0 and not result.runs and not result.closed:
-            await self._room.wait(
-                self._engine.last_add_confirmed(
-                    self.wanted.ledger_id,
-                    after=self.first - 1,
-                    wait_s=wait_s,
-                    password=self.wanted.password,
-                )
-            )
-            result = await self._read(limit, max_bytes)
+            await self._room.wait(self._news(self.first, wait_s))
+            result = await self._read(self.first, limit, max_bytes)
         self.first = result.next
         return result
 
-    async def _read(self, limit: int, max_bytes: int) -> ReadResult:
+    async def _read(self, first: int, limit: int, max_bytes: int) -> ReadResult:
         return await self._engine.read(
             self.wanted.ledger_id,
-            self.first,
+            first,
             last=self.wanted.last,
             limit=limit,
             max_bytes=max_bytes,
             password=self.wanted.password,
         )
 
-    async def tail(self) -> AsyncIterator[ReadResult]:
+    async def _news(self, at: int, wait_s: float) -> object:
+        return await self._engine.last_add_confirmed(
+            self.wanted.ledger_id, after=at - 1, wait_s=wait_s, password=self.wanted.password
+        )
+
+    async def read(self, at: int, wait_s: float) -> ReadResult:
+        """As a follow reads."""
+        page = await self._read(at, BATCH_ENTRIES_MAX, TAIL_BYTES)
+        if wait_s > 0 and not page.runs and not page.closed:
+            await self._news(at, wait_s)
+            page = await self._read(at, BATCH_ENTRIES_MAX, TAIL_BYTES)
+        return page
+
+    def size(self, page: ReadResult) -> int:
+        """Bytes of a page."""
+        return sum(run.payload_bytes + _ENTRY_BYTES * run.count for run in page.runs)
+
+    def rest(self, page: ReadResult, at: int) -> ReadResult:
+        """The entries from `at` on."""
+        parts = (run.where(lambda entry_id: entry_id >= at) for run in page.runs)
+        return replace(page, runs=tuple(part for part in parts if part is not None))
+
+    def is_end(self, page: ReadResult) -> bool:
+        """Whether a page reaches the end of a closed ledger."""
+        return is_end(page)
+
+    async def tail(self) -> AsyncGenerator[Told[ReadResult], None]:
         """Pages without an end, the first one at once, then an empty one for each 15 s in which
-        nothing came. Ends after the page that reaches the end of a closed ledger or the range's last entry, or when this process is
-        about to end.
+        nothing came. Ends after the page that reaches the end of a closed ledger or the range's
+        last entry, or when this process is about to end.
         """
-        last, wait_s = self.wanted.last, 0.0
+        wait_s, last = self._room.limits.comment_every_s, self.wanted.last
+        if last is None:
+            async with aclosing(
+                told_tail(
+                    self._room.follows,
+                    ("ledger", self.wanted.ledger_id),
+                    self,
+                    self.first,
+                    wait_s=wait_s,
+                    waited=self._room.wait,
+                )
+            ) as shared:
+                async for told in shared:
+                    yield told
+                    if self._room.is_ending:
+                        return
+            return
+        wait_s = 0.0
         while True:
             page = await self.page(wait_s=wait_s)
-            yield page
-            wait_s = self.comment_every_s
-            if is_end(page) or (last is not None and self.first > last) or self._room.is_ending:
+            yield Told(page)
+            wait_s = self._room.limits.comment_every_s
+            if is_end(page) or self.first > last or self._room.is_ending:
                 return
 
 
@@ -200,7 +241,7 @@ class _Left:
 
     @property
     def bytes(self) -> int:
-        return _PAGE_BYTES if self._bytes is None else min(_PAGE_BYTES, self._bytes)
+        return PAGE_BYTES if self._bytes is None else min(PAGE_BYTES, self._bytes)
 
 
 def _lines_of(page: ReadResult, encoding: str) -> bytes:
@@ -318,17 +359,19 @@ async def send_events(request: web.Request, source: Source, encoding: str) -> we
     """Each entry as an event whose id is the entry's; follows the tail until the ledger is closed."""
     response: web.StreamResponse | None = None
     try:
-        async for page in source.tail():
-            events = _events_of(page, encoding)
-            if response is None:
-                response = await opened(request, EVENTS)
-                if request.method == "HEAD":
-                    return response
-            if events or not is_end(page):
-                await response.write(events or b": \n\n")
-            if is_end(page):
-                end = orjson.dumps({"last_entry": page.last_add_confirmed})
-                await response.write(b"event: end\ndata: " + end + b"\n\n")
+        async with aclosing(source.tail()) as pages:
+            async for told in pages:
+                page = told.page
+                events = told.form(("events", encoding), lambda page: _events_of(page, encoding))
+                if response is None:
+                    response = await opened(request, EVENTS)
+                    if request.method == "HEAD":
+                        return response
+                if events or not is_end(page):
+                    await response.write(events or b": \n\n")
+                if is_end(page):
+                    end = orjson.dumps({"last_entry": page.last_add_confirmed})
+                    await response.write(b"event: end\ndata: " + end + b"\n\n")
     except QuorumLogError as error:
         if response is None:
             raise

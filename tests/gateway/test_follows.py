@@ -1,0 +1,189 @@
+"""Many readers at one tail: one of them reads for all, and nobody misses anything."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
+
+import pytest
+
+from quorumlog.errors import EntryUnavailable
+from services.gateway.edge import follows
+from services.gateway.edge.follows import Follows, Told, told_tail
+from tests.support.waiting import until
+
+
+@dataclass(frozen=True)
+class Page:
+    items: tuple[int, ...]
+    next: int
+
+
+class Numbers:
+    """A tail whose item n is n."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+        self.is_closed = False
+        self.reads = 0
+        self.waiting = 0
+        self.error: EntryUnavailable | None = None
+        self.page_max = 1000
+        self.grown = asyncio.Event()
+
+    def grow(self, count: int, *, closed: bool = False) -> None:
+        self.count, self.is_closed = self.count + count, closed
+        self.waiting = 0
+        self.grown.set()
+        self.grown = asyncio.Event()
+
+    async def read(self, at: int, wait_s: float) -> Page:
+        self.reads += 1
+        await asyncio.sleep(0)
+        if wait_s and at >= self.count and not self.is_closed and self.error is None:
+            self.waiting += 1
+            await self.grown.wait()
+        if self.error is not None:
+            raise self.error
+        end = min(self.count, at + self.page_max)
+        return Page(tuple(range(at, end)), max(at, end))
+
+    def size(self, page: Page) -> int:
+        return len(page.items)
+
+    def rest(self, page: Page, at: int) -> Page:
+        return Page(tuple(item for item in page.items if item >= at), page.next)
+
+    def is_end(self, page: Page) -> bool:
+        return self.is_closed and page.next >= self.count
+
+
+async def waited(work: Awaitable[Told[Page] | None]) -> Told[Page] | None:
+    return await work
+
+
+def tail(shared: Follows, numbers: Numbers, at: int = 0) -> AsyncIterator[Told[Page]]:
+    return told_tail(shared, "numbers", numbers, at, wait_s=60, waited=waited)
+
+
+async def read_all(shared: Follows, numbers: Numbers, at: int = 0, pauses: int = 0) -> list[int]:
+    """All items until the end; a slow reader lets others go on after each page."""
+    seen: list[int] = []
+    async for told in tail(shared, numbers, at):
+        seen += told.page.items
+        for _ in range(pauses):
+            await asyncio.sleep(0)
+    return seen
+
+
+async def test_one_read_serves_all_who_wait_at_the_tail() -> None:
+    shared, numbers = Follows(), Numbers(3)
+    readers = [asyncio.ensure_future(read_all(shared, numbers)) for _ in range(50)]
+    await until(lambda: numbers.waiting == 1, "the follow waits")
+    reads = numbers.reads
+
+    numbers.grow(1)
+    await until(lambda: numbers.waiting == 1, "the follow waits again")
+    assert numbers.reads == reads + 1
+    numbers.grow(2, closed=True)
+
+    assert await asyncio.gather(*readers) == [list(range(6))] * 50
+    assert len(shared) == 0
+
+
+async def test_a_page_is_put_into_each_form_once() -> None:
+    told, made = Told(Page((1,), 2)), []
+
+    def form(page: Page) -> str:
+        made.append(page)
+        return "text"
+
+    assert [told.form("a", form), told.form("a", form), told.form("b", form)] == ["text"] * 3
+    assert len(made) == 2
+
+
+async def test_a_reader_whose_place_is_within_a_page_gets_the_rest_of_it() -> None:
+    shared, numbers = Follows(), Numbers(2)
+    first = asyncio.ensure_future(read_all(shared, numbers))
+    await until(lambda: numbers.waiting == 1, "the follow waits")
+    late = tail(shared, numbers, 1)
+    assert (await anext(late)).page.items == (1,)
+
+    # Beyond what the follow knows: its next page begins before this reader's place.
+    ahead = asyncio.ensure_future(read_all(shared, numbers, 4))
+    await asyncio.sleep(0)
+    numbers.grow(4, closed=True)
+
+    assert (await anext(late)).page.items == (2, 3, 4, 5)
+    assert await ahead == [4, 5]
+    assert await first == list(range(6))
+
+
+async def test_a_reader_behind_the_window_reads_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follows, "_WINDOW_BYTES", 3)
+    shared, numbers = Follows(), Numbers(1)
+    slow = tail(shared, numbers)
+    assert (await anext(slow)).page.items == (0,)
+    fast = asyncio.ensure_future(read_all(shared, numbers))
+    for _ in range(20):
+        await until(lambda: numbers.waiting == 1, "the follow waits")
+        numbers.grow(1)
+    await until(lambda: numbers.waiting == 1, "the follow waits")
+
+    assert (await anext(slow)).page.items == tuple(range(1, 21))
+
+    numbers.grow(1, closed=True)
+    assert (await anext(slow)).page.items == (21,)
+    assert await fast == list(range(22))
+
+
+async def test_each_reader_learns_itself_why_the_follow_ended() -> None:
+    shared, numbers = Follows(), Numbers(1)
+    readers = [asyncio.ensure_future(read_all(shared, numbers)) for _ in range(3)]
+    await until(lambda: numbers.waiting == 1, "the follow waits")
+
+    numbers.error = EntryUnavailable("bookies are away")
+    numbers.grow(0)
+
+    results = await asyncio.gather(*readers, return_exceptions=True)
+    assert [type(result) for result in results] == [EntryUnavailable] * 3
+    assert len(shared) == 0
+
+
+async def test_a_follow_ends_with_its_last_reader_and_begins_with_the_next() -> None:
+    shared, numbers = Follows(), Numbers(1)
+    for _ in range(2):
+        reader = asyncio.ensure_future(read_all(shared, numbers))
+        await until(lambda: len(shared) == 1, "it is followed")
+        reader.cancel()
+        await asyncio.wait([reader])
+        assert len(shared) == 0
+    third = asyncio.ensure_future(read_all(shared, numbers))
+    await until(lambda: len(shared) == 1, "it is followed")
+    numbers.grow(1, closed=True)
+
+    assert await third == [0, 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_every_reader_sees_every_item_once_and_in_order(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    monkeypatch.setattr(follows, "_WINDOW_BYTES", chance.choice((1, 5, 1000)))
+    shared, numbers = Follows(), Numbers(chance.randrange(20))
+    numbers.page_max = chance.choice((1, 3, 1000))
+    readers = []
+    for _ in range(100):
+        if chance.random() < 0.2:
+            at = chance.randrange(numbers.count + 1)
+            pauses = chance.randrange(8)
+            readers.append((at, asyncio.ensure_future(read_all(shared, numbers, at, pauses))))
+        if chance.random() < 0.5:
+            numbers.grow(chance.randrange(5))
+        for _ in range(chance.randrange(6)):
+            await asyncio.sleep(0)
+    numbers.grow(0, closed=True)
+
+    for at, reader in readers:
+        assert await reader == list(range(at, numbers.count)), f"seed {seed}"
