@@ -13,6 +13,7 @@ from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
 from quorumlog.wire.bodies import Body
 from services.bookie import handlers
 from services.bookie.bodies import (
+    DamageBody,
     DigestsAsked,
     DigestsBody,
     EntriesBody,
@@ -28,12 +29,26 @@ from services.bookie.runtime import Bookie, end_process
 BODY_BYTES_MAX: Final = 80 * 1024 * 1024
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_COUNTERS: Final = (
+    "log_bytes",
+    "log_records",
+    "log_syncs",
+    "checkpoints",
+    "damaged_reads",
+    "scrubbed_bytes",
+    "scrub_damages",
+    "dropped_ledgers",
+    "removed_segments",
+    "compacted_bytes",
+)
 _TEXT: Final = {"type": "string"}
 _LEDGER: Final = "/v1/ledgers/{ledger_id}"
 _ROUTES: Final[tuple[tuple[str, str, _Handler, type[Body] | None], ...]] = (
     ("GET", "/v1/channel", handlers.open_channel, None),
     ("GET", "/v1/info", handlers.info, InfoBody),
     ("PUT", "/v1/state", handlers.put_state, InfoBody),
+    ("PUT", "/v1/maintenance", handlers.put_maintenance, InfoBody),
+    ("GET", "/v1/damage", handlers.damage, DamageBody),
     ("GET", "/v1/ledgers", handlers.list_ledgers, HeldList),
     ("GET", _LEDGER, handlers.get_ledger, HeldBody),
     ("POST", f"{_LEDGER}/entries", handlers.add_entries, VerdictBody),
@@ -92,10 +107,17 @@ class _StoreMetrics(Collector):
         store = self._app[BOOKIE].store
         if store is None:
             return
-        for name in ("log_bytes", "log_records", "log_syncs", "checkpoints", "damaged_reads"):
+        for name in _COUNTERS:
             yield CounterMetricFamily(
                 f"bookie_{name}", f"{name.replace('_', ' ')} so far", value=store.counters[name]
             )
+        damages = store.damages.count
+        yield GaugeMetricFamily("bookie_damages", "places known to be damaged", value=damages)
+        yield CounterMetricFamily(
+            "bookie_missing_rows",
+            "rows that the metadata service lacks without a tombstone: nothing was deleted",
+            value=self._app[BOOKIE].missing_rows,
+        )
         yield GaugeMetricFamily("bookie_pending_bytes", "queued", value=store.pending_bytes)
         yield GaugeMetricFamily("bookie_free_bytes", "room on disk", value=store.free_bytes())
         yield GaugeMetricFamily("bookie_read_only", "1: no normal adds", value=store.takes_no_adds)

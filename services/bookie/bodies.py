@@ -113,6 +113,51 @@ class LimboBody(Body):
     """Found missing when all seemed to be here, and queued for repair."""
 
 
+class DamagedEntries(Body):
+    """Entries that should be here and can't be read: unknown, never absent. Repair replaces them."""
+
+    ledger_id: int
+    ranges: tuple[Range, ...]
+    segment: int
+    offset: int
+
+
+class DamagedStretch(Body):
+    """Bytes of the log that are not what was written."""
+
+    segment: int
+    start: int
+    end: int
+    reason: str
+
+
+class DamageBody(Body):
+    """What reads and the scrubber found damaged and nobody has repaired yet."""
+
+    bookie: str
+    entries: tuple[DamagedEntries, ...]
+    stretches: tuple[DamagedStretch, ...]
+    is_cut: bool
+    """There is more than is kept; look again when these are repaired."""
+
+
+class MaintenancePut(Body):
+    """`PUT /v1/maintenance`: whether scrubbing and compaction wait, until the next start."""
+
+    paused: bool
+
+
+class ScrubBody(Body):
+    """How far the scrubber is, since the process began."""
+
+    paused: bool
+    segment: int
+    """The last segment that was checked in this pass; 0 between passes."""
+    checked_bytes: int
+    passes: int
+    damaged: int
+
+
 class InfoBody(Body):
     """This bookie."""
 
@@ -128,4 +173,7 @@ class InfoBody(Body):
     was_clean: bool
     copied_records: int
     limbo: LimboBody | None
+    scrub: ScrubBody
+    damages: int
+    """Places known to be damaged (`GET /v1/damage`)."""
     counters: dict[str, int]

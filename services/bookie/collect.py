@@ -4,31 +4,25 @@ A ledger's entries are given up only when the metadata service says twice, a gra
 ledger is deleted (a tombstone), or that it is CLOSED and this bookie is no member of it. A row that
 is missing without a tombstone is an alarm. Another cluster's database stops everything.
 
-A segment is removed when no part names it. What its records say beside entries (fences, keys, LACs,
-limbo) is written again first, so that the index can always be rebuilt from the log. Of a segment
-with little left in use, that is moved to the end of the log.
+Tombstones are followed as they are announced; a scan from time to time is the net under that. How
+segments are then given back stands in space.py.
 """
 
 import asyncio
 import logging
-from collections import Counter
-from typing import Final, Protocol
+from typing import Protocol
 
+from quorumlog.errors import MetadataUnavailable, NoSuchLedger
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import NO_ENTRY, member_name
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from services.bookie.log import SEGMENT_HEAD, Batch, read_batches
-from services.bookie.parts import Part
+from services.bookie.index import LedgerRow
+from services.bookie.pace import Pace
+from services.bookie.space import COMPACT_BYTES_PER_S, LIVE_SHARE_MIN, Space
 from services.bookie.store import Store
 
 log = logging.getLogger(__name__)
-
-LIVE_SHARE_MIN: Final = 0.2
-"""A segment of which less is in use is compacted (BookKeeper's minor compaction)."""
-
-MOVES_AT_ONCE: Final = 32
-"""Parts in flight, so that moving does not crowd out adds (taste)."""
 
 
 class Rows(Protocol):
@@ -50,10 +44,22 @@ class MetadataRows:
     def __init__(self, client: MetadataClient) -> None:
         """Asks through `client`."""
         self._client = client
+        self.missing_count = 0
+        """Rows that were not there, without a tombstone."""
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
         """A ledger's row, from the primary."""
-        return await self._client.read(ledger_id)
+        try:
+            return CasStatus.OK, await self._client.get(ledger_id)
+        except NoSuchLedger as error:
+            if error.members.get("deleted") is True:
+                return CasStatus.MISSING, None
+            # An alarm, and no proof of anything: a database that went back looks like this.
+            log.error("row-missing", extra={"ledger": ledger_id})  # noqa: TRY400
+            self.missing_count += 1
+            return CasStatus.UNKNOWN, None
+        except MetadataUnavailable:
+            return CasStatus.UNKNOWN, None
 
     async def cluster_id(self) -> str:
         """Whose rows these are."""
@@ -81,36 +87,77 @@ class Collector:
         *,
         grace_s: float,
         live_share_min: float = LIVE_SHARE_MIN,
+        bytes_per_s: int = COMPACT_BYTES_PER_S,
+        pace: Pace | None = None,
     ) -> None:
         """`grace_s` passes between the two looks."""
-        self._live_share_min = live_share_min
+        self._space = Space(
+            store, live_share_min=live_share_min, bytes_per_s=bytes_per_s, pace=pace
+        )
         self._store = store
         self._rows = rows
         self._cluster_id = cluster_id
         self._grace_s = grace_s
         self._seen: dict[int, tuple[bool | None, float]] = {}
         """Ledgers that looked needless: whether a stub is to be kept, and since when."""
-        self._is_space_due = False
+        self._one = asyncio.Lock()
+        """Looks come one after another, so that a second one is a second one."""
+        self._is_space_due = True
+        """Also at a start: what was dropped before a crash left segments behind."""
 
     async def round(self) -> None:
         """Look at every ledger once, and give up segments if something was dropped."""
-        if await self._rows.cluster_id() != self._cluster_id:
+        async with self._one:
+            if not await self._is_our_cluster():
+                return
+            named = await self._rows.named(member_name(self._store.me))
+            for ledger_id, row in list(self._store.ledgers()):
+                await self._look(ledger_id, row, is_named=ledger_id in named)
+            await self._free()
+
+    async def announced(self, ledger_id: int) -> None:
+        """A ledger is said to be deleted: a first look, and no proof. `settle` looks again."""
+        async with self._one:
+            row = self._store.row(ledger_id)
+            if row is not None and ledger_id not in self._seen and await self._is_our_cluster():
+                await self._look(ledger_id, row, is_named=False)
+
+    async def settle(self) -> None:
+        """Look again at ledgers whose first look is a grace ago."""
+        async with self._one:
+            now = asyncio.get_running_loop().time()
+            due = [item for item, (_, since) in self._seen.items() if now - since >= self._grace_s]
+            if not due or not await self._is_our_cluster():
+                return
+            for ledger_id in due:
+                row = self._store.row(ledger_id)
+                if row is None:
+                    del self._seen[ledger_id]
+                else:
+                    await self._look(ledger_id, row, is_named=False)
+            await self._free()
+
+    async def _is_our_cluster(self) -> bool:
+        is_ours = await self._rows.cluster_id() == self._cluster_id
+        if not is_ours:
             log.error("another-cluster", extra={"ours": self._cluster_id})
-            return
-        named = await self._rows.named(member_name(self._store.me))
+        return is_ours
+
+    async def _look(self, ledger_id: int, row: LedgerRow, *, is_named: bool) -> None:
+        keep_stub = None if is_named else await self._verdict(ledger_id)
+        is_stub = row.highest == NO_ENTRY
         now = asyncio.get_running_loop().time()
-        for ledger_id, row in list(self._store.ledgers()):
-            keep_stub = None if ledger_id in named else await self._verdict(ledger_id)
-            is_stub = row.highest == NO_ENTRY
-            if keep_stub is None or (keep_stub and is_stub):
-                self._seen.pop(ledger_id, None)
-                continue
-            looked, since = self._seen.get(ledger_id, (None, now))
-            if looked is not keep_stub:
-                self._seen[ledger_id] = (keep_stub, now)
-            elif now - since >= self._grace_s:
-                await self._drop(ledger_id, keep_stub=keep_stub)
-                del self._seen[ledger_id]
+        if keep_stub is None or (keep_stub and is_stub):
+            self._seen.pop(ledger_id, None)
+            return
+        looked, since = self._seen.get(ledger_id, (None, now))
+        if looked is not keep_stub:
+            self._seen[ledger_id] = (keep_stub, now)
+        elif now - since >= self._grace_s:
+            await self._drop(ledger_id, keep_stub=keep_stub)
+            del self._seen[ledger_id]
+
+    async def _free(self) -> None:
         if self._is_space_due:
             self._is_space_due = False
             await self.free_segments()
@@ -143,55 +190,4 @@ class Collector:
 
     async def free_segments(self) -> None:
         """Remove segments that nothing names, and compact those of which little is left."""
-        store = self._store
-        await store.checkpoint()
-        position = store.index.checkpoint()
-        used = await asyncio.to_thread(self._used_bytes)
-        for number in store.segments.numbers():
-            if position is None or number >= position.segment:
-                break
-            size = store.segments.path(number).stat().st_size
-            if used[number] <= size * self._live_share_min:
-                await self._give_up(number)
-
-    async def _give_up(self, number: int) -> None:
-        store = self._store
-        parts = await asyncio.to_thread(self._parts_of, number)
-        for start in range(0, len(parts), MOVES_AT_ONCE):
-            some = parts[start : start + MOVES_AT_ONCE]
-            if not all(await asyncio.gather(*[store.move(*item) for item in some])):
-                log.error("segment-kept", extra={"segment": number, "reason": "damaged"})
-                return
-        spoken_of = await asyncio.to_thread(self._ledgers_of, number)
-        known = [ledger_id for ledger_id in spoken_of if store.row(ledger_id) is not None]
-        await asyncio.gather(*map(store.repeat, known))
-        # The index must not name the segment any more before it goes.
-        await store.checkpoint()
-        if await asyncio.to_thread(self._parts_of, number) or store.is_named(number):
-            log.error("segment-kept", extra={"segment": number})
-            return
-        await asyncio.to_thread(store.segments.remove, number)
-        store.counters["removed_segments"] += 1
-        log.info("segment-removed", extra={"segment": number, "moved_parts": len(parts)})
-
-    def _used_bytes(self) -> Counter[int]:
-        """What the index names of each segment; in a thread."""
-        used: Counter[int] = Counter()
-        for _, part in self._store.index.all_parts():
-            used[part.segment] += part.size
-        return used
-
-    def _parts_of(self, number: int) -> list[tuple[int, Part]]:
-        """The index's parts that lie in a segment; in a thread."""
-        return [item for item in self._store.index.all_parts() if item[1].segment == number]
-
-    def _ledgers_of(self, number: int) -> set[int]:
-        """The ledgers that a segment speaks of; in a thread."""
-        segments = self._store.segments
-        head = segments.head(number)
-        data = segments.read_from(number, SEGMENT_HEAD.size)
-        found: set[int] = set()
-        for batch in read_batches(head, data, SEGMENT_HEAD.size):
-            if isinstance(batch, Batch):
-                found |= {record.ledger_id for record in batch.records}
-        return found
+        await self._space.free()

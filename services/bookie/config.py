@@ -47,6 +47,17 @@ class Config(ServiceSettings):
     read_bytes_max: int = Field(4 * _MIB, ge=64 * 1024, description="of one answer to a read")
     heartbeat_s: float = Field(1.0, gt=0, le=60, description="a fifth of its time to live")
 
+    compact_bytes_per_s: int = Field(
+        32 * _MIB,
+        ge=1024,
+        description="what is moved out of nearly empty segments; a tenth of a disk",
+    )
+    scrub_bytes_per_s: int = Field(
+        8 * _MIB, ge=0, description="read in the background to find what rotted; 0: never"
+    )
+    scrub_s: float = Field(
+        7 * 86400.0, gt=0, description="between the beginnings of two passes over all of the log"
+    )
     limbo_s: float = Field(
         2.0, gt=0, description="between looks at ledgers in limbo; at least ten times their length"
     )

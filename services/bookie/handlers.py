@@ -28,6 +28,9 @@ from quorumlog.wire.bodies import Body, BookieStatePut
 from services.bookie import channel
 from services.bookie import store as stores
 from services.bookie.bodies import (
+    DamageBody,
+    DamagedEntries,
+    DamagedStretch,
     DigestsAsked,
     DigestsBody,
     EntriesBody,
@@ -36,12 +39,15 @@ from services.bookie.bodies import (
     HeldList,
     InfoBody,
     LimboBody,
+    MaintenancePut,
     Range,
     RangeDigest,
+    ScrubBody,
     VerdictBody,
 )
 from services.bookie.index import LedgerRow
 from services.bookie.runtime import Bookie
+from services.bookie.scrub import Progress
 from services.bookie.store import ReadAnswer, Store
 
 BOOKIE: Final = web.AppKey("bookie", Bookie)
@@ -228,8 +234,66 @@ async def info(request: web.Request) -> web.StreamResponse:
             was_clean=store.replayed.was_clean,
             copied_records=store.replayed.copied_records,
             limbo=_limbo(bookie),
+            scrub=_scrub(bookie),
+            damages=store.damages.count,
             counters=dict(store.counters),
         )
+    )
+
+
+async def damage(request: web.Request) -> web.StreamResponse:
+    """What is damaged, with its place, to be repaired from peers."""
+    store = _store(request)
+    damages = store.damages
+    return _json(
+        DamageBody(
+            bookie=store.me,
+            entries=tuple(
+                DamagedEntries(
+                    ledger_id=lost.ledger_id,
+                    ranges=lost.ranges,
+                    segment=lost.segment,
+                    offset=lost.offset,
+                )
+                for lost in damages.lost()
+            ),
+            stretches=tuple(
+                DamagedStretch(
+                    segment=stretch.segment,
+                    start=stretch.start,
+                    end=stretch.end,
+                    reason=stretch.reason,
+                )
+                for stretch in damages.stretches()
+            ),
+            is_cut=damages.is_cut,
+        )
+    )
+
+
+async def put_maintenance(request: web.Request) -> web.StreamResponse:
+    """Hold scrubbing and compaction back, or let them go on."""
+    _store(request)
+    try:
+        wanted = MaintenancePut.model_validate_json(await _body(request))
+    except ValidationError as error:
+        raise InvalidRequest(str(error)) from error
+    pace = request.app[BOOKIE].pace
+    if wanted.paused:
+        pace.pause()
+    else:
+        pace.resume()
+    return await info(request)
+
+
+def _scrub(bookie: Bookie) -> ScrubBody:
+    progress = bookie.scrubber.progress if bookie.scrubber is not None else Progress()
+    return ScrubBody(
+        paused=bookie.pace.is_paused,
+        segment=progress.segment,
+        checked_bytes=progress.checked_bytes,
+        passes=progress.passes,
+        damaged=progress.damaged,
     )
 
 

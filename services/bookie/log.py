@@ -255,6 +255,22 @@ def later_sync_point(head: SegmentHead, data: bytes, at: int, base: int) -> int:
     return highest
 
 
+def whole_bytes(head: SegmentHead, data: bytes, at: int, base: int) -> int | None:
+    """How long the batch at `at` is, or None where its heads are not right (or not all there)."""
+    parsed = _parse_heads(head, data, at, base) if at < len(data) else None
+    return None if parsed is None else parsed[3]
+
+
+def next_batch(head: SegmentHead, data: bytes, base: int) -> int | None:
+    """The offset of the first batch in `data` whose heads are right."""
+    at = data.find(_MAGIC_BYTES)
+    while at >= 0:
+        if _parse_heads(head, data, at, base) is not None:
+            return base + at
+        at = data.find(_MAGIC_BYTES, at + 1)
+    return None
+
+
 _Heads = tuple[int, int, int, int, list[tuple[int, int, int, int, int, int]]]
 
 

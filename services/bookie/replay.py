@@ -57,7 +57,7 @@ def replay_log(
     segments.remove_leftovers()
     numbers = segments.numbers()
     if not numbers:
-        if checkpoint is not None or segments.gone():
+        if checkpoint is not None or segments.gone() or segments.first() > 1:
             raise LogDamaged(f"{segments.directory}: the log's segments are missing")
         head, fd, end = segments.create(1, 1, 0)
         return Replayed(head, fd, Position(1, end, 1), was_clean=True)
@@ -72,10 +72,10 @@ def replay_log(
 
 def _start(segments: Segments) -> Position:
     """The beginning of the log: the first segment that there is or was."""
-    first = min(segments.numbers() + segments.gone())
-    if first != 1:
-        raise LogDamaged(f"{segments.path(1)} is missing")
-    return Position(1, SEGMENT_HEAD.size, 1)
+    first = segments.first()
+    if min(segments.numbers() + segments.gone()) != first:
+        raise LogDamaged(f"{segments.path(first)} is missing")
+    return Position(first, SEGMENT_HEAD.size, segments.head(first).first_sequence)
 
 
 def _whole_segments(segments: Segments, at: Position, last: int) -> Iterator[tuple[int, Batch]]:

@@ -27,6 +27,8 @@ from services.bookie.cookie import (
 )
 from services.bookie.limbo import Limbo, PlacedRows
 from services.bookie.log import LogDamaged
+from services.bookie.pace import Pace
+from services.bookie.scrub import Scrubber
 from services.bookie.segments import write_durably
 from services.bookie.store import DirectoryInUse, Store
 
@@ -69,6 +71,14 @@ class Bookie:
         self._opened: Store | None = None
         self._wanted: BookieMode = "writable"
         self._told = asyncio.Event()
+        self.pace = Pace()
+        self.scrubber: Scrubber | None = None
+        self._rows = MetadataRows(self._metadata)
+
+    @property
+    def missing_rows(self) -> int:
+        """Rows that were looked for, and were not there without a tombstone (rule 18)."""
+        return self._rows.missing_count
 
     @property
     def state(self) -> BookieMode:
@@ -118,7 +128,18 @@ class Bookie:
             store = await self._open()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._beat(store))
-                group.create_task(self._collect(store))
+                collector = Collector(
+                    store,
+                    self._rows,
+                    self.cluster_id,
+                    grace_s=self.config.collect_grace_s,
+                    bytes_per_s=self.config.compact_bytes_per_s,
+                    pace=self.pace,
+                )
+                group.create_task(self._collect(collector))
+                group.create_task(self._follow(collector))
+                assert self.scrubber is not None
+                group.create_task(self.scrubber.run())
                 assert self.limbo is not None
                 group.create_task(self.limbo.run())
         except (CookieRefused, DirectoryInUse, LogDamaged) as error:
@@ -159,6 +180,9 @@ class Bookie:
             # Before it serves or registers: what was lost must not be denied (BP-46).
             await self._insist(self.limbo.enter)
         write_cookie(directory, cookie.model_copy(update={"registered": True}))
+        self.scrubber = Scrubber(
+            store, self.pace, bytes_per_s=config.scrub_bytes_per_s, pass_s=config.scrub_s
+        )
         self.store = store
         return store
 
@@ -260,18 +284,32 @@ class Bookie:
                     await self._told.wait()
             self._told.clear()
 
-    async def _collect(self, store: Store) -> None:
+    async def _collect(self, collector: Collector) -> None:
         """Give up what nobody needs, from time to time."""
         config = self.config
-        rows = MetadataRows(self._metadata)
-        collector = Collector(store, rows, self.cluster_id, grace_s=config.collect_grace_s)
+        loop = asyncio.get_running_loop()
+        scan_at = loop.time() + config.collect_s
         while True:
-            await asyncio.sleep(config.collect_s)
+            await asyncio.sleep(min(config.collect_s, max(1.0, config.collect_grace_s / 10)))
             try:
-                await collector.round()
+                await collector.settle()
+                if loop.time() >= scan_at:
+                    scan_at = loop.time() + config.collect_s
+                    await collector.round()
             except Exception:
                 # Nothing is given up without proof; the next round tries again.
                 log.exception("collect-failed")
+
+    async def _follow(self, collector: Collector) -> None:
+        """Hear of tombstones as they are made; the scan finds those that are missed."""
+        async with contextlib.aclosing(self._metadata.changes()) as changes:
+            async for change in changes:
+                if change.ledger_id is None or not change.deleted:
+                    continue
+                try:
+                    await collector.announced(change.ledger_id)
+                except Exception:
+                    log.exception("announcement-failed", extra={"ledger": change.ledger_id})
 
     def _writer_failed(self, error: BaseException) -> None:
         """In the writer's thread: what can't be synced must not be served (reliability 3.5)."""

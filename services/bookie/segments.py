@@ -8,12 +8,17 @@ batch.
 
 import errno
 import os
+import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import google_crc32c
+
 from services.bookie.log import SEGMENT_HEAD, LogDamaged, SegmentHead, parse_segment_head
+
+_FIRST: Final = struct.Struct(">QI")
 
 OPEN_FILES_MAX: Final = 128
 """Segments that are kept open for reading; the least lately used one is closed."""
@@ -41,13 +46,14 @@ class Segments:
     """The directory of segments.
 
     A segment that was removed on purpose leaves its head in a file `.gone`, so that one that is
-    missing for another reason is noticed.
+    missing for another reason is noticed. The file `first` stands for those at the beginning.
     """
 
     def __init__(self, directory: Path, segment_bytes: int) -> None:
         """`segment_bytes`: what a new segment is given on disk."""
         self.directory = directory
         self.segment_bytes = segment_bytes
+        self._first = directory / "first"
         self._open: OrderedDict[int, SegmentFile] = OrderedDict()
 
     def path(self, segment: int) -> Path:
@@ -66,10 +72,29 @@ class Segments:
         """All segments that were removed on purpose, ascending."""
         return sorted(int(path.stem) for path in self.directory.glob("*.gone"))
 
+    def first(self) -> int:
+        """All segments below it were removed on purpose. Raises LogDamaged."""
+        try:
+            data = self._first.read_bytes()
+        except FileNotFoundError:
+            return 1
+        if len(data) != _FIRST.size or google_crc32c.value(data[:8]) != _FIRST.unpack(data)[1]:
+            raise LogDamaged(f"{self._first} is damaged")
+        return int(_FIRST.unpack(data)[0])
+
     def remove_leftovers(self) -> None:
-        """Remove segments that were never finished: nothing in them was ever acknowledged."""
+        """Remove segments that were never finished: nothing in them was ever acknowledged. And
+        what a removal left when it was cut off. Raises LogDamaged.
+        """
         for path in self.directory.glob("*.new"):
             path.unlink()
+        for segment in self.gone():
+            # Its head was kept first, so it was to go.
+            self.path(segment).unlink(missing_ok=True)
+        self._forget_first()
+        for segment in self.numbers():
+            if segment < self.first():
+                self.path(segment).unlink()
 
     def create(
         self,
@@ -131,12 +156,30 @@ class Segments:
                 self._open.popitem(last=False)
         return file
 
+    def opened(self, segment: int) -> SegmentFile:
+        """The same for other threads: not kept open. Raises OSError."""
+        return SegmentFile(self.path(segment))
+
     def remove(self, segment: int) -> None:
         """Delete a segment that nothing names any more."""
         self._open.pop(segment, None)
         write_durably(self.gone_path(segment), self.head(segment).encode())
         self.path(segment).unlink()
         sync_directory(self.directory)
+        self._forget_first()
+
+    def _forget_first(self) -> None:
+        """One number stands for all segments that are gone at the beginning."""
+        known = first = self.first()
+        gone = self.gone()
+        while first in gone:
+            first += 1
+        if first != known:
+            start = first.to_bytes(8, "big")
+            write_durably(self._first, _FIRST.pack(first, google_crc32c.value(start)))
+        for segment in gone:
+            if segment < first:
+                self.gone_path(segment).unlink()
 
     def close(self) -> None:
         """Forget all open files."""

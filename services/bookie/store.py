@@ -32,6 +32,7 @@ from quorumlog.protocol.replica import (
     Verdict,
     ranges_of,
 )
+from services.bookie.damage import Damages
 from services.bookie.index import Index, LedgerRow
 from services.bookie.ledger import Ledger
 from services.bookie.log import LogRecord
@@ -132,6 +133,7 @@ class Store:
         self._leaving: set[int] = set()
         """Ledgers about to be dropped: nothing is said of them."""
         self.counters: Counter[str] = Counter()
+        self.damages = Damages(lambda ledger_id, *span: self.ledger(ledger_id).find(*span))
         with ExitStack() as undo:
             undo.callback(os.close, self._lock)
             self.segments.directory.mkdir(exist_ok=True)
@@ -450,7 +452,24 @@ class Store:
     async def repeat(self, ledger_id: int) -> None:
         """Write again what is known of a ledger beside its entries; on disk when it returns."""
         ledger = self.ledger(ledger_id)
+        if ledger.highest == NO_ENTRY and ledger.replica.is_fenced:
+            # A stub, as far as anybody can tell: copies that were dropped stay dropped.
+            assert self._writer is not None
+            record = dropped(ledger, keep_stub=True)
+            self._pending_bytes += record.size
+            self._writer.append(record)
         self._submit(ledger, ledger.replica.repeated())
+        await self._all_synced(ledger)
+
+    async def repeat_gone(self, ledger_id: int) -> None:
+        """Write again that a ledger is gone; on disk when it returns. Nothing is held of it."""
+        ledger = self.ledger(ledger_id)
+        if ledger.highest != NO_ENTRY or ledger.replica.ledger_key is not None:
+            return
+        assert self._writer is not None
+        record = dropped(ledger, keep_stub=False)
+        self._pending_bytes += record.size
+        self._writer.append(record)
         await self._all_synced(ledger)
 
     async def _all_synced(self, ledger: Ledger) -> None:
@@ -562,14 +581,24 @@ class Store:
             read = await self._loop.run_in_executor(
                 self._readers, read_all, wanted, ledger.ledger_id
             )
-            self.counters["damaged_reads"] += len(stored) - len(read)
+            self._note_damage(ledger, stored, read)
             found += read
         return found
 
     def _checked(self, extent: Extent, data: Bytes, ledger: Ledger) -> list[tuple[Part, Bytes]]:
         good = list(bodies(extent, data, ledger.ledger_id))
-        self.counters["damaged_reads"] += len(extent.parts) - len(good)
+        self._note_damage(ledger, extent.parts, good)
         return good
+
+    def _note_damage(
+        self, ledger: Ledger, parts: list[Part], read: list[tuple[Part, Bytes]]
+    ) -> None:
+        if len(read) == len(parts):
+            return
+        good = {id(part) for part, _ in read}
+        for part in parts:
+            if id(part) not in good and self.damages.note(ledger.ledger_id, part):
+                self.counters["damaged_reads"] += 1
 
     # --- the log --------------------------------------------------------------------------------------
 

@@ -12,10 +12,13 @@ from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from services.bookie.collect import Collector
+from services.bookie.log import Kind, LogDamaged
+from services.bookie.segments import Segments
 from services.bookie.store import Store
 from tests.bookie.support import (
     add,
     assert_right,
+    batches_of,
     fence,
     ids_of,
     image,
@@ -242,3 +245,193 @@ async def test_a_crash_at_any_step_of_giving_up_a_segment_loses_nothing(
             assert ids_of(await read(again, 9, 0, 500)) == [0, 1, 2]
             assert (await add(again, run_of(9, [3]))).status is Status.FENCED
             await again.stop()
+
+
+async def test_a_deleted_ledger_stays_deleted_though_the_index_is_built_anew(root: Path) -> None:
+    """Its entries lie in an old segment that stays; what said that they are gone was compacted."""
+    store = started(root / "d")
+    for number in range(8):
+        # Much of ledger 9 keeps the segments that hold 7 in use.
+        await add(store, run_of(7, range(number * 2, number * 2 + 2)))
+        await add(store, run_of(9, range(number * 20, number * 20 + 20), "w" * 20))
+    store.drop(7, keep_stub=False)
+    for number in range(12):
+        await add(store, run_of(8, range(number * 20, number * 20 + 20), "w" * 200))
+    rows = Rows()
+    rows.rows = {8: GONE}
+    rows.listed = {9}
+    collector = collector_of(store, rows)
+    before = set(store.segments.numbers())
+    for _ in range(2):
+        await collector.round()
+    assert before - set(store.segments.numbers())
+    assert 1 in store.segments.numbers()
+    await store.stop()
+
+    shutil.rmtree(root / "d" / "index")
+    store = started(root / "d")
+
+    assert [ledger for ledger, _ in store.ledgers()] == [9]
+    assert ids_of(await read(store, 7, 0, 500)) == []
+    assert ids_of(await read(store, 9, 0, 500)) == list(range(160))
+    await store.stop()
+
+
+async def test_dropped_copies_stay_dropped_though_the_index_is_built_anew(root: Path) -> None:
+    store = started(root / "d")
+    for number in range(8):
+        await add(store, run_of(7, range(number * 2, number * 2 + 2)))
+        await add(store, run_of(9, range(number * 20, number * 20 + 20), "w" * 20))
+    store.drop(7, keep_stub=True)
+    for number in range(12):
+        await add(store, run_of(8, range(number * 20, number * 20 + 20), "w" * 200))
+    rows = Rows()
+    rows.rows = {8: GONE}
+    rows.listed = {7, 9}
+    collector = collector_of(store, rows)
+    for _ in range(2):
+        await collector.round()
+    await store.stop()
+
+    shutil.rmtree(root / "d" / "index")
+    store = started(root / "d")
+
+    assert ids_of(await read(store, 7, 0, 500)) == []
+    assert (await add(store, run_of(7, [500]))).status is Status.FENCED
+    await store.stop()
+
+
+async def test_a_broken_segment_never_stops_the_rest(root: Path) -> None:
+    store = await filled(root / "d")
+    await store.checkpoint()
+    rows = Rows()
+    rows.rows = {7: GONE}
+    # A share of 1: what 8 has is moved out of every segment, but one can't be read.
+    collector = Collector(store, rows, "cluster", grace_s=0.0, live_share_min=1.0)
+    broken = store.segments.path(2)
+    data = bytearray(broken.read_bytes())
+    record = next(r for b in batches_of(broken) for r in b.records if r.ledger_id == 8)
+    data[record.offset + 700] ^= 1
+    broken.write_bytes(data)
+    before = set(store.segments.numbers())
+
+    for _ in range(2):
+        await collector.round()
+
+    left = set(store.segments.numbers())
+    assert 2 in left
+    assert {1, 3} <= before - left
+    answer = await read(store, 8, 0, 500)
+    assert answer.absent == ((120, 500),)
+    assert len(ids_of(answer)) == 110
+    await store.stop()
+
+
+async def test_a_segment_with_a_broken_head_or_a_batch_that_rotted_gives_up_no_fence(
+    root: Path,
+) -> None:
+    """What can't be read may have been anybody's fence: all that is known is written again."""
+    store = await filled(root / "d")
+    await store.checkpoint()
+    first = store.segments.path(1)
+    data = bytearray(first.read_bytes())
+    fences = [b for b in batches_of(first) if any(r.kind is Kind.FENCE for r in b.records)]
+    data[fences[0].offset + 4] ^= 1
+    first.write_bytes(data)
+    rows = Rows()
+    rows.rows = {7: GONE}
+    collector = Collector(store, rows, "cluster", grace_s=0.0, live_share_min=1.0)
+
+    for _ in range(2):
+        await collector.round()
+
+    assert 1 not in store.segments.numbers()
+    await store.stop()
+    shutil.rmtree(root / "d" / "index")
+    store = started(root / "d")
+    assert (await add(store, run_of(9, [3]))).status is Status.FENCED
+    assert ids_of(await read(store, 9, 0, 5)) == [0, 1, 2]
+    await store.stop()
+
+
+async def test_an_announced_tombstone_is_a_first_look_and_drops_nothing(root: Path) -> None:
+    store = await filled(root / "d")
+    rows = Rows()
+    rows.rows = {7: GONE}
+    collector = collector_of(store, rows)
+
+    await collector.announced(7)
+    await collector.announced(7)
+    await collector.announced(12345)
+    assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
+
+    await collector.settle()
+    assert store.row(7) is None
+    assert [ledger for ledger, _ in store.ledgers()] == [8, 9]
+    await store.stop()
+
+
+async def test_what_compaction_moves_lies_together_by_ledger_afterwards(root: Path) -> None:
+    store = await filled(root / "d")
+    collector = Collector(store, Rows(), "cluster", grace_s=0.0, live_share_min=1.0)
+
+    await collector.free_segments()
+    await store.checkpoint()
+
+    places = [(part.segment, part.offset) for _, part in store.index.all_parts()]
+    old = [place for place in places if place[0] < store.position.segment - 1]
+    assert len(old) > 10
+    by_ledger = [
+        (part.segment, part.offset)
+        for ledger, part in store.index.all_parts()
+        if ledger == 7
+        if (part.segment, part.offset) in old
+    ]
+    assert by_ledger == sorted(by_ledger)
+    await store.stop()
+
+
+async def test_segments_that_went_leave_no_files(root: Path) -> None:
+    store = await filled(root / "d")
+    rows = Rows()
+    rows.rows = dict.fromkeys((7, 8, 9), GONE)
+    for _ in range(2):
+        await collector_of(store, rows).round()
+    collector = collector_of(store, rows)
+    for _ in range(2):
+        await collector.round()
+    await store.stop()
+
+    names = {path.name for path in (root / "d" / "log").iterdir()}
+    store = started(root / "d")
+
+    assert len([name for name in names if name.endswith(".log")]) <= 2
+    assert not [name for name in names if name.endswith((".gone", ".new"))]
+    assert list(store.ledgers()) == []
+    await store.stop()
+    store.segments._first.unlink()
+    shutil.rmtree(root / "d" / "index")
+    with pytest.raises(LogDamaged, match="is missing"):
+        started(root / "d")
+
+
+async def test_a_removal_that_was_cut_off_is_ended_at_the_next_start(root: Path) -> None:
+    store = await filled(root / "d")
+    rows = Rows()
+    rows.rows = {7: GONE}
+    collector = Collector(store, rows, "cluster", grace_s=0.0, live_share_min=1.0)
+    image_before = image(store, root / "before")
+    for _ in range(2):
+        await collector.round()
+    removed = set(Segments(image_before / "log", 0).numbers()) - set(store.segments.numbers())
+    await store.stop()
+    for number in removed:
+        # As if the file's own removal had not reached the disk.
+        path = Segments(image_before / "log", 0).path(number)
+        shutil.copy(path, root / "d" / "log" / path.name)
+
+    store = started(root / "d")
+
+    assert not removed & set(store.segments.numbers())
+    assert ids_of(await read(store, 8, 0, 500)) == list(range(120))
+    await store.stop()

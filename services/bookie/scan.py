@@ -1,0 +1,105 @@
+"""Reading a whole segment in little memory: which stretches of it are right, and whom they name.
+
+Unlike a replay it does not stop where something is wrong: it goes on at the next right batch.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from services.bookie.log import (
+    SEGMENT_HEAD,
+    Kind,
+    LogDamaged,
+    SegmentHead,
+    StoredRecord,
+    next_batch,
+    parse_batch,
+    whole_bytes,
+)
+from services.bookie.segments import Segments
+
+STEP_BYTES: Final = 1024 * 1024
+"""Read with one call; more only where a single batch is larger. Above the table of a batch."""
+
+
+class Scanned(NamedTuple):
+    """A batch, or (no records) a stretch in which none is right."""
+
+    start: int
+    end: int
+    records: tuple[StoredRecord, ...] | None
+
+
+def end_of(segments: Segments, segment: int) -> int:
+    """Where a segment ends that has a successor; its size, if that one's head is not right."""
+    try:
+        return segments.head(segment + 1).previous_end
+    except LogDamaged:
+        return segments.path(segment).stat().st_size
+
+
+def scan(segments: Segments, segment: int) -> Iterator[Scanned]:
+    """All of a segment that has a successor, in order. Raises OSError, LogDamaged (its head)."""
+    head, end = segments.head(segment), end_of(segments, segment)
+    fd = os.open(segments.path(segment), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield from _scan(fd, head, end)
+    finally:
+        os.close(fd)
+
+
+def _scan(fd: int, head: SegmentHead, end: int) -> Iterator[Scanned]:
+    base = at = SEGMENT_HEAD.size
+    data = b""
+    while at < end:
+        size = whole_bytes(head, data, at - base, base)
+        if size is None or at + size > base + len(data):
+            # Not all of it is here yet: read on from there, once.
+            data, base = _read(fd, at, max(STEP_BYTES, size or 0), end), at
+            size = whole_bytes(head, data, 0, base)
+        batch = None if size is None else parse_batch(head, data, at - base, base)
+        if batch is not None:
+            yield Scanned(at, batch.end, batch.records)
+            at = batch.end
+        else:
+            start, at = at, _next(fd, head, at + 1, end) if size is None else at + size
+            yield Scanned(start, min(at, end), None)
+
+
+def _next(fd: int, head: SegmentHead, at: int, end: int) -> int:
+    """The next place where a batch's heads are right, or the end."""
+    while at < end:
+        # Windows overlap, so that no heads lie across two of them unseen.
+        data = _read(fd, at, 2 * STEP_BYTES, end)
+        found = next_batch(head, data, at)
+        if found is not None and found < at + STEP_BYTES:
+            return found
+        at += STEP_BYTES
+    return end
+
+
+def _read(fd: int, at: int, size: int, end: int) -> bytes:
+    """Bytes of the file; none where the disk can't read them."""
+    try:
+        return os.pread(fd, min(size, end - at), at)
+    except OSError:
+        return b""
+
+
+def ledgers_of(segments: Segments, segment: int) -> tuple[set[int], set[int], bool]:
+    """The ledgers that a segment speaks of, those that it says are gone, and whether all of it
+    could be read.
+    """
+    spoken_of: set[int] = set()
+    gone: set[int] = set()
+    is_whole = True
+    for scanned in scan(segments, segment):
+        if scanned.records is None:
+            is_whole = False
+            continue
+        for record in scanned.records:
+            spoken_of.add(record.ledger_id)
+            if record.kind is Kind.DELETE:
+                gone.add(record.ledger_id)
+    return spoken_of, gone, is_whole

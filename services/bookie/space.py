@@ -1,0 +1,148 @@
+"""Segments are removed when no part names them, and compacted when little of them is in use.
+
+What is in use is moved to the end of the log, ordered by ledger and entry: what lay scattered among
+thousands of ledgers lies together afterwards. What a segment's records say beside entries (fences,
+keys, LACs, limbo, and that a ledger is gone) is written again first, so that the index can always
+be rebuilt from the log.
+
+A crash at any step loses nothing: a segment goes only when a checkpoint that does not name it is on
+disk. A broken segment stays, and never stops the rest.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Final
+
+from services.bookie.log import LogDamaged
+from services.bookie.pace import Pace
+from services.bookie.parts import Part
+from services.bookie.scan import ledgers_of
+from services.bookie.store import Store
+
+log = logging.getLogger(__name__)
+
+LIVE_SHARE_MIN: Final = 0.2
+"""A segment of which less is in use is compacted (BookKeeper's minor compaction)."""
+
+COMPACT_BYTES_PER_S: Final = 32 * 1024 * 1024
+"""A tenth of what a disk of a small machine writes (taste)."""
+
+MOVES_AT_ONCE: Final = 32
+"""Parts in flight, so that moving does not crowd out adds (taste)."""
+
+SEGMENTS_AT_ONCE: Final = 8
+"""Compacted together: more sorts better, and all their parts are in memory meanwhile."""
+
+
+class Space:
+    """Gives segments back."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        live_share_min: float = LIVE_SHARE_MIN,
+        bytes_per_s: int = COMPACT_BYTES_PER_S,
+        pace: Pace | None = None,
+    ) -> None:
+        """`bytes_per_s`: what moving may write."""
+        self._store = store
+        self._live_share_min = live_share_min
+        self._bytes_per_s = bytes_per_s
+        self._pace = pace or Pace()
+
+    async def free(self) -> None:
+        """Remove segments that nothing names, and compact those of which little is left."""
+        store = self._store
+        await store.checkpoint()
+        position = store.index.checkpoint()
+        if position is None:
+            return
+        used = await asyncio.to_thread(self._used_bytes)
+        chosen = []
+        for number in store.segments.numbers():
+            if number >= position.segment:
+                break
+            size = store.segments.path(number).stat().st_size
+            if used[number] <= size * self._live_share_min:
+                chosen.append(number)
+        for start in range(0, len(chosen), SEGMENTS_AT_ONCE):
+            await self._give_up(chosen[start : start + SEGMENTS_AT_ONCE])
+
+    async def _give_up(self, numbers: list[int]) -> None:
+        store = self._store
+        parts = await asyncio.to_thread(self._parts_of, set(numbers))
+        broken = await self._move(parts)
+        repeated = []
+        for number in numbers:
+            if number in broken:
+                log.error("segment-kept", extra={"segment": number, "reason": "damaged"})
+                continue
+            try:
+                await self._repeat(number)
+            except (OSError, LogDamaged) as error:
+                log.error("segment-kept", extra={"segment": number, "reason": str(error)})  # noqa: TRY400
+                continue
+            repeated.append(number)
+        # The index must not name a segment any more before it goes.
+        await store.checkpoint()
+        left = await asyncio.to_thread(self._parts_of, set(repeated))
+        named = {part.segment for _, part in left}
+        for number in repeated:
+            if number in named or store.is_named(number):
+                log.error("segment-kept", extra={"segment": number, "reason": "named"})
+                continue
+            try:
+                await asyncio.to_thread(store.segments.remove, number)
+            except (OSError, LogDamaged) as error:
+                log.error("segment-kept", extra={"segment": number, "reason": str(error)})  # noqa: TRY400
+                continue
+            store.damages.segment_removed(number)
+            store.counters["removed_segments"] += 1
+            log.info("segment-removed", extra={"segment": number})
+
+    async def _move(self, parts: list[tuple[int, Part]]) -> set[int]:
+        """Move parts to the end of the log, in this order; the segments of those that can't be
+        read.
+        """
+        store = self._store
+        broken: set[int] = set()
+        for start in range(0, len(parts), MOVES_AT_ONCE):
+            some = parts[start : start + MOVES_AT_ONCE]
+            moved = await asyncio.gather(*[store.move(*item) for item in some])
+            for (_, part), is_moved in zip(some, moved, strict=True):
+                if not is_moved:
+                    broken.add(part.segment)
+            size = sum(part.size for _, part in some)
+            store.counters["compacted_bytes"] += size
+            await self._pace.spend(size, self._bytes_per_s)
+        return broken
+
+    async def _repeat(self, number: int) -> None:
+        """Write again what a segment's records say beside entries. Raises OSError, LogDamaged."""
+        store = self._store
+        spoken_of, gone, is_whole = await asyncio.to_thread(ledgers_of, store.segments, number)
+        if not is_whole:
+            # What can't be read may speak of anybody.
+            spoken_of = {ledger_id for ledger_id, _ in store.ledgers()}
+        is_oldest = number == min(store.segments.numbers())
+        for ledger_id in sorted(spoken_of):
+            row = store.row(ledger_id)
+            if row is not None:
+                await store.repeat(ledger_id)
+            elif ledger_id in gone and not is_oldest:
+                # Older segments may still hold its entries: they must not rise from the dead when
+                # the index is built anew.
+                await store.repeat_gone(ledger_id)
+
+    def _used_bytes(self) -> Counter[int]:
+        """What the index names of each segment; in a thread."""
+        used: Counter[int] = Counter()
+        for _, part in self._store.index.all_parts():
+            used[part.segment] += part.size
+        return used
+
+    def _parts_of(self, numbers: set[int]) -> list[tuple[int, Part]]:
+        """The index's parts that lie in some segments, by ledger and entry; in a thread."""
+        return [item for item in self._store.index.all_parts() if item[1].segment in numbers]

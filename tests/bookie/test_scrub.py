@@ -1,0 +1,165 @@
+"""Damage is found before somebody needs what rotted, told with its place, and repaired by adds."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from loadtest.stores import scratch
+from loadtest.waiting import until
+from quorumlog.protocol.messages import Status
+from services.bookie.log import SEGMENT_HEAD
+from services.bookie.pace import Pace
+from services.bookie.scrub import Scrubber
+from services.bookie.store import Store
+from tests.bookie.support import add, batches_of, fence, ids_of, read, run_of, started
+
+FAST = 1 << 40
+WORDS = "w" * 100
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Store]:
+    """Two ledgers over several segments, all but the last of them sealed; the index knows them."""
+    with scratch("ql-scrub-") as root:
+        store = started(root / "d")
+        for number in range(40):
+            for ledger in (7, 8):
+                ids = range(number * 3, number * 3 + 3)
+                await add(store, run_of(ledger, ids, WORDS))
+        await fence(store, 8)
+        await store.checkpoint()
+        assert len(store.segments.numbers()) > 3
+        yield store
+        await store.stop()
+
+
+def scrubber_of(store: Store, pace: Pace | None = None) -> Scrubber:
+    return Scrubber(store, pace or Pace(), bytes_per_s=FAST, pass_s=1)
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+async def test_a_pass_over_a_right_log_finds_nothing(store: Store) -> None:
+    scrubber = scrubber_of(store)
+
+    await scrubber.one_pass()
+
+    assert scrubber.progress.passes == 1
+    assert scrubber.progress.checked_bytes > 100_000
+    assert store.damages.count == 0
+
+
+async def test_every_flipped_byte_of_a_sealed_segment_is_found_with_its_place(store: Store) -> None:
+    path = store.segments.path(2)
+    end = batches_of(path)[-1].end
+    chance = random.Random(4)
+    for at in sorted(chance.sample(range(SEGMENT_HEAD.size, end), 40)):
+        flip(path, at)
+        await scrubber_of(store).one_pass()
+
+        found = store.damages.stretches()
+
+        assert [stretch.segment for stretch in found] == [2], f"byte {at}"
+        assert found[0].start <= at < found[0].end
+        flip(path, at)
+        store.damages.segment_removed(2)
+
+
+async def test_entries_that_rotted_are_named_unknown_and_forgotten_once_repaired(
+    store: Store,
+) -> None:
+    path = store.segments.path(2)
+    batches = batches_of(path)
+    for batch in batches[:2]:
+        flip(path, batch.records[0].offset + batch.records[0].size - 1)
+
+    await scrubber_of(store).one_pass()
+
+    lost = list(store.damages.lost())
+    assert {item.ledger_id for item in lost} == {7, 8}
+    assert len(store.damages.stretches()) == 2
+    for item in lost:
+        ((first, last),) = item.ranges
+        answer = await read(store, item.ledger_id, first, last)
+        assert (ids_of(answer), answer.absent) == ([], ())
+        repaired = await add(
+            store, run_of(item.ledger_id, range(first, last + 1), WORDS), repair=True
+        )
+        assert repaired.status is Status.OK
+    assert list(store.damages.lost()) == []
+    for ledger in (7, 8):
+        assert ids_of(await read(store, ledger, 0, 500)) == list(range(120))
+
+
+async def test_a_broken_head_does_not_hide_what_lies_behind_it(store: Store) -> None:
+    flip(store.segments.path(2), 20)
+    path = store.segments.path(3)
+    batch = batches_of(path)[-1]
+    flip(path, SEGMENT_HEAD.size + 5)
+    flip(path, batch.end - 3)
+
+    await scrubber_of(store).one_pass()
+
+    assert [(s.segment, s.start) for s in store.damages.stretches()] == [
+        (2, 0),
+        (3, SEGMENT_HEAD.size),
+        (3, batch.offset),
+    ]
+    # The index knows where the entries of a segment without a head lie: they can be read.
+    assert all(item.segment == 3 for item in store.damages.lost())
+
+
+async def test_a_segment_that_vanished_is_an_alarm_and_its_entries_are_unknown(
+    store: Store,
+) -> None:
+    store.segments.path(2).unlink()
+
+    await scrubber_of(store).one_pass()
+
+    assert [s.reason for s in store.damages.stretches()] == ["the file is missing"]
+    lost = {e for item in store.damages.lost() for low, high in item.ranges for e in (low, high)}
+    assert lost
+    answer = await read(store, 7, 0, 200)
+    assert answer.absent == ((120, 200),)
+
+
+async def test_a_paused_scrubber_takes_no_further_step(store: Store) -> None:
+    pace = Pace()
+    pace.pause()
+    scrubber = scrubber_of(store, pace)
+
+    one_pass = asyncio.create_task(scrubber.one_pass())
+    await until(lambda: scrubber.progress.checked_bytes > 0, "the first step")
+
+    first = scrubber.progress.checked_bytes
+    assert not one_pass.done()
+    assert scrubber.progress.segment == 0
+    pace.resume()
+    await one_pass
+    assert scrubber.progress.checked_bytes > first
+
+
+async def test_a_pass_goes_on_after_a_restart(store: Store) -> None:
+    pace = Pace()
+    pace.pause()
+    first = scrubber_of(store, pace)
+    one_pass = asyncio.create_task(first.one_pass())
+    await until(lambda: first.progress.checked_bytes > 0, "the first step")
+    (store.directory / "scrubbed").write_bytes(b"2")
+    one_pass.cancel()
+
+    second = scrubber_of(store)
+    await second.one_pass()
+
+    sealed = [n for n in store.segments.numbers() if 2 < n < store.position.segment]
+    sizes = [batches_of(store.segments.path(n))[-1].end - SEGMENT_HEAD.size for n in sealed]
+    assert second.progress.checked_bytes == sum(sizes)
