@@ -15,7 +15,7 @@ from typing import Any
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
 from loadtest.waiting import DeadlineMissed, until
-from services.local.cluster import START_S, LocalCluster, Service, StartTimeout
+from services.local.cluster import START_S, LocalCluster, Service, StartTimeout, Surroundings
 from services.local.config import LocalSettings
 
 
@@ -44,6 +44,18 @@ class Cluster:
         """Where a process listens."""
         return self._service(name).url
 
+    def pid(self, name: str) -> int:
+        """Of the process that runs, or ran last."""
+        process = self._service(name).process
+        assert process is not None
+        return process.pid
+
+    def status(self, name: str) -> int | None:
+        """How it ended: its exit status, or minus the signal; None while it runs."""
+        process = self._service(name).process
+        assert process is not None
+        return process.poll()
+
     def is_alive(self, name: str) -> bool:
         """Whether a process runs."""
         return self._service(name).is_alive
@@ -69,9 +81,12 @@ class Cluster:
         """Let a paused process go on."""
         self._signal(name, signal.SIGCONT)
 
-    def start(self, name: str) -> None:
-        """Start a process that was killed, with its settings and port; does not wait."""
-        self._local.launch(name)
+    def start(self, name: str, *, prefix: tuple[str, ...] = ()) -> None:
+        """Start a process that was killed, with its settings and port; does not wait.
+
+        `prefix`: a command that runs it, this time only, as the same process.
+        """
+        self._local.launch(name, prefix=prefix)
 
     async def kill_all(self) -> None:
         """End every process at once, as a machine that loses power does (its disk stays)."""
@@ -86,6 +101,10 @@ class Cluster:
         """Start a process that was killed, and wait until it is ready."""
         self._local.launch(name)
         await self._local.until_up(name)
+
+    async def is_up(self, name: str) -> bool:
+        """Whether a process can do its work now."""
+        return await self._service(name).is_up()
 
     async def until_up(self, name: str) -> None:
         """Wait until a process, a database among them, answers."""
@@ -120,11 +139,13 @@ async def running(
     gateways: int = 2,
     data: Path | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
+    around: Surroundings | None = None,
     **settings: Any,
 ) -> AsyncIterator[Cluster]:
     """Run a cluster until the end of the block. Without `stores` it starts its own.
 
     `data`: where it keeps everything, for a cluster that is to come back; else a temporary folder.
+    `environment`: further settings of the services. `around` is more than that, and in its place.
     A block that fails has the ends of all logs written to standard error.
     Raises: DeadlineMissed when it is not ready in time.
     """
@@ -140,7 +161,7 @@ async def running(
                 redis_url=stores.redis_url if stores else "",
                 **settings,
             ),
-            environment=environment,
+            around=around or Surroundings(environment),
         )
         cluster = Cluster(local)
         try:

@@ -16,11 +16,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import aiohttp
@@ -45,6 +44,27 @@ class ClusterError(Exception):
 
 class StartTimeout(ClusterError):
     """A process is not ready in time; it may be well, and the machine slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process runs, for tests that put some elsewhere."""
+
+    host: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+    """In front of its command: `nsenter` with a network namespace, say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What tests put around the processes of a cluster. By default it is nothing."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Further settings of the services."""
+    places: Mapping[str, Place] = field(default_factory=dict)
+    """By the name of the service."""
+    reach: Callable[[str], Awaitable[str]] | None = None
+    """From the URL (or DSN) of a store of our own to one that leads there, a proxy's say."""
 
 
 @dataclass(slots=True)
@@ -86,13 +106,13 @@ class LocalCluster:
         self,
         settings: LocalSettings,
         *,
-        environment: Mapping[str, str] = MappingProxyType({}),
+        around: Surroundings = Surroundings(),
         say: Callable[[str], None] = lambda _line: None,
     ) -> None:
-        """`environment`: further settings of the services. `say` hears what a person should know."""
+        """`say` hears what a person should know."""
         self.settings = settings
         self.services: dict[str, Service] = {}
-        self._environment = environment
+        self._around = around
         self._gateway_ports = range(settings.port, settings.port + settings.gateways)
         self._say = say
         self._data = settings.data.resolve()
@@ -137,21 +157,24 @@ class LocalCluster:
                 url = f"127.0.0.1:{ports[0]}"
                 self._launch(postgres.program, url, partial(asyncio.to_thread, postgres.is_ready))
                 await self.until_up("postgres")
-                dsn = postgres.dsn()
+                dsn = await self._reach(postgres.dsn())
             if not redis_url:
                 redis = set_up_redis(self._data / "redis", ports[1])
                 url = f"127.0.0.1:{ports[1]}"
                 self._launch(redis.program, url, partial(asyncio.to_thread, redis.is_ready))
                 await self.until_up("redis")
-                redis_url = redis.url()
+                redis_url = await self._reach(redis.url())
         except EmbeddedError as error:
             raise ClusterError(str(error)) from None
         return dsn, redis_url
 
+    async def _reach(self, url: str) -> str:
+        return url if self._around.reach is None else await self._around.reach(url)
+
     async def _start_services(self, dsn: str, redis_url: str) -> None:
         settings = self.settings
         ports = iter(free_ports(settings.bookies + 2, avoid=self._gateway_ports))
-        metadata_url = f"http://127.0.0.1:{(port := next(ports))}"
+        metadata_url = f"http://{self._place('metadata-1').host}:{(port := next(ports))}"
         shared = {"METADATA_URLS": metadata_url}
         self._launch_service(
             "metadata-1", "metadata", port, {"POSTGRES_DSN": dsn, "REDIS_URL": redis_url}
@@ -180,33 +203,41 @@ class LocalCluster:
             await self.until_up("autorecovery-1")
 
     def _launch_service(self, name: str, module: str, port: int, own: dict[str, str]) -> None:
-        env = {**inherited_environment(), **self._environment} | {
-            "HOST": "127.0.0.1",
+        place = self._place(name)
+        env = {**inherited_environment(), **self._around.environment} | {
+            "HOST": place.host,
             "PORT": str(port),
             "ADVERTISED_URL": "",
             "LOG_LEVEL": self.settings.log_level,
             "DRAIN_S": str(self.settings.drain_s),
             "PYTHONPATH": os.pathsep.join((str(ROOT / "shared"), str(ROOT))),
         }
-        argv = (sys.executable, "-m", f"services.{module}")
-        url = f"http://127.0.0.1:{port}"
+        argv = (*place.prefix, sys.executable, "-m", f"services.{module}")
+        url = f"http://{place.host}:{port}"
         # A gateway is ready when a default ledger (E=3) could be created.
         health = "live" if module == "gateway" and self.settings.bookies < 3 else "ready"
         is_up = partial(_answers, f"{url}/health/{health}")
         self._launch(Program(name, argv, env | own, ROOT), url, is_up)
+
+    def _place(self, name: str) -> Place:
+        return self._around.places.get(name, Place())
 
     def _launch(self, program: Program, url: str, is_up: Callable[[], Awaitable[bool]]) -> None:
         service = Service(program, self._logs / f"{program.name}.log", url, is_up)
         self.services[program.name] = service
         self.launch(program.name)
 
-    def launch(self, name: str) -> None:
-        """Start a process (again), with the settings and the port that it had."""
+    def launch(self, name: str, *, prefix: tuple[str, ...] = ()) -> None:
+        """Start a process (again), with the settings and the port that it had.
+
+        `prefix`: a command that runs it, this time only, as the same process (a tracer, say).
+        """
         service = self.services[name]
+        program = service.program
         assert not service.is_alive, f"{name} runs already"
         if service.log.exists() and service.log.stat().st_size > _LOG_BYTES_MAX:
             service.log.replace(service.log.with_suffix(".1.log"))
-        service.process = start(service.program, service.log)
+        service.process = start(replace(program, argv=(*prefix, *program.argv)), service.log)
         service.started_at = time.monotonic()
         service.is_expected = True
         (self._run / f"{name}.pid").write_text(f"{service.process.pid}\n")

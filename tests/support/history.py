@@ -15,6 +15,7 @@ What is checked, by the name of the violation:
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,10 @@ class History:
     def content(self, ledger: int, *entries: tuple[int, bytes]) -> None:
         """The whole of a closed ledger, read at the end."""
         self._record(Content(ledger, entries))
+
+    def write(self, path: Path) -> None:
+        """Write all of it, an event a line, for a person who looks for a cause."""
+        path.write_text("".join(f"{event}\n" for event in self.events))
 
 
 @dataclass(slots=True)

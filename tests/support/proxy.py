@@ -32,6 +32,9 @@ class Proxy:
     down_after_cut: bool = False
     is_silent: bool = False
     """Takes connections and bytes, and forwards nothing: a server that hangs."""
+    cut_around: list[tuple[bytes, bool]] = field(default_factory=list)
+    """Plans for what is said to the server, on any connection: the next piece that has these bytes
+    in it is the connection's last. True: the server still gets it."""
     cuts: int = 0
     _generation: int = 0
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -68,7 +71,7 @@ class Proxy:
         self._open.update(both)
         try:
             await asyncio.gather(
-                self._pump(reader, up_writer, _left(plan, "up"), both),
+                self._pump(reader, up_writer, _left(plan, "up"), both, is_up=True),
                 self._pump(up_reader, writer, _left(plan, "down"), both),
             )
         finally:
@@ -82,11 +85,22 @@ class Proxy:
         writer: asyncio.StreamWriter,
         left: int | None,
         both: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
+        *,
+        is_up: bool = False,
     ) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(_CHUNK_BYTES):
                 if self.is_silent:
                     continue
+                if is_up and self.cut_around and self.cut_around[0][0] in data:
+                    _, is_let_through = self.cut_around.pop(0)
+                    if is_let_through:
+                        writer.write(data)
+                        await writer.drain()
+                    self.cuts += 1
+                    for end in both:
+                        end.close() if end is writer and is_let_through else _reset(end)
+                    return
                 if left is not None and len(data) >= left:
                     writer.write(data[:left])
                     # What was let through is to arrive: the reset comes after it was sent.

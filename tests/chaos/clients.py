@@ -1,0 +1,239 @@
+"""The clients of a storm: they write and read ledgers and logs, and note all that they see."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from loadtest.cluster import Cluster
+from quorumlog.client import Client, Ledger
+from quorumlog.client.log import Log
+from quorumlog.errors import QuorumLogError
+from tests.chaos.report import Report
+from tests.support.history import History
+from tests.support.waiting import DeadlineMissed, until
+
+JUDGE_S: Final = 120.0
+"""Until a ledger is recovered and read once everything is well again."""
+
+BATCHES: Final = (1, 1, 2, 4)
+SIZES: Final = (0, 0, 0, 0, 100, 4000)
+"""Bytes around a payload: mostly none, and sometimes enough to fill a segment soon."""
+
+READ_MAX: Final = 50
+LEDGER_APPENDS: Final = (30, 150)
+"""A ledger gets so many appends and is closed, if nothing ends it before."""
+
+QUORUMS: Final = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (3, 3, 3))
+PACE_S: Final = 0.02
+"""A client's pause between requests: the storm wants faults, not entries."""
+
+JUDGES: Final = 6
+LOGS: Final = 2
+
+
+class Clients:
+    """Everybody who uses the cluster. `report.acknowledged` tells that they get on."""
+
+    def __init__(self, cluster: Cluster, seed: int, report: Report) -> None:
+        self.history = History()
+        self._cluster = cluster
+        self._seed = seed
+        self._report = report
+        self._payloads = 0
+        self._is_over = False
+        self._ledgers: list[int] = []
+        self._logs: list[str] = []
+
+    async def run(self, storm: Callable[[], Awaitable[None]], *, writers: int) -> None:
+        """Use the cluster while it storms."""
+        async with asyncio.TaskGroup() as clients:
+            for number in range(writers):
+                clients.create_task(self._write(number))
+            for number in range(LOGS):
+                clients.create_task(self._produce(number))
+            clients.create_task(self._read())
+            try:
+                await storm()
+            finally:
+                self._is_over = True
+
+    def _client(self, dice: random.Random, deadline_s: float) -> Client:
+        urls = list(self._cluster.gateways)
+        dice.shuffle(urls)
+        return Client(*urls, deadline_s=deadline_s)
+
+    def _payload(self, dice: random.Random) -> bytes:
+        self._payloads += 1
+        return b"%d:%d:" % (self._seed, self._payloads) + b"." * dice.choice(SIZES)
+
+    # --- ledgers -------------------------------------------------------------------------------
+
+    async def _write(self, number: int) -> None:
+        dice = random.Random(f"writer-{self._seed}-{number}")
+        while not self._is_over:
+            ensemble, write, ack = dice.choice(QUORUMS)
+            async with self._client(dice, 20) as client:
+                try:
+                    ledger = await client.create_ledger(
+                        ensemble_size=ensemble, write_quorum=write, ack_quorum=ack
+                    )
+                except QuorumLogError:
+                    await asyncio.sleep(0.1)  # a pause between tries, as a client makes it
+                    continue
+                self._ledgers.append(ledger.ledger_id)
+                self._report.ledgers += 1
+                await self._fill(ledger, dice)
+
+    async def _fill(self, ledger: Ledger, dice: random.Random) -> None:
+        history, report = self.history, self._report
+        for _ in range(dice.randint(*LEDGER_APPENDS)):
+            if self._is_over:
+                return
+            payloads = [self._payload(dice) for _ in range(dice.choice(BATCHES))]
+            op = history.append(ledger.ledger_id, *payloads)
+            try:
+                done = await ledger.append_batch(payloads)
+            except QuorumLogError as error:
+                if error.outcome == "not-done":
+                    history.failed(op)
+                else:
+                    report.unknown += len(payloads)
+                return
+            history.acked(op, done.first_entry)
+            history.lac(ledger.ledger_id, done.last_add_confirmed)
+            report.acknowledged += len(payloads)
+            await asyncio.sleep(PACE_S)
+        try:
+            row = await ledger.close()
+        except QuorumLogError:
+            return
+        history.closed(ledger.ledger_id, int(row["last_entry"]))
+
+    # --- logs ----------------------------------------------------------------------------------
+
+    async def _produce(self, number: int) -> None:
+        """Append to a log exactly once: what is unknown is sent again until it is known."""
+        dice = random.Random(f"producer-{self._seed}-{number}")
+        name = f"storm-{number}"
+        async with self._client(dice, 20) as client:
+            log = await self._created(client, name)
+            if log is None:
+                return
+            self._logs.append(name)
+            self._report.logs += 1
+            producer = log.producer(name, epoch=1)
+            while not self._is_over:
+                payloads = [self._payload(dice) for _ in range(dice.choice(BATCHES))]
+                op = self.history.append(-number - 1, *payloads)
+                while not self._is_over:
+                    try:
+                        done = await producer.append(*payloads)
+                    except QuorumLogError as error:
+                        if error.outcome == "not-done" and not error.retryable:
+                            self.history.failed(op)
+                            self._report.stuck.append(f"log {name}: {error}")
+                            return
+                        await asyncio.sleep(PACE_S)
+                        continue
+                    self.history.acked(op, done.first_offset)
+                    self._report.acknowledged += len(payloads)
+                    break
+                else:
+                    self._report.unknown += len(payloads)
+                await asyncio.sleep(PACE_S)
+
+    async def _created(self, client: Client, name: str) -> Log | None:
+        while not self._is_over:
+            try:
+                return await client.create_log(name)
+            except QuorumLogError:
+                await asyncio.sleep(PACE_S)
+        return None
+
+    # --- readers -------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        dice = random.Random(f"reader-{self._seed}")
+        while not self._is_over:
+            await asyncio.sleep(PACE_S)
+            async with self._client(dice, 10) as client:
+                try:
+                    if dice.random() < 0.2 and self._logs:
+                        await self._read_log(client, dice)
+                    elif self._ledgers:
+                        await self._read_ledger(client, dice)
+                except QuorumLogError:
+                    continue
+
+    async def _read_ledger(self, client: Client, dice: random.Random) -> None:
+        ledger = client.ledger(dice.choice(self._ledgers[-6:]))
+        op = self.history.read(ledger.ledger_id)
+        page = await ledger.read(dice.randint(0, 40), limit=READ_MAX)
+        self.history.found(op, *((e.entry_id, e.payload) for e in page.entries))
+        self.history.lac(ledger.ledger_id, page.last_add_confirmed)
+        self._report.read += len(page.entries)
+
+    async def _read_log(self, client: Client, dice: random.Random) -> None:
+        name = dice.choice(self._logs)
+        op = self.history.read(_number_of(name))
+        page = await client.log(name).read(dice.randint(0, 400), limit=READ_MAX)
+        self.history.found(op, *((r.offset, r.value) for r in page.records))
+        self._report.read += len(page.records)
+
+    # --- the end -------------------------------------------------------------------------------
+
+    async def learn(self) -> None:
+        """Recover every ledger and read all that is there; the cluster must be well again."""
+        left = list(reversed(self._ledgers))
+
+        async def judge() -> None:
+            async with Client(*self._cluster.gateways, deadline_s=60) as client:
+                while left:
+                    await self._tried(self._learn_ledger(client.ledger(left.pop())))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(JUDGES):
+                group.create_task(judge())
+        async with Client(*self._cluster.gateways, deadline_s=60) as client:
+            for name in self._logs:
+                await self._tried(self._learn_log(client.log(name)))
+
+    async def _tried(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except DeadlineMissed as error:
+            self._report.stuck.append(str(error))
+
+    async def _learn_ledger(self, ledger: Ledger) -> None:
+        what = f"ledger {ledger.ledger_id} is "
+        row = await until(ledger.recover, what + "closed", JUDGE_S, passing=(QuorumLogError,))
+        last = int(row["last_entry"])
+
+        async def content() -> list[tuple[int, bytes]] | None:
+            found: list[tuple[int, bytes]] = []
+            while len(found) <= last:
+                page = await ledger.read(len(found), limit=1000)
+                if not page.entries:
+                    return None
+                found.extend((entry.entry_id, entry.payload) for entry in page.entries)
+            return found
+
+        stored: list[tuple[int, bytes]] | None = []
+        if last >= 0:
+            stored = await until(content, what + "read", JUDGE_S, passing=(QuorumLogError,))
+        self.history.closed(ledger.ledger_id, last)
+        self.history.content(ledger.ledger_id, *stored or ())
+
+    async def _learn_log(self, log: Log) -> None:
+        async def content() -> tuple[list[tuple[int, bytes]]]:
+            # A record that nobody else writes comes after all others: then the end is known.
+            return ([(r.offset, r.value) async for r in log.records()],)
+
+        found = await until(content, f"log {log.name} is read", JUDGE_S, passing=(QuorumLogError,))
+        self.history.content(_number_of(log.name), *found[0])
+
+
+def _number_of(name: str) -> int:
+    """A log's number in the history, where ledgers have positive ones."""
+    return -int(name.rpartition("-")[2]) - 1

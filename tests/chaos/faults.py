@@ -1,0 +1,316 @@
+"""What a storm does. Each fault strikes at once and returns what mends it, which takes a while.
+
+Processes that are hurt are not hurt again until they are well: `_take` says who is. How many may
+be hurt at once is a matter of progress with `synced`; with `deferred` it is a matter of safety,
+because an ack quorum of bookies that lose power together is loss by design (rule 31).
+"""
+
+import asyncio
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import aiohttp
+
+from loadtest.cluster import Cluster
+from tests.chaos.disks import KEEP_JOURNAL, LOSE_JOURNAL, Disk, is_frozen
+from tests.chaos.network import SHAPES, Network
+from tests.chaos.report import Report
+from tests.chaos.stores import StoreHands
+from tests.chaos.syscalls import SITES, Site, Tracer
+from tests.support.history import Violation
+from tests.support.waiting import DeadlineMissed, until
+
+Mend = Callable[[], Awaitable[None]]
+
+PATIENCE_S: Final = 90.0
+FIRE_S: Final = 4.0
+"""How long a call is waited for that is to fail: some are made in few moments only."""
+
+DEAD_S: Final = (0.0, 0.0, 0.2, 1.0)
+PAUSED_S: Final = (0.1, 0.5, 3.0)
+PARTED_S: Final = (0.3, 1.0, 2.0, 5.0)
+FLAPS: Final = 5
+HURT_MAX: Final = 2
+"""Bookies that are hurt at once, but for faults that take all: more, and nobody can append."""
+
+
+@dataclass(slots=True)
+class World:
+    """What a storm has in its hands. What it lacks is named in `lacks`, with the reason."""
+
+    cluster: Cluster
+    stores: StoreHands
+    disks: dict[str, Disk] = field(default_factory=dict)
+    network: Network | None = None
+    can_trace: bool = False
+    is_deferred: bool = False
+    lacks: dict[str, str] = field(default_factory=dict)
+
+
+class Faults:
+    """The hands of a storm."""
+
+    def __init__(self, world: World, report: Report) -> None:
+        self._world = world
+        self._cluster = world.cluster
+        self._report = report
+        names = world.cluster.names
+        self._bookies = [name for name in names if name.startswith("bookie")]
+        self._gateways = [name for name in names if name.startswith("gateway")]
+        self._hurt: set[str] = set()
+        self._sites: list[Site] = []
+
+    # --- processes -------------------------------------------------------------------------------
+
+    async def kill(self, dice: random.Random) -> Mend | None:
+        """One process, or two at once."""
+        chance = dice.random()
+        if chance < 0.3:
+            victims = self._take(dice, self._gateways, 1)
+        elif chance < 0.45:
+            victims = self._take(dice, self._bookies, 1) + self._take(dice, self._gateways, 1)
+        elif chance < 0.6:
+            victims = self._take(dice, self._bookies, 2)
+        elif chance < 0.66:
+            victims = self._take(dice, ["metadata-1", "autorecovery-1"], 1)
+        else:
+            victims = self._take(dice, self._bookies, 1)
+        await self._killed(victims)
+        dead_s = dice.choice(DEAD_S)
+        return self._revival(victims, dead_s)
+
+    async def kill_a_store(self, dice: random.Random) -> Mend | None:
+        """Postgres or Redis."""
+        victims = self._take(dice, ["postgres", "redis", "redis"], 1)
+        await self._killed(victims)
+        return self._revival(victims, dice.choice(DEAD_S))
+
+    async def pause(self, dice: random.Random) -> Mend | None:
+        """A process stands still for a while, and keeps its connections."""
+        services = [*self._bookies, *self._gateways, "metadata-1", "autorecovery-1"]
+        victims = self._take(dice, [*services, *services, "postgres", "redis"], 1)
+        for name in victims:
+            self._cluster.pause(name)
+            self._report.pauses += 1
+        seconds = dice.choice(PAUSED_S)
+
+        async def mend() -> None:
+            await asyncio.sleep(seconds)  # the length of the pause is the fault
+            for name in victims:
+                self._cluster.resume(name)
+            self._give(victims)
+
+        return mend if victims else None
+
+    async def cut_power(self, dice: random.Random) -> Mend | None:
+        """Of one bookie, of two, or of all at once; some with a gateway's death."""
+        if not self._world.disks:
+            self._skip("power cut")
+            return None
+        count = 1 if self._world.is_deferred else dice.choice((1, 1, 1, 2, len(self._bookies)))
+        victims = self._take(dice, self._bookies, count)
+        how = dice.choice((LOSE_JOURNAL, LOSE_JOURNAL, KEEP_JOURNAL))
+        cluster, disks = self._cluster, self._world.disks
+        for name in victims:
+            cluster.pause(name)
+        await until(
+            lambda: all(is_frozen(cluster.pid(name)) for name in victims),
+            f"{victims} stand still",
+            PATIENCE_S,
+        )
+        for name in victims:
+            disks[name].cut(how)
+            self._report.power_cuts += 1
+        for name in victims:
+            await cluster.kill(name)
+        if dice.random() < 0.1:
+            also = self._take(dice, self._gateways, 1)
+            await self._killed(also)
+            victims += also
+
+        async def remount() -> None:
+            for name in victims:
+                if name in disks:
+                    await disks[name].come_back()
+
+        return self._revival(victims, dice.choice(DEAD_S), before=remount)
+
+    # --- the network ---------------------------------------------------------------------------
+
+    async def part(self, dice: random.Random) -> Mend | None:
+        """Links are cut: one way, all around some, in two halves, in a ring; and some flap."""
+        network = self._world.network
+        if network is None:
+            self._skip("partition")
+            return None
+        if not self._take(dice, ["network"], 1):
+            return None
+        links = dice.choice(SHAPES)(dice, network.names)
+        seconds = dice.choice(PARTED_S)
+        is_flapping = dice.random() < 0.25
+        await asyncio.to_thread(network.cut, links)
+        self._report.partitions += 1
+
+        async def mend() -> None:
+            flaps = FLAPS if is_flapping else 0
+            for flap in range(2 * flaps):
+                await asyncio.sleep(seconds / (2 * flaps))
+                await asyncio.to_thread(network.cut, () if flap % 2 == 0 else links)
+            if not flaps:
+                await asyncio.sleep(seconds)
+            await asyncio.to_thread(network.heal)
+            self._give(["network"])
+
+        return mend
+
+    # --- stores ----------------------------------------------------------------------------------
+
+    async def trouble_a_store(self, dice: random.Random) -> Mend | None:
+        """Sessions of Postgres end, one is cut in a change; Redis forgets or lies."""
+        stores = self._world.stores
+        kinds: tuple[tuple[str, Callable[[random.Random], Awaitable[None]]], ...] = (
+            ("backends ended", stores.end_backends),
+            ("cut in a change", stores.cut_in_a_change),
+            ("cut in a change", stores.cut_in_a_change),
+            ("redis flushed", stores.flush),
+            ("redis lied", stores.lie),
+            ("redis lied", stores.lie),
+        )
+        what, work = dice.choice(kinds)
+        store = "redis" if what.startswith("redis") else "postgres"
+        if not self._take(dice, [store], 1):
+            return None
+        try:
+            await work(dice)
+            self._report.others[what] += 1
+        finally:
+            self._give([store])
+        return None
+
+    # --- calls that fail -------------------------------------------------------------------------
+
+    async def break_a_call(self, dice: random.Random) -> Mend | None:
+        """The next site in turn: each comes once before any comes again."""
+        if not self._world.can_trace:
+            self._skip("failing call")
+            return None
+        victims = self._take(dice, self._bookies, 1)
+        if not victims:
+            return None
+        if not self._sites:
+            self._sites = dice.sample(SITES, len(SITES))
+        site = self._sites.pop()
+        name = victims[0]
+        tracer = Tracer(site, self._cluster.data / f"{name}.strace")
+        match site.phase:
+            case "running":
+                await tracer.attach(self._cluster.pid(name))
+                await self._fired(tracer, name)
+            case "stop":
+                await tracer.attach(self._cluster.pid(name))
+                await self._cluster.kill(name, signal.SIGTERM)
+            case "start":
+                await self._killed([name])
+                self._cluster.start(name, prefix=tracer.prefix)
+                await self._up_or_gone(name)
+        await tracer.detach()
+        if tracer.failed():
+            self._report.sites[str(site)] += 1
+        else:
+            self._report.others["call not made"] += 1
+        if site.phase == "running" and tracer.has_broken_the_log():
+            await self._must_end(name, site)
+        await self._killed([name] if self._cluster.is_alive(name) else [])
+        return self._revival(victims, 0)
+
+    async def _fired(self, tracer: Tracer, name: str) -> None:
+        try:
+            await until(
+                lambda: tracer.failed() or not self._cluster.is_alive(name), "a call", FIRE_S
+            )
+        except DeadlineMissed:
+            return  # it was not made; the report counts that
+
+    async def _up_or_gone(self, name: str) -> None:
+        async def is_over() -> bool:
+            return not self._cluster.is_alive(name) or await self._cluster.is_up(name)
+
+        await until(is_over, f"{name} starts, or refuses to", PATIENCE_S)
+
+    async def _must_end(self, name: str, site: Site) -> None:
+        """A sync of the log that failed ends the bookie: it must not be tried again."""
+        try:
+            await until(lambda: not self._cluster.is_alive(name), "it ends", PATIENCE_S)
+        except DeadlineMissed:
+            detail = f"{name} goes on after {site}"
+            self._report.violations.append(Violation("went on", 0, None, detail))
+
+    # --- who is hurt -----------------------------------------------------------------------------
+
+    def _skip(self, what: str) -> None:
+        self._report.skipped[f"{what}: {self._world.lacks.get(what, 'not asked for')}"] += 1
+
+    def _take(self, dice: random.Random, names: list[str], count: int) -> list[str]:
+        """Some of these that are well; fewer where too many are hurt."""
+        well = [name for name in names if name not in self._hurt]
+        if all(name in self._bookies for name in names):
+            if self._world.is_deferred:
+                count = min(count, 1 - len(self._hurt.intersection(self._bookies)))
+            elif count <= HURT_MAX:
+                count = min(count, HURT_MAX - len(self._hurt.intersection(self._bookies)))
+        elif names == self._gateways:
+            # One at least goes on, or the storm waits for a start each time.
+            count = min(count, len(well) - 1)
+        taken: list[str] = []
+        while well and len(taken) < count:
+            name = dice.choice(well)
+            taken.append(name)
+            well = [other for other in well if other != name]
+        self._hurt.update(taken)
+        return taken
+
+    def _give(self, names: list[str]) -> None:
+        self._hurt.difference_update(names)
+
+    async def _killed(self, names: list[str]) -> None:
+        for name in names:
+            await self._cluster.kill(name)
+            self._report.kills += 1
+
+    def _revival(
+        self, victims: list[str], dead_s: float, *, before: Mend | None = None
+    ) -> Mend | None:
+        """What brings them back, and waits until they are well."""
+
+        async def mend() -> None:
+            await asyncio.sleep(dead_s)  # how long it is dead is part of the fault
+            if before is not None:
+                await before()
+            for name in victims:
+                self._cluster.start(name)
+            for name in victims:
+                await self._cluster.until_up(name)
+                if self._world.is_deferred and name in self._bookies:
+                    await self._until_whole(name)
+            self._give(victims)
+
+        return mend if victims else None
+
+    async def _until_whole(self, name: str) -> None:
+        """Wait until no ledger is in limbo at a bookie."""
+        url = f"{self._cluster.url(name)}/v1/info"
+        timeout = aiohttp.ClientTimeout(10)
+
+        async def is_whole() -> bool:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.get(url) as answer,
+            ):
+                told = await answer.json()
+            return not told["limbo"]["ledgers"]
+
+        what = f"{name} has again what it lost"
+        await until(is_whole, what, PATIENCE_S * 2, passing=(aiohttp.ClientError,))

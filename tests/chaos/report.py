@@ -1,0 +1,119 @@
+"""What a storm did and what was found: a line, a page for people, a file for programs."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.history import Violation
+
+
+@dataclass(slots=True)
+class Report:
+    """What a storm did and what was found."""
+
+    seed: int = 0
+    durability: str = "synced"
+    seconds: float = 0.0
+    kills: int = 0
+    pauses: int = 0
+    power_cuts: int = 0
+    partitions: int = 0
+    others: Counter[str] = field(default_factory=Counter)
+    """Faults of the stores, by what was done."""
+    sites: Counter[str] = field(default_factory=Counter)
+    """How often a call of the system failed, by the site."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """What this machine does not allow, by its reason."""
+    ledgers: int = 0
+    logs: int = 0
+    acknowledged: int = 0
+    unknown: int = 0
+    read: int = 0
+    stuck: list[str] = field(default_factory=list)
+    """What did not go on, or could not be read at the end: nothing can be claimed of it."""
+    violations: list[Violation] = field(default_factory=list)
+
+    @property
+    def faults(self) -> int:
+        """All of them."""
+        hurt = self.kills + self.pauses + self.power_cuts + self.partitions
+        return hurt + self.others.total() + self.sites.total()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the claim does not hold, or nothing can be claimed."""
+        return bool(self.violations or self.stuck)
+
+    def count(self, *kinds: str) -> int:
+        """How many violations are of these kinds."""
+        return sum(violation.kind in kinds for violation in self.violations)
+
+    def add(self, other: "Report") -> None:
+        """Take in what another storm did."""
+        for name in ("seconds", "kills", "pauses", "power_cuts", "partitions", "ledgers", "logs"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("acknowledged", "unknown", "read"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("others", "sites", "skipped"):
+            getattr(self, name).update(getattr(other, name))
+        self.stuck += other.stuck
+        self.violations += other.violations
+        self.durability = f"{self.durability} and {other.durability}"
+
+    def last_line(self) -> str:
+        """The last line of `make chaos`."""
+        return (
+            f"chaos: {self.kills} kills, {self.power_cuts} power cuts, {self.partitions}"
+            f" partitions, {self.acknowledged} acknowledged, {self.count('lost', 'gone')} lost,"
+            f" {self.count('duplicate')} duplicated, {self.skipped.total()} skipped"
+        )
+
+    def page(self) -> str:
+        """For people."""
+        lines = [
+            f"seed {self.seed}, {self.durability}, {self.seconds:.0f} s, {self.faults} faults",
+            (
+                f"  killed {self.kills}, paused {self.pauses}, power cut {self.power_cuts},"
+                f" partitioned {self.partitions}"
+            ),
+            *_listed("stores", self.others),
+            *_listed("calls that failed", self.sites),
+            *_listed("skipped", self.skipped),
+            (
+                f"  {self.ledgers} ledgers and {self.logs} logs: {self.acknowledged} acknowledged,"
+                f" {self.unknown} unknown, {self.read} read"
+            ),
+            *(f"  STUCK {what}" for what in self.stuck),
+            *(f"  VIOLATION {violation}" for violation in self.violations),
+        ]
+        return "\n".join(lines)
+
+    def document(self) -> dict[str, Any]:
+        """For programs."""
+        simple = ("seed", "durability", "seconds", "kills", "pauses", "power_cuts", "partitions")
+        counts = ("ledgers", "logs", "acknowledged", "unknown", "read", "stuck")
+        return (
+            {name: getattr(self, name) for name in simple + counts}
+            | {name: dict(getattr(self, name)) for name in ("others", "sites", "skipped")}
+            | {"violations": [str(violation) for violation in self.violations]}
+        )
+
+    def write(self, folder: Path) -> Path:
+        """Write both; returns the page's file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        page = folder / f"chaos-{self.seed}.txt"
+        page.write_text(f"{self.page()}\n{self.last_line()}\n")
+        document = json.dumps(self.document(), indent=2)
+        page.with_suffix(".json").write_text(document + "\n")
+        return page
+
+
+def _listed(title: str, counts: Counter[str]) -> list[str]:
+    parts = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+    return [f"  {title}: {parts}"] if parts else []
+
+
+IsEnough = Callable[[Report], bool]

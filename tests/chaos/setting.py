@@ -1,0 +1,115 @@
+"""The cluster of a storm: on disks that can lose power, in a network that can be parted."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from loadtest.cluster import running
+from loadtest.stores import scratch
+from services.local.cluster import Surroundings
+from tests.chaos.disks import disks
+from tests.chaos.faults import World
+from tests.chaos.machine import Unusable, own_mounts, own_network
+from tests.chaos.network import Network
+from tests.chaos.stores import StoreHands
+from tests.chaos.syscalls import usable
+
+BOOKIES: Final = 5
+GATEWAYS: Final = 3
+
+_SMALL: Final = {
+    # Many segments and checkpoints, so that faults meet their beginnings and ends.
+    "SEGMENT_BYTES": str(64 << 10),
+    "CHECKPOINT_BYTES": str(256 << 10),
+    # The disks are small.
+    "READ_ONLY_BELOW_BYTES": str(8 << 20),
+    "RESERVE_BYTES": str(256 << 10),
+}
+
+
+class Machine:
+    """What this machine allows. Make it before any thread starts, once in a process."""
+
+    def __init__(self, *, only: str = "") -> None:
+        """`only`: `processes` leaves alone what needs root."""
+        self.lacks: dict[str, str] = {}
+        self._has_network = False
+        try:
+            if only == "processes":
+                raise Unusable("not asked for")
+            own_mounts()
+        except Unusable as error:
+            self.lacks |= {"power cut": str(error), "partition": str(error)}
+        else:
+            try:
+                own_network()
+                self._has_network = True
+            except Unusable as error:
+                self.lacks["partition"] = str(error)
+        try:
+            if only == "processes":
+                raise Unusable("not asked for")
+            usable()
+        except Unusable as error:
+            self.lacks["failing call"] = str(error)
+
+    @asynccontextmanager
+    async def world(self, *, is_deferred: bool) -> AsyncIterator[World]:
+        """A cluster of its own, and the hands that hurt it."""
+        lacks = dict(self.lacks)
+        async with AsyncExitStack() as stack:
+            folder = stack.enter_context(scratch("ql-chaos-"))
+            data = folder / "data"
+            stores = StoreHands(stack)
+            network = None
+            if self._has_network:
+                network = self._network(lacks)
+            mounted = {}
+            if "power cut" not in lacks:
+                try:
+                    mounted = stack.enter_context(disks(folder, _folders(data)))
+                except Unusable as error:
+                    lacks["power cut"] = str(error)
+            cluster = await stack.enter_async_context(
+                running(
+                    None,
+                    bookies=BOOKIES,
+                    gateways=GATEWAYS,
+                    data=data,
+                    durability="deferred" if is_deferred else "fsync",
+                    auto_fix_cookies=is_deferred,
+                    lost_bookie_delay_s=2,
+                    around=Surroundings(
+                        environment=_SMALL,
+                        places=network.places() if network else {},
+                        reach=stores.reach,
+                    ),
+                )
+            )
+            yield World(
+                cluster=cluster,
+                stores=stores,
+                disks=mounted,
+                network=network,
+                can_trace="failing call" not in lacks,
+                is_deferred=is_deferred,
+                lacks=lacks,
+            )
+
+    def _network(self, lacks: dict[str, str]) -> Network | None:
+        names = [
+            "metadata-1",
+            *(f"gateway-{number + 1}" for number in range(GATEWAYS)),
+            *(f"bookie-{number + 1}" for number in range(BOOKIES)),
+            "autorecovery-1",
+        ]
+        try:
+            return Network(names)
+        except Unusable as error:
+            lacks["partition"] = str(error)
+            return None
+
+
+def _folders(data: Path) -> list[Path]:
+    return [data / f"bookie-{number + 1}" for number in range(BOOKIES)]

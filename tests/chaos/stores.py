@@ -1,0 +1,106 @@
+"""What happens to Postgres and Redis in a storm, beside their deaths."""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+from urllib.parse import urlsplit
+
+import asyncpg
+import orjson
+from redis.asyncio import Redis
+
+from loadtest.waiting import until
+from tests.support.proxy import Proxy, proxy_to
+
+_FOREVER_MS: Final = 60_000
+"""How long a lie stands, if the truth does not replace it a heartbeat later."""
+
+_END_ALL: Final = (
+    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+    " WHERE application_name = 'quorumlog-metadata' AND random() < $1"
+)
+
+_WORDS: Final = (b"COMMIT", b"UPDATE", b"INSERT")
+
+
+class StoreHands:
+    """The stores of one cluster: `reach` is told of them, services come through our proxy."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self._dsn = ""
+        self._redis_url = ""
+        self._proxy: Proxy | None = None
+
+    async def reach(self, url: str) -> str:
+        """The way for the services to a store."""
+        if urlsplit(url).scheme != "postgresql":
+            self._redis_url = url
+            return url
+        self._dsn = url
+        self._proxy = await self._stack.enter_async_context(proxy_to(url))
+        return self._proxy.url(url)
+
+    async def end_backends(self, dice: random.Random) -> None:
+        """End sessions of the metadata service, in whatever they are."""
+        connection = await asyncpg.connect(self._dsn, timeout=20)
+        try:
+            await connection.execute("SET statement_timeout = 20000")
+            await connection.fetchval(_END_ALL, dice.choice((0.3, 1.0)))
+        finally:
+            connection.terminate()
+
+    async def cut_in_a_change(self, dice: random.Random) -> None:
+        """Cut the next connection that says something of a change: before the server has heard it,
+        or after it. Returns when that has happened, at the latest after a while.
+        """
+        proxy = self._proxy
+        assert proxy is not None
+        plan = (dice.choice(_WORDS), dice.random() < 0.7)
+        cuts = proxy.cuts
+        proxy.cut_around.append(plan)
+        await until(lambda: proxy.cuts > cuts, "a change was cut")
+
+    async def flush(self, _dice: random.Random) -> None:
+        """Redis forgets all."""
+        async with self._redis() as redis:
+            await redis.flushdb()
+
+    async def lie(self, dice: random.Random) -> None:
+        """Redis says of living bookies that they are dead, of dead ones that they live, gives them
+        other states and incarnations, and says what nobody understands.
+        """
+        async with self._redis() as redis:
+            keys = sorted([key async for key in redis.scan_iter("*:bookie:*")])
+            for key in keys:
+                if dice.random() < 0.5:
+                    continue
+                lie = _lie(dice, await redis.get(key))
+                if lie is None:
+                    await redis.delete(key)
+                else:
+                    await redis.set(key, lie, px=_FOREVER_MS)
+
+    @asynccontextmanager
+    async def _redis(self) -> AsyncIterator["Redis"]:
+        redis = Redis.from_url(self._redis_url, socket_timeout=20, socket_connect_timeout=20)
+        try:
+            yield redis
+        finally:
+            await redis.aclose()
+
+
+def _lie(dice: random.Random, body: bytes | str | None) -> bytes | None:
+    """What to say in place of the truth; None: nothing."""
+    kind = dice.choice(("dead", "alive", "full", "older", "garbage"))
+    if body is None or kind == "dead":
+        return None
+    if kind == "garbage":
+        return b"\xff{not json"
+    said = orjson.loads(body)
+    if kind == "full":
+        said["state"] = "read-only"
+    if kind == "older":
+        said["incarnation"] += dice.choice((-1, 1))
+    return orjson.dumps(said)
