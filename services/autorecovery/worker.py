@@ -225,12 +225,18 @@ class Worker:
         return self._directory.is_known  # decommissioned
 
     def _target(self, row: LedgerMetadata, index: int, leaving: str) -> str:
-        """Who is to take a place: whom an earlier worker began to fill, else the best free one."""
+        """Who is to take a place: whom an earlier worker began to fill, else a later incarnation of
+        the same bookie, which may still have most of it (BP-46), else the best free one.
+        """
         fragment = row.fragments[index]
         for repair in row.repairs:
             is_this = (repair.first_entry, repair.leaving) == (fragment.first_entry, leaving)
             if is_this and self._may_stay(repair.target):
                 return repair.target
+        for bookie in self._directory.bookies:
+            is_it = member_name(bookie.id) == member_name(leaving) and bookie.id != leaving
+            if is_it and self._may_stay(bookie.id) and bookie.id not in fragment.bookies:
+                return bookie.id
         staying = tuple(member for member in fragment.bookies if member != leaving)
         found = self._directory.candidates(fragment.bookies, staying)
         if not found:
@@ -251,7 +257,7 @@ class Worker:
                 if response.status != 200:
                     return ()
                 found = orjson.loads(await response.read())
-            if found["bookie"] != target or found["limbo"]:
+            if found["bookie"] != target:
                 return ()
             return tuple((int(first), int(last)) for first, last in found["ranges"] or ())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):

@@ -42,6 +42,9 @@ _REST: Final = 10
 """A round is followed by a rest of so many times its own length: it reads every row that names
 this bookie."""
 _RANGES_MAX: Final = 1000
+_AGAIN_S: Final = 600.0
+"""Until what is in limbo still is queued once more: a repair may take long, and queueing it again
+takes it from its worker."""
 
 
 class Rows(Protocol):
@@ -109,7 +112,7 @@ class Limbo:
         self._store = store
         self._rows = rows
         self._rest_s = rest_s
-        self._queued: set[int] = set()
+        self._queued_at: dict[tuple[int, bool], float] = {}
         self.progress = Progress()
 
     @property
@@ -181,18 +184,25 @@ class Limbo:
                 await asyncio.sleep(0)
 
     async def _ask_for(self, rows: list[LedgerMetadata]) -> None:
-        """Queue what older incarnations are still named for, once: to queue it again would take
-        it from its worker. (The auditor looks again, from time to time.)
-        """
-        fresh = [row for row in rows if row.ledger_id not in self._queued]
+        """Queue what older incarnations are still named for, now and then."""
+        due = [row for row in rows if self._is_due(row.ledger_id)]
         items = [
             RepairAdd(ledger_id=row.ledger_id, member=member, ranges=tuple(places(row, member)))
-            for row in fresh
+            for row in due
             for member in _older(row, self._store.me)
         ]
         if items:
             await self._rows.queue(items)
-        self._queued.update(row.ledger_id for row in fresh)
+
+    def _is_due(self, ledger_id: int, *, is_own: bool = False) -> bool:
+        """Whether a ledger is to be queued (again), for older incarnations or for this one; says
+        yes once in a while.
+        """
+        now, key = asyncio.get_running_loop().time(), (ledger_id, is_own)
+        if now - self._queued_at.get(key, float("-inf")) < _AGAIN_S:
+            return False
+        self._queued_at[key] = now
+        return True
 
     async def _try_to_end(self, ledger_id: int) -> None:
         """End the limbo of a ledger if all is here that should be."""
@@ -204,16 +214,20 @@ class Limbo:
                 return
             checked, missing = await self._missing(row)
         if self._may_end(missing):
+            for is_own in (False, True):
+                self._queued_at.pop((ledger_id, is_own), None)
             await self._store.leave_limbo(ledger_id)
             self.progress.ledgers -= 1
             self.progress.cleared += 1
             self.progress.checked_entries += checked
             return
-        self.progress.missing_entries += sum(last - first + 1 for first, last in missing)
-        log.warning("limbo-incomplete", extra={"ledger": ledger_id, "missing": missing[:10]})
-        await self._rows.queue(
-            [RepairAdd(ledger_id=ledger_id, member=self._store.me, ranges=missing[:_RANGES_MAX])]
-        )
+        if self._is_due(ledger_id, is_own=True):
+            count = sum(last - first + 1 for first, last in missing)
+            self.progress.missing_entries += count
+            log.warning("limbo-incomplete", extra={"ledger": ledger_id, "missing": count})
+            ranges = missing[:_RANGES_MAX]
+            item = RepairAdd(ledger_id=ledger_id, member=self._store.me, ranges=ranges)
+            await self._rows.queue([item])
 
     def _may_end(self, missing: Ranges) -> bool:
         """I27: not before the copies are here."""
