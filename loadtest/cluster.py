@@ -73,6 +73,10 @@ class Cluster:
         service = self._service(name)
         await until(lambda: not service.is_alive, f"{name} is gone", 90)
 
+    async def stop(self, name: str) -> None:
+        """End a process as an operator does (SIGTERM), and wait until it is gone."""
+        await self.kill(name, signal.SIGTERM)
+
     def pause(self, name: str) -> None:
         """Stop a process in its tracks: it keeps its connections and answers nothing."""
         self._signal(name, signal.SIGSTOP)

@@ -173,7 +173,9 @@ class LocalCluster:
 
     async def _start_services(self, dsn: str, redis_url: str) -> None:
         settings = self.settings
-        ports = iter(free_ports(settings.bookies + 2, avoid=self._gateway_ports))
+        ports = iter(
+            free_ports(settings.bookies + 1 + settings.autorecoveries, avoid=self._gateway_ports)
+        )
         metadata_url = f"http://{self._place('metadata-1').host}:{(port := next(ports))}"
         shared = {"METADATA_URLS": metadata_url}
         self._launch_service(
@@ -199,8 +201,11 @@ class LocalCluster:
 
         if find_spec("services.autorecovery") is not None:
             own = {"LOST_BOOKIE_DELAY_S": str(settings.lost_bookie_delay_s)}
-            self._launch_service("autorecovery-1", "autorecovery", next(ports), shared | own)
-            await self.until_up("autorecovery-1")
+            healers = [f"autorecovery-{number + 1}" for number in range(settings.autorecoveries)]
+            for name in healers:
+                self._launch_service(name, "autorecovery", next(ports), shared | own)
+            for name in healers:
+                await self.until_up(name)
 
     def _launch_service(self, name: str, module: str, port: int, own: dict[str, str]) -> None:
         place = self._place(name)

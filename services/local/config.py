@@ -22,6 +22,7 @@ class LocalSettings(BaseModel):
     )
     bookies: int = Field(default=4, ge=1, le=64, description="4, so that E=3 survives a death")
     gateways: int = Field(default=2, ge=1, le=64)
+    autorecoveries: int = Field(default=1, ge=1, le=64)
     zones: tuple[str, ...] = Field(default=(), description="dealt out to the bookies in turn")
     durability: Literal["fsync", "deferred"] = "fsync"
     auto_fix_cookies: bool = Field(

@@ -1,0 +1,470 @@
+"""`make heal`: bookies die with their disks under load; every copy comes back and nobody notices.
+
+One bookie is killed (SIGKILL) and its data deleted; then two more, one after the other, while the
+auditor and then a worker are killed on the way. Writers append and readers compare throughout.
+Exit status 0 only if every fragment has all of its copies again, no append failed, and every
+acknowledged entry was read back.
+
+`--rolling` restarts every bookie in turn instead (ADR 0006): nothing is moved, no append fails.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import random
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from loadtest.cluster import Cluster, running
+from loadtest.stores import Stores
+from loadtest.waiting import until
+from quorumlog.cli.operator import asked
+from quorumlog.client import Client, Ledger
+from quorumlog.errors import QuorumLogError
+
+_BATCH: Final = 10
+_PASSING: Final = (QuorumLogError,)
+_RUN_BYTES: Final = 2 << 20
+"""What may go out at once beyond the limit on the rate, in each process: one run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run."""
+
+    bookies: int = 5
+    ledgers: int = 200
+    entries: int = 100
+    """Of each ledger before the first death."""
+    entry_bytes: int = 500
+    writers: int = 10
+    pause_s: float = 0.05
+    """Of each writer, between two appends."""
+    delay_s: float = 10.0
+    bytes_per_s: int = 4 << 20
+    heal_s: float = 120.0
+    """For all copies to be back, after the delay."""
+    seed: int = 1
+
+
+@dataclass(slots=True)
+class Book:
+    """A ledger and what is known to be in it."""
+
+    ledger: Ledger
+    seed: int
+    acknowledged: int = 0
+
+    def payload(self, number: int, size: int) -> bytes:
+        """The bytes of an entry: they say what they are."""
+        text = f"{self.seed}:{self.ledger.ledger_id}:{number} ".encode()
+        return (text * (size // len(text) + 1))[:size]
+
+
+@dataclass(slots=True)
+class Load:
+    """Writers and readers, until they are told to end."""
+
+    plan: Plan
+    books: list[Book]
+    """All ledgers; the second half of them is open and is written."""
+    appends: int = 0
+    failed: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    reads: int = 0
+    is_over: bool = False
+
+    @property
+    def open(self) -> list[Book]:
+        """The ledgers that are written."""
+        return self.books[len(self.books) // 2 :]
+
+    async def append(self, book: Book, count: int = _BATCH) -> None:
+        """Append to a ledger; a failure is noted, and nothing more is known of its end then."""
+        first = book.acknowledged
+        size = self.plan.entry_bytes
+        batch = [book.payload(number, size) for number in range(first, first + count)]
+        try:
+            done = await book.ledger.append_batch(batch)
+        except QuorumLogError as error:
+            self.failed.append(f"ledger {book.ledger.ledger_id}: {error.code}: {error.detail}")
+            return
+        self.appends += 1
+        book.acknowledged = done.last_entry + 1
+        if done.first_entry != first:
+            self.wrong.append(f"ledger {book.ledger.ledger_id}: {first} became {done.first_entry}")
+
+    async def write(self, number: int) -> None:
+        """One writer: appends to its share of the open ledgers in turn."""
+        mine = self.open[number :: self.plan.writers]
+        for book in itertools.cycle(mine):
+            if self.is_over:
+                return
+            await self.append(book)
+            await asyncio.sleep(self.plan.pause_s)
+
+    async def read(self) -> None:
+        """One reader: compares ranges of any ledger with what was acknowledged."""
+        chance = random.Random(self.plan.seed)
+        while not self.is_over:
+            book = chance.choice(self.books)
+            if book.acknowledged:
+                first = chance.randrange(book.acknowledged)
+                await self.compare(book, first, min(first + 50, book.acknowledged) - 1)
+            await asyncio.sleep(self.plan.pause_s)
+
+    async def compare(self, book: Book, first: int, last: int) -> None:
+        """Read a range of acknowledged entries."""
+        number = first
+        ledger_id = book.ledger.ledger_id
+        try:
+            async for entry in book.ledger.entries(first, last=last):
+                if entry.payload != book.payload(number, self.plan.entry_bytes):
+                    self.wrong.append(f"ledger {ledger_id}: entry {number} has other bytes")
+                number += 1
+        except QuorumLogError as error:
+            self.wrong.append(f"ledger {ledger_id}: {number} can't be read: {error.code}")
+            return
+        if number != last + 1:
+            self.wrong.append(f"ledger {ledger_id}: no entry {number}, {last} was acknowledged")
+        self.reads += 1
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Writers and a reader for as long as the block takes."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(self.plan.writers):
+                group.create_task(self.write(number))
+            group.create_task(self.read())
+            try:
+                yield
+            finally:
+                self.is_over = True
+
+
+class Healers:
+    """What is asked of autorecovery, of whichever of its processes lives."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """Asks by the names of processes."""
+        self._cluster = cluster
+
+    @property
+    def names(self) -> list[str]:
+        """Those that live."""
+        names = [name for name in self._cluster.names if name.startswith("autorecovery")]
+        return [name for name in names if self._cluster.is_alive(name)]
+
+    async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Ask one of them."""
+        return await asked(method, self._cluster.url(self.names[0]) + path, body)
+
+    async def statuses(self) -> dict[str, dict[str, Any]]:
+        """What each of them says."""
+        return {
+            name: await asked("GET", f"{self._cluster.url(name)}/v1/status") for name in self.names
+        }
+
+    async def auditor(self) -> str | None:
+        """The one that audits."""
+        for name, status in (await self.statuses()).items():
+            if status["auditor"]:
+                return name
+        return None
+
+    async def copied_bytes(self) -> int:
+        """By those that live, since they started."""
+        return sum(status["copied_bytes"] for status in (await self.statuses()).values())
+
+
+@dataclass(slots=True)
+class Rate:
+    """Whether copies were ever made faster than they may be."""
+
+    samples: list[tuple[float, float, int]] = field(default_factory=list)
+    """When a sample was asked for, when it had come, and the bytes so far."""
+
+    async def watch(self, healers: Healers) -> None:
+        """Sample for ever; a process that dies begins a new series."""
+        while True:
+            begun = time.monotonic()
+            try:
+                copied = await healers.copied_bytes()
+            except (QuorumLogError, IndexError):
+                copied = -1
+            self.samples.append((begun, time.monotonic(), copied))
+            await asyncio.sleep(0.25)
+
+    def excess(self, bytes_per_s: int) -> int:
+        """The most bytes beyond the limit in any stretch of time, one run per process aside."""
+        worst = 0
+        for series in _series(self.samples):
+            for index, (begun, _, before) in enumerate(series):
+                for _, ended, after in series[index + 1 :]:
+                    allowed = bytes_per_s * (ended - begun) + 2 * _RUN_BYTES
+                    worst = max(worst, int(after - before - allowed))
+        return worst
+
+
+def _series(
+    samples: list[tuple[float, float, int]],
+) -> Iterator[list[tuple[float, float, int]]]:
+    series: list[tuple[float, float, int]] = []
+    for sample in samples:
+        if sample[2] < 0 or (series and sample[2] < series[-1][2]):
+            yield series
+            series = []
+        if sample[2] >= 0:
+            series.append(sample)
+    yield series
+
+
+@dataclass(slots=True)
+class Story:
+    """One run: what is said of it, and what it came to."""
+
+    say: Callable[[str], None]
+    healed_s: list[float] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def line(self, plan: Plan, load: Load) -> str:
+        """The last line."""
+        lost = sum(book.acknowledged == 0 for book in load.books) + len(load.wrong)
+        return (
+            f"heal: {plan.ledgers} ledgers whole after {max(self.healed_s, default=0):.1f} s,"
+            f" {load.appends} appends, {len(load.failed)} failed, {lost} lost"
+        )
+
+
+async def filled(plan: Plan, clients: list[Client]) -> Load:
+    """A load whose ledgers have entries; the first half of them is closed."""
+    books = [
+        Book(await clients[number % len(clients)].create_ledger(), plan.seed)
+        for number in range(plan.ledgers)
+    ]
+    load = Load(plan, books)
+    for number, book in enumerate(books):
+        await load.append(book, plan.entries)
+        if number < plan.ledgers // 2:
+            await book.ledger.close()
+    load.appends = 0
+    return load
+
+
+async def wipe(cluster: Cluster, bookie: str) -> None:
+    """Kill a bookie and delete its disk."""
+    await cluster.kill(bookie)
+    await asyncio.to_thread(shutil.rmtree, cluster.data / bookie)
+
+
+async def until_healed(cluster: Cluster, client: Client, gone: str, deadline_s: float) -> None:
+    """Wait until nothing names a member and the queue is empty.
+
+    Raises: DeadlineMissed.
+    """
+    healers = Healers(cluster)
+
+    async def is_healed() -> bool:
+        named = [ledger async for ledger in client.ledgers(bookie=gone)]
+        queue = (await healers.ask("GET", "/v1/status"))["queue"]
+        return not named and queue["items"] == 0
+
+    await until(is_healed, f"nothing names {gone}", deadline_s, passing=_PASSING)
+
+
+async def unwhole(cluster: Cluster, load: Load) -> list[str]:
+    """The ledgers of which not every copy is there, by the digests that bookies compute."""
+    healers = Healers(cluster)
+    found = []
+    for book in load.books:
+        ledger_id = book.ledger.ledger_id
+
+        async def report(ledger_id: int = ledger_id) -> Any:
+            told = await healers.ask("GET", f"/v1/checks/{ledger_id}")
+            return None if told["silent"] else told
+
+        told = await until(report, f"ledger {ledger_id} is checked", 60, passing=_PASSING)
+        if not told["whole"]:
+            found.append(str(told))
+    return found
+
+
+async def heal(
+    cluster: Cluster,
+    load: Load,
+    clients: list[Client],
+    story: Story,
+    bookie: str,
+    *,
+    killed: str = "",
+) -> None:
+    """Lose a bookie with its disk and wait until all copies are there again; `killed`: the
+    `auditor` or a `worker` dies on the way.
+    """
+    plan, healers = load.plan, Healers(cluster)
+    (member,) = [b["id"] for b in await clients[0].bookies() if b["id"].split("@")[0] == bookie]
+    await wipe(cluster, bookie)
+    begun = time.monotonic()
+    story.say(f"{member} is killed and its disk deleted")
+    victim = None
+    if killed:
+
+        async def is_found() -> bool:
+            return any(member in told["lost"] for told in (await healers.statuses()).values())
+
+        limit_s = plan.delay_s + plan.heal_s
+        await until(is_found, f"{member} counts as lost", limit_s, passing=_PASSING)
+        auditor = await until(healers.auditor, "somebody audits", limit_s, passing=_PASSING)
+        others = [name for name in healers.names if name != auditor]
+        victim = others[0] if killed == "worker" else str(auditor)
+        await cluster.kill(victim)
+        story.say(f"{victim} ({killed}) is killed on the way")
+    # An auditor that takes over waits for the delay anew, after the lease of the one before it.
+    waits = plan.delay_s + 15 if killed == "auditor" else 0
+    await until_healed(cluster, clients[0], member, plan.delay_s + waits + plan.heal_s)
+    took_s = time.monotonic() - begun - plan.delay_s
+    story.healed_s.append(took_s)
+    story.say(f"nothing names {member}: {took_s:.1f} s after the delay of {plan.delay_s:g} s")
+    if victim is not None:
+        await cluster.restart(victim)
+    story.problems += await unwhole(cluster, load)
+
+
+async def settled(cluster: Cluster, load: Load, story: Story) -> None:
+    """After the load: open ledgers take one more append, are closed, and everything is read."""
+    for book in load.open:
+        state = (await book.ledger.info())["state"]
+        if state != "OPEN":
+            story.problems.append(f"ledger {book.ledger.ledger_id} is {state}: it was fenced")
+        await load.append(book, 1)
+        await book.ledger.close()
+    for book in load.books:
+        await load.compare(book, 0, book.acknowledged - 1)
+    healers = Healers(cluster)
+
+    async def is_empty() -> bool:
+        return bool((await healers.ask("GET", "/v1/status"))["queue"]["items"] == 0)
+
+    await until(is_empty, "the queue is empty", load.plan.heal_s, passing=_PASSING)
+    story.problems += await unwhole(cluster, load)
+
+
+async def bookies_die(plan: Plan, stores: Stores | None, story: Story, *, deaths: int) -> Load:
+    """The run with deaths; `deaths` of 1 leaves the two later ones out, and kills the auditor."""
+    environment = {"AUDIT_S": "0.5", "ABANDONED_S": "3600", "IN_RECOVERY_S": "3600"}
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(
+            running(
+                stores,
+                bookies=plan.bookies,
+                gateways=2,
+                environment=environment,
+                autorecoveries=2,
+                lost_bookie_delay_s=plan.delay_s,
+                auto_fix_cookies=True,
+            )
+        )
+        clients = [await stack.enter_async_context(Client(url)) for url in cluster.gateways]
+        healers, rate = Healers(cluster), Rate()
+        await healers.ask("PATCH", "/v1/settings", {"bytes_per_s": plan.bytes_per_s})
+        load = await filled(plan, clients)
+        story.say(f"{plan.ledgers} ledgers are filled, half of them are closed")
+        watcher = asyncio.create_task(rate.watch(healers))
+        async with load.running():
+            if deaths == 1:
+                await heal(cluster, load, clients, story, "bookie-1", killed="auditor")
+            else:
+                await heal(cluster, load, clients, story, "bookie-1")
+                await cluster.restart("bookie-1")
+                story.say("bookie-1 is back with an empty disk, as another incarnation")
+                await heal(cluster, load, clients, story, "bookie-2", killed="auditor")
+                await heal(cluster, load, clients, story, "bookie-3", killed="worker")
+        watcher.cancel()
+        await settled(cluster, load, story)
+        excess = rate.excess(plan.bytes_per_s)
+        if excess > 0:
+            story.problems.append(f"{excess} bytes were copied beyond the limit")
+    return load
+
+
+async def bookies_roll(plan: Plan, stores: Stores | None, story: Story) -> Load:
+    """Restart every bookie in turn, under load."""
+    environment = {"AUDIT_S": "0.5", "ABANDONED_S": "3600", "IN_RECOVERY_S": "3600"}
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(
+            running(
+                stores,
+                bookies=plan.bookies,
+                gateways=2,
+                environment=environment,
+                lost_bookie_delay_s=3600,
+            )
+        )
+        clients = [await stack.enter_async_context(Client(url)) for url in cluster.gateways]
+        load = await filled(plan, clients)
+        closed = load.books[: plan.ledgers // 2]
+        before = [await book.ledger.info() for book in closed]
+        healers = Healers(cluster)
+        async with load.running():
+            for number in range(plan.bookies):
+                bookie = f"bookie-{number + 1}"
+                seen = load.appends
+                await cluster.stop(bookie)
+                await until(lambda seen=seen: load.appends > seen + 2, "appends go on")  # type: ignore[misc]
+                await cluster.restart(bookie)
+                items = (await healers.ask("GET", "/v1/repairs"))["repairs"]
+                story.problems += [f"{item} would move" for item in items if item["moves"]]
+                story.say(f"{bookie} was restarted; {len(items)} items for members that were away")
+        began = time.monotonic()
+        await settled(cluster, load, story)
+        story.healed_s.append(time.monotonic() - began)
+        for book, row in zip(closed, before, strict=True):
+            if (await book.ledger.info())["fragments"] != row["fragments"]:
+                story.problems.append(f"ledger {book.ledger.ledger_id} was moved")
+    return load
+
+
+def main() -> None:
+    """Run as the arguments say; the last line tells what came of it."""
+    plan = Plan()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ledgers", type=int, default=plan.ledgers)
+    parser.add_argument("--entries", type=int, default=plan.entries)
+    parser.add_argument("--delay", type=float, default=plan.delay_s)
+    parser.add_argument("--bytes-per-s", type=int, default=plan.bytes_per_s)
+    parser.add_argument("--seed", type=int, default=plan.seed)
+    parser.add_argument("--rolling", action="store_true", help="restart bookies, kill none")
+    given = parser.parse_args()
+    plan = Plan(
+        ledgers=given.ledgers,
+        entries=given.entries,
+        delay_s=given.delay,
+        bytes_per_s=given.bytes_per_s,
+        seed=given.seed,
+    )
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        sys.stdout.write(f"{time.monotonic() - began:7.1f} s  {line}\n")
+        sys.stdout.flush()
+
+    story = Story(say)
+    if given.rolling:
+        load = asyncio.run(bookies_roll(plan, None, story))
+    else:
+        load = asyncio.run(bookies_die(plan, None, story, deaths=3))
+    problems = [*story.problems, *load.failed, *load.wrong]
+    for problem in problems[:20]:
+        say(problem)
+    say(f"{load.reads} reads were compared")
+    sys.stdout.write(story.line(plan, load) + "\n")
+    raise SystemExit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()
