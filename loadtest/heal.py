@@ -16,12 +16,11 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from loadtest.cluster import Cluster, running
-from loadtest.stores import Stores
 from loadtest.waiting import until
 from quorumlog.cli.operator import asked
 from quorumlog.client import Client, Ledger
@@ -29,6 +28,8 @@ from quorumlog.errors import QuorumLogError
 
 _BATCH: Final = 10
 _PASSING: Final = (QuorumLogError,)
+PATIENT: Final = {"AUDIT_S": "0.5", "ABANDONED_S": "3600", "IN_RECOVERY_S": "3600"}
+"""No gateway counts as gone, however slow it is: a ledger is fenced only by mistake."""
 _RUN_BYTES: Final = 2 << 20
 """What may go out at once beyond the limit on the rate, in each process: one run."""
 
@@ -354,16 +355,15 @@ async def settled(cluster: Cluster, load: Load, story: Story) -> None:
     story.problems += await unwhole(cluster, load)
 
 
-async def bookies_die(plan: Plan, stores: Stores | None, story: Story, *, deaths: int) -> Load:
-    """The run with deaths; `deaths` of 1 leaves the two later ones out, and kills the auditor."""
-    environment = {"AUDIT_S": "0.5", "ABANDONED_S": "3600", "IN_RECOVERY_S": "3600"}
+async def bookies_die(plan: Plan, story: Story) -> Load:
+    """The run with deaths."""
     async with contextlib.AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(
             running(
-                stores,
+                None,
                 bookies=plan.bookies,
                 gateways=2,
-                environment=environment,
+                environment=PATIENT,
                 autorecoveries=2,
                 lost_bookie_delay_s=plan.delay_s,
                 auto_fix_cookies=True,
@@ -376,14 +376,11 @@ async def bookies_die(plan: Plan, stores: Stores | None, story: Story, *, deaths
         story.say(f"{plan.ledgers} ledgers are filled, half of them are closed")
         watcher = asyncio.create_task(rate.watch(healers))
         async with load.running():
-            if deaths == 1:
-                await heal(cluster, load, clients, story, "bookie-1", killed="auditor")
-            else:
-                await heal(cluster, load, clients, story, "bookie-1")
-                await cluster.restart("bookie-1")
-                story.say("bookie-1 is back with an empty disk, as another incarnation")
-                await heal(cluster, load, clients, story, "bookie-2", killed="auditor")
-                await heal(cluster, load, clients, story, "bookie-3", killed="worker")
+            await heal(cluster, load, clients, story, "bookie-1")
+            await cluster.restart("bookie-1")
+            story.say("bookie-1 is back with an empty disk, as another incarnation")
+            await heal(cluster, load, clients, story, "bookie-2", killed="auditor")
+            await heal(cluster, load, clients, story, "bookie-3", killed="worker")
         watcher.cancel()
         await settled(cluster, load, story)
         excess = rate.excess(plan.bytes_per_s)
@@ -392,40 +389,57 @@ async def bookies_die(plan: Plan, stores: Stores | None, story: Story, *, deaths
     return load
 
 
-async def bookies_roll(plan: Plan, stores: Stores | None, story: Story) -> Load:
-    """Restart every bookie in turn, under load."""
-    environment = {"AUDIT_S": "0.5", "ABANDONED_S": "3600", "IN_RECOVERY_S": "3600"}
+async def roll(
+    cluster: Cluster, load: Load, client: Client, story: Story, bookies: Sequence[str]
+) -> None:
+    """Restart bookies in turn, under load; the first one stays away until it counts as silent."""
+    closed = load.books[: len(load.books) // 2]
+    before = [await book.ledger.info() for book in closed]
+    healers = Healers(cluster)
+    for number, bookie in enumerate(bookies):
+        seen = load.appends
+        await cluster.stop(bookie)
+        if number == 0:
+
+            async def is_silent(bookie: str = bookie) -> bool:
+                states = {found["id"].split("@")[0]: found for found in await client.bookies()}
+                return bool(states[bookie]["state"] == "lost")
+
+            await until(is_silent, f"{bookie} is silent", passing=_PASSING)
+
+        def goes_on(seen: int = seen) -> bool:
+            return load.appends > seen + 2 or bool(load.failed)
+
+        await until(goes_on, "appends go on")
+        await cluster.restart(bookie)
+        items = (await healers.ask("GET", "/v1/repairs"))["repairs"]
+        story.problems += [f"{item} would move" for item in items if item["moves"]]
+        story.say(f"{bookie} was restarted; {len(items)} items for members that were away")
+    for book, row in zip(closed, before, strict=True):
+        if (await book.ledger.info())["fragments"] != row["fragments"]:
+            story.problems.append(f"ledger {book.ledger.ledger_id} was moved")
+
+
+async def bookies_roll(plan: Plan, story: Story) -> Load:
+    """The run without deaths."""
     async with contextlib.AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(
             running(
-                stores,
+                None,
                 bookies=plan.bookies,
                 gateways=2,
-                environment=environment,
+                environment=PATIENT,
                 lost_bookie_delay_s=3600,
             )
         )
         clients = [await stack.enter_async_context(Client(url)) for url in cluster.gateways]
         load = await filled(plan, clients)
-        closed = load.books[: plan.ledgers // 2]
-        before = [await book.ledger.info() for book in closed]
-        healers = Healers(cluster)
         async with load.running():
-            for number in range(plan.bookies):
-                bookie = f"bookie-{number + 1}"
-                seen = load.appends
-                await cluster.stop(bookie)
-                await until(lambda seen=seen: load.appends > seen + 2, "appends go on")  # type: ignore[misc]
-                await cluster.restart(bookie)
-                items = (await healers.ask("GET", "/v1/repairs"))["repairs"]
-                story.problems += [f"{item} would move" for item in items if item["moves"]]
-                story.say(f"{bookie} was restarted; {len(items)} items for members that were away")
+            names = [name for name in cluster.names if name.startswith("bookie")]
+            await roll(cluster, load, clients[0], story, names)
         began = time.monotonic()
         await settled(cluster, load, story)
         story.healed_s.append(time.monotonic() - began)
-        for book, row in zip(closed, before, strict=True):
-            if (await book.ledger.info())["fragments"] != row["fragments"]:
-                story.problems.append(f"ledger {book.ledger.ledger_id} was moved")
     return load
 
 
@@ -455,9 +469,9 @@ def main() -> None:
 
     story = Story(say)
     if given.rolling:
-        load = asyncio.run(bookies_roll(plan, None, story))
+        load = asyncio.run(bookies_roll(plan, story))
     else:
-        load = asyncio.run(bookies_die(plan, None, story, deaths=3))
+        load = asyncio.run(bookies_die(plan, story))
     problems = [*story.problems, *load.failed, *load.wrong]
     for problem in problems[:20]:
         say(problem)

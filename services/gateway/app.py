@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from aiohttp import web
 
 from quorumlog.errors import QuorumLogError
+from quorumlog.net.ports import Times
 from quorumlog.net.service import DRAINING, METRICS, add_shared_routes
 from services.gateway.config import GatewaySettings
 from services.gateway.edge.body import Room, ignore_expect
@@ -88,7 +89,14 @@ def build_app(
 async def create_app(settings: GatewaySettings) -> web.Application:
     """The application of a real gateway: its engine runs from now until the clean-up."""
     stack = contextlib.AsyncExitStack()
-    config = EngineConfig(url=settings.url, metadata_urls=settings.metadata_urls)
+    config = EngineConfig(
+        url=settings.url,
+        metadata_urls=settings.metadata_urls,
+        ledger_in_flight_bytes_max=settings.ledger_in_flight_bytes_max,
+        gateway_in_flight_bytes_max=settings.gateway_in_flight_bytes_max,
+        delays_ensemble_change=settings.delay_ensemble_change,
+        times=Times(add_s=settings.silent_bookie_s, quorum_s=settings.quorum_timeout_s),
+    )
     engine = await stack.enter_async_context(Engine.running(config))
     logs, transactions = await stack.enter_async_context(
         running_logs(engine, settings.metadata_urls)

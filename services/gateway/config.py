@@ -15,3 +15,18 @@ class GatewaySettings(ServiceSettings, Limits):
     cors_origins: tuple[str, ...] = Field(
         default=(), description="Origins whose pages may call; `*` for all. Off by default."
     )
+    quorum_timeout_s: float = Field(
+        default=10.0, gt=0, description="An append without its ack quorum fails as unknown then."
+    )
+    silent_bookie_s: float = Field(
+        default=2.0, gt=0, description="A bookie that is silent so long loses its place."
+    )
+    delay_ensemble_change: bool = Field(
+        default=False, description="Places change only where an ack quorum is out of reach."
+    )
+    ledger_in_flight_bytes_max: int = Field(
+        default=128 << 20, gt=0, description="Of a ledger's unacknowledged appends; more is a 429."
+    )
+    gateway_in_flight_bytes_max: int = Field(
+        default=512 << 20, gt=0, description="The same of all ledgers together."
+    )

@@ -34,8 +34,10 @@ from tests.protocol.hands import B1, B2, B3, B4, B5, CODEC, Hand, answer, applie
 class Bench(Hand):
     """A writer and the adds that it sent, by (first, position)."""
 
-    def __init__(self, metadata: LedgerMetadata | None = None) -> None:
-        self.writer = Writer(metadata or ledger(), CODEC)
+    def __init__(
+        self, metadata: LedgerMetadata | None = None, *, delays_change: bool = False
+    ) -> None:
+        self.writer = Writer(metadata or ledger(), CODEC, delays_change=delays_change)
         super().__init__(self.writer)
         self.adds: dict[tuple[int, int], SendAdd] = {}
 
@@ -446,6 +448,35 @@ def test_a_close_hands_over_what_was_missed() -> None:
     bench.do(CloseRequested())
 
     assert bench.one(UpdateMetadata).missed == (MissedRange(B3, 0, 0),)
+
+
+def test_a_delayed_change_waits_until_an_ack_quorum_is_out_of_reach() -> None:
+    """Reference 1.2: delayEnsembleChange."""
+    bench = Bench(delays_change=True)
+    bench.append(b"a")
+    bench.ok(0, 0, 1)
+    bench.fails(0, 2)
+    bench.found(B4, B5)
+    bench.none(UpdateMetadata)
+    bench.append(b"b")
+    bench.fails(1, 1)
+    bench.do(TimerFired(Timer.RETRY))
+    bench.found(B4, B5)
+    changed = bench.one(UpdateMetadata).metadata.last_fragment
+    assert changed == Fragment(1, (B1, B4, B5))
+
+
+def test_a_delayed_change_is_made_at_once_for_who_refuses_or_is_to_leave() -> None:
+    bench = Bench(delays_change=True)
+    bench.append(b"a")
+    bench.fails(0, 2, Status.READ_ONLY)
+    bench.found(B4)
+    bench.one(UpdateMetadata)
+
+    bench = Bench(delays_change=True)
+    bench.do(ReplaceRequested(B1))
+    bench.found(B4)
+    bench.one(UpdateMetadata)
 
 
 def test_a_bookie_to_be_replaced_serves_until_a_spare_is_there() -> None:

@@ -81,6 +81,7 @@ class EngineConfig:
     gateway_in_flight_bytes_max: int = 512 << 20
     metadata_s: float = 3.0
     """Then a caller is told that the metadata can't be reached."""
+    delays_ensemble_change: bool = False
     times: Times = field(default_factory=Times)
 
 
@@ -136,7 +137,9 @@ class Engine:
             bookies = BookieClient(directory.address, session)
             narrow = NarrowMetadata(metadata)
             ports = Ports(bookies, narrow, directory, timers, tasks, config.times)
-            engine = cls(config, metadata, directory, bookies, ports, Peers(session))
+            engine = cls(
+                config, metadata, directory, bookies, ports, Peers(session, config.times.quorum_s)
+            )
             for work in (directory.follow, engine._rows.follow, engine._tell_that_it_lives):
                 tasks.start(_forever(work))
             try:
@@ -190,6 +193,7 @@ class Engine:
                 lacs=self._bookies,
                 ledger_limit_bytes=self._config.ledger_in_flight_bytes_max,
                 gateway_budget=self._budget,
+                delays_change=self._config.delays_ensemble_change,
             )
         return row
 

@@ -115,12 +115,13 @@ class WriteHandle:
         lacs: LacPort,
         ledger_limit_bytes: int,
         gateway_budget: Budget,
+        delays_change: bool = False,
     ) -> None:
         """A handle is made once, by the process that created the ledger (rule 11)."""
         self.ledger_id = row.ledger_id
         self.access_row = row
         """The row as it was created: its keys never change."""
-        self._machine = Writer(row, Codec(row.digest, row.mac_key))
+        self._machine = Writer(row, Codec(row.digest, row.mac_key), delays_change=delays_change)
         self._driver = Driver(self._machine, row.ledger_id, ports, self._told)
         self._owner = owner
         self._lacs = lacs

@@ -24,8 +24,9 @@ INSTANCE: Final = "X-Forwarded-Writer"
 """The header with the instance id of the writer that is meant."""
 PASSWORD: Final = "Ledger-Password"  # noqa: S105
 
-_APPEND_S: Final = 15.0
-"""Above the quorum timeout of 10 s: the writer answers before this ends."""
+_QUORUM_S: Final = 10.0
+_APPEND_BEYOND_S: Final = 5.0
+"""Above the quorum timeout: the writer answers before this ends."""
 _CLOSE_S: Final = 30.0
 _LAC_S: Final = 5.0
 """A busy writer must not look like one that is gone: what bookies know is behind it (rule 5)."""
@@ -59,9 +60,10 @@ def decode_payloads(body: bytes) -> list[bytes]:
 class Peers:
     """The other gateways of the cluster."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        """`session` is shared and not closed here."""
+    def __init__(self, session: aiohttp.ClientSession, quorum_s: float = _QUORUM_S) -> None:
+        """`session` is shared and not closed here. `quorum_s`: the writers' quorum timeout."""
         self._session = session
+        self._append_s = quorum_s + _APPEND_BEYOND_S
         self._gone: OrderedDict[str, None] = OrderedDict()
         """Instances that another one has replaced: they never come back."""
         self._hung_until: dict[str, float] = {}
@@ -83,7 +85,7 @@ class Peers:
                 writer,
                 "POST",
                 f"/internal/ledgers/{ledger_id}/append{query}",
-                _APPEND_S,
+                self._append_s,
                 data=encode_payloads(payloads),
                 password=password,
             )
@@ -98,7 +100,7 @@ class Peers:
         query = "" if expect is None else f"?expect={expect}"
         path = f"/internal/ledgers/{ledger_id}/records{query}"
         try:
-            told = await self._ask(writer, "POST", path, _APPEND_S, data=data)
+            told = await self._ask(writer, "POST", path, self._append_s, data=data)
         except TimeoutError as error:
             raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
         return Appended(int(told["first"]), int(told["last"]), int(told["last_add_confirmed"]))

@@ -95,14 +95,26 @@ class Writer:
       - I24: only an OPEN row is changed.
     """
 
-    def __init__(self, metadata: LedgerMetadata, codec: Codec, length: int = 0) -> None:
-        """The handle of a ledger that was just created. `length` is for tests and is 0."""
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        codec: Codec,
+        length: int = 0,
+        *,
+        delays_change: bool = False,
+    ) -> None:
+        """The handle of a ledger that was just created. `length` is for tests and is 0.
+
+        `delays_change`: a silent position keeps its member while every write set reaches its ack
+        quorum without it (reference 1.2, delayEnsembleChange).
+        """
         assert metadata.state is State.OPEN, "a write handle exists once, from creation on"
         size = metadata.quorum.ensemble_size
         self.metadata = metadata
         self.state = WriterState.OPEN
         self.end_code: str | None = None
         self._codec = codec
+        self._delays_change = delays_change
         self._next = metadata.last_fragment.first_entry
         self._length = length
         self._window = Window(metadata.quorum, last_confirmed=self._next - 1, length=length)
@@ -369,12 +381,18 @@ class Writer:
             is_back = members[position] in event.members and self._may_come_back(position)
             if position not in chosen and is_back:
                 self._revive(position)
-        if chosen:
+        if chosen and not self._may_wait():
             self._start_change(chosen)
         elif self._is_refused():
             codes = {status for status in self._refusals if status is not None}
             code = "read-only" if codes == {Status.READ_ONLY} else "not-enough-bookies"
             self._fail(code, detail="bookies refused and no other is live")
+
+    def _may_wait(self) -> bool:
+        """Whether a change may be put off: nobody refuses or is to leave, and all is reached."""
+        is_asked_for = self._unwanted or any(status is not None for status in self._refusals)
+        is_reached = self.metadata.quorum.can_reach(self._all & ~self._down)
+        return self._delays_change and is_reached and not is_asked_for
 
     def _may_come_back(self, position: int) -> bool:
         # Rule 15: as this incarnation it never takes a normal add again.

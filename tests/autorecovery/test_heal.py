@@ -1,0 +1,49 @@
+"""Real processes, a short form of `make heal`: restarts move nothing, a lost disk heals under load."""
+
+from loadtest.cluster import running
+from loadtest.heal import PATIENT, Healers, Load, Plan, Story, filled, heal, roll, settled
+from loadtest.stores import Stores
+from loadtest.waiting import DeadlineMissed
+from quorumlog.client import Client
+
+SETTINGS = PATIENT | {"QUORUM_TIMEOUT_S": "50"}
+"""A slow machine is no failed append."""
+PLAN = Plan(ledgers=12, entries=30, writers=3, delay_s=1, seed=7)
+
+
+def judge(load: Load, story: Story) -> None:
+    """No append failed, nothing is wrong; what only took too long is no wrong answer."""
+    late = [failure for failure in load.failed if "quorum-timeout" in failure]
+    if late:
+        raise DeadlineMissed("every append has its ack quorum", late, 50)
+    assert load.failed == []
+    assert load.wrong == []
+    assert story.problems == []
+
+
+async def test_restarts_move_nothing_and_a_lost_disk_heals_though_the_auditor_dies(
+    stores: Stores,
+) -> None:
+    story = Story(lambda _line: None)
+    async with (
+        running(
+            stores,
+            bookies=4,
+            gateways=1,
+            autorecoveries=2,
+            environment=SETTINGS,
+            lost_bookie_delay_s=3600,
+        ) as cluster,
+        Client(*cluster.gateways) as client,
+    ):
+        load = await filled(PLAN, [client])
+        async with load.running():
+            await roll(cluster, load, client, story, ("bookie-1", "bookie-2"))
+            # While it runs: by one process, for all of them.
+            delay = {"seconds": PLAN.delay_s}
+            await Healers(cluster).ask("PUT", "/v1/lost-bookie-delay", delay)
+            await heal(cluster, load, [client], story, "bookie-3", killed="auditor")
+        await settled(cluster, load, story)
+    judge(load, story)
+    assert load.appends > 0
+    assert load.reads > 0
