@@ -1,0 +1,370 @@
+"""Compare every replica of every entry, without moving a payload: bookies digest, Spark compares.
+
+Where members of a write set differ, the span is halved until it is known which entries are missing,
+corrupt, divergent or extra. What looks wrong is looked at once more with fresh metadata before it is
+reported. A bookie that does not answer, or that is in limbo, says nothing: `unreachable` is not
+`missing`. Nothing is changed and no writer is disturbed.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from pyspark.sql import DataFrame, SparkSession
+
+from quorumlog.protocol.ids import ID_MAX, member_name
+from quorumlog.spark.jobs import job, rest
+from quorumlog.spark.jobs.spans import (
+    DAMAGE,
+    EXTRA,
+    UNREACHABLE,
+    Finding,
+    Held,
+    Span,
+    judge,
+    merged,
+    spans_of,
+    strangers,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA: Final = (
+    "ledger long, first long, last long, bookie string, kind string, survivors int, detail string"
+)
+SPAN_ENTRIES: Final = 100_000
+_BOOKIE_S: Final = 30.0
+_SETTLE_S: Final = 2.0
+"""Between the first look and the second one: what was under way has arrived, or has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    """What tasks need to know, as plain values: it travels to executors."""
+
+    urls: dict[str, str]
+    """Of each bookie, by name."""
+    current: dict[str, str]
+    """Its incarnation now, by name."""
+    rate: float
+    """Entries that one task may have digested in a second; 0 is no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    span: Span
+    strangers: tuple[str, ...]
+
+
+def run(
+    spark: SparkSession,
+    gateway: str | Sequence[str],
+    *,
+    ledgers: Sequence[int] | None = None,
+    entries_per_second: float = 0.0,
+    sample: float = 1.0,
+    dry_run: bool = False,
+) -> job.Result:
+    """Scrub all ledgers, or some. The frame holds the findings (`SCHEMA`).
+
+    `sample`: the share of ledgers that is looked at, the same ones each time.
+    Raises: JobFailed.
+    """
+    urls = job.urls_of(gateway if isinstance(gateway, str) else ",".join(gateway))
+    began = time.monotonic()
+    try:
+        rows = _rows(urls, ledgers, sample)
+        cluster = _cluster(urls, entries_per_second, spark)
+        holders = _holders(cluster)
+    except (rest.Unreachable, rest.Refused) as error:
+        raise job.JobFailed(f"the cluster can't be read: {error}") from None
+    work = list(_work(rows.values(), holders))
+    entries = sum(item.span.count * len(item.span.members) for item in work)
+    job.say(f"scrub: {len(rows)} ledgers, {len(work)} spans, {entries} copies to compare")
+    report: dict[str, Any] = {
+        "job": "scrub",
+        "dry_run": dry_run,
+        "ledgers": len(rows),
+        "spans": len(work),
+        "copies": entries,
+    }
+    if dry_run:
+        return job.Result(_frame(spark, []), report)
+    findings = _examine(spark, work, cluster)
+    if findings:
+        findings = _again(spark, urls, cluster, findings)
+    unplaced = _beyond(urls, rows, holders) if ledgers is None and sample >= 1 else []
+    findings = sorted([*findings, *unplaced])
+    kinds = Counter(finding.kind for finding in findings)
+    is_damaged = any(kinds[kind] for kind in DAMAGE)
+    report |= {
+        "findings": dict(sorted(kinds.items())),
+        "entries_found": sum(f.last - f.first + 1 for f in findings if f.kind in DAMAGE),
+        "by_bookie": dict(sorted(Counter(f.bookie for f in findings).items())),
+        "unrecoverable": sum(f.kind in DAMAGE and f.survivors == 0 for f in findings),
+        "seconds": round(time.monotonic() - began, 3),
+    }
+    status = job.DONE
+    if is_damaged:
+        status = job.FOUND
+    elif kinds[UNREACHABLE]:
+        status = job.FAILED
+    notes = ["some bookies could not be asked: nothing is known of their copies"]
+    return job.Result(_frame(spark, findings), report, status, notes if kinds[UNREACHABLE] else [])
+
+
+def _rows(
+    urls: Sequence[str], ledgers: Sequence[int] | None, sample: float
+) -> dict[int, dict[str, Any]]:
+    """The ledgers to be looked at, by id, each with `confirmed`."""
+    if ledgers is None:
+        found = {row["ledger_id"]: row for row in rest.pages(urls, "/v1/ledgers", "ledgers")}
+    else:
+        found = {i: row for i in ledgers if (row := _row(urls, i)) is not None}
+    chosen = {}
+    for ledger_id, row in found.items():
+        # Knuth's multiplicative hash: neighbours are spread, the choice is always the same.
+        if (ledger_id * 2_654_435_761) % 2**32 >= sample * 2**32:
+            continue
+        if row["state"] == "CLOSED":
+            row["confirmed"] = row["last_entry"]
+        else:
+            row["confirmed"] = _confirmed(urls, ledger_id)
+        chosen[ledger_id] = row
+    return chosen
+
+
+def _row(urls: Sequence[str], ledger_id: int) -> dict[str, Any] | None:
+    try:
+        row: dict[str, Any] = rest.ask(urls, "GET", f"/v1/ledgers/{ledger_id}")
+    except rest.Refused as error:
+        if error.status == 404:
+            return None
+        raise
+    return row
+
+
+def _confirmed(urls: Sequence[str], ledger_id: int) -> int:
+    """Up to where an open ledger is confirmed; nothing where that can't be learned now."""
+    try:
+        found = rest.ask(urls, "GET", f"/v1/ledgers/{ledger_id}/last-add-confirmed", deadline_s=5)
+    except rest.Refused:
+        return -1
+    return int(found["last_add_confirmed"])
+
+
+def _cluster(urls: Sequence[str], rate: float, spark: SparkSession) -> _Cluster:
+    bookies = rest.ask(urls, "GET", "/v1/bookies")["bookies"]
+    tasks = max(1, spark.sparkContext.defaultParallelism)
+    latest: dict[str, dict[str, Any]] = {}
+    for bookie in bookies:
+        name = member_name(bookie["id"])
+        if bookie["state"] != "lost" or name not in latest:
+            latest[name] = bookie
+    return _Cluster(
+        {name: bookie["url"] for name, bookie in latest.items() if bookie["state"] != "lost"},
+        {name: bookie["id"] for name, bookie in latest.items()},
+        rate / tasks,
+    )
+
+
+def _holders(cluster: _Cluster) -> dict[int, dict[str, int]]:
+    """The highest entry that each bookie holds of each ledger."""
+    found: dict[int, dict[str, int]] = {}
+    for name, url in cluster.urls.items():
+        try:
+            for held in rest.pages((url,), "/v1/ledgers", "ledgers"):
+                if held["entries"]:
+                    of_ledger = found.setdefault(held["ledger_id"], {})
+                    of_ledger[cluster.current[name]] = held["highest_entry"]
+        except (rest.Unreachable, rest.Refused) as error:
+            job.say(f"scrub: {name} can't be listed: {error}")
+    return found
+
+
+def _work(
+    rows: Iterable[dict[str, Any]], holders: Mapping[int, Mapping[str, int]]
+) -> Iterator[_Work]:
+    for row in rows:
+        for span in spans_of(row, row["confirmed"], SPAN_ENTRIES):
+            named = {member_name(member) for member in span.members}
+            others = holders.get(span.ledger_id, {}) if span.is_complete else {}
+            yield _Work(span, tuple(m for m in others if member_name(m) not in named))
+
+
+def _examine(spark: SparkSession, work: Sequence[_Work], cluster: _Cluster) -> list[Finding]:
+    """Look at all spans, on the executors."""
+    if not work:
+        return []
+    tasks = max(1, min(len(work), 2 * spark.sparkContext.defaultParallelism))
+    rows = [(json.dumps([asdict(item.span), item.strangers]),) for item in work]
+    found = (
+        spark.createDataFrame(rows, "work string")
+        .repartition(tasks)
+        .mapInPandas(_judging(cluster), SCHEMA)
+        .collect()
+    )
+    return sorted({Finding(*row) for row in found})
+
+
+def _judging(
+    cluster: _Cluster,
+) -> "Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]":
+    """What a task does: judge its spans one after another."""
+
+    def judging(batches: "Iterator[pd.DataFrame]") -> "Iterator[pd.DataFrame]":
+        import pandas as pd  # noqa: PLC0415 - on executors only
+
+        ask = _asking(cluster)
+        for batch in batches:
+            for text in batch["work"]:
+                fields, others = json.loads(text)
+                span = Span(**{**fields, "members": tuple(fields["members"])})
+                found = [*judge(span, ask), *strangers(span, others, ask)]
+                if found:
+                    yield pd.DataFrame([asdict(finding) for finding in found])
+
+    return judging
+
+
+def _asking(cluster: _Cluster) -> Callable[[str, Span], Held | str]:
+    """Ask a member over HTTP, no faster than the rate allows."""
+    allowed = time.monotonic()
+
+    def ask(member: str, span: Span) -> Held | str:
+        nonlocal allowed
+        name = member_name(member)
+        url, current = cluster.urls.get(name), cluster.current.get(name)
+        if url is None:
+            return "it is lost"
+        if current != member:
+            return f"it is {current} now"
+        if cluster.rate > 0:
+            time.sleep(max(0.0, allowed - time.monotonic()))
+            allowed = max(allowed, time.monotonic()) + span.count / cluster.rate
+        body = {
+            "ranges": [[span.first, span.last]],
+            "modulus": span.modulus,
+            "residue": span.residue,
+        }
+        path = f"/v1/ledgers/{span.ledger_id}/digests"
+        try:
+            answer = rest.ask((url,), "POST", path, body, deadline_s=_BOOKIE_S)
+        except (rest.Unreachable, rest.Refused) as error:
+            return str(error)
+        (found,) = answer["digests"]
+        if answer["bookie"] != member:
+            return f"it is {answer['bookie']} now"
+        if answer["limbo"] and found["entries"] < span.count:
+            return "it is in limbo: what it lacks is unknown"
+        return Held(
+            found["entries"],
+            found["digest"],
+            tuple(map(tuple, found["present"])),
+            tuple(map(tuple, found["damaged"])),
+        )
+
+    return ask
+
+
+def _again(
+    spark: SparkSession, urls: Sequence[str], old: _Cluster, findings: Sequence[Finding]
+) -> list[Finding]:
+    """Look once more, with fresh metadata, at ledgers of which something was found: an entry that
+    was under way is there now, a ledger may be gone, a member replaced.
+    """
+    job.say(f"scrub: {len(findings)} findings are looked at again")
+    time.sleep(_SETTLE_S)
+    rows = _rows(urls, sorted({finding.ledger for finding in findings}), 1.0)
+    cluster = _cluster(urls, 0.0, spark)
+    cluster = _Cluster(cluster.urls, cluster.current, old.rate)
+    return _examine(spark, list(_work(rows.values(), _holders(cluster))), cluster)
+
+
+def _beyond(
+    urls: Sequence[str],
+    rows: Mapping[int, Mapping[str, Any]],
+    holders: Mapping[int, Mapping[str, int]],
+) -> list[Finding]:
+    """Copies beyond the end of closed ledgers, and of ledgers that do not exist."""
+    found = []
+    for ledger_id, members in sorted(holders.items()):
+        row = rows.get(ledger_id)
+        if row is None:
+            # Made since the list was, or deleted since the bookie answered.
+            if _row(urls, ledger_id) is None:
+                found += [
+                    Finding(ledger_id, 0, high, member, EXTRA, 0, "there is no such ledger")
+                    for member, high in members.items()
+                ]
+        elif row["state"] == "CLOSED":
+            end = row["last_entry"]
+            found += [
+                Finding(ledger_id, end + 1, min(high, ID_MAX), member, EXTRA, 0, "beyond the end")
+                for member, high in members.items()
+                if high > end
+            ]
+    return merged(found, 1)
+
+
+def _frame(spark: SparkSession, findings: Sequence[Finding]) -> DataFrame:
+    return spark.createDataFrame([tuple(asdict(f).values()) for f in findings], SCHEMA)
+
+
+def save(frame: DataFrame, path: Path) -> None:
+    """Findings as lines of JSON, for people and for `repair_plan --findings`."""
+    lines = [json.dumps(row.asDict()) for row in frame.collect()]
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def load(spark: SparkSession, path: Path) -> DataFrame:
+    """Findings that were saved. Raises: JobFailed."""
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        names = [field.split()[0] for field in SCHEMA.split(", ")]
+        return spark.createDataFrame([tuple(row[name] for name in names) for row in rows], SCHEMA)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise job.JobFailed(f"{path}: no findings of scrub: {error}") from None
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help=__doc__)
+def _main(
+    gateway: job.GatewayOption,
+    ledger: Annotated[list[int] | None, typer.Option(help="Only these ledgers.")] = None,
+    sample: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the ledgers.")] = 1.0,
+    entries_per_second: Annotated[
+        float, typer.Option(min=0.0, help="Copies digested in a second, at most; 0: no limit.")
+    ] = 0.0,
+    findings: Annotated[
+        Path | None, typer.Option(help="Write the findings there, as lines of JSON.")
+    ] = None,
+    dry_run: job.DryRunOption = False,
+    as_json: job.JsonOption = False,
+) -> None:
+    def work(spark: SparkSession) -> job.Result:
+        result = run(
+            spark,
+            gateway,
+            ledgers=ledger,
+            entries_per_second=entries_per_second,
+            sample=sample,
+            dry_run=dry_run,
+        )
+        if findings is not None and not dry_run:
+            save(result.frame, findings)
+        return result
+
+    job.main("scrub", work, as_json=as_json)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,253 @@
+"""What replicas should hold, and how their digests tell what they do hold. Pure but for `ask`.
+
+A span is some entries of one fragment that share a write set. Its members are asked for a digest of
+it; where all say the same, that is all. Where they don't, the span is halved until it is clear
+which entries of which member are missing, damaged or different.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from quorumlog.protocol.quorum import Quorum
+
+MISSING: Final = "missing"
+CORRUPT: Final = "corrupt"
+DIVERGENT: Final = "divergent"
+EXTRA: Final = "extra"
+UNREACHABLE: Final = "unreachable"
+
+DAMAGE: Final = (MISSING, CORRUPT, DIVERGENT)
+"""What an entry's copies can suffer from; `extra` costs space, `unreachable` says nothing."""
+
+_LEAF: Final = 500
+"""So many entries are judged one by one; a bookie names at most 1,000 ranges."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Entries `first` to `last` that are `residue` modulo `modulus`, and who should hold them."""
+
+    ledger_id: int
+    first: int
+    last: int
+    modulus: int
+    residue: int
+    members: tuple[str, ...]
+    is_complete: bool
+    """Every member should have every entry. Not so where a writer is still at work."""
+
+    @property
+    def count(self) -> int:
+        """How many entries there are."""
+        return len(self.ids)
+
+    @property
+    def ids(self) -> range:
+        """The entries."""
+        start = self.first + (self.residue - self.first) % self.modulus
+        return range(start, self.last + 1, self.modulus)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Finding:
+    """Something about some entries of one ledger on one bookie."""
+
+    ledger: int
+    first: int
+    last: int
+    bookie: str
+    kind: str
+    survivors: int
+    """Good copies that are left of each of these entries."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a member answers of a span."""
+
+    entry_count: int
+    digest: str
+    present: tuple[tuple[int, int], ...]
+    damaged: tuple[tuple[int, int], ...]
+
+
+Ask = Callable[[str, Span], Held | str]
+"""A member's answer for a span, or why there is none."""
+
+
+def spans_of(row: Mapping[str, Any], confirmed: int, most: int) -> Iterator[Span]:
+    """The spans of a ledger as the API shows it, of at most `most` entries each.
+
+    `confirmed`: the end of a closed ledger, the LAC of another.
+    """
+    quorum = Quorum(row["ensemble_size"], row["write_quorum"], row["ack_quorum"])
+    is_closed = row["state"] == "CLOSED"
+    fragments = row["fragments"]
+    modulus = quorum.ensemble_size if quorum.is_striped else 1
+    for index, fragment in enumerate(fragments):
+        is_last = index + 1 == len(fragments)
+        end = confirmed if is_last else min(confirmed, fragments[index + 1]["first_entry"] - 1)
+        bookies = fragment["bookies"]
+        for low in range(fragment["first_entry"], end + 1, most * modulus):
+            high = min(end, low + most * modulus - 1)
+            for residue in range(modulus):
+                places = quorum.write_set(residue) if quorum.is_striped else range(len(bookies))
+                span = Span(
+                    row["ledger_id"],
+                    low,
+                    high,
+                    modulus,
+                    residue,
+                    tuple(bookies[place] for place in places),
+                    is_complete=is_closed or not is_last,
+                )
+                if span.count:
+                    yield span
+
+
+def judge(span: Span, ask: Ask) -> list[Finding]:
+    """What is wrong with a span, in order; neighbouring entries as one finding."""
+    return merged(_judge(span, ask, span.members), span.modulus)
+
+
+def strangers(span: Span, holders: Iterable[str], ask: Ask) -> list[Finding]:
+    """What bookies hold of a span that it does not place there."""
+    found = []
+    for member in holders:
+        held = ask(member, span)
+        if isinstance(held, Held) and held.entry_count:
+            ids = _within(held.present, span.ids)
+            found += [
+                Finding(span.ledger_id, i, i, member, EXTRA, len(span.members)) for i in sorted(ids)
+            ]
+    return merged(found, span.modulus)
+
+
+def merged(findings: Iterable[Finding], modulus: int) -> list[Finding]:
+    """Neighbours as one: entries of one span are `modulus` apart."""
+    result: dict[tuple[Any, ...], list[Finding]] = {}
+    for finding in sorted(findings):
+        key = (finding.ledger, finding.bookie, finding.kind, finding.survivors, finding.detail)
+        found = result.setdefault(key, [])
+        if found and found[-1].last >= finding.first - modulus:
+            found[-1] = replace(found[-1], last=max(found[-1].last, finding.last))
+        else:
+            found.append(finding)
+    return sorted(finding for group in result.values() for finding in group)
+
+
+def _judge(span: Span, ask: Ask, members: Collection[str]) -> Iterator[Finding]:
+    answers: dict[str, Held] = {}
+    for member in members:
+        held = ask(member, span)
+        if isinstance(held, str):
+            yield Finding(
+                span.ledger_id, span.first, span.last, member, UNREACHABLE, len(members) - 1, held
+            )
+        else:
+            answers[member] = held
+    if _is_sound(span, answers):
+        return
+    if span.count > _LEAF:
+        for half in _halves(span):
+            yield from _judge(half, ask, answers)
+        return
+    yield from _judge_leaf(span, ask, answers)
+
+
+def _is_sound(span: Span, answers: Mapping[str, Held]) -> bool:
+    """Whether nothing is wrong with what these members hold."""
+    held = [answer for answer in answers.values() if answer.entry_count or answer.damaged]
+    if any(answer.damaged for answer in held):
+        return False
+    if span.is_complete and any(a.entry_count != span.count for a in answers.values()):
+        return False
+    # Fewer entries than others say nothing yet of an open fragment, but then digests differ too.
+    return len({answer.digest for answer in held}) <= 1
+
+
+def _judge_leaf(span: Span, ask: Ask, answers: Mapping[str, Held]) -> Iterator[Finding]:
+    """Entry by entry: who lacks it, who can't read it, and who says something else."""
+    ids = span.ids
+    damaged = {member: _within(held.damaged, ids) for member, held in answers.items()}
+    sound = {
+        member: _within(held.present, ids) - damaged[member] for member, held in answers.items()
+    }
+    odd = _divergent(span, ask, sound)
+    for entry in ids:
+        good = sum(entry in has and entry not in odd.get(m, ()) for m, has in sound.items())
+        for member in answers:
+            if entry in damaged[member]:
+                kind = CORRUPT
+            elif entry in odd.get(member, ()):
+                kind = DIVERGENT
+            elif entry in sound[member] or not span.is_complete:
+                continue
+            else:
+                kind = MISSING
+            yield Finding(span.ledger_id, entry, entry, member, kind, good)
+
+
+def _divergent(span: Span, ask: Ask, sound: Mapping[str, set[int]]) -> dict[str, set[int]]:
+    """The entries that members hold otherwise than most."""
+    odd: dict[str, set[int]] = {}
+    # Runs of entries that the same members hold can be compared at once.
+    run: list[int] = []
+    holders: frozenset[str] = frozenset()
+    for entry in [*span.ids, None]:
+        now = (
+            frozenset(member for member, ids in sound.items() if entry in ids)
+            if entry is not None
+            else frozenset()
+        )
+        if run and (entry is None or now != holders):
+            part = replace(span, first=run[0], last=run[-1])
+            for member, ids in _compare(part, ask, holders).items():
+                odd.setdefault(member, set()).update(ids)
+            run = []
+        holders = now
+        if entry is not None:
+            run.append(entry)
+    return odd
+
+
+def _compare(span: Span, ask: Ask, holders: frozenset[str]) -> dict[str, set[int]]:
+    if len(holders) < 2:
+        return {}
+    digests = {}
+    for member in sorted(holders):
+        held = ask(member, span)
+        if isinstance(held, Held) and held.entry_count == span.count:
+            digests[member] = held.digest
+    counts = Counter(digests.values())
+    if len(counts) <= 1:
+        return {}
+    if span.count > 1:
+        odd: dict[str, set[int]] = {}
+        for half in _halves(span):
+            for member, ids in _compare(half, ask, holders).items():
+                odd.setdefault(member, set()).update(ids)
+        return odd
+    (best, votes), (_, others) = counts.most_common(2)
+    entry = span.ids[0]
+    # Without a majority nobody can say who is right.
+    return {
+        member: {entry} for member, digest in digests.items() if votes == others or digest != best
+    }
+
+
+def _halves(span: Span) -> tuple[Span, Span]:
+    ids = span.ids
+    middle = ids[len(ids) // 2]
+    return replace(span, first=ids[0], last=middle - 1), replace(span, first=middle, last=ids[-1])
+
+
+def _within(ranges: Iterable[tuple[int, int]], ids: range) -> set[int]:
+    found: set[int] = set()
+    for low, high in ranges:
+        start = max(ids.start, low + (ids.start - low) % ids.step)
+        found.update(range(start, min(high, ids[-1]) + 1, ids.step))
+    return found
