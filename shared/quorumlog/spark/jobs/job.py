@@ -1,7 +1,7 @@
 """What all jobs share: their report, their session, how they end."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from quorumlog.spark import config
+from quorumlog.spark.http import Gateways
 
 DONE: Final = 0
 FOUND: Final = 1
@@ -39,12 +40,13 @@ class Result:
     notes: list[str] = field(default_factory=list)
 
 
-def urls_of(gateway: str) -> tuple[str, ...]:
-    """The URLs of an option."""
-    found = tuple(url.strip().rstrip("/") for url in gateway.split(",") if url.strip())
-    if not found:
-        raise JobFailed("name a gateway: --gateway http://…")
-    return found
+def gateways(urls: str | Sequence[str]) -> Gateways:
+    """A connection to the services of an option, or of a list of URLs. Raises: JobFailed."""
+    text = urls if isinstance(urls, str) else ",".join(urls)
+    found = [url.strip() for url in text.split(",") if url.strip()]
+    if not found or not all(url.startswith(("http://", "https://")) for url in found):
+        raise JobFailed(f"{text!r} is no list of URLs: --gateway http://…")
+    return Gateways(",".join(found))
 
 
 def say(text: str) -> None:

@@ -18,8 +18,10 @@ from typing import Annotated, Any, Final
 import typer
 from pyspark.sql import DataFrame, SparkSession
 
+from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.ids import member_name
-from quorumlog.spark.jobs import job, rest, scrub
+from quorumlog.spark.http import Gateways
+from quorumlog.spark.jobs import job, scrub
 from quorumlog.spark.jobs.spans import CORRUPT, DIVERGENT, MISSING, Finding
 
 SCHEMA: Final = (
@@ -76,15 +78,15 @@ def run(
     `findings`: of a scrub; without them one is done first. `apply` needs `metadata`, the URLs of
     the metadata service, and does nothing in a dry run. Raises: JobFailed.
     """
-    urls = job.urls_of(gateway if isinstance(gateway, str) else ",".join(gateway))
+    gateways = job.gateways(gateway)
     if apply and not metadata:
         raise job.JobFailed("--apply needs the metadata service: --metadata http://…")
     if findings is None:
-        findings = scrub.run(spark, urls).frame
+        findings = scrub.run(spark, gateway).frame
     try:
-        bookies = rest.ask(urls, "GET", "/v1/bookies")["bookies"]
-        rows = {row["ledger_id"]: row for row in rest.pages(urls, "/v1/ledgers", "ledgers")}
-    except (rest.Unreachable, rest.Refused) as error:
+        bookies = gateways.get("/v1/bookies")["bookies"]
+        rows = {row["ledger_id"]: row for row in gateways.pages("/v1/ledgers", "ledgers")}
+    except QuorumLogError as error:
         raise job.JobFailed(f"the cluster can't be read: {error}") from None
     steps = plan(
         [Finding(**{**row.asDict(), "detail": ""}) for row in findings.collect()], rows, bookies
@@ -111,8 +113,8 @@ def run(
     }
     if apply and not dry_run and metadata:
         try:
-            report["queued"] = _queue(job.urls_of(metadata), steps)
-        except (rest.Unreachable, rest.Refused) as error:
+            report["queued"] = _queue(job.gateways(metadata), steps)
+        except QuorumLogError as error:
             raise job.JobFailed(f"the repair queue took nothing more: {error}") from None
     frame = spark.createDataFrame([tuple(asdict(step).values()) for step in steps], SCHEMA)
     return job.Result(frame, report, job.FOUND if steps else job.DONE)
@@ -271,7 +273,7 @@ def _entry_bytes(row: Mapping[str, Any]) -> float:
     return float(row["length"]) / (int(row["last_entry"]) + 1)
 
 
-def _queue(urls: Sequence[str], steps: Iterable[Step]) -> int:
+def _queue(queue: Gateways, steps: Iterable[Step]) -> int:
     """Hand over what can be mended; items of one member of one ledger join in the queue."""
     items = [
         {
@@ -284,7 +286,12 @@ def _queue(urls: Sequence[str], steps: Iterable[Step]) -> int:
         if step.action in (COPY, REPLACE)
     ]
     for at in range(0, len(items), _QUEUE_ITEMS):
-        rest.ask(urls, "POST", "/v1/repairs", {"items": items[at : at + _QUEUE_ITEMS]})
+        queue.request(
+            "POST",
+            "/v1/repairs",
+            value={"items": items[at : at + _QUEUE_ITEMS]},
+            is_repeatable=True,
+        )
         job.say(f"repair_plan: {min(at + _QUEUE_ITEMS, len(items))} of {len(items)} queued")
     return len(items)
 

@@ -19,8 +19,11 @@ import typer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.ids import member_name
-from quorumlog.spark.jobs import job, page, rest
+from quorumlog.spark.http import Gateways
+from quorumlog.spark.jobs import job, page
+from quorumlog.spark.jobs.replicas import BOOKIE_S
 
 LEDGERS: Final = (
     "ledger long, log string, state string, entries long, bytes long, stored_bytes long,"
@@ -71,10 +74,10 @@ def run(
 
     `html` and `prometheus`: files to write, not in a dry run. Raises: JobFailed.
     """
-    urls = job.urls_of(gateway if isinstance(gateway, str) else ",".join(gateway))
+    gateways = job.gateways(gateway)
     try:
-        inventory = read(urls)
-    except (rest.Unreachable, rest.Refused) as error:
+        inventory = read(gateways)
+    except QuorumLogError as error:
         raise job.JobFailed(f"the cluster can't be read: {error}") from None
     now = dt.datetime.now(dt.UTC)
     frame = spark.createDataFrame(_rows(inventory), LEDGERS).cache()
@@ -96,20 +99,22 @@ def run(
     return job.Result(frame, report, job.FAILED if notes else job.DONE, notes)
 
 
-def read(urls: Sequence[str]) -> Inventory:
-    """All ledgers, logs, and what bookies hold. Raises: Unreachable, Refused."""
-    ledgers = {row["ledger_id"]: row for row in rest.pages(urls, "/v1/ledgers", "ledgers")}
-    logs = list(rest.pages(urls, "/v1/logs", "logs"))
+def read(gateways: Gateways) -> Inventory:
+    """All ledgers, logs, and what bookies hold. Raises: QuorumLogError."""
+    ledgers = {row["ledger_id"]: row for row in gateways.pages("/v1/ledgers", "ledgers")}
+    logs = gateways.pages("/v1/logs", "logs")
     held: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
     silent = []
-    for bookie in rest.ask(urls, "GET", "/v1/bookies")["bookies"]:
+    for bookie in gateways.get("/v1/bookies")["bookies"]:
         if bookie["state"] == "lost":
             silent.append(bookie["id"])
             continue
         try:
-            for item in rest.pages((bookie["url"],), "/v1/ledgers", "ledgers"):
+            for item in Gateways(bookie["url"], deadline_s=BOOKIE_S).pages(
+                "/v1/ledgers", "ledgers"
+            ):
                 held[item["ledger_id"]][bookie["id"]] = item
-        except (rest.Unreachable, rest.Refused):
+        except QuorumLogError:
             silent.append(bookie["id"])
     job.say(f"retention_stats: {len(ledgers)} ledgers, {len(logs)} logs")
     return Inventory(ledgers, logs, held, tuple(silent))

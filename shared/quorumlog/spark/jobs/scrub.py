@@ -9,57 +9,24 @@ reported. A bookie that does not answer, or that is in limbo, says nothing: `unr
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from pyspark.sql import DataFrame, SparkSession
 
+from quorumlog.errors import NoSuchLedger, QuorumLogError
 from quorumlog.protocol.ids import ID_MAX, member_name
-from quorumlog.spark.jobs import job, rest
-from quorumlog.spark.jobs.spans import (
-    DAMAGE,
-    EXTRA,
-    UNREACHABLE,
-    Finding,
-    Held,
-    Span,
-    judge,
-    merged,
-    spans_of,
-    strangers,
-)
+from quorumlog.spark.http import Gateways
+from quorumlog.spark.jobs import job
+from quorumlog.spark.jobs.replicas import BOOKIE_S, SCHEMA, Cluster, Work, judging
+from quorumlog.spark.jobs.spans import DAMAGE, EXTRA, UNREACHABLE, Finding, merged, spans_of
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-SCHEMA: Final = (
-    "ledger long, first long, last long, bookie string, kind string, survivors int, detail string"
-)
 SPAN_ENTRIES: Final = 100_000
-_BOOKIE_S: Final = 30.0
 _SETTLE_S: Final = 2.0
 """Between the first look and the second one: what was under way has arrived, or has not."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Cluster:
-    """What tasks need to know, as plain values: it travels to executors."""
-
-    urls: dict[str, str]
-    """Of each bookie, by name."""
-    current: dict[str, str]
-    """Its incarnation now, by name."""
-    rate: float
-    """Entries that one task may have digested in a second; 0 is no limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    span: Span
-    strangers: tuple[str, ...]
 
 
 def run(
@@ -76,13 +43,13 @@ def run(
     `sample`: the share of ledgers that is looked at, the same ones each time.
     Raises: JobFailed.
     """
-    urls = job.urls_of(gateway if isinstance(gateway, str) else ",".join(gateway))
+    gateways = job.gateways(gateway)
     began = time.monotonic()
     try:
-        rows = _rows(urls, ledgers, sample)
-        cluster = _cluster(urls, entries_per_second, spark)
+        rows = _rows(gateways, ledgers, sample)
+        cluster = _cluster(gateways, entries_per_second, spark)
         holders = _holders(cluster)
-    except (rest.Unreachable, rest.Refused) as error:
+    except QuorumLogError as error:
         raise job.JobFailed(f"the cluster can't be read: {error}") from None
     work = list(_work(rows.values(), holders))
     entries = sum(item.span.count * len(item.span.members) for item in work)
@@ -98,8 +65,8 @@ def run(
         return job.Result(_frame(spark, []), report)
     findings = _examine(spark, work, cluster)
     if findings:
-        findings = _again(spark, urls, cluster, findings)
-    unplaced = _beyond(urls, rows, holders) if ledgers is None and sample >= 1 else []
+        findings = _again(spark, gateways, cluster, findings)
+    unplaced = _beyond(gateways, rows, holders) if ledgers is None and sample >= 1 else []
     findings = sorted([*findings, *unplaced])
     kinds = Counter(finding.kind for finding in findings)
     is_damaged = any(kinds[kind] for kind in DAMAGE)
@@ -120,13 +87,13 @@ def run(
 
 
 def _rows(
-    urls: Sequence[str], ledgers: Sequence[int] | None, sample: float
+    gateways: Gateways, ledgers: Sequence[int] | None, sample: float
 ) -> dict[int, dict[str, Any]]:
     """The ledgers to be looked at, by id, each with `confirmed`."""
     if ledgers is None:
-        found = {row["ledger_id"]: row for row in rest.pages(urls, "/v1/ledgers", "ledgers")}
+        found = {row["ledger_id"]: row for row in gateways.pages("/v1/ledgers", "ledgers")}
     else:
-        found = {i: row for i in ledgers if (row := _row(urls, i)) is not None}
+        found = {i: row for i in ledgers if (row := _row(gateways, i)) is not None}
     chosen = {}
     for ledger_id, row in found.items():
         # Knuth's multiplicative hash: neighbours are spread, the choice is always the same.
@@ -135,160 +102,97 @@ def _rows(
         if row["state"] == "CLOSED":
             row["confirmed"] = row["last_entry"]
         else:
-            row["confirmed"] = _confirmed(urls, ledger_id)
+            row["confirmed"] = _confirmed(gateways, ledger_id)
         chosen[ledger_id] = row
     return chosen
 
 
-def _row(urls: Sequence[str], ledger_id: int) -> dict[str, Any] | None:
+def _row(gateways: Gateways, ledger_id: int) -> dict[str, Any] | None:
     try:
-        row: dict[str, Any] = rest.ask(urls, "GET", f"/v1/ledgers/{ledger_id}")
-    except rest.Refused as error:
-        if error.status == 404:
-            return None
-        raise
+        row: dict[str, Any] = gateways.get(f"/v1/ledgers/{ledger_id}")
+    except NoSuchLedger:
+        return None
     return row
 
 
-def _confirmed(urls: Sequence[str], ledger_id: int) -> int:
+def _confirmed(gateways: Gateways, ledger_id: int) -> int:
     """Up to where an open ledger is confirmed; nothing where that can't be learned now."""
     try:
-        found = rest.ask(urls, "GET", f"/v1/ledgers/{ledger_id}/last-add-confirmed", deadline_s=5)
-    except rest.Refused:
+        found = gateways.get(f"/v1/ledgers/{ledger_id}/last-add-confirmed")
+    except QuorumLogError:
         return -1
     return int(found["last_add_confirmed"])
 
 
-def _cluster(urls: Sequence[str], rate: float, spark: SparkSession) -> _Cluster:
-    bookies = rest.ask(urls, "GET", "/v1/bookies")["bookies"]
+def _cluster(gateways: Gateways, rate: float, spark: SparkSession) -> Cluster:
+    bookies = gateways.get("/v1/bookies")["bookies"]
     tasks = max(1, spark.sparkContext.defaultParallelism)
     latest: dict[str, dict[str, Any]] = {}
     for bookie in bookies:
         name = member_name(bookie["id"])
         if bookie["state"] != "lost" or name not in latest:
             latest[name] = bookie
-    return _Cluster(
+    return Cluster(
         {name: bookie["url"] for name, bookie in latest.items() if bookie["state"] != "lost"},
         {name: bookie["id"] for name, bookie in latest.items()},
         rate / tasks,
     )
 
 
-def _holders(cluster: _Cluster) -> dict[int, dict[str, int]]:
+def _holders(cluster: Cluster) -> dict[int, dict[str, int]]:
     """The highest entry that each bookie holds of each ledger."""
     found: dict[int, dict[str, int]] = {}
     for name, url in cluster.urls.items():
         try:
-            for held in rest.pages((url,), "/v1/ledgers", "ledgers"):
+            for held in Gateways(url, deadline_s=BOOKIE_S).pages("/v1/ledgers", "ledgers"):
                 if held["entries"]:
                     of_ledger = found.setdefault(held["ledger_id"], {})
                     of_ledger[cluster.current[name]] = held["highest_entry"]
-        except (rest.Unreachable, rest.Refused) as error:
+        except QuorumLogError as error:
             job.say(f"scrub: {name} can't be listed: {error}")
     return found
 
 
 def _work(
     rows: Iterable[dict[str, Any]], holders: Mapping[int, Mapping[str, int]]
-) -> Iterator[_Work]:
+) -> Iterator[Work]:
     for row in rows:
         for span in spans_of(row, row["confirmed"], SPAN_ENTRIES):
             named = {member_name(member) for member in span.members}
             others = holders.get(span.ledger_id, {}) if span.is_complete else {}
-            yield _Work(span, tuple(m for m in others if member_name(m) not in named))
+            yield Work(span, tuple(m for m in others if member_name(m) not in named))
 
 
-def _examine(spark: SparkSession, work: Sequence[_Work], cluster: _Cluster) -> list[Finding]:
+def _examine(spark: SparkSession, work: Sequence[Work], cluster: Cluster) -> list[Finding]:
     """Look at all spans, on the executors."""
     if not work:
         return []
     tasks = max(1, min(len(work), 2 * spark.sparkContext.defaultParallelism))
-    rows = [(json.dumps([asdict(item.span), item.strangers]),) for item in work]
+    rows = [(item.to_text(),) for item in work]
     found = (
         spark.createDataFrame(rows, "work string")
         .repartition(tasks)
-        .mapInPandas(_judging(cluster), SCHEMA)
+        .mapInPandas(judging(cluster), SCHEMA)
         .collect()
     )
     return sorted({Finding(*row) for row in found})
 
 
-def _judging(
-    cluster: _Cluster,
-) -> "Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]":
-    """What a task does: judge its spans one after another."""
-
-    def judging(batches: "Iterator[pd.DataFrame]") -> "Iterator[pd.DataFrame]":
-        import pandas as pd  # noqa: PLC0415 - on executors only
-
-        ask = _asking(cluster)
-        for batch in batches:
-            for text in batch["work"]:
-                fields, others = json.loads(text)
-                span = Span(**{**fields, "members": tuple(fields["members"])})
-                found = [*judge(span, ask), *strangers(span, others, ask)]
-                if found:
-                    yield pd.DataFrame([asdict(finding) for finding in found])
-
-    return judging
-
-
-def _asking(cluster: _Cluster) -> Callable[[str, Span], Held | str]:
-    """Ask a member over HTTP, no faster than the rate allows."""
-    allowed = time.monotonic()
-
-    def ask(member: str, span: Span) -> Held | str:
-        nonlocal allowed
-        name = member_name(member)
-        url, current = cluster.urls.get(name), cluster.current.get(name)
-        if url is None:
-            return "it is lost"
-        if current != member:
-            return f"it is {current} now"
-        if cluster.rate > 0:
-            time.sleep(max(0.0, allowed - time.monotonic()))
-            allowed = max(allowed, time.monotonic()) + span.count / cluster.rate
-        body = {
-            "ranges": [[span.first, span.last]],
-            "modulus": span.modulus,
-            "residue": span.residue,
-        }
-        path = f"/v1/ledgers/{span.ledger_id}/digests"
-        try:
-            answer = rest.ask((url,), "POST", path, body, deadline_s=_BOOKIE_S)
-        except (rest.Unreachable, rest.Refused) as error:
-            return str(error)
-        (found,) = answer["digests"]
-        if answer["bookie"] != member:
-            return f"it is {answer['bookie']} now"
-        if answer["limbo"] and found["entries"] < span.count:
-            return "it is in limbo: what it lacks is unknown"
-        return Held(
-            found["entries"],
-            found["digest"],
-            tuple(map(tuple, found["present"])),
-            tuple(map(tuple, found["damaged"])),
-        )
-
-    return ask
-
-
 def _again(
-    spark: SparkSession, urls: Sequence[str], old: _Cluster, findings: Sequence[Finding]
+    spark: SparkSession, gateways: Gateways, old: Cluster, findings: Sequence[Finding]
 ) -> list[Finding]:
     """Look once more, with fresh metadata, at ledgers of which something was found: an entry that
     was under way is there now, a ledger may be gone, a member replaced.
     """
     job.say(f"scrub: {len(findings)} findings are looked at again")
     time.sleep(_SETTLE_S)
-    rows = _rows(urls, sorted({finding.ledger for finding in findings}), 1.0)
-    cluster = _cluster(urls, 0.0, spark)
-    cluster = _Cluster(cluster.urls, cluster.current, old.rate)
+    rows = _rows(gateways, sorted({finding.ledger for finding in findings}), 1.0)
+    cluster = replace(_cluster(gateways, 0.0, spark), rate=old.rate)
     return _examine(spark, list(_work(rows.values(), _holders(cluster))), cluster)
 
 
 def _beyond(
-    urls: Sequence[str],
+    gateways: Gateways,
     rows: Mapping[int, Mapping[str, Any]],
     holders: Mapping[int, Mapping[str, int]],
 ) -> list[Finding]:
@@ -298,7 +202,7 @@ def _beyond(
         row = rows.get(ledger_id)
         if row is None:
             # Made since the list was, or deleted since the bookie answered.
-            if _row(urls, ledger_id) is None:
+            if _row(gateways, ledger_id) is None:
                 found += [
                     Finding(ledger_id, 0, high, member, EXTRA, 0, "there is no such ledger")
                     for member, high in members.items()

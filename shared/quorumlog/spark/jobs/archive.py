@@ -1,0 +1,309 @@
+"""Copy a log's records to Parquet, prove that they arrived, and only then say so in the log.
+
+Files lie under `<path>/log=<name>/date=<day>/`, named by their range of offsets. In this order:
+records are written aside, read back and compared with what was read from the log (how many, which
+offsets, a digest of each), moved into place with a manifest, and then the log's `archived_through`
+moves by compare-and-swap. A run that dies leaves files that the next one for the log removes; it
+goes on where `archived_through` stands. One run for a log at a time; a second one loses the
+compare-and-swap. With `--truncate` the log then drops the ledgers that are archived whole.
+"""
+
+import datetime as dt
+import json
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Final
+
+import typer
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as f
+
+from quorumlog.errors import QuorumLogError, VersionConflict
+from quorumlog.spark.http import Gateways
+from quorumlog.spark.jobs import job
+
+FILES: Final = "file string, date string, first long, last long, rows long, digest string"
+_NAME: Final = re.compile(r"([0-9]+)-[0-9]+(-[0-9a-f]{8}-[0-9]+\.parquet|\.json)")
+"""Data files and manifests; the range comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file of an archive."""
+
+    file: str
+    date: str
+    first: int
+    last: int
+    rows: int
+    digest: str
+    """The sum of its records' digests, which does not depend on their order."""
+
+
+def run(
+    spark: SparkSession,
+    gateway: str | Sequence[str],
+    *,
+    log: str,
+    path: str,
+    through: int | None = None,
+    older_than: dt.timedelta | None = None,
+    truncate: bool = False,
+    dry_run: bool = False,
+) -> job.Result:
+    """Archive what is not archived yet, up to an offset (exclusive), or what was written up to a
+    time ago, in whole ledgers. Without both: all sealed ledgers. The frame has a row a file
+    (`FILES`). Raises: JobFailed.
+    """
+    gateways = job.gateways(gateway)
+    try:
+        row = gateways.get(f"/v1/logs/{log}")
+        known = row["archived_through"]
+        start = max(known or 0, row["first_offset"])
+        end = _end(gateways, row, through, older_than)
+    except QuorumLogError as error:
+        raise job.JobFailed(f"log {log} can't be read: {error.detail}") from None
+    report: dict[str, Any] = {
+        "job": "archive",
+        "dry_run": dry_run,
+        "log": log,
+        "path": path,
+        "first": start,
+        "through": max(start, end),
+        "records": max(0, end - start),
+    }
+    if end <= start or dry_run:
+        return job.Result(spark.createDataFrame([], FILES), report)
+    store = _Store(spark, path, log)
+    store.remove_leftovers(start)
+    job.say(f"archive: {end - start} records of {log}, offsets {start} to {end - 1}")
+    files = _copy(spark, gateway, log, start, end, store)
+    try:
+        gateways.request(
+            "POST",
+            f"/v1/logs/{log}/archived",
+            value={"through": end, "expect": known},
+            is_repeatable=True,
+        )
+    except VersionConflict:
+        store.remove(file.file for file in files)
+        raise job.JobFailed("another run archived this log meanwhile") from None
+    except QuorumLogError as error:
+        raise job.JobFailed(f"the files stand, the log can't be told: {error.detail}") from None
+    report |= {"files": len(files), "manifest": store.manifest(start, end)}
+    if truncate:
+        # Once more, where they will stay: after this there may be no other copy.
+        _verify(spark.read.parquet(*[file.file for file in files]), start, end, _sum(files))
+        answer = gateways.request(
+            "POST", f"/v1/logs/{log}/truncate", value={"before": end}, is_repeatable=True
+        ).json()
+        report["first_offset"] = answer["first_offset"]
+    frame = spark.createDataFrame([tuple(asdict(file).values()) for file in files], FILES)
+    return job.Result(frame, report)
+
+
+def _end(
+    gateways: Gateways, row: dict[str, Any], through: int | None, older_than: dt.timedelta | None
+) -> int:
+    """Up to where: the end of the last ledger that is sealed and old enough."""
+    if through is not None:
+        if through > row["next_offset"]:
+            raise job.JobFailed(f"the log ends at offset {row['next_offset']}")
+        return through
+    end = int(row["first_offset"])
+    limit = None if older_than is None else dt.datetime.now(dt.UTC) - older_than
+    sealed = [item for item in row["ledgers"] if item["last_offset"] is not None]
+    for item in sealed:
+        if limit is not None and item["last_offset"] >= item["first_offset"]:
+            page = gateways.get(
+                f"/v1/logs/{row['name']}/entries", {"from": item["last_offset"], "limit": 1}
+            )
+            if dt.datetime.fromisoformat(page["entries"][0]["timestamp"]) > limit:
+                break
+        end = item["last_offset"] + 1
+    return end
+
+
+def _copy(
+    spark: SparkSession,
+    gateway: str | Sequence[str],
+    log: str,
+    start: int,
+    end: int,
+    store: "_Store",
+) -> list[File]:
+    """Write aside, read back, compare, move into place."""
+    urls = gateway if isinstance(gateway, str) else ",".join(gateway)
+    records = (
+        spark.read.format("quorumlog")
+        .option("gateway.url", urls)
+        .option("assign", json.dumps({log: [0]}))
+        .option("startingOffsets", json.dumps({log: {"0": start}}))
+        .option("endingOffsets", json.dumps({log: {"0": end}}))
+        .option("includeHeaders", "true")
+        .load()
+        .withColumn("digest", f.xxhash64("offset", "key", "value", "timestamp"))
+        .withColumn("date", f.to_date("timestamp"))
+    )
+    seen = Observation("archive")
+    observed = records.observe(
+        seen, f.count("*").alias("rows"), f.sum(f.col("digest").cast("decimal(38,0)")).alias("sum")
+    )
+    aside = store.aside()
+    try:
+        observed.write.partitionBy("date").parquet(aside)
+        read, digest = seen.get["rows"], seen.get["sum"]
+        if read != end - start:
+            raise job.JobFailed(f"the log gave {read} records of {end - start}")
+        staged = spark.read.parquet(aside)
+        _verify(staged, start, end, digest)
+        rows = (
+            staged.withColumn("file", f.input_file_name())
+            .groupBy("file", f.col("date").cast("string").alias("date"))
+            .agg(
+                f.min("offset").alias("first"),
+                f.max("offset").alias("last"),
+                f.count("*").alias("rows"),
+                f.sum(f.col("digest").cast("decimal(38,0)")).cast("string").alias("digest"),
+            )
+            .orderBy("first")
+            .collect()
+        )
+        return store.publish([File(**row.asDict()) for row in rows], start, end)
+    finally:
+        store.remove([aside])
+
+
+def _sum(files: Sequence[File]) -> int:
+    return sum(int(file.digest) for file in files)
+
+
+def _verify(frame: DataFrame, start: int, end: int, digest: Any) -> None:
+    """Read files back and compare, the digests computed anew from what the files hold."""
+    anew = f.xxhash64("offset", "key", "value", "timestamp")
+    found = frame.agg(
+        f.count("*").alias("rows"),
+        f.count_distinct("offset").alias("offsets"),
+        f.min("offset").alias("first"),
+        f.max("offset").alias("last"),
+        f.sum((anew != f.col("digest")).cast("int")).alias("bad"),
+        f.sum(anew.cast("decimal(38,0)")).alias("sum"),
+    ).first()
+    assert found is not None, "an aggregate without groups has one row"
+    expected = (end - start, end - start, start, end - 1, 0, int(digest))
+    got = tuple(0 if value is None else int(value) for value in found)
+    if got != expected:
+        raise job.JobFailed(f"what was written is not what was read: {got}, not {expected}")
+
+
+class _Store:
+    """Files, on whatever file system Spark can reach."""
+
+    def __init__(self, spark: SparkSession, root: str, log: str) -> None:
+        jvm = spark.sparkContext._jvm  # noqa: SLF001 - Hadoop's file systems have no other door
+        assert jvm is not None, "a classic session"
+        self._path: Any = jvm.org.apache.hadoop.fs.Path  # type: ignore[union-attr]
+        configuration = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[union-attr]  # noqa: SLF001
+        self._root, self._log, self._run = root.rstrip("/"), log, uuid.uuid4().hex[:8]
+        self._files: Any = self._path(self._root).getFileSystem(configuration)
+
+    def aside(self) -> str:
+        """Where a run writes first; names that begin with a point are no data to Spark."""
+        return f"{self._root}/.archive-{self._log}-{self._run}"
+
+    def manifest(self, start: int, end: int) -> str:
+        """The file that names a range's files."""
+        return f"{self._root}/_manifests/{self._log}/{start}-{end}.json"
+
+    def publish(self, staged: Sequence[File], start: int, end: int) -> list[File]:
+        """Move files to where they stay, and write the manifest."""
+        placed = []
+        for number, item in enumerate(staged):
+            folder = f"{self._root}/log={self._log}/date={item.date}"
+            self._files.mkdirs(self._path(folder))
+            target = f"{folder}/{start}-{end}-{self._run}-{number}.parquet"
+            if not self._files.rename(self._path(item.file), self._path(target)):
+                raise job.JobFailed(f"{target} can't be made")
+            placed.append(File(**{**asdict(item), "file": target}))
+        text = json.dumps(
+            {
+                "log": self._log,
+                "first": start,
+                "through": end,
+                "files": [
+                    {**asdict(item), "file": item.file.removeprefix(f"{self._root}/")}
+                    for item in placed
+                ],
+            },
+            indent=1,
+        )
+        out = self._files.create(self._path(self.manifest(start, end)), True)
+        try:
+            out.write(text.encode())
+        finally:
+            out.close()
+        return placed
+
+    def remove_leftovers(self, start: int) -> None:
+        """Remove what runs that did not end left: files of ranges that begin where we begin, or
+        beyond. None of them is archived, for `archived_through` is where we begin.
+        """
+        self.remove(
+            path
+            for folder in (f"{self._root}/log={self._log}", f"{self._root}/_manifests/{self._log}")
+            for path in self._below(folder)
+            if (found := _NAME.fullmatch(path.rsplit("/", 1)[-1])) and int(found[1]) >= start
+        )
+
+    def remove(self, paths: Sequence[str] | Iterator[str]) -> None:
+        """Delete files and folders that may be there."""
+        for path in list(paths):
+            self._files.delete(self._path(path), True)
+
+    def _below(self, folder: str) -> Iterator[str]:
+        if not self._files.exists(self._path(folder)):
+            return
+        found = self._files.listFiles(self._path(folder), True)
+        while found.hasNext():
+            yield found.next().getPath().toString()
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help=__doc__)
+def _main(
+    gateway: job.GatewayOption,
+    log: Annotated[str, typer.Option(help="The log.")],
+    path: Annotated[str, typer.Option(help="Where to: a folder, or what Hadoop can write to.")],
+    through: Annotated[
+        int | None, typer.Option(min=0, help="Up to this offset, exclusive.")
+    ] = None,
+    older_than: Annotated[
+        float | None, typer.Option(min=0.0, help="Only ledgers whose records are so old, seconds.")
+    ] = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Then drop what is archived from the log.")
+    ] = False,
+    dry_run: job.DryRunOption = False,
+    as_json: job.JsonOption = False,
+) -> None:
+    def work(spark: SparkSession) -> job.Result:
+        return run(
+            spark,
+            gateway,
+            log=log,
+            path=path,
+            through=through,
+            older_than=None if older_than is None else dt.timedelta(seconds=older_than),
+            truncate=truncate,
+            dry_run=dry_run,
+        )
+
+    job.main("archive", work, as_json=as_json)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,121 @@
+"""What a task of `scrub` does. Executors load this module, and it needs no more than they have."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
+
+from quorumlog.errors import QuorumLogError
+from quorumlog.protocol.ids import member_name
+from quorumlog.spark.http import Gateways
+from quorumlog.spark.jobs.spans import Held, Span, judge, strangers
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA: Final = (
+    "ledger long, first long, last long, bookie string, kind string, survivors int, detail string"
+)
+"""Of findings, as Spark sees them."""
+
+BOOKIE_S: Final = 30.0
+"""For a bookie to answer, repetitions included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where bookies are. Plain values: it travels to executors."""
+
+    urls: dict[str, str]
+    """Of each bookie that is not lost, by name."""
+    current: dict[str, str]
+    """Its incarnation now, by name."""
+    rate: float
+    """Entries that one task may have digested in a second; 0 is no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A span, and the bookies outside of it that hold something of its ledger."""
+
+    span: Span
+    strangers: tuple[str, ...]
+
+    def to_text(self) -> str:
+        """As a row of a DataFrame."""
+        return json.dumps([asdict(self.span), self.strangers])
+
+    @classmethod
+    def from_text(cls, text: str) -> "Work":
+        """What a row says."""
+        fields, others = json.loads(text)
+        return cls(Span(**{**fields, "members": tuple(fields["members"])}), tuple(others))
+
+
+def judging(
+    cluster: Cluster,
+) -> "Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]":
+    """What a task does: judge its spans one after another."""
+
+    def judge_all(batches: "Iterator[pd.DataFrame]") -> "Iterator[pd.DataFrame]":
+        import pandas as pd  # noqa: PLC0415 - on executors only
+
+        asking = _Asking(cluster)
+        for batch in batches:
+            for text in batch["work"]:
+                work = Work.from_text(text)
+                found = [*judge(work.span, asking), *strangers(work.span, work.strangers, asking)]
+                if found:
+                    yield pd.DataFrame([asdict(finding) for finding in found])
+
+    return judge_all
+
+
+class _Asking:
+    """Asks members over HTTP, no faster than the rate allows."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._allowed = time.monotonic()
+        self._bookies: dict[str, Gateways] = {}
+
+    def __call__(self, member: str, span: Span) -> Held | str:
+        name = member_name(member)
+        url, current = self._cluster.urls.get(name), self._cluster.current.get(name)
+        if url is None:
+            return "it is lost"
+        if current != member:
+            return f"it is {current} now"
+        self._pace(span.count)
+        if name not in self._bookies:
+            self._bookies[name] = Gateways(url, deadline_s=BOOKIE_S)
+        body = {
+            "ranges": [[span.first, span.last]],
+            "modulus": span.modulus,
+            "residue": span.residue,
+        }
+        path = f"/v1/ledgers/{span.ledger_id}/digests"
+        try:
+            answer = (
+                self._bookies[name].request("POST", path, value=body, is_repeatable=True).json()
+            )
+        except QuorumLogError as error:
+            return f"{error.code}: {error.detail}"
+        (found,) = answer["digests"]
+        if answer["bookie"] != member:
+            return f"it is {answer['bookie']} now"
+        if answer["limbo"] and found["entries"] < span.count:
+            return "it is in limbo: what it lacks is unknown"
+        return Held(
+            found["entries"],
+            found["digest"],
+            tuple(map(tuple, found["present"])),
+            tuple(map(tuple, found["damaged"])),
+        )
+
+    def _pace(self, entry_count: int) -> None:
+        if self._cluster.rate <= 0:
+            return
+        time.sleep(max(0.0, self._allowed - time.monotonic()))
+        self._allowed = max(self._allowed, time.monotonic()) + entry_count / self._cluster.rate
