@@ -280,3 +280,24 @@ async def test_the_description_names_every_route_of_logs(log: Http) -> None:
         "/v1/logs/{name}/truncate",
         "/v1/logs/{name}/close",
     }
+
+
+async def test_what_is_archived_is_noted_by_compare_and_swap_and_never_goes_back(log: Http) -> None:
+    await appended(log, {"entries": [{"text": str(i)} for i in range(10)]})
+
+    async def note(**body: Any) -> Answer:
+        return await log.ask("POST", f"{LOG}/archived", body)
+
+    assert (await log.ask("GET", LOG)).json["archived_through"] is None
+    assert code(await note(through=11)) == (422, "invalid")
+    assert code(await note(through=4, expect=3)) == (412, "version-conflict")
+    done = await note(through=4, expect=None)
+    again = await note(through=4, expect=None)
+    assert (done.status, done.json["archived_through"]) == (200, 4)
+    assert (again.status, again.json["archived_through"]) == (200, 4)
+    assert code(await note(through=5)) == (412, "version-conflict")
+    assert code(await note(through=3, expect=4)) == (422, "invalid")
+    assert (await note(through=10, expect=4)).json["archived_through"] == 10
+    # Its owner goes on: the row that it writes next has this in it.
+    await appended(log, {"text": "on"})
+    assert (await log.ask("POST", f"{LOG}/roll")).json["archived_through"] == 10

@@ -52,6 +52,13 @@ def test_by_size_the_oldest_go_while_enough_bytes_stay() -> None:
     assert kept(ROW, retention_bytes=1) == 20
 
 
+def test_of_an_archived_log_nothing_goes_that_is_not_archived() -> None:
+    assert kept(replace(ROW, archived_through=0), retention_seconds=1) == 0
+    assert kept(replace(ROW, archived_through=19), retention_seconds=1) == 10
+    assert kept(replace(ROW, archived_through=20), retention_seconds=1) == 20
+    assert kept(replace(ROW, archived_through=30), retention_seconds=50) == 20
+
+
 def test_the_last_ledger_of_a_sealed_log_stays() -> None:
     sealed = replace(ROW, items=ROW.items[:1])
 

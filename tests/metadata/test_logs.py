@@ -119,13 +119,15 @@ async def test_a_ledger_of_no_log_is_no_orphan(service: Service, logs: LogClient
 
 
 async def test_what_a_log_may_not_become_is_refused(service: Service, logs: LogClient) -> None:
-    row, _ = await logs.create(replace(LOG, first_offset=5, writer_token=2))
+    row, _ = await logs.create(replace(LOG, first_offset=5, writer_token=2, archived_through=3))
     one = await ledger(service)
     _, row = await logs.cas(replace(row, items=(LogItem(one.ledger_id, 5, 9),)))
 
     for wrong in (
         replace(row, settings=replace(row.settings, roll_bytes=1)),
         replace(row, first_offset=4),
+        replace(row, archived_through=2),
+        replace(row, archived_through=None),
         replace(row, writer_token=1),
         replace(row, items=(LogItem(one.ledger_id, 5, 8),)),
         replace(row, items=(LogItem(one.ledger_id, 6, 9),)),

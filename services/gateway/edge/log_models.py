@@ -101,6 +101,9 @@ class Log(Model):
     state: Literal["OPEN", "CLOSED"]
     first_offset: Id
     next_offset: Id = Field(description="What the next record gets; all before it are durable.")
+    archived_through: Id | None = Field(
+        description="Records below are kept elsewhere too; null where nobody archives the log."
+    )
     ledgers: list[LogLedger]
     owner: WriterModel | None = Field(description="Who writes it; null while nobody does.")
     version: Annotated[int, Field(ge=1)]
@@ -195,6 +198,15 @@ class LogOpened(Model):
 
     writer_token: Id
     next_offset: Id
+
+
+class LogArchived(Model):
+    """Records below `through` are kept elsewhere too, durably and checked."""
+
+    through: Id
+    expect: Id | None = Field(
+        default=None, description="`archived_through` as it was when the archiving began; else 412."
+    )
 
 
 class LogTruncate(Model):

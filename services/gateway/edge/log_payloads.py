@@ -218,6 +218,7 @@ def view_json(view: Any) -> dict[str, Any]:
         "state": log.state,
         "first_offset": log.first_offset,
         "next_offset": view.next_offset,
+        "archived_through": log.archived_through,
         "ledgers": [
             {
                 "ledger_id": item.ledger_id,

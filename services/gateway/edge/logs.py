@@ -11,6 +11,7 @@ from quorumlog.errors import (
     BadRequest,
     EntryUnavailable,
     ExpiredProducer,
+    InvalidRequest,
     LogClosed,
     LogExists,
     LogFenced,
@@ -23,6 +24,7 @@ from quorumlog.errors import (
     StaleProducer,
     TooLarge,
     UnexpectedOffset,
+    VersionConflict,
     WriterLost,
 )
 from quorumlog.protocol.batch import ProducerSeq
@@ -128,6 +130,13 @@ class Logs:
         name = self._plain(request)
         wanted = await self._body(request, log_models.LogTruncate)
         return json_value(view_json(await self._logs.truncate(name, wanted.before)))
+
+    async def archived(self, request: web.Request) -> web.Response:
+        """POST /v1/logs/{name}/archived."""
+        name = self._plain(request)
+        wanted = await self._body(request, log_models.LogArchived)
+        view = await self._logs.archived(name, wanted.through, expect=wanted.expect)
+        return json_value(view_json(view))
 
     async def open(self, request: web.Request) -> web.Response:
         """POST /v1/logs/{name}/open."""
@@ -246,6 +255,7 @@ class Logs:
             (OPEN, self.open),
             (ROLL, self.roll),
             (TRUNCATE, self.truncate),
+            (ARCHIVED, self.archived),
             (CLOSE, self.close),
         ]
 
@@ -311,6 +321,7 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "state": "OPEN",
     "first_offset": 0,
     "next_offset": 8,
+    "archived_through": None,
     "ledgers": [
         {"ledger_id": 1, "first_offset": 0, "last_offset": 4, "state": "CLOSED"},
         {"ledger_id": 2, "first_offset": 5, "last_offset": None, "state": "OPEN"},
@@ -443,6 +454,14 @@ TRUNCATE: Final = _order(
     "Drop old ledgers",
     "Whole ledgers that end below `before`; `first_offset` tells the result.",
     body={JSON: op.Content(log_models.LogTruncate, {"ten": {"before": 10}})},
+)
+ARCHIVED: Final = _order(
+    "archived",
+    "markLogArchived",
+    "Say that records are archived",
+    "By compare-and-swap on `archived_through`. From then on retention keeps what is not archived.",
+    body={JSON: op.Content(log_models.LogArchived, {"first": {"through": 10, "expect": None}})},
+    errors=(VersionConflict, InvalidRequest),
 )
 CLOSE: Final = _order("close", "closeLog", "Close a log for good")
 _WRITER_TOKEN: Final = _number(

@@ -27,6 +27,7 @@ from quorumlog.errors import (
     TransactionAborted,
     TransactionCommitted,
     UnexpectedOffset,
+    VersionConflict,
     WriterLost,
 )
 from quorumlog.protocol.log import LogMetadata, LogSettings
@@ -190,6 +191,35 @@ class LogManager:
             slot.owner.took(new)
         kept = {item.ledger_id for item in new.items}
         await self._drop([item.ledger_id for item in row.items if item.ledger_id not in kept])
+        return await self._view(new)
+
+    async def archived(self, name: str, through: int, *, expect: int | None) -> LogView:
+        """Note that all records below an offset are kept elsewhere; again is the same.
+
+        Raises: VersionConflict where something else is archived than `expect` says, InvalidRequest
+        beyond the end.
+        """
+        while True:
+            row = await self._store.get(name)
+            if row.archived_through == through:
+                return await self._view(row)
+            if row.archived_through != expect:
+                raise VersionConflict(
+                    f"the log is archived through {row.archived_through}", log=name
+                )
+            end = (await self._view(row)).next_offset
+            if not (row.archived_through or 0) <= through <= end:
+                raise InvalidRequest(
+                    f"the log's end is {end}, and what is archived stays archived",
+                    log=name,
+                    errors=[{"pointer": "/through", "detail": f"at most {end}, never back"}],
+                )
+            with contextlib.suppress(LogChanged):
+                new = await self._store.cas(row.archived(through))
+                break
+        slot = self.ownership.slot(name)
+        if slot.owner is not None:
+            slot.owner.took(new)
         return await self._view(new)
 
     async def _drop(self, ledger_ids: Sequence[int]) -> None:

@@ -95,16 +95,18 @@ class Sweep:
 
 def retained_from(row: LogMetadata, *, now_ms: int) -> int:
     """Up to where the settings let records go: whole sealed ledgers, the oldest first, that are too
-    old, or without which there are bytes enough.
+    old, or without which there are bytes enough. Of a log that is archived, only what is archived.
     """
     sealed = [item for item in row.items[:-1] if item.last_offset is not None]
     kept_bytes = sum(item.bytes for item in row.items)
     before = row.first_offset
     for item in sealed:
-        if not _is_over(item, kept_bytes, row, now_ms):
+        end = (item.last_offset or 0) + 1
+        is_archived = row.archived_through is None or end <= row.archived_through
+        if not is_archived or not _is_over(item, kept_bytes, row, now_ms):
             break
         kept_bytes -= item.bytes
-        before = (item.last_offset or 0) + 1
+        before = end
     return before
 
 

@@ -184,6 +184,13 @@ class Log:
         """Drop whole ledgers that end below an offset; `first_offset` tells the result."""
         return await self._call("POST", "/truncate", {"before": before})
 
+    async def archived(self, through: int, *, expect: int | None = None) -> dict[str, Any]:
+        """Say that all records below an offset are kept elsewhere too; retention keeps the others.
+
+        `expect`: `archived_through` as it was before. Raises: VersionConflict, InvalidRequest.
+        """
+        return await self._call("POST", "/archived", {"through": through, "expect": expect})
+
     async def close(self) -> dict[str, Any]:
         """End the log for good."""
         return await self._call("POST", "/close")

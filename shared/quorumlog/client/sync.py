@@ -271,6 +271,13 @@ class Log:
         """Drop whole ledgers that end below an offset; `first_offset` tells the result."""
         return self._portal.run(self._inner.truncate(before))
 
+    def archived(self, through: int, *, expect: int | None = None) -> dict[str, Any]:
+        """Say that all records below an offset are kept elsewhere too; retention keeps the others.
+
+        `expect`: `archived_through` as it was before. Raises: VersionConflict, InvalidRequest.
+        """
+        return self._portal.run(self._inner.archived(through, expect=expect))
+
     def close(self) -> dict[str, Any]:
         """End the log for good."""
         return self._portal.run(self._inner.close())

@@ -6,7 +6,7 @@ Invariants (checked by `check`):
   - I33: offsets of the items grow; known borders meet (`last_offset` + 1 is the next `first_offset`);
   - only the last item may be of an unknown end; an item whose `first_offset` is not known yet was
     added ahead by a roll, and no write is served from it before it is (rule 23);
-  - `first_offset` of the log never goes back, `writer_token` never goes down.
+  - `first_offset` and `archived_through` of the log never go back, `writer_token` never goes down.
 Source: both protocol documents, "Ledgers to logs"; rules 22 to 28.
 """
 
@@ -115,6 +115,8 @@ class LogMetadata:
     producers_forgotten: bool = False
     """Whether a producer was ever dropped: then an unknown one may be an expired one."""
     created_at: str = ""
+    archived_through: int | None = None
+    """All records below this offset are kept elsewhere too; None: nobody archives the log."""
 
     def check(self) -> None:
         """Assert the invariants of one row."""
@@ -253,6 +255,11 @@ class LogMetadata:
         return replace(
             self, items=kept, first_offset=max(self.first_offset, 0 if first is None else first)
         )
+
+    def archived(self, through: int) -> "LogMetadata":
+        """The log, whose records below an offset are kept elsewhere now."""
+        assert through >= (self.archived_through or 0), "what is archived stays archived"
+        return replace(self, archived_through=through)
 
     def opened(self, owner: str) -> "LogMetadata":
         """The log with a new writer token: appends with an older one are fenced off."""

@@ -147,6 +147,7 @@ class LogRow(Body):
     writer_token: Number = 0
     opened_by: Annotated[Text, StringConstraints(max_length=1024)] | None = None
     producers_forgotten: bool = False
+    archived_through: Number | None = None
     created_at: Text = ""
 
     @model_validator(mode="after")
@@ -167,6 +168,7 @@ class LogRow(Body):
             writer_token=self.writer_token,
             opened_by=self.opened_by,
             producers_forgotten=self.producers_forgotten,
+            archived_through=self.archived_through,
             created_at=self.created_at,
         )
 
@@ -184,6 +186,7 @@ class LogRow(Body):
                 "writer_token",
                 "opened_by",
                 "producers_forgotten",
+                "archived_through",
                 "created_at",
             )
         }

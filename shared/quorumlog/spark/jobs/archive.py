@@ -204,8 +204,8 @@ class _Store:
     def __init__(self, spark: SparkSession, root: str, log: str) -> None:
         jvm = spark.sparkContext._jvm  # noqa: SLF001 - Hadoop's file systems have no other door
         assert jvm is not None, "a classic session"
-        self._path: Any = jvm.org.apache.hadoop.fs.Path  # type: ignore[union-attr]
-        configuration = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[union-attr]  # noqa: SLF001
+        self._path: Any = jvm.org.apache.hadoop.fs.Path
+        configuration = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
         self._root, self._log, self._run = root.rstrip("/"), log, uuid.uuid4().hex[:8]
         self._files: Any = self._path(self._root).getFileSystem(configuration)
 
