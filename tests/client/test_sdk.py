@@ -140,6 +140,7 @@ async def test_a_log_from_its_creation_to_its_end(cluster: Cluster) -> None:
         before = (await log.info())["next_offset"]
         assert len((await log.roll())["ledgers"]) == 2
         await log.append(b"in the new ledger")
+        assert (await log.archived(before))["archived_through"] == before
         assert (await log.truncate(before))["first_offset"] == before
         with pytest.raises(OffsetTruncated):
             await log.read(0)
@@ -240,6 +241,7 @@ def use_a_log(urls: list[str]) -> None:
         assert next(tailing).value == b"5"
         tailing.close()  # type: ignore[attr-defined]
         assert len(log.roll()["ledgers"]) == 2
+        assert log.archived(6)["archived_through"] == 6
         assert log.truncate(6)["first_offset"] == 6
         assert log.open("me") == 6
         assert client.log(log.name, writer_token=log.writer_token).append(b"6").first_offset == 6
