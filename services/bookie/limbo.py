@@ -16,7 +16,7 @@ Both begin again after a crash: the mark `limbo` in the directory says that ther
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -24,10 +24,11 @@ from typing import Final, Protocol
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.repair_client import RepairClient
-from quorumlog.protocol.ids import ID_MAX, member_incarnation, member_name
+from quorumlog.protocol import limbo
+from quorumlog.protocol.ids import ID_MAX, member_name
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.protocol.replica import Ranges, complement, ranges_of
+from quorumlog.protocol.replica import Ranges
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.bookie.segments import sync_directory, write_durably
 from services.bookie.store import Store
@@ -130,7 +131,7 @@ class Limbo:
         write_durably(self._mark, me.encode())
         count = 0
         async for rows in self._rows.placed_here(member_name(me)):
-            lost = [row for row in rows if _older(row, me)]
+            lost = [row for row in rows if limbo.older_members(row, me)]
             await asyncio.gather(*map(self._enter, lost))
             count += len(lost)
             await store.checkpoint()
@@ -169,7 +170,11 @@ class Limbo:
             return
         waiting: set[int] = set()
         async for rows in self._rows.placed_here(member_name(self._store.me)):
-            lost = [row for row in rows if row.ledger_id in left and _older(row, self._store.me)]
+            lost = [
+                row
+                for row in rows
+                if row.ledger_id in left and limbo.older_members(row, self._store.me)
+            ]
             await self._ask_for(lost)
             waiting.update(row.ledger_id for row in lost)
         for ledger_id in sorted(left - waiting):
@@ -185,24 +190,27 @@ class Limbo:
 
     async def _ask_for(self, rows: list[LedgerMetadata]) -> None:
         """Queue what older incarnations are still named for, now and then."""
-        due = [row for row in rows if self._is_due(row.ledger_id)]
+        due = [row for row in rows if self._is_due((row.ledger_id, False))]
         items = [
-            RepairAdd(ledger_id=row.ledger_id, member=member, ranges=tuple(places(row, member)))
+            RepairAdd(
+                ledger_id=row.ledger_id, member=member, ranges=tuple(limbo.places(row, member))
+            )
             for row in due
-            for member in _older(row, self._store.me)
+            for member in limbo.older_members(row, self._store.me)
         ]
         if items:
             await self._rows.queue(items)
+        self._note([(row.ledger_id, False) for row in due])
 
-    def _is_due(self, ledger_id: int, *, is_own: bool = False) -> bool:
-        """Whether a ledger is to be queued (again), for older incarnations or for this one; says
-        yes once in a while.
-        """
-        now, key = asyncio.get_running_loop().time(), (ledger_id, is_own)
-        if now - self._queued_at.get(key, float("-inf")) < _AGAIN_S:
-            return False
-        self._queued_at[key] = now
-        return True
+    def _is_due(self, key: tuple[int, bool]) -> bool:
+        """Whether a ledger is to be queued (again), for older incarnations or (True) for us."""
+        now = asyncio.get_running_loop().time()
+        return now - self._queued_at.get(key, float("-inf")) >= _AGAIN_S
+
+    def _note(self, keys: list[tuple[int, bool]]) -> None:
+        """These were queued just now."""
+        now = asyncio.get_running_loop().time()
+        self._queued_at.update(dict.fromkeys(keys, now))
 
     async def _try_to_end(self, ledger_id: int) -> None:
         """End the limbo of a ledger if all is here that should be."""
@@ -210,10 +218,10 @@ class Limbo:
         missing: Ranges = ()
         status, row = await self._rows.read(ledger_id)
         if status is not CasStatus.MISSING:  # with a tombstone nobody asks for it any more
-            if row is None or _older(row, self._store.me):
+            if row is None or limbo.older_members(row, self._store.me):
                 return
             checked, missing = await self._missing(row)
-        if self._may_end(missing):
+        if not missing:
             for is_own in (False, True):
                 self._queued_at.pop((ledger_id, is_own), None)
             await self._store.leave_limbo(ledger_id)
@@ -221,66 +229,26 @@ class Limbo:
             self.progress.cleared += 1
             self.progress.checked_entries += checked
             return
-        if self._is_due(ledger_id, is_own=True):
+        if self._is_due((ledger_id, True)):
+            item = RepairAdd(ledger_id=ledger_id, member=self._store.me, ranges=missing)
+            await self._rows.queue([item])
+            self._note([(ledger_id, True)])
             count = sum(last - first + 1 for first, last in missing)
             self.progress.missing_entries += count
             log.warning("limbo-incomplete", extra={"ledger": ledger_id, "missing": count})
-            ranges = missing[:_RANGES_MAX]
-            item = RepairAdd(ledger_id=ledger_id, member=self._store.me, ranges=ranges)
-            await self._rows.queue([item])
-
-    def _may_end(self, missing: Ranges) -> bool:
-        """I27: not before the copies are here."""
-        return not missing
 
     async def _missing(self, row: LedgerMetadata) -> tuple[int, Ranges]:
-        """How many entries metadata expects here, and which of them are not."""
+        """How many entries metadata expects here, and which of them are not; of a ledger that
+        lacks much only the first ranges.
+        """
         checked = 0
         missing: list[tuple[int, int]] = []
-        for position, first, last in _expected(row, self._store.me):
+        for position, first, last in limbo.expected(row, self._store.me):
             for low in range(first, last + 1, _CHECK_ENTRIES):
                 high = min(last, low + _CHECK_ENTRIES - 1)
                 held = await self._store.ranges(row.ledger_id, low, high, ID_MAX)
-                gaps = complement(held, low, high)
-                ids = [e for a, b in gaps for e in range(a, b + 1)]
-                lacking = [e for e in ids if row.quorum.is_member(position, e)]
-                missing += ranges_of(lacking)
-                checked += _own_count(row, position, low, high)
+                missing += limbo.lacking(row, position, low, high, held)
+                checked += limbo.share(row, position, low, high)
+                if len(missing) >= _RANGES_MAX:
+                    return checked, tuple(missing[:_RANGES_MAX])
         return checked, tuple(missing)
-
-
-def places(row: LedgerMetadata, member: str) -> Iterator[tuple[int, int]]:
-    """The ranges of a ledger's fragments that name a member; an open one ends nowhere."""
-    for index, fragment in enumerate(row.fragments):
-        if member in fragment.bookies:
-            last = row.fragment_last(index)
-            end = ID_MAX - 1 if last is None else last
-            yield fragment.first_entry, max(end, fragment.first_entry)
-
-
-def _expected(row: LedgerMetadata, me: str) -> Iterator[tuple[int, int, int]]:
-    """Position, first and last entry of each closed fragment that names this incarnation."""
-    for index, fragment in enumerate(row.fragments):
-        last = row.fragment_last(index)
-        if me in fragment.bookies and last is not None:
-            yield fragment.bookies.index(me), fragment.first_entry, last
-
-
-def _own_count(row: LedgerMetadata, position: int, first: int, last: int) -> int:
-    """How many of first..last a position stores."""
-    size = row.quorum.ensemble_size
-    return sum(
-        (last - residue) // size - (first - 1 - residue) // size
-        for residue in row.quorum.residues(position)
-    )
-
-
-def _older(row: LedgerMetadata, me: str) -> list[str]:
-    """The older incarnations of this bookie that a row's fragments name."""
-    name, incarnation = member_name(me), member_incarnation(me)
-    named = {member for fragment in row.fragments for member in fragment.bookies}
-    return sorted(
-        member
-        for member in named
-        if member_name(member) == name and member_incarnation(member) < incarnation
-    )

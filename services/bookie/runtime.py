@@ -176,7 +176,7 @@ class Bookie:
         self.limbo = Limbo(
             store, PlacedRows(self._metadata, config.bookie_name), rest_s=config.limbo_s
         )
-        if _is_limbo_due(local, cookie):
+        if is_limbo_due(local, cookie):
             # Before it serves or registers: what was lost must not be denied (BP-46).
             await self._insist(self.limbo.enter)
         write_cookie(directory, cookie.model_copy(update={"registered": True}))
@@ -320,7 +320,7 @@ class Bookie:
         )
 
 
-def _is_limbo_due(local: LocalCookie | None, cookie: LocalCookie) -> bool:
+def is_limbo_due(local: LocalCookie | None, cookie: LocalCookie) -> bool:
     """Whether this incarnation has yet to mark what older ones may have lost. A start that ended
     before it was done left the cookie unregistered.
     """

@@ -11,7 +11,9 @@ from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata
+from services.bookie.cookie import LocalCookie
 from services.bookie.limbo import Limbo, PlacedRows
+from services.bookie.runtime import is_limbo_due
 from services.bookie.store import Store
 from tests.bookie.support import KEY, add, ids_of, read, run_of, started
 from tests.metadata.support import DRAFT, Service, serving
@@ -188,3 +190,24 @@ async def test_of_a_striped_ledger_only_its_share_is_missed(service: Service, ro
 def _is_in_limbo(store: Store, ledger_id: int) -> bool:
     row = store.row(ledger_id)
     return row is not None and row.is_limbo
+
+
+def test_phase_one_is_due_until_a_start_of_the_new_incarnation_has_ended_it() -> None:
+    first = LocalCookie(
+        name="b1",
+        incarnation=1,
+        cluster_id="cluster",
+        instance="instance",
+        directories=("/data",),
+        boots=1,
+        registered=True,
+    )
+    new = first.model_copy(update={"incarnation": 2, "registered": False})
+    done = new.model_copy(update={"registered": True})
+
+    assert not is_limbo_due(None, first)
+    assert not is_limbo_due(first, first)
+    assert is_limbo_due(None, new)
+    assert is_limbo_due(first, new)
+    assert is_limbo_due(new, new)  # the start that was to do it did not end
+    assert not is_limbo_due(done, new)
