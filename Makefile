@@ -79,8 +79,8 @@ load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with
 scenarios: setup ## play the golden traces again and write down what comes of them
 	$(PY) -m tests.scenarios --write
 
-sim: setup ## simulate clusters under faults: SEEDS= how many, or SEED= one as a story
-	$(PY) -m tests.sim --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))
+sim: setup ## simulate clusters under faults: SEEDS= how many, or SEED= one as a story; OF=services
+	$(PY) -m tests.sim --of $(or $(OF),machines) --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))
 
 explore: setup ## search all interleavings of small worlds: SCOPES= names, or all
 	$(PY) -m tests.explore $(SCOPES)

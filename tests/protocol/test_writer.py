@@ -190,6 +190,19 @@ def test_a_failed_bookie_is_replaced_from_the_first_unconfirmed_entry_on() -> No
     assert update.metadata.fragments == (Fragment(0, (B1, B2, B3)), Fragment(1, (B4, B2, B3)))
 
 
+def test_a_bookie_that_is_to_be_replaced_does_not_stand_in_its_next_incarnations_way() -> None:
+    bench = Bench()
+    bench.do(ReplaceRequested(B1))
+
+    found = bench.one(FindBookies)
+    assert found.ensemble == (B2, B3)
+    assert found.exclude == (B1, B2, B3)
+    bench.found("b1@2")
+
+    update = bench.one(UpdateMetadata)
+    assert update.metadata.fragments == (Fragment(0, ("b1@2", B2, B3)),)
+
+
 def test_a_new_bookie_gets_nothing_before_the_cas_that_names_it() -> None:
     bench, update = changing()
     assert bench.all(SendAdd) == []

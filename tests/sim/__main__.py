@@ -1,4 +1,7 @@
-"""`python -m tests.sim --seeds N --seed S`: a campaign of seeds, or one seed as a story."""
+"""`python -m tests.sim --seeds N --seed S`: a campaign of seeds, or one seed as a story.
+
+`--of machines` (the default) are the machines of the protocol, `--of services` whole services.
+"""
 
 import argparse
 import sys
@@ -7,11 +10,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.sim.run import Outcome, run_plan, run_seed, shrink
+from tests.sim import run as machines
+from tests.sim.services import run as services
 from tests.support.spread import CORES, progress, spread
 
-CHUNK = 20
+CHUNKS = {"machines": 20, "services": 2}
 """Seeds that a process takes at a time: a second's work or less."""
+
+Outcome = machines.Outcome | services.Outcome
 
 
 @dataclass(slots=True)
@@ -32,33 +38,47 @@ class Tally:
         self.broken += other.broken
 
 
-def simulate(seeds: range) -> Tally:
+def simulate(asked: tuple[str, range]) -> Tally:
     """Each of these seeds."""
+    what, seeds = asked
     tally = Tally()
     for seed in seeds:
-        outcome = run_seed(seed)
+        outcome: Outcome = (
+            services.run_seed(seed) if what == "services" else machines.run_seed(seed)
+        )
         tally.seeds += 1
         tally.messages += outcome.messages
         tally.virtual_us += outcome.virtual_us
-        tally.ends[outcome.ended.partition(" ")[0]] += 1
+        tally.ends[outcome.ended] += 1
         if outcome.violation is not None:
             tally.broken.append(outcome)
     return tally
 
 
-def chunks(first: int, count: int) -> Iterator[range]:
+def chunks(what: str, first: int, count: int) -> Iterator[tuple[str, range]]:
     """The seeds, a chunk at a time."""
-    end = first + count
-    for start in range(first, end, CHUNK):
-        yield range(start, min(start + CHUNK, end))
+    end, size = first + count, CHUNKS[what]
+    for start in range(first, end, size):
+        yield what, range(start, min(start + size, end))
 
 
-def tell(outcome: Outcome, lines: int) -> None:
+def story_of(outcome: Outcome) -> tuple[str, ...]:
+    """All that happens in a seed."""
+    if isinstance(outcome, services.Outcome):
+        return services.run_plan(outcome.plan, is_told=True).story
+    return machines.run_plan(outcome.plan, is_told=True).story
+
+
+def tell(what: str, outcome: Outcome, lines: int) -> None:
     """A broken seed: how to run it again, and its story as short as it gets."""
-    small = shrink(outcome)
+    small: Outcome = (
+        services.shrink(outcome)
+        if isinstance(outcome, services.Outcome)
+        else machines.shrink(outcome)
+    )
     seed = outcome.plan.seed
     print(f"seed {seed}: {outcome.violation}")
-    print(f"  again: make sim SEED={seed} SEEDS=1")
+    print(f"  again: make sim OF={what} SEED={seed} SEEDS=1")
     print(f"  {small.plan}")
     print("  shrunk:", small.violation)
     for line in small.story[-lines:]:
@@ -67,6 +87,7 @@ def tell(outcome: Outcome, lines: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim")
+    parser.add_argument("--of", choices=sorted(CHUNKS), default="machines")
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--jobs", type=int, default=CORES, help="processes")
@@ -77,17 +98,18 @@ def main() -> int:
     total = Tally()
     with progress() as bar:
         task = bar.add_task("seeds", total=asked.seeds)
-        jobs = min(asked.jobs, -(-asked.seeds // CHUNK))
-        for tally in spread(simulate, chunks(asked.seed, asked.seeds), jobs=jobs):
+        jobs = min(asked.jobs, -(-asked.seeds // CHUNKS[asked.of]))
+        for tally in spread(simulate, chunks(asked.of, asked.seed, asked.seeds), jobs=jobs):
             total.add(tally)
             bar.update(task, completed=total.seeds)
             if len(total.broken) >= asked.failures:
                 break
     took = time.perf_counter() - began
     for outcome in total.broken[: asked.failures]:
-        tell(outcome, asked.story)
+        tell(asked.of, outcome, asked.story)
     if asked.seeds == 1 and not total.broken:
-        print("\n".join(run_plan(run_seed(asked.seed).plan, is_told=True).story))
+        run = services.run_seed if asked.of == "services" else machines.run_seed
+        print("\n".join(story_of(run(asked.seed))))
     print(
         f"virtual time {total.virtual_us / 1e6 / 3600:.1f} h in {took:.0f} s"
         f" ({total.virtual_us / 1e6 / took:.0f} : 1), {total.messages} messages,"

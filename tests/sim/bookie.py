@@ -5,9 +5,10 @@ killed process keeps all (the page cache lives). A wiped one comes back as its n
 with nothing. Answers wait for the disk as the replica's verdict says (rule 3).
 """
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import Any, Final, Protocol, assert_never
 
 from quorumlog.protocol.ids import member_of
 from quorumlog.protocol.messages import (
@@ -25,6 +26,7 @@ from quorumlog.protocol.replica import (
     AddAsked,
     FenceAsked,
     HeldEntries,
+    LacTold,
     LedgerFenced,
     ReadAsked,
     Record,
@@ -36,9 +38,6 @@ from quorumlog.protocol.replica import (
     replay,
 )
 
-if TYPE_CHECKING:
-    from tests.sim.world import World
-
 Answer = Callable[[Event], None]
 
 READ_CUT: Final = 0.1
@@ -49,10 +48,40 @@ class BookieFault(AssertionError):
     """A bookie broke one of its own rules (I12, I13, I15, I17, I27)."""
 
 
+class Watcher(Protocol):
+    """Who is told what became durable."""
+
+    def stored(self, member: str, entries: Sequence[Entry]) -> None: ...
+
+
+class Surroundings(Protocol):
+    """What a bookie needs of its world."""
+
+    rng: random.Random
+
+    @property
+    def is_healed(self) -> bool: ...
+
+    @property
+    def now(self) -> int: ...
+
+    @property
+    def sync(self) -> tuple[int, int]: ...
+
+    @property
+    def watcher(self) -> Watcher | None: ...
+
+    def after(self, delay: int, action: Callable[..., object], *args: Any) -> None: ...
+
+    def note(self, *parts: object) -> None: ...
+
+    def may_lose_a_copy(self) -> bool: ...
+
+
 class SimBookie:
     """One bookie's process, disk and ledger."""
 
-    def __init__(self, name: str, world: "World") -> None:
+    def __init__(self, name: str, world: Surroundings) -> None:
         self.name = name
         self.world = world
         self.incarnation = 1
@@ -70,7 +99,7 @@ class SimBookie:
         self._is_syncing = False
         self._base = 0
         """Records of the log that were there at the last start; the replica counts from here."""
-        self._waiting: list[tuple[int, Answer, Event, bool]] = []
+        self._waiting: list[tuple[int, Answer, Event, tuple[int, ...], bool]] = []
         self._has_fenced = False
         self._denied: set[tuple[int, int]] = set()
         """Ranges that a recovery was told are not here."""
@@ -84,6 +113,16 @@ class SimBookie:
     def is_full(self) -> bool:
         """The disk takes no normal adds."""
         return self.full_until > self.world.now
+
+    def be(self, incarnation: int) -> None:
+        """The ledger is new to a bookie that is at this incarnation."""
+        self.incarnation = incarnation
+        self.replica = memory_replica(self.member)
+
+    @property
+    def highest(self) -> int:
+        """The highest entry that is held."""
+        return self.replica.holdings.highest
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -117,10 +156,28 @@ class SimBookie:
                     raise BookieFault(f"I27: {self.member} says no as {member}")
             case _:
                 assert_never(asked)
+        is_promise = isinstance(asked, SendRead) and asked.fence
+        ids = tuple(asked.run.ids) if isinstance(asked, SendAdd) else ()
+        self._take(verdict, answer, told, ids=ids, is_promise=is_promise)
+
+    def keep_lac(self, asked: LacTold, answer: Answer) -> None:
+        """The explicit LAC of an idle writer."""
+        verdict = self.replica.step(asked)
+        told = FenceAnswered(-1, asked.member, verdict.status, verdict.last_add_confirmed)
+        self._take(verdict, answer, told)
+
+    def _take(
+        self,
+        verdict: Verdict,
+        answer: Answer,
+        told: Event,
+        *,
+        ids: tuple[int, ...] = (),
+        is_promise: bool = False,
+    ) -> None:
         self.replica.check()
         self.log.extend(verdict.records)
-        is_promise = isinstance(asked, SendRead) and asked.fence
-        self._waiting.append((verdict.after, answer, told, is_promise))
+        self._waiting.append((verdict.after, answer, told, ids, is_promise))
         self._release()
         self._sync()
 
@@ -182,7 +239,7 @@ class SimBookie:
             return
         self._is_syncing = True
         world = self.world
-        low, high = (100, 3_000) if world.is_healed else world.plan.sync
+        low, high = (100, 3_000) if world.is_healed else world.sync
         time = world.rng.randint(low, high)
         if self.slow_until > world.now:
             time += world.rng.randint(0, self.slow_until - world.now)
@@ -215,12 +272,12 @@ class SimBookie:
         due = [waiting for waiting in self._waiting if waiting[0] <= count]
         if due:
             self._waiting = [waiting for waiting in self._waiting if waiting[0] > count]
-        for _, answer, event, is_promise in due:
+        for _, answer, event, ids, is_promise in due:
             if is_promise and isinstance(event, ReadAnswered):
                 self._denied.update(event.absent)
                 if event.status is Status.OK and not self._is_fence_on_disk():
                     raise BookieFault(f"I15: {self.member} answers a recovery read unfenced")
-            self._check_answer(event)
+            self._check_answer(event, ids)
             self.world.note(
                 self.name, "answers", type(event).__name__, getattr(event, "status", "")
             )
@@ -230,9 +287,13 @@ class SimBookie:
 
     def crash(self, kind: str) -> None:
         """End the process: killed, without power, or with the loss of the disk."""
-        world = self.world
-        if kind == "wipe" and not world.may_lose_a_copy():
+        if kind == "wipe" and not self.world.may_lose_a_copy():
             kind = "power-cut"
+        self.fall(kind)
+
+    def fall(self, kind: str) -> None:
+        """The same, whoever may lose what."""
+        world = self.world
         if kind == "wipe":
             self.log, self.synced = [], 0
             self.incarnation += 1
@@ -262,6 +323,15 @@ class SimBookie:
         if self._has_fenced and not self.replica.is_fenced:
             raise BookieFault(f"I13: {self.member} told a fence and forgot it")
 
+    def keep_stub(self) -> None:
+        """Give the entries up; that the ledger is fenced stays (rule 16)."""
+        self.log = list(self.replica.repeated())
+        self._base = self.synced = len(self.log)
+        self.damaged.clear()
+        self.replica = replay(self.member, self.log)
+        if self._has_fenced and not self.replica.is_fenced:
+            raise BookieFault(f"I13: {self.member} gave up the fence with the entries")
+
     def corrupt(self) -> None:
         """Damage one stored copy: its checksum fails from now on."""
         durable = sorted(self._held.entries.keys() - self.damaged)
@@ -286,21 +356,18 @@ class SimBookie:
     def _is_fence_on_disk(self) -> bool:
         return any(isinstance(record, LedgerFenced) for record in self.log[: self.synced])
 
-    def _check_answer(self, event: Event) -> None:
-        durable = self.log[: self.synced]
+    def _check_answer(self, event: Event, ids: tuple[int, ...]) -> None:
         match event:
+            case FenceAnswered(position=-1):
+                pass  # a LAC
             case FenceAnswered(_, _, Status.OK):
                 self._has_fenced = True
                 if not self._is_fence_on_disk():
                     raise BookieFault(f"I13: {self.member} told a fence that is not on disk")
-            case AddAnswered(position, _, _, first, last, Status.OK):
-                ids = {e for r in durable if isinstance(r, RunStored) for e in r.run.ids}
-                quorum = self.world.plan.quorum
-                missing = [
-                    e
-                    for e in range(first, last + 1)
-                    if quorum.is_member(position, e) and e not in ids
-                ]
+            case AddAnswered(status=Status.OK):
+                durable = self.log[: self.synced]
+                stored = {e for r in durable if isinstance(r, RunStored) for e in r.run.ids}
+                missing = [entry_id for entry_id in ids if entry_id not in stored]
                 if missing:
                     raise BookieFault(f"rule 3: {self.member} said ok, {missing} are not on disk")
             case _:

@@ -283,7 +283,7 @@ def run_plan(plan: Plan, *, is_told: bool = False) -> Outcome:
         violation,
         tuple(world.story),
         run.checker.acked,
-        f"{row.state} v{row.version} {len(row.fragments)} fragments",
+        row.state.value,
     )
 
 

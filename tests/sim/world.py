@@ -185,6 +185,11 @@ class World:
 
     # --- network ------------------------------------------------------------------------------
 
+    @property
+    def sync(self) -> tuple[int, int]:
+        """How long a disk takes, at least and at most."""
+        return self.plan.sync
+
     def send(self, source: str, target: str, action: Callable[..., None], *args: Any) -> None:
         """One message: lost, late, doubled or out of order, as the plan says."""
         plan, rng, link = self.plan, self.rng, (source, target)
@@ -358,11 +363,14 @@ class World:
                 if self.rng.random() < 0.6
             ]
         else:
-            excluded = {member_name(member) for member in effect.exclude}
+            staying = {member_name(member) for member in effect.ensemble}
             found = [
                 bookie.member
                 for bookie in self.bookies.values()
-                if bookie.is_up and not bookie.is_full and bookie.name not in excluded
+                if bookie.is_up
+                and not bookie.is_full
+                and bookie.name not in staying
+                and bookie.member not in effect.exclude
             ]
         self.rng.shuffle(found)
         self.after(

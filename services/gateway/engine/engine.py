@@ -32,7 +32,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
-from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.metadata_client import MetadataClient, new_attempt
 from quorumlog.net.ports import Ports, Times
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.timers import Tasks, Timers
@@ -181,11 +181,24 @@ class Engine:
             log=options.log,
             extra=(*options.tags, *(((DEGRADED, "true"),) if is_degraded else ())),
         )
-        row = await self._metadata.create(draft, idempotency_key=options.idempotency_key)
+        attempt = new_attempt()
+        try:
+            row = await self._metadata.create(
+                draft, attempt=attempt, idempotency_key=options.idempotency_key
+            )
+        except (MetadataUnavailable, asyncio.CancelledError) as error:
+            if not isinstance(error, MetadataUnavailable) or error.outcome == UNKNOWN:
+                self._ports.tasks.start(self._settle(draft, attempt, options.idempotency_key))
+            raise
+        self._adopt(row, keys.ledger_key)
+        return row
+
+    def _adopt(self, row: LedgerMetadata, ledger_key: bytes) -> None:
+        """Become the writer of a ledger that was created here."""
         self._rows.put(row)
         is_ours = row.writer is not None and row.writer.id == self.writer.id
         # A repeat of an idempotency key gets the row of the first one: maybe with its handle.
-        if is_ours and row.ledger_key == keys.ledger_key and row.ledger_id not in self._handles:
+        if is_ours and row.ledger_key == ledger_key and row.ledger_id not in self._handles:
             self._handles[row.ledger_id] = WriteHandle(
                 row,
                 self._ports,
@@ -195,7 +208,21 @@ class Engine:
                 gateway_budget=self._budget,
                 delays_change=self._config.delays_ensemble_change,
             )
-        return row
+
+    async def _settle(self, draft: LedgerMetadata, attempt: str, key: str | None) -> None:
+        """Learn what became of a ledger whose creation nobody could tell of: while this process
+        lives, it is taken for its writer (rule 11), so nobody else would end or mend it.
+        """
+        while True:
+            try:
+                row = await self._metadata.create(draft, attempt=attempt, idempotency_key=key)
+            except MetadataUnavailable:
+                await asyncio.sleep(_RESTART_S)
+            except QuorumLogError:
+                return  # it was never made
+            else:
+                self._adopt(row, draft.ledger_key)
+                return
 
     async def get(self, ledger_id: int) -> LedgerMetadata:
         """The row as it is now. Raises: NoSuchLedger, MetadataUnavailable."""

@@ -351,6 +351,8 @@ class Recovery:
             lost=row.declared_lost,
         )
         self._read_all(self._tally, is_recovery=True)
+        if not self._tally.is_asked:
+            self._decide(self._tally)  # every member is declared lost: no answer will come
 
     def _read_all(self, tally: Tally, *, is_recovery: bool) -> None:
         for position, cursor in enumerate(tally.cursors):
@@ -565,6 +567,8 @@ class Recovery:
             lost=row.declared_lost,
         )
         self._read_all(self._tally, is_recovery=False)
+        if not self._tally.is_asked:
+            self._measured(self._tally)  # every member is declared lost
 
     def _measured(self, tally: Tally) -> None:
         entry_id = tally.first
@@ -635,6 +639,8 @@ class Recovery:
             self._end()
         elif self._tally is None and not self._is_end_known and self._may_read_on():
             self._read_window()
+            if self._is_end_known:
+                self._end()
         if Timer.ADD not in self._armed and self._window.is_waiting():
             self._tick += 1
             self._arm(Timer.ADD, self._tick)

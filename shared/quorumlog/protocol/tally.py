@@ -111,6 +111,11 @@ class Tally:
             entry_id += 1
         return entry_id if entry_id <= self.last else None
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody has yet to speak."""
+        return any(cursor is not None for cursor in self.cursors)
+
     def verdict(self, entry_id: int) -> Verdict:
         """What is known of an entry by now."""
         if entry_id in self.found:

@@ -582,8 +582,10 @@ class Writer:
         self._must_search = False
         self._attempt += 1
         members = self.metadata.last_fragment.bookies
-        staying = tuple(m for p, m in enumerate(members) if not self._down & 1 << p)
-        exclude = tuple(dict.fromkeys((*staying, *self._suspects)))
+        used = tuple(m for p, m in enumerate(members) if not self._down & 1 << p)
+        # Who is to be replaced does not stay: its own next incarnation may take the place.
+        staying = tuple(m for m in used if not self._unwanted & 1 << members.index(m))
+        exclude = tuple(dict.fromkeys((*used, *self._suspects)))
         find = FindBookies(self._attempt, staying, exclude)
         self._task = _Task(_Kind.FIND, self._attempt, find)
         self._out.append(find)

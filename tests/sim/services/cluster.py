@@ -1,0 +1,273 @@
+"""Gateways and autorecovery made of the code that ships, each in a process that can die."""
+
+import asyncio
+import random
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from quorumlog.errors import RouteNotFound
+from quorumlog.net.directory import Directory
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.ports import Ports
+from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.timers import Tasks, Timers
+from quorumlog.wire.bodies import BookieList
+from services.autorecovery.auditor import Auditor
+from services.autorecovery.config import Config
+from services.autorecovery.pace import PacedBookies
+from services.autorecovery.steering import Steering
+from services.autorecovery.worker import Done, Workers
+from services.gateway.engine.engine import Engine, EngineConfig, _forever
+from services.gateway.engine.internal import routes
+from services.gateway.engine.peers import Peers
+from services.gateway.engine.rows import NarrowMetadata
+from tests.sim.plan import MS
+from tests.sim.services.judge import Judge
+from tests.sim.services.metadata import URL, Metadata
+from tests.sim.services.net import Answer, Net, Process, Request, Session
+from tests.sim.services.node import Bookies, Node
+
+Work = Callable[[], Awaitable[None]]
+
+
+class _Tasks(Tasks):
+    """Tasks that die with their process."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__()
+        self._process = process
+
+    def start(self, work: Any) -> None:
+        if self._process.is_alive:
+            _ = self._process.spawn(work)
+        else:
+            work.close()
+
+
+class _Clock:
+    """A process's event loop as its timers see it: while it stands still nothing fires."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._loop = process.net.loop
+
+    def time(self) -> float:
+        return self._loop.time()
+
+    def call_at(self, when: float, call: Callable[..., object]) -> asyncio.TimerHandle:
+        return self._loop.call_at(when, self._fire, call)
+
+    def _fire(self, call: Callable[..., object]) -> None:
+        process = self._process
+        if process.paused_until > process.net.now:
+            process.net.after(process.paused_until - process.net.now, self._fire, call)
+        elif process.is_alive:
+            call()
+
+
+class Gateway(Process):
+    """One gateway: its engine, and the routes on which other gateways reach it."""
+
+    def __init__(self, name: str, net: Net, nodes: dict[str, Node]) -> None:
+        super().__init__(name, net)
+        self.url = f"http://{name}:1"
+        self._clock = _Clock(self)
+        session = cast("Any", Session(self))
+        tasks, timers = _Tasks(self), Timers(cast("Any", self._clock))
+        config = EngineConfig(self.url, (URL,))
+        metadata = MetadataClient((URL,), session, deadline_s=config.metadata_s)
+        directory = seeded(Directory(metadata.bookies), net.rng)
+        bookies = cast("Any", Bookies(self, nodes))
+        ports = Ports(bookies, NarrowMetadata(metadata), directory, timers, tasks, config.times)
+        self.engine = Engine(config, metadata, directory, bookies, ports, Peers(session))
+        work: tuple[Work, ...] = (directory.follow, self.engine._rows.follow)
+        for one in work:
+            tasks.start(_forever(one))
+        self._routes = [
+            (
+                route.method,
+                re.compile(
+                    re.sub(r"\{(\w+):([^{}]*(?:\{[^{}]*\})?[^{}]*)\}", r"(?P<\1>\2)", route.path)
+                ),
+                route.handler,
+            )
+            for route in cast("Any", routes(self.engine))
+        ]
+        net.listeners[self.url] = self, self.handle
+
+    async def handle(self, request: Request) -> Answer:
+        """One of the internal routes that ship."""
+        for method, pattern, handler in self._routes:
+            found = pattern.fullmatch(request.path)
+            if method == request.method and found:
+                asked = Request(
+                    request.method,
+                    request.path,
+                    request.body,
+                    request.query,
+                    request.headers,
+                    found.groupdict(),
+                )
+                told = await handler(asked)
+                return Answer(told.status, bytes(told.body), told.headers)
+        raise RouteNotFound(request.path)
+
+    def kill(self) -> None:
+        """All handles are gone with their process."""
+        super().kill()
+        for handle in self.engine._handles.values():
+            handle._driver.stop()
+
+
+class Healer(Process):
+    """One process of autorecovery: auditor and workers."""
+
+    def __init__(self, name: str, net: Net, nodes: dict[str, Node]) -> None:
+        super().__init__(name, net)
+        session = cast("Any", Session(self))
+        tasks, timers = _Tasks(self), Timers(cast("Any", _Clock(self)))
+        config = Config.model_validate(
+            {
+                "port": 1,
+                "metadata_urls": (URL,),
+                "lost_bookie_delay_s": 5.0,
+                "abandoned_s": 5.0,
+                "in_recovery_s": 5.0,
+                "audit_s": 2.0,
+                "full_audit_s": 60.0,
+            }
+        )
+        metadata = MetadataClient((URL,), session)
+        directory = seeded(Directory(metadata.bookies), net.rng)
+        bookies = cast("Any", Bookies(self, nodes))
+        ports = Ports(bookies, metadata, directory, timers, tasks)
+        repairs = RepairClient(metadata, name)
+        steering = Steering(config, metadata, repairs, PacedBookies(bookies))
+        self.auditor = Auditor(name, config, metadata, repairs, ports, session, steering)
+        workers = Workers(repairs, directory, ports, session, Done(), steering)
+        tasks.start(directory.follow())
+        tasks.start(self.auditor.run())
+        tasks.start(workers.run(tasks))
+
+
+def seeded(directory: Directory, rng: random.Random) -> Directory:
+    """A directory whose chance is the run's."""
+    directory._chance = cast("Any", rng)
+    return directory
+
+
+class Cluster:
+    """Everything that runs, by name; faults pick from here."""
+
+    def __init__(self, net: Net, judge: Judge) -> None:
+        plan = net.plan
+        self.net = net
+        self.judge = judge
+        self.nodes: dict[str, Node] = {}
+        self.lies_until = 0
+        self.metadata = Metadata(net, self._bookies, judge.changed)
+        for number in range(1, plan.bookies + 1):
+            self.nodes[f"b{number}"] = Node(f"b{number}", net, judge)
+        self._made = 0
+        self.gateways = [self._gateway() for _ in range(plan.gateways)]
+        self.healers = [Healer(f"healer-{number}", net, self.nodes) for number in (1, 2)]
+
+    def _gateway(self) -> Gateway:
+        self._made += 1
+        return Gateway(f"gateway-{self._made}", self.net, self.nodes)
+
+    def _bookies(self) -> BookieList:
+        """Liveness, which lies now and then (I31)."""
+        net, infos = self.net, [node.info for node in self.nodes.values()]
+        if self.lies_until > net.now:
+            infos = [
+                info.model_copy(update={"state": net.rng.choice(("writable", "lost", info.state))})
+                for info in infos
+                if net.rng.random() < 0.9
+            ]
+        return BookieList(bookies=tuple(infos), liveness_age_s=net.now / 1e6)
+
+    # --- faults ----------------------------------------------------------------------------------
+
+    def kill_gateway(self, index: int) -> None:
+        """A gateway dies, and another process comes in its place at another address."""
+        at = index % len(self.gateways)
+        self.net.note(self.gateways[at].name, "dies")
+        self.gateways[at].kill()
+        self.gateways[at] = self._gateway()
+
+    def kill_healer(self, index: int) -> None:
+        """A process of autorecovery dies, and another one begins."""
+        at = index % len(self.healers)
+        self.net.note(self.healers[at].name, "dies")
+        self.healers[at].kill()
+        self._made += 1
+        self.healers[at] = Healer(f"healer-{self._made + 2}", self.net, self.nodes)
+
+    def strike(self, kind: str, lasts: int, target: int, other: int) -> None:
+        """Let a fault happen, and its end."""
+        net = self.net
+        if net.is_healed:
+            return
+        net.note("fault", kind, target, other, lasts / 1e6)
+        nodes = list(self.nodes.values())
+        node, until = nodes[target % len(nodes)], min(net.now + lasts, net.plan.heal_at)
+        match kind:
+            case "bookie-killed" | "bookie-power-cut" | "bookie-wiped":
+                node.fall({"bookie-killed": "kill", "bookie-wiped": "wipe"}.get(kind, "power-cut"))
+                net.after(lasts, node.rise)
+            case "bookie-full":
+                node.full_until = until
+            case "bookie-slow":
+                node.slow_until = until
+            case "bookie-drained":
+                node.is_draining = True
+                net.after(lasts, setattr, node, "is_draining", False)
+            case "damage":
+                ledgers = [node.ledgers[ledger_id] for ledger_id in sorted(node.ledgers)]
+                if ledgers and node.is_alive:
+                    ledgers[other % len(ledgers)].corrupt()
+            case "gateway-killed":
+                self.kill_gateway(target)
+            case "gateway-paused":
+                gateway = self.gateways[target % len(self.gateways)]
+                gateway.paused_until = until
+            case "healer-killed":
+                self.kill_healer(target)
+            case "metadata-down":
+                self.metadata.down_until = until
+                self.metadata.break_streams()
+            case "partition" | "one-way" | "clog":
+                self._links(kind, node, other, until)
+            case "lies":
+                self.lies_until = until
+            case _:
+                raise AssertionError(kind)
+
+    def _links(self, kind: str, node: Node, other: int, until: int) -> None:
+        net = self.net
+        others: list[Process] = [*self.gateways, *self.healers]
+        end = others[other % len(others)].name
+        far = self.metadata.name if other % 4 == 0 else node.name
+        links = [(end, far), (far, end)]
+        if kind == "one-way":
+            links = [links[other % 2]]
+        where = net.clogged if kind == "clog" else net.cut
+        where.update(dict.fromkeys(links, until))
+
+    def heal(self) -> None:
+        """The faults are over."""
+        net = self.net
+        net.note("healed")
+        net.is_healed = True
+        net.cut.clear()
+        net.clogged.clear()
+        self.lies_until = self.metadata.down_until = 0
+        for gateway in self.gateways:
+            gateway.paused_until = min(gateway.paused_until, net.now)
+        for node in self.nodes.values():
+            node.full_until = node.slow_until = 0
+            node.is_draining = False
+            node.rise()
+        net.after(MS, self.metadata.break_streams)

@@ -1,0 +1,409 @@
+"""The metadata service: its rules on dictionaries instead of Postgres.
+
+What may become of a row is judged by the service's own code (services/metadata/transitions.py).
+Attempts, tombstones, the repair queue and leases behave as its SQL says; tests/metadata tests that.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    InvalidRequest,
+    LedgerExists,
+    MetadataUnavailable,
+    NoSuchLedger,
+    QuorumLogError,
+    RouteNotFound,
+    VersionConflict,
+)
+from quorumlog.protocol.ids import member_name
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.wire.bodies import (
+    Body,
+    BookieList,
+    Change,
+    LedgerChange,
+    LedgerCreate,
+    LedgerDelete,
+    LedgerList,
+    LedgerRow,
+    ServiceList,
+)
+from quorumlog.wire.repair_bodies import (
+    Lease,
+    LeaseTake,
+    Ranges,
+    Repair,
+    RepairClaim,
+    RepairFail,
+    RepairList,
+    RepairProgress,
+    RepairRemaining,
+    RepairsAdd,
+    RepairSettings,
+)
+from services.metadata.transitions import check_change, check_new
+from tests.sim.plan import SECOND
+from tests.sim.services.net import Answer, Net, Process, Request
+
+URL: Final = "http://metadata:1"
+CLUSTER_ID: Final = "the-cluster"
+_PAUSE_S_MAX: Final = 300
+
+
+@dataclass(slots=True)
+class Item:
+    """One item of the repair queue."""
+
+    ranges: list[tuple[int, int]]
+    version: int = 1
+    survivors: int | None = None
+    moves: bool = False
+    failures: int = 0
+    detail: str = ""
+    worker: str | None = None
+    next_try_at: int = 0
+
+
+@dataclass(slots=True)
+class Held:
+    """A lease."""
+
+    holder: str
+    token: int
+    expires_at: int
+
+
+@dataclass(slots=True)
+class Tables:
+    """What the database holds; it survives the service."""
+
+    rows: dict[int, LedgerRow | None] = field(default_factory=dict)
+    """None is a tombstone."""
+    versions: dict[int, int] = field(default_factory=dict)
+    attempts: dict[str, str] = field(default_factory=dict)
+    repairs: dict[tuple[int, str], Item] = field(default_factory=dict)
+    leases: dict[str, Held] = field(default_factory=dict)
+
+
+class Metadata(Process):
+    """The service. `changed` judges each change of a row that was applied."""
+
+    def __init__(
+        self,
+        net: Net,
+        bookies: Callable[[], BookieList],
+        changed: Callable[[LedgerMetadata | None, LedgerMetadata | None], None],
+    ) -> None:
+        super().__init__("metadata", net)
+        self.tables = Tables()
+        self.down_until = 0
+        self._bookies = bookies
+        self._changed = changed
+        self._streams: list[asyncio.Queue[bytes | None]] = []
+        net.listeners[URL] = self, self.handle
+        ledger, item = r"/v1/ledgers/(?P<id>\d+)", r"/v1/repairs/(?P<id>\d+)/(?P<member>[^/]+)"
+        self._routes: tuple[tuple[str, str, Callable[..., Body | Answer]], ...] = (
+            ("GET", ledger, self._get),
+            ("PUT", ledger, self._change),
+            ("DELETE", ledger, self._delete),
+            ("POST", "/v1/ledgers", self._create),
+            ("GET", "/v1/ledgers", self._list),
+            ("GET", "/v1/bookies", lambda _request: self._bookies()),
+            ("GET", "/v1/services", lambda _request: ServiceList(services=())),
+            ("GET", "/v1/cluster-id", lambda _request: _document({"cluster_id": CLUSTER_ID})),
+            ("GET", "/v1/repairs", self._list_repairs),
+            ("POST", "/v1/repairs", self._add_repairs),
+            ("POST", "/v1/repairs/claim", self._claim),
+            ("POST", "/v1/repairs/hurry", self._hurry),
+            ("POST", item + "/progress", self._progress),
+            ("POST", item + "/fail", self._fail),
+            ("GET", "/v1/repair-settings", lambda _request: RepairSettings()),
+            ("PUT", r"/v1/leases/(?P<name>\w+)", self._take_lease),
+        )
+
+    async def handle(self, request: Request) -> Answer:
+        """Answer a request, or say that the database is away."""
+        if self.down_until > self.net.now:
+            raise MetadataUnavailable("the database is away", outcome=NOT_DONE)
+        if request.path == "/v1/changes":
+            return Answer(200, content=self._stream())
+        for method, pattern, work in self._routes:
+            found = re.fullmatch(pattern, request.path)
+            if method == request.method and found:
+                told = work(request, **found.groupdict())
+                if self.net.plan.answer_loss and self.down_until > self.net.now:
+                    raise MetadataUnavailable("the answer of the database is lost", outcome=UNKNOWN)
+                if isinstance(told, Answer):
+                    return told
+                return Answer(200, told.model_dump_json().encode())
+        raise RouteNotFound(f"{request.method} {request.path}")
+
+    # --- ledgers -----------------------------------------------------------------------------
+
+    def _row(self, ledger_id: int) -> LedgerRow:
+        row = self.tables.rows.get(ledger_id)
+        if row is None:
+            raise NoSuchLedger(ledger_id=ledger_id, deleted=ledger_id in self.tables.rows)
+        return row
+
+    def row(self, ledger_id: int) -> LedgerMetadata | None:
+        """The row as it is, None where there is a tombstone."""
+        row = self.tables.rows[ledger_id]
+        return None if row is None else row.to_core()
+
+    def _get(self, _request: Request, id: str) -> LedgerRow:  # noqa: A002
+        return self._row(int(id))
+
+    def _put(self, row: LedgerRow) -> LedgerRow:
+        self.tables.rows[row.ledger_id] = row
+        self.tables.versions[row.ledger_id] = row.version
+        self._tell(
+            Change(kind="change", ledger_id=row.ledger_id, version=row.version, state=row.state)
+        )
+        return row
+
+    def _create(self, request: Request) -> LedgerRow:
+        body = LedgerCreate.model_validate_json(request.body)
+        done = self.tables.attempts.get(body.attempt)
+        if done is not None:
+            return self._row(int(done))
+        check_new(body.row)
+        ledger_id = body.row.ledger_id
+        if ledger_id is None:
+            ledger_id = len(self.tables.rows) + 1
+        if ledger_id in self.tables.rows:
+            raise LedgerExists(ledger_id=ledger_id)
+        core = body.row.core(ledger_id=ledger_id, version=1, created_at="")
+        self.tables.attempts[body.attempt] = str(ledger_id)
+        self._changed(None, core)
+        return self._put(LedgerRow.from_core(core))
+
+    def _change(self, request: Request, id: str) -> LedgerRow:  # noqa: A002
+        body = LedgerChange.model_validate_json(request.body)
+        old = self._row(int(id))
+        if body.attempt in self.tables.attempts:
+            return old
+        if old.version != body.row.version:
+            current = old.model_dump(mode="json")
+            raise VersionConflict(ledger_id=old.ledger_id, current=current)
+        try:
+            check_change(old, body.row, ledger_id=old.ledger_id)
+        except InvalidRequest as error:
+            raise AssertionError(f"an illegal change was asked for: {error.detail}") from error
+        new = body.row.model_copy(update={"version": old.version + 1})
+        self.tables.attempts[body.attempt] = id
+        self.net.note("row", id, f"v{new.version}", new.state)
+        self._changed(old.to_core(), new.to_core())
+        for missed in body.missed:
+            self._queue(old.ledger_id, missed.member, ((missed.first, missed.last),))
+        return self._put(new)
+
+    def _delete(self, request: Request, id: str) -> Answer:  # noqa: A002
+        body, ledger_id = LedgerDelete.model_validate_json(request.body), int(id)
+        if body.attempt in self.tables.attempts:
+            return Answer(204)
+        old = self._row(ledger_id)
+        if old.version != body.version:
+            raise VersionConflict(ledger_id=ledger_id, current=old.model_dump(mode="json"))
+        if old.state is not State.CLOSED:
+            raise InvalidRequest("only a CLOSED ledger is deleted", ledger_id=ledger_id)
+        self.tables.attempts[body.attempt] = id
+        self.tables.rows[ledger_id] = None
+        for key in [key for key in self.tables.repairs if key[0] == ledger_id]:
+            del self.tables.repairs[key]
+        self.net.note("row", id, "deleted")
+        self._changed(old.to_core(), None)
+        self._tell(
+            Change(kind="change", ledger_id=ledger_id, version=old.version + 1, deleted=True)
+        )
+        return Answer(204)
+
+    def _list(self, request: Request) -> LedgerList:
+        query = request.query
+        after, limit = int(query.get("after", -1)), int(query["limit"])
+        found = []
+        for ledger_id in sorted(self.tables.rows):
+            row = self.tables.rows[ledger_id]
+            if row is None or ledger_id <= after or query.get("state", row.state) != row.state:
+                continue
+            wanted, members = query.get("bookie"), row.to_core().all_members
+            if wanted is None or wanted in members or wanted in map(member_name, members):
+                found.append(row)
+        page = found[:limit]
+        return LedgerList(
+            ledgers=tuple(page), next=page[-1].ledger_id if len(found) > limit else None
+        )
+
+    # --- the stream of changes ---------------------------------------------------------------
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._streams.append(queue)
+        try:
+            yield b'{"kind":"hello"}'
+            while (line := await queue.get()) is not None:
+                yield line
+        finally:
+            if queue in self._streams:
+                self._streams.remove(queue)
+
+    def _tell(self, change: Change) -> None:
+        line = change.model_dump_json().encode()
+        for queue in self._streams:
+            self.net.after(self.net.rng.randint(*self.net.plan.delay), queue.put_nowait, line)
+
+    def break_streams(self) -> None:
+        """Whoever follows has to begin anew."""
+        for queue in self._streams:
+            queue.put_nowait(None)
+
+    # --- repairs and leases --------------------------------------------------------------------
+
+    def _queue(
+        self,
+        ledger_id: int,
+        member: str,
+        ranges: Ranges,
+        *,
+        survivors: int | None = None,
+        moves: bool = False,
+    ) -> None:
+        if self.tables.rows.get(ledger_id) is None:
+            return
+        item = self.tables.repairs.setdefault((ledger_id, member), Item([], version=0))
+        item.ranges = _joined([*item.ranges, *ranges])
+        item.version += 1
+        item.moves |= moves
+        if item.worker is not None:
+            item.worker, item.next_try_at = None, self.net.now
+        if survivors is not None:
+            item.survivors = survivors
+
+    def _list_repairs(self, _request: Request) -> RepairList:
+        return RepairList(repairs=tuple(self._repair(*key) for key in sorted(self.tables.repairs)))
+
+    def _repair(self, ledger_id: int, member: str) -> Repair:
+        item = self.tables.repairs[ledger_id, member]
+        return _known_fields(
+            Repair,
+            ledger_id=ledger_id,
+            member=member,
+            ranges=tuple(item.ranges),
+            version=item.version,
+            survivors=item.survivors,
+            moves=item.moves,
+            failures=item.failures,
+            detail=item.detail,
+            worker=item.worker,
+        )
+
+    def _add_repairs(self, request: Request) -> Answer:
+        for item in RepairsAdd.model_validate_json(request.body).items:
+            self._queue(
+                item.ledger_id,
+                item.member,
+                item.ranges,
+                survivors=item.survivors,
+                moves=bool(getattr(item, "moves", False)),
+            )
+        return Answer(204)
+
+    def _claim(self, request: Request) -> RepairList:
+        body = RepairClaim.model_validate_json(request.body)
+        due = sorted(
+            (99 if item.survivors is None else item.survivors, item.next_try_at, *key)
+            for key, item in self.tables.repairs.items()
+            if item.next_try_at <= self.net.now
+        )
+        keys = [(ledger_id, member) for _, _, ledger_id, member in due[: body.limit]]
+        for key in keys:
+            item = self.tables.repairs[key]
+            item.worker, item.version = body.worker, item.version + 1
+            item.next_try_at = self.net.now + round(body.lease_s * SECOND)
+        return RepairList(repairs=tuple(self._repair(*key) for key in keys))
+
+    def _hurry(self, _request: Request) -> Answer:
+        for item in self.tables.repairs.values():
+            if item.worker is None:
+                item.next_try_at = self.net.now
+        return Answer(204)
+
+    def _mine(self, ledger_id: int, member: str, worker: str, version: int) -> Item:
+        item = self.tables.repairs.get((ledger_id, member))
+        if item is None:
+            raise RouteNotFound("no such item", ledger_id=ledger_id, bookie=member)
+        if (item.version, item.worker) != (version, worker):
+            current = self._repair(ledger_id, member).model_dump(mode="json")
+            raise VersionConflict("the claim is over", ledger_id=ledger_id, current=current)
+        return item
+
+    def _progress(self, request: Request, id: str, member: str) -> RepairRemaining:  # noqa: A002
+        body = RepairProgress.model_validate_json(request.body)
+        item = self._mine(int(id), member, body.worker, body.version)
+        item.ranges = _without(item.ranges, body.ranges)
+        item.failures = 0
+        item.next_try_at = self.net.now + round(body.lease_s * SECOND)
+        if not item.ranges:
+            del self.tables.repairs[int(id), member]
+            self.net.note("repaired", id, member)
+        return RepairRemaining(ranges=tuple(item.ranges))
+
+    def _fail(self, request: Request, id: str, member: str) -> Answer:  # noqa: A002
+        body = RepairFail.model_validate_json(request.body)
+        item = self._mine(int(id), member, body.worker, body.version)
+        pause_s = min(_PAUSE_S_MAX, 2 ** min(item.failures, 20))
+        item.worker, item.version, item.failures = None, item.version + 1, item.failures + 1
+        item.detail, item.next_try_at = body.detail, self.net.now + pause_s * SECOND
+        self.net.note("repair-put-off", id, member, body.detail)
+        return Answer(204)
+
+    def _take_lease(self, request: Request, name: str) -> Lease:
+        body = LeaseTake.model_validate_json(request.body)
+        now, ttl = self.net.now, round(body.ttl_s * SECOND)
+        held = self.tables.leases.get(name)
+        if held is None or held.expires_at <= now or held.holder == body.holder:
+            token = 1 if held is None else held.token + (held.holder != body.holder)
+            held = self.tables.leases[name] = Held(body.holder, token, now + ttl)
+        left_s = (held.expires_at - now) / SECOND
+        return Lease(name=name, holder=held.holder, token=held.token, expires_in_s=left_s)
+
+
+def _document(document: dict[str, Any]) -> Answer:
+    return Answer(200, orjson.dumps(document))
+
+
+def _known_fields(model: type[Repair], **fields: Any) -> Repair:
+    return model(**{name: value for name, value in fields.items() if name in model.model_fields})
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same ids in disjoint ranges, ascending."""
+    out: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if out and first <= out[-1][1] + 1:
+            out[-1] = out[-1][0], max(last, out[-1][1])
+        else:
+            out.append((first, last))
+    return out
+
+
+def _without(ranges: list[tuple[int, int]], gone: Ranges) -> list[tuple[int, int]]:
+    for low, high in gone:
+        kept = []
+        for first, last in ranges:
+            kept += [(first, min(last, low - 1)), (max(first, high + 1), last)]
+        ranges = [(first, last) for first, last in kept if first <= last]
+    return ranges
+
+
+def outcome_of(error: QuorumLogError) -> str:
+    """For the trace."""
+    return f"{error.code} ({error.outcome})"

@@ -1,0 +1,326 @@
+"""A bookie with all its ledgers: one process, one disk, and the collector that ships.
+
+Each ledger is a `SimBookie` (tests/sim/bookie.py): its log forgets what was not synced. A crash
+hits all of them at once.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from quorumlog.errors import QuorumLogError
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.ports import AddDone, LacDone, ReadDone
+from quorumlog.protocol.ids import member_name, member_of
+from quorumlog.protocol.messages import (
+    AddAnswered,
+    Event,
+    FenceAnswered,
+    ReadAnswered,
+    SendAdd,
+    SendFence,
+    SendRead,
+    Status,
+)
+from quorumlog.protocol.record import Run
+from quorumlog.protocol.replica import LacAsked, LacTold, RunStored
+from quorumlog.wire.bodies import BookieInfo, BookieState
+from services.bookie.collect import Collector, MetadataRows
+from services.bookie.store import Store
+from tests.sim.bookie import SimBookie, Watcher
+from tests.sim.plan import SECOND
+from tests.sim.services.metadata import CLUSTER_ID, URL
+from tests.sim.services.net import Net, Process, Session
+
+if TYPE_CHECKING:
+    from tests.sim.services.judge import Judge
+
+COLLECT_S = 3.0
+GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the collector reads of a ledger's row in the index."""
+
+    highest: int
+
+
+class _Surroundings:
+    """The world as one ledger of a node sees it."""
+
+    def __init__(self, node: "Node", ledger_id: int) -> None:
+        self._node = node
+        self._ledger_id = ledger_id
+        self.rng: random.Random = node.net.rng
+
+    @property
+    def is_healed(self) -> bool:
+        return self._node.net.is_healed
+
+    @property
+    def now(self) -> int:
+        return self._node.net.now
+
+    @property
+    def sync(self) -> tuple[int, int]:
+        return self._node.net.plan.sync
+
+    @property
+    def watcher(self) -> Watcher:
+        return self._node.judge.watcher_of(self._ledger_id)
+
+    def after(self, delay: int, action: Callable[..., object], *args: Any) -> None:
+        self._node.net.after(delay, action, *args)
+
+    def note(self, *parts: object) -> None:
+        self._node.net.note("ledger", self._ledger_id, *parts)
+
+    def may_lose_a_copy(self) -> bool:
+        return self._node.judge.may_lose_a_copy()
+
+
+class Node(Process):
+    """One bookie. A killed one keeps its disk; a wiped one comes back as its next incarnation."""
+
+    def __init__(self, name: str, net: Net, judge: "Judge") -> None:
+        super().__init__(name, net)
+        self.judge = judge
+        self.incarnation = 1
+        self.is_dead_for_good = False
+        self.is_draining = False
+        self.full_until = self.slow_until = 0
+        self.ledgers: dict[int, SimBookie] = {}
+        self.leaving: set[int] = set()
+        self._collect()
+
+    @property
+    def me(self) -> str:
+        """The member that it is now."""
+        return member_of(self.name, self.incarnation)
+
+    @property
+    def info(self) -> BookieInfo:
+        """Itself, as liveness that tells the truth has it."""
+        state: BookieState = "writable"
+        if not self.is_alive:
+            state = "lost"
+        elif self.is_draining:
+            state = "draining"
+        elif self.full_until > self.net.now:
+            state = "read-only"
+        return BookieInfo(id=self.me, state=state, url=f"http://{self.name}:1")
+
+    def ledger(self, ledger_id: int) -> SimBookie:
+        """A ledger here, known or not."""
+        found = self.ledgers.get(ledger_id)
+        if found is None:
+            found = self.ledgers[ledger_id] = SimBookie(self.name, _Surroundings(self, ledger_id))
+            found.be(self.incarnation)
+        found.full_until, found.slow_until = self.full_until, self.slow_until
+        return found
+
+    # --- faults --------------------------------------------------------------------------------
+
+    def fall(self, kind: str) -> None:
+        """Die: killed, without power, or with the loss of the disk."""
+        if kind == "wipe" and not self.judge.may_lose_a_copy():
+            kind = "power-cut"
+        if not self.is_alive and kind != "wipe":
+            return
+        self.kill()
+        self.leaving.clear()
+        self.net.note(self.me, "falls", kind)
+        for ledger_id in sorted(self.ledgers):
+            self.ledgers[ledger_id].fall(kind)
+        if kind == "wipe":
+            self.ledgers.clear()
+            self.incarnation += 1
+
+    def rise(self) -> None:
+        """Start again with what the disk holds."""
+        if self.is_alive or self.is_dead_for_good:
+            return
+        self.is_alive = True
+        for ledger_id in sorted(self.ledgers):
+            self.ledgers[ledger_id].restart()
+        self._collect()
+
+    # --- garbage: what services/bookie/collect.py asks of the store ------------------------------
+
+    def _collect(self) -> None:
+        """A collector of its own for each life of the process."""
+        client = MetadataClient([URL], cast("Any", Session(self)))
+        rows = MetadataRows(client)
+        collector = _Collector(cast("Store", _Held(self)), rows, CLUSTER_ID, grace_s=GRACE_S)
+        _ = self.spawn(self._run(collector))
+
+    async def _run(self, collector: Collector) -> None:
+        while True:
+            await self.net.pause(COLLECT_S)
+            try:
+                await collector.round()
+            except QuorumLogError as error:
+                self.net.note(self.name, "collects nothing:", error.code)
+
+    def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
+        """Give a ledger's entries up."""
+        self.judge.dropped(self, ledger_id, keep_stub=keep_stub)
+        ledger = self.ledgers[ledger_id]
+        if keep_stub:
+            ledger.keep_stub()
+        else:
+            ledger.fall("power-cut")
+            del self.ledgers[ledger_id]
+
+
+class _Held:
+    """A node's ledgers, as `services.bookie.store.Store` shows them to the collector."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    @property
+    def me(self) -> str:
+        return self._node.me
+
+    def ledgers(self) -> Iterator[tuple[int, Held]]:
+        for ledger_id in sorted(self._node.ledgers):
+            yield ledger_id, Held(self._node.ledgers[ledger_id].highest)
+
+    def leave(self, ledger_id: int, *, leaving: bool) -> None:
+        (self._node.leaving.add if leaving else self._node.leaving.discard)(ledger_id)
+
+    def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
+        self._node.drop(ledger_id, keep_stub=keep_stub)
+
+
+class _Collector(Collector):
+    """Segments are not simulated: tests/bookie has them."""
+
+    async def free_segments(self) -> None:
+        return
+
+
+class Bookies:
+    """The bookies as one process reaches them. Implements `BookiesPort` and `LacPort`: each
+    request is answered once, in time or as UNKNOWN.
+    """
+
+    def __init__(self, process: Process, nodes: dict[str, Node]) -> None:
+        self._process = process
+        self._nodes = nodes
+
+    def channels(self) -> dict[str, bool]:
+        return {}
+
+    def add(
+        self,
+        member: str,
+        ledger_key: bytes,
+        run: Run,
+        done: AddDone,
+        *,
+        recovery: bool = False,
+        repair: bool = False,
+    ) -> None:
+        asked = SendAdd(0, member, 0, run, ledger_key, recovery or repair)
+
+        def hear(event: Event | None) -> None:
+            done(event.status if isinstance(event, AddAnswered) else Status.UNKNOWN)
+
+        def judge(node: Node, answer: Callable[[Event], None]) -> None:
+            node.ledger(run.ledger_id).receive(asked, answer)
+
+        self._ask(member, run.ledger_id, judge, hear)
+
+    def fence(self, member: str, ledger_id: int, ledger_key: bytes, done: LacDone) -> None:
+        asked = SendFence(0, member, ledger_id, ledger_key)
+
+        def judge(node: Node, answer: Callable[[Event], None]) -> None:
+            node.ledger(ledger_id).receive(asked, answer)
+
+        self._ask(member, ledger_id, judge, partial(_lac, done))
+
+    def read_lac(self, member: str, ledger_id: int, done: LacDone) -> None:
+        def judge(node: Node, answer: Callable[[Event], None]) -> None:
+            verdict = node.ledger(ledger_id).replica.step(LacAsked(member))
+            answer(FenceAnswered(0, member, verdict.status, verdict.last_add_confirmed))
+
+        self._ask(member, ledger_id, judge, partial(_lac, done))
+
+    def write_lac(self, member: str, ledger_id: int, lac: int, ledger_key: bytes) -> None:
+        def judge(node: Node, answer: Callable[[Event], None]) -> None:
+            node.ledger(ledger_id).keep_lac(LacTold(member, lac, ledger_key), answer)
+
+        self._ask(member, ledger_id, judge, lambda _event: None)
+
+    def read(
+        self,
+        member: str,
+        ledger_id: int,
+        first: int,
+        last: int,
+        done: ReadDone,
+        *,
+        bytes_max: int,
+        fence_key: bytes | None = None,
+    ) -> None:
+        del bytes_max  # answers are cut at random
+        is_fence = fence_key is not None
+        asked = SendRead(0, member, ledger_id, first, last, is_fence, fence_key or b"")
+
+        def hear(event: Event | None) -> None:
+            if isinstance(event, ReadAnswered):
+                done(event.status, event.run, event.absent)
+            else:
+                done(Status.UNKNOWN, None, ())
+
+        def judge(node: Node, answer: Callable[[Event], None]) -> None:
+            node.ledger(ledger_id).receive(asked, answer)
+
+        self._ask(member, ledger_id, judge, hear)
+
+    def _ask(
+        self,
+        member: str,
+        ledger_id: int,
+        judge: Callable[[Node, Callable[[Event], None]], None],
+        hear: Callable[[Event | None], None],
+    ) -> None:
+        process, node = self._process, self._nodes[member_name(member)]
+        net = process.net
+        is_answered = [False]
+
+        def answered(event: Event | None) -> None:
+            if not is_answered[0]:
+                is_answered[0] = True
+                if process.is_alive:
+                    hear(event)
+
+        def answer(event: Event) -> None:
+            net.send(node, process, answered, event)
+
+        def arrive() -> None:
+            if not node.is_alive:
+                net.send(node, process, answered, None)
+            elif ledger_id not in node.leaving:
+                judge(node, answer)
+
+        net.send(process, node, arrive)
+        limit = 2 * SECOND if net.is_healed else net.plan.request_timeout
+        net.after(limit, answered, None)
+
+
+def _lac(done: LacDone, event: Event | None) -> None:
+    if isinstance(event, FenceAnswered):
+        done(event.status, event.last_add_confirmed)
+    else:
+        done(Status.UNKNOWN, -1)
+
+
+def held_ids(ledger: SimBookie) -> set[int]:
+    """The entries that were ever written to a ledger's log here."""
+    return {e for record in ledger.log if isinstance(record, RunStored) for e in record.run.ids}

@@ -1,0 +1,91 @@
+"""What a seed of whole services draws: the cluster, its work, speeds and faults."""
+
+import random
+from dataclasses import dataclass
+
+from tests.sim.plan import MS, SECOND, Fault
+
+SHAPES = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (3, 3, 3), (2, 2, 1), (3, 3, 1), (4, 3, 2))
+
+FAULT_KINDS = (
+    "bookie-killed",
+    "bookie-power-cut",
+    "bookie-wiped",
+    "bookie-full",
+    "bookie-slow",
+    "bookie-drained",
+    "damage",
+    "gateway-killed",
+    "gateway-paused",
+    "healer-killed",
+    "metadata-down",
+    "partition",
+    "one-way",
+    "clog",
+    "lies",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePlan:
+    """All that a run is made of, apart from the dice thrown on the way."""
+
+    seed: int
+    quorum: tuple[int, int, int]
+    bookies: int
+    gateways: int
+    clients: int
+    work: int
+    """Things that each client does."""
+    heal_at: int
+    dead: int
+    """Bookies that go for good in the storm; what only they held is lost by design."""
+    loss: float
+    delay: tuple[int, int]
+    straggler: float
+    straggler_max: int
+    answer_loss: float
+    """The share of HTTP answers that get lost, after the work was done."""
+    sync: tuple[int, int]
+    request_timeout: int
+    max_lost_copies: int
+    faults: tuple[Fault, ...]
+
+
+def draw(seed: int) -> ServicePlan:
+    """The plan of a seed."""
+    rng = random.Random(f"services-plan-{seed}")
+    quorum = rng.choice(SHAPES)
+
+    def on(share: float) -> bool:
+        return rng.random() < share
+
+    heal_at = rng.choice((5, 20, 60)) * SECOND
+    dead = rng.choice((1, 2)) if on(0.25) else 0
+    faults = []
+    for kind in FAULT_KINDS:
+        if on(0.4):
+            for _ in range(rng.choice((1, 1, 2, 4))):
+                lasts = rng.choice((50 * MS, SECOND, 5 * SECOND, 30 * SECOND))
+                at = rng.randint(0, heal_at)
+                faults.append(Fault(at, kind, lasts, rng.randint(0, 59), rng.randint(0, 59)))
+    faults.sort(key=lambda fault: (fault.at, fault.kind, fault.target))
+    return ServicePlan(
+        seed=seed,
+        quorum=quorum,
+        bookies=quorum[0] + rng.choice((0, 1, 2)) + dead,
+        gateways=rng.choice((1, 2, 3)),
+        clients=rng.choice((1, 2, 4)),
+        work=rng.choice((5, 15)),
+        heal_at=heal_at,
+        dead=dead,
+        loss=rng.choice((0.01, 0.1)) if on(0.4) else 0.0,
+        delay=rng.choice(((200, 2 * MS), (100, 60 * MS))),
+        straggler=rng.choice((0.02, 0.1)) if on(0.3) else 0.0,
+        straggler_max=rng.choice((100 * MS, 3 * SECOND)),
+        answer_loss=rng.choice((0.05, 0.3)) if on(0.3) else 0.0,
+        sync=rng.choice(((100, 3 * MS), (100, 100 * MS))),
+        request_timeout=rng.choice((300 * MS, 2 * SECOND)),
+        max_lost_copies=quorum[2] - 1,
+        faults=tuple(faults),
+    )

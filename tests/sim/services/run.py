@@ -1,0 +1,470 @@
+"""One seed of whole services: a storm under clients, then a healed phase in which all must end.
+
+What runs is what ships, on a virtual event loop: the driver of the machines, the gateway's engine
+with its caches and its forwarding, the clients of the metadata service, the auditor, the workers of
+the repair queue and the bookies' collectors.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from quorumlog.errors import (
+    NOT_DONE,
+    NoSuchEntry,
+    NoSuchLedger,
+    QuorumLogError,
+    RecoveryBlocked,
+)
+from quorumlog.net import metadata_client
+from quorumlog.protocol.ids import member_name
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.reader import RangeReader
+from quorumlog.protocol.recovery import Recovery
+from quorumlog.protocol.repair import FragmentRepair
+from quorumlog.protocol.writer import Writer
+from services.gateway.interface import Appended, LedgerOptions
+from tests.sim.plan import SECOND
+from tests.sim.services.cluster import Cluster
+from tests.sim.services.judge import Judge
+from tests.sim.services.loop import VirtualLoop
+from tests.sim.services.metadata import outcome_of
+from tests.sim.services.net import Net, Process
+from tests.sim.services.node import held_ids
+from tests.sim.services.plan import ServicePlan, draw
+from tests.sim.world import Violation
+from tests.support.history import check
+
+CALM_S = 400.0
+"""Virtual time that a healed cluster gets: repairs that failed in the storm wait for minutes."""
+_OP_S = 90.0
+_MACHINES = (Writer, Recovery, FragmentRepair, RangeReader)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a seed ended."""
+
+    plan: ServicePlan
+    trace_hash: str
+    messages: int
+    virtual_us: int
+    violation: str | None
+    story: tuple[str, ...]
+    ledgers: int
+    acknowledged: int
+    drops: int
+
+    @property
+    def ended(self) -> str:
+        """For the campaign's last lines."""
+        return "garbage dropped" if self.drops else "nothing dropped"
+
+
+class _Errors(logging.Handler):
+    """What the services log as their own defects."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self._found.append(f"{record.getMessage()}: {record.exc_info[1]!r}")
+
+
+class Run:
+    """A cluster, its clients and its judge."""
+
+    def __init__(self, plan: ServicePlan, loop: VirtualLoop, *, is_told: bool) -> None:
+        self.plan = plan
+        self.loop = loop
+        self.net = Net(loop, plan, is_told=is_told)
+        self.rng = self.net.rng
+        self.judge = Judge(plan)
+        self.cluster = Cluster(self.net, self.judge)
+        self.ledgers: list[int] = []
+        self.payloads = 0
+        self.acknowledged = 0
+
+    # --- clients ---------------------------------------------------------------------------------
+
+    async def _client(self, number: int) -> None:
+        """One client: a ledger of its own, and a look at those of others."""
+        mine: int | None = None
+        things: tuple[Callable[[int], Awaitable[object]], ...] = (
+            self._append,
+            self._append,
+            self._append,
+            self._append_much,
+            self._read,
+            self._follow,
+            self._close,
+            self._recover,
+            self._delete,
+        )
+        for _ in range(self.plan.work):
+            await self.net.pause(self.rng.choice((0.001, 0.05, 1.0)))
+            if mine is None or self.judge.rows.get(mine) is None:
+                mine = await self._create()
+                continue
+            thing = self.rng.choice(things)
+            is_mine = thing in (self._append, self._append_much) or self.rng.random() < 0.5
+            ledger_id = mine if is_mine else self.rng.choice(self.ledgers)
+            self.net.note("client", number, thing.__name__, ledger_id)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_OP_S):
+                    await thing(ledger_id)
+            row = self.judge.rows.get(mine)
+            if row is not None and row.state is State.CLOSED:
+                mine = None
+
+    def _engine(self) -> Any:
+        return self.rng.choice(self.cluster.gateways).engine
+
+    async def _create(self) -> int | None:
+        size, write, ack = self.plan.quorum
+        options = LedgerOptions(size, write, ack, allow_degraded=self.rng.random() < 0.3)
+        try:
+            row: LedgerMetadata = await self._gone_with(self._engine().create(options))
+        except QuorumLogError as error:
+            self.net.note("client", "create", outcome_of(error))
+            return None
+        self.ledgers.append(row.ledger_id)
+        return row.ledger_id
+
+    async def _gone_with(self, call: Awaitable[Any]) -> Any:
+        """A client's call; where its gateway dies it hears nothing."""
+        return await asyncio.wait_for(call, _OP_S)
+
+    async def _append(self, ledger_id: int) -> None:
+        count = self.rng.choice((1, 1, 2, 5))
+        payloads = [b"p%d" % (self.payloads + n) for n in range(count)]
+        self.payloads += count
+        op = self.judge.history.append(ledger_id, *payloads)
+        gateway = self.rng.choice(self.cluster.gateways)
+        try:
+            done: Appended = await self._gone_with(gateway.engine.append(ledger_id, payloads))
+        except QuorumLogError as error:
+            self.net.note("client", "append", ledger_id, outcome_of(error))
+            if error.outcome == NOT_DONE:
+                self.judge.history.failed(op)
+            return
+        except TimeoutError:
+            return
+        if not gateway.is_alive:
+            return  # nobody hears what a dead process says
+        self.acknowledged += count
+        self.net.note("client", "appended", ledger_id, done.first, done.last)
+        self.judge.acknowledged(ledger_id, done.first, done.last)
+        self.judge.history.acked(op, done.first)
+
+    async def _append_much(self, ledger_id: int) -> None:
+        await asyncio.gather(*[self._append(ledger_id) for _ in range(self.rng.choice((3, 8)))])
+
+    async def _read(self, ledger_id: int) -> None:
+        first = self.rng.randint(0, 6)
+        op = self.judge.history.read(ledger_id)
+        try:
+            found = await self._engine().read(ledger_id, first)
+            self.judge.history.lac(ledger_id, found.last_add_confirmed)
+            for run in found.runs:
+                entries = [(entry.entry_id, entry.payload) for entry in run.entries()]
+                self.judge.history.found(op, *entries)
+            if not found.runs:
+                await self._engine().entry(ledger_id, first)
+        except NoSuchEntry as error:
+            self.judge.history.absent(op, first if error.entry_id is None else error.entry_id)
+        except QuorumLogError as error:
+            self.net.note("client", "read", ledger_id, outcome_of(error))
+
+    async def _follow(self, ledger_id: int) -> None:
+        with contextlib.suppress(QuorumLogError):
+            known = await self._engine().last_add_confirmed(ledger_id, after=1, wait_s=5.0)
+            self.judge.history.lac(ledger_id, known.last_add_confirmed)
+
+    async def _close(self, ledger_id: int) -> None:
+        await self._ended(ledger_id, self._engine().close(ledger_id))
+
+    async def _recover(self, ledger_id: int) -> None:
+        await self._ended(ledger_id, self._engine().recover(ledger_id))
+
+    async def _ended(self, ledger_id: int, call: Awaitable[LedgerMetadata]) -> None:
+        try:
+            row = await self._gone_with(call)
+        except QuorumLogError as error:
+            self.net.note("client", "end", ledger_id, outcome_of(error))
+            return
+        assert row.last_entry is not None, "told as closed"
+        self.judge.history.closed(ledger_id, row.last_entry)
+
+    async def _delete(self, ledger_id: int) -> None:
+        if self.rng.random() < 0.5:
+            with contextlib.suppress(QuorumLogError):
+                await self._gone_with(self._engine().delete(ledger_id))
+
+    # --- phases ----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """The storm, and the calm after it."""
+        plan, net, loop = self.plan, self.net, self.loop
+        operators = Process("clients", net)
+        for gateway in self.cluster.gateways:
+            with contextlib.suppress(QuorumLogError):
+                await gateway.engine._directory.refresh()
+        for fault in plan.faults:
+            net.after(
+                fault.at, self.cluster.strike, fault.kind, fault.lasts, fault.target, fault.other
+            )
+        if plan.dead:
+            net.after(plan.heal_at // 2, self._die_for_good)
+        clients = [operators.spawn(self._client(number)) for number in range(plan.clients)]
+        await self._until(lambda: loop.time() * SECOND >= plan.heal_at)
+        self.cluster.heal()
+        end = loop.time() + 4 * _OP_S
+        await self._until(lambda: all(c.done() for c in clients) or loop.time() > end)
+        operators.kill()
+        await self._calm()
+        self._judge_the_end()
+
+    async def _until(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            if self.loop.failures:
+                raise Violation(f"check: {self.loop.failures[0]}")
+            await self.net.pause(0.05)
+        if self.loop.failures:
+            raise Violation(f"check: {self.loop.failures[0]}")
+
+    def _die_for_good(self) -> None:
+        for name in sorted(self.cluster.nodes)[: self.plan.dead]:
+            node = self.cluster.nodes[name]
+            node.is_dead_for_good = True
+            node.fall("kill")
+
+    def _is_lost(self, member: str) -> bool:
+        """Whether a member never comes back: its bookie, or its disk, is gone."""
+        node = self.cluster.nodes[member_name(member)]
+        return node.is_dead_for_good or node.me != member
+
+    def _gone(self) -> set[str]:
+        return {node.name for node in self.cluster.nodes.values() if node.is_dead_for_good}
+
+    async def _calm(self) -> None:
+        """Everything comes to rest: ledgers end (L1), copies are made again (L4), garbage goes."""
+        for ledger_id in self.ledgers:
+            await self._close_for_good(ledger_id)
+        tables = self.cluster.metadata.tables
+        end = self.loop.time() + CALM_S
+        await self._until(lambda: self._is_at_rest() or self.loop.time() > end)
+        if not self._is_at_rest():
+            left = [f"{key} {item.ranges} {item.detail}" for key, item in tables.repairs.items()]
+            raise Violation(f"L4: not at rest: repairs {left}, {self._wrong_copies()[:3]}")
+
+    async def _close_for_good(self, ledger_id: int) -> None:
+        """L1: some recovery ends the ledger; where members are gone, with an operator's word."""
+        blocked: QuorumLogError | None = None
+        for _ in range(10):
+            if self.judge.rows[ledger_id] is None:
+                return
+            engine = self._engine()
+            try:
+                row = await self._gone_with(engine.recover(ledger_id))
+            except RecoveryBlocked as error:
+                blocked = error
+                row = self.judge.rows[ledger_id]
+                if row is None:
+                    return
+                lost = sorted(filter(self._is_lost, row.last_fragment.bookies))
+                if lost:
+                    self.net.note("operator", "declares lost", ledger_id, lost)
+                    self.judge.declared_lost.add(ledger_id)
+                    with contextlib.suppress(QuorumLogError):
+                        await self._gone_with(engine.recover(ledger_id, declare_lost=lost))
+            except NoSuchLedger:
+                return
+            except QuorumLogError as error:
+                blocked = error
+            else:
+                self.judge.history.closed(ledger_id, row.last_entry)
+                return
+            await self.net.pause(2.0)
+        raise Violation(f"L1: ledger {ledger_id} does not end: {blocked!r}")
+
+    def _is_at_rest(self) -> bool:
+        return not self._wrong_copies() and all(
+            self._is_hopeless(ledger_id) for ledger_id, _ in self.cluster.metadata.tables.repairs
+        )
+
+    def _is_hopeless(self, ledger_id: int) -> bool:
+        """Whether copies of a ledger may be gone with bookies that went for good."""
+        row = self.judge.rows[ledger_id]
+        if row is None or not self._gone():
+            return False
+        return (
+            row.may_lack_entries
+            or len(self.cluster.nodes) - len(self._gone()) < (row.quorum.ensemble_size)
+            or any(not self._copies(row, entry_id) for entry_id in range((row.last_entry or 0) + 1))
+        )
+
+    def _copies(self, row: LedgerMetadata, entry_id: int) -> int:
+        """Whole copies of an entry at its members that live."""
+        found = 0
+        for _, member in row.members_of(entry_id):
+            node = self.cluster.nodes[member_name(member)]
+            ledger = node.ledgers.get(row.ledger_id)
+            if node.is_alive and ledger is not None and ledger.peek(entry_id) is not None:
+                found += 1
+        return found
+
+    def _wrong_copies(self) -> list[str]:
+        """What is not where it should be, or is where it should not be."""
+        wrong = []
+        for ledger_id, row in self.judge.rows.items():
+            for node in self.cluster.nodes.values():
+                ledger = node.ledgers.get(ledger_id)
+                if ledger is None or not node.is_alive:
+                    continue
+                if row is None:
+                    wrong.append(f"{node.me} still knows the deleted {ledger_id}")
+                elif held_ids(ledger) and node.name not in map(member_name, row.all_members):
+                    wrong.append(f"{node.me} holds {ledger_id} and is no member")
+            if row is None or ledger_id in self.judge.marked or self._is_hopeless(ledger_id):
+                continue
+            wrong += [
+                f"{member} lacks {ledger_id}:{entry_id}"
+                for entry_id in range((row.last_entry or 0) + 1)
+                if row.last_entry is not None and entry_id <= row.last_entry
+                for _, member in row.members_of(entry_id)
+                if not self.judge.has_held(ledger_id, member, entry_id)
+            ]
+        return wrong
+
+    def _judge_the_end(self) -> None:
+        """I3, and the clients' histories against what is there."""
+        history = self.judge.history
+        for ledger_id, row in self.judge.rows.items():
+            if row is None or row.last_entry is None:
+                continue
+            entries: list[tuple[int, bytes]] = []
+            for entry_id in range(row.last_entry + 1):
+                found = {
+                    payload
+                    for _, member in row.members_of(entry_id)
+                    for ledger in [self.cluster.nodes[member_name(member)].ledgers.get(ledger_id)]
+                    if ledger is not None
+                    for payload in [ledger.peek(entry_id)]
+                    if payload is not None
+                }
+                if len(found) != 1:
+                    raise Violation(f"I3: {ledger_id}:{entry_id} has {len(found)} payloads")
+                entries.extend((entry_id, payload) for payload in found)
+            if not row.may_lack_entries:
+                history.content(ledger_id, *entries)
+        flagged = {i for i, row in self.judge.rows.items() if row is None or row.may_lack_entries}
+        wrong = [v for v in check(history) if v.ledger not in flagged]
+        if wrong:
+            raise Violation("; ".join(map(str, wrong[:3])))
+
+
+@contextlib.contextmanager
+def _checked() -> Iterator[None]:
+    """Each machine's own `check` after each step."""
+    with contextlib.ExitStack() as stack:
+        for machine in _MACHINES:
+            stack.enter_context(patch.object(machine, "step", _checking(machine.step)))
+        yield
+
+
+def _checking(step: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(self: Any, event: Any) -> Any:
+        effects = step(self, event)
+        if hasattr(self, "check"):
+            self.check()
+        return effects
+
+    return checked
+
+
+def run_plan(plan: ServicePlan, *, is_told: bool = False) -> Outcome:
+    """A plan's verdict."""
+    loop = VirtualLoop()
+    jitter = random.Random(f"jitter-{plan.seed}")
+    listener = _Errors(loop.failures)
+    root = logging.getLogger()
+    violation: str | None = None
+    run: Run | None = None
+    root.addHandler(listener)
+    try:
+        with _checked(), patch.object(metadata_client, "_jitter", jitter):
+
+            async def main() -> None:
+                nonlocal run
+                run = Run(plan, loop, is_told=is_told)
+                await run.run()
+
+            loop.run_until_complete(main())
+    except AssertionError as broken:
+        violation = str(broken) or repr(broken)
+    finally:
+        root.removeHandler(listener)
+        _end(loop, run)
+    assert run is not None
+    return Outcome(
+        plan,
+        run.net.trace_hash,
+        run.net.messages,
+        round(loop.time() * SECOND),
+        violation,
+        tuple(run.net.story),
+        len(run.ledgers),
+        run.acknowledged,
+        run.judge.drops,
+    )
+
+
+def _end(loop: VirtualLoop, run: Run | None) -> None:
+    """Cancel all that still runs, and close the loop."""
+    if run is not None:
+        for gateway in run.cluster.gateways:
+            gateway.kill()
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+def run_seed(seed: int) -> Outcome:
+    """A seed's verdict."""
+    return run_plan(draw(seed))
+
+
+def shrink(outcome: Outcome) -> Outcome:
+    """A smaller plan that breaks the same rule, told as a story."""
+    plan, kind = outcome.plan, (outcome.violation or "").partition(":")[0]
+
+    def fails(smaller: ServicePlan) -> bool:
+        return (run_plan(smaller).violation or "").partition(":")[0] == kind
+
+    for index in range(len(plan.faults) - 1, -1, -1):
+        fewer = replace(plan, faults=(*plan.faults[:index], *plan.faults[index + 1 :]))
+        if fails(fewer):
+            plan = fewer
+    quiet: tuple[dict[str, Any], ...] = (
+        {"loss": 0.0},
+        {"straggler": 0.0},
+        {"answer_loss": 0.0},
+        {"clients": 1},
+        {"dead": 0},
+    )
+    for change in quiet:
+        if fails(replace(plan, **change)):
+            plan = replace(plan, **change)
+    return run_plan(plan, is_told=True)

@@ -1,0 +1,73 @@
+"""The services that ship hold their invariants on a virtual event loop, in a world of faults."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sim.services.loop import Stuck, VirtualLoop
+from tests.sim.services.plan import FAULT_KINDS, draw
+from tests.sim.services.run import run_plan, run_seed, shrink
+
+SEEDS = 104
+"""Bounded by count. About 20 s on one core."""
+
+SHARES = 8
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_no_seed_of_whole_services_breaks_an_invariant(share: int) -> None:
+    for seed in range(1 + share, 1 + SEEDS, SHARES):
+        outcome = run_seed(seed)
+        if outcome.violation is not None:
+            small = shrink(outcome)
+            story = "\n".join(small.story[-150:])
+            pytest.fail(
+                f"{outcome.violation}\nagain: make sim OF=services SEED={seed} SEEDS=1\n{small.plan}\n{story}"
+            )
+
+
+def test_a_seed_of_whole_services_is_the_same_run_under_every_hash_seed() -> None:
+    script = (
+        "from tests.sim.services.run import run_seed\n"
+        "print([run_seed(seed).trace_hash for seed in range(1, 7)])\n"
+    )
+
+    def traces(hash_seed: str) -> str:
+        root = Path(__file__).parents[2]
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        env["PYTHONPATH"] = f"{root / 'shared'}{os.pathsep}{root}"
+        return subprocess.run(
+            [sys.executable, "-c", script],
+            env=env,
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=True,
+        ).stdout
+
+    assert traces("1") == traces("2")
+
+
+def test_the_seeds_of_the_tests_meet_every_kind_of_fault_and_drop_garbage() -> None:
+    plans = [draw(seed) for seed in range(1, 1 + SEEDS)]
+
+    assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULT_KINDS)
+    assert any(plan.dead for plan in plans)
+    assert any(run_plan(plan).drops for plan in plans[:5])
+
+
+def test_virtual_time_jumps_to_the_next_timer() -> None:
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(asyncio.sleep(3600))
+
+        assert loop.time() == pytest.approx(3600)
+        with pytest.raises(Stuck):
+            loop.run_until_complete(loop.create_future())
+    finally:
+        loop.close()
