@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -91,6 +92,11 @@ class Cluster:
         `prefix`: a command that runs it, this time only, as the same process.
         """
         self._local.launch(name, prefix=prefix)
+
+    def tell(self, name: str, **settings: str) -> None:
+        """Give a process further settings, from its next start on."""
+        service = self._service(name)
+        service.program = replace(service.program, env={**service.program.env, **settings})
 
     async def kill_all(self) -> None:
         """End every process at once, as a machine that loses power does (its disk stays)."""

@@ -74,7 +74,7 @@ def build(config: Config) -> web.Application:
         ) as session:
             metadata = parts.metadata = MetadataClient(config.metadata_urls, session)
             directory = Directory(metadata.bookies)
-            bookies = BookieClient(directory.address, session)
+            bookies = BookieClient(directory.address, session, failed=directory.quarantine.failed)
             pace = parts.pace = PacedBookies(bookies)
             repairs = parts.repairs = RepairClient(metadata, name)
             steering = parts.steering = Steering(config, metadata, repairs, pace)

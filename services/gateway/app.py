@@ -7,6 +7,7 @@ from aiohttp import web
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.ports import Times
+from quorumlog.net.quarantine import QuarantineRule
 from quorumlog.net.service import DRAINING, METRICS, add_shared_routes
 from services.gateway.config import GatewaySettings
 from services.gateway.edge.body import Room, ignore_expect
@@ -95,6 +96,11 @@ async def create_app(settings: GatewaySettings) -> web.Application:
         ledger_in_flight_bytes_max=settings.ledger_in_flight_bytes_max,
         gateway_in_flight_bytes_max=settings.gateway_in_flight_bytes_max,
         delays_ensemble_change=settings.delay_ensemble_change,
+        zones_min=settings.zones_min,
+        enforces_zones=settings.enforce_zones,
+        quarantine=QuarantineRule(
+            settings.quarantine_failures, settings.quarantine_window_s, settings.quarantine_s
+        ),
         times=Times(add_s=settings.silent_bookie_s, quorum_s=settings.quorum_timeout_s),
     )
     engine = await stack.enter_async_context(Engine.running(config))

@@ -30,3 +30,14 @@ class GatewaySettings(ServiceSettings, Limits):
     gateway_in_flight_bytes_max: int = Field(
         default=512 << 20, gt=0, description="The same of all ledgers together."
     )
+    zones_min: int = Field(
+        default=1, ge=1, le=255, description="Zones over which the copies of an entry are to lie."
+    )
+    enforce_zones: bool = Field(
+        default=False, description="Refuse a ledger where too few zones live; else it is told."
+    )
+    quarantine_failures: int = Field(
+        default=10, ge=0, description="Failures of a live bookie, after which others are chosen."
+    )
+    quarantine_window_s: float = Field(default=60.0, gt=0, description="Within so many seconds.")
+    quarantine_s: float = Field(default=300.0, gt=0, description="For how long.")

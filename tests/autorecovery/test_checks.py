@@ -9,8 +9,8 @@ import asyncpg
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
 from quorumlog.client import Client
-from tests.autorecovery.test_drain import PATIENT, quorumlog
 from tests.autorecovery.test_healing import HEAL_S, contents, written
+from tests.autorecovery.test_operator import PATIENT, quorumlog
 from tests.support.waiting import until
 
 SETTINGS = PATIENT | {"DAMAGE_S": "0.2", "CHECK_S": "3600"}

@@ -1,24 +1,30 @@
 """The directory proposes live members and keeps the addresses of all."""
 
+import random
 from collections import Counter
 
 import pytest
 
 from quorumlog.errors import MetadataUnavailable
 from quorumlog.net.directory import Directory
+from quorumlog.net.quarantine import Quarantine, QuarantineRule
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 
 
-def bookie(number: int, state: BookieState = "writable", zone: str = "") -> BookieInfo:
-    return BookieInfo(id=f"b{number}@1", state=state, url=f"http://b{number}", zone=zone)
+def bookie(
+    number: int, state: BookieState = "writable", zone: str = "", free_bytes: int = 0
+) -> BookieInfo:
+    return BookieInfo(
+        id=f"b{number}@1", state=state, url=f"http://b{number}", zone=zone, free_bytes=free_bytes
+    )
 
 
-async def directory_of(*bookies: BookieInfo) -> Directory:
+async def directory_of(*bookies: BookieInfo, quarantine: Quarantine | None = None) -> Directory:
     async def fetch() -> BookieList:
         return BookieList(bookies=bookies)
 
-    directory = Directory(fetch)
+    directory = Directory(fetch, quarantine, random.Random(1))
     await directory.refresh()
     return directory
 
@@ -105,3 +111,58 @@ async def test_an_old_list_serves_while_metadata_is_away() -> None:
         await directory.refresh()
 
     assert directory.writable() == ("b1@1",)
+
+
+async def test_bookies_with_more_room_are_chosen_more_often() -> None:
+    gib = 1 << 30
+    directory = await directory_of(bookie(1, free_bytes=90 * gib), bookie(2, free_bytes=10 * gib))
+
+    first = Counter(directory.writable()[0] for _ in range(2000))
+
+    assert 1700 < first["b1@1"] < 1900  # seeded: 9 of 10
+    assert first["b2@1"] == 2000 - first["b1@1"]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_failing_bookie_is_not_chosen_for_a_while_unless_it_is_needed() -> None:
+    clock = Clock()
+    quarantine = Quarantine(QuarantineRule(failures=3, window_s=60, for_s=300), clock)
+    directory = await directory_of(
+        *[bookie(n, zone="ab"[n % 2]) for n in range(4)], quarantine=quarantine
+    )
+    for _ in range(3):
+        quarantine.failed("b1")
+
+    assert quarantine.names == ("b1",)
+    for _ in range(20):
+        assert directory.writable()[-1] == "b1@1"
+        found = directory.new_ensemble(3)
+        assert found is not None
+        assert "b1@1" not in found[0]  # though its zone has but one other
+        assert directory.candidates(("b0@1",), ("b0@1",))[-1] == "b1@1"
+    needed = directory.new_ensemble(4)
+    assert needed is not None
+    assert "b1@1" in needed[0]
+
+    clock.now = 301.0
+    assert not quarantine.names
+    made = [directory.new_ensemble(3) for _ in range(50)]
+    assert any(found is not None and "b1@1" in found[0] for found in made)
+
+
+async def test_failures_far_apart_or_of_a_bookie_that_was_gone_do_not_count() -> None:
+    clock = Clock()
+    quarantine = Quarantine(QuarantineRule(failures=3, window_s=60, for_s=300), clock)
+    for clock.now in (0.0, 40.0, 80.0, 120.0):
+        quarantine.failed("b1")
+    assert not quarantine.holds("b1")
+    for _ in range(3):
+        quarantine.failed("b2")
+    await directory_of(bookie(2, "lost"), quarantine=quarantine)
+    assert not quarantine.holds("b2")

@@ -23,7 +23,6 @@ from quorumlog.errors import (
     LedgerFenced,
     MetadataUnavailable,
     NoSuchLedger,
-    NotEnoughBookies,
     OwnedByLog,
     QuorumLogError,
     ReadOnly,
@@ -34,6 +33,7 @@ from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
 from quorumlog.net.metadata_client import MetadataClient, new_attempt
 from quorumlog.net.ports import Ports, Times
+from quorumlog.net.quarantine import Quarantine, QuarantineRule
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.timers import Tasks, Timers
 from quorumlog.protocol.ids import member_name
@@ -43,6 +43,7 @@ from quorumlog.wire.bodies import BookieList, ServiceHeartbeat
 from services.gateway.engine.handle import Budget, WriteHandle
 from services.gateway.engine.keys import Gatekeeper, new_keys
 from services.gateway.engine.peers import Peers
+from services.gateway.engine.placing import Placing
 from services.gateway.engine.reading import Reading
 from services.gateway.engine.records import RecordAppends, is_of_log
 from services.gateway.engine.recoveries import Recoveries
@@ -82,6 +83,9 @@ class EngineConfig:
     metadata_s: float = 3.0
     """Then a caller is told that the metadata can't be reached."""
     delays_ensemble_change: bool = False
+    zones_min: int = 1
+    enforces_zones: bool = False
+    quarantine: QuarantineRule = field(default_factory=QuarantineRule)
     times: Times = field(default_factory=Times)
 
 
@@ -104,6 +108,9 @@ class Engine:
         self._config = config
         self._metadata = metadata
         self._directory = directory
+        self.placing = Placing(
+            directory, zones_min=config.zones_min, enforces_zones=config.enforces_zones
+        )
         self._bookies = bookies
         self._ports = ports
         self._peers = peers
@@ -133,8 +140,8 @@ class Engine:
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
         ) as session:
             metadata = MetadataClient(config.metadata_urls, session, deadline_s=config.metadata_s)
-            directory = Directory(metadata.bookies)
-            bookies = BookieClient(directory.address, session)
+            directory = Directory(metadata.bookies, Quarantine(config.quarantine))
+            bookies = BookieClient(directory.address, session, failed=directory.quarantine.failed)
             narrow = NarrowMetadata(metadata)
             ports = Ports(bookies, narrow, directory, timers, tasks, config.times)
             engine = cls(
@@ -166,7 +173,9 @@ class Engine:
             quorum = Quorum(options.ensemble_size, options.write_quorum, options.ack_quorum)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
-        members, is_degraded = await self._new_ensemble(quorum, options)
+        members, is_degraded = await self.placing.new_ensemble(
+            quorum, allow_degraded=options.allow_degraded
+        )
         keys = new_keys(options.password, options.digest)
         draft = LedgerMetadata(
             ledger_id=-1 if options.ledger_id is None else options.ledger_id,
@@ -410,10 +419,9 @@ class Engine:
 
     async def cluster(self) -> dict[str, Any]:
         """Every service with its state, and what this gateway writes with less redundancy."""
-        bookies, services, repairs = await asyncio.gather(
-            self.bookies(),
-            self._metadata.services(),
-            RepairClient(self._metadata, self.writer.id).list(),
+        queue = RepairClient(self._metadata, self.writer.id)
+        bookies, services, repairs, summary = await asyncio.gather(
+            self.bookies(), self._metadata.services(), queue.list(), queue.summary()
         )
         return {
             "cluster_id": await self._metadata.cluster_id(),
@@ -421,6 +429,8 @@ class Engine:
             "services": [service.model_dump(mode="json") for service in services.services],
             "writer": {"id": self.writer.id, "url": self.writer.url},
             "degraded_ledgers": self.degraded_ledgers(),
+            "quarantined": self.quarantined,
+            "under_replicated_count": summary.ledgers,
             "under_replicated": [
                 {"ledger_id": repair.ledger_id, "bookie": repair.member} for repair in repairs[0]
             ],
@@ -440,6 +450,11 @@ class Engine:
         """Ledgers of this process with a bookie that takes no part (rule 8)."""
         return [ledger for ledger, handle in self._handles.items() if handle.is_degraded]
 
+    @property
+    def quarantined(self) -> Sequence[str]:
+        """Bookies that fail here though they are called live: new places go to others."""
+        return self._directory.quarantine.names
+
     def channels(self) -> dict[str, bool]:
         """The bookies that were asked so far, and whether their connection stands."""
         return self._bookies.channels()
@@ -453,7 +468,7 @@ class Engine:
             await self._directory.refresh()
         except QuorumLogError as error:
             return error
-        return None if self._directory.new_ensemble(size) else self._too_few(size)
+        return None if self._directory.new_ensemble(size) else self.placing.too_few(size)
 
     async def drain(self) -> None:
         """Take nothing new, settle what is in flight and close the ledgers of this writer."""
@@ -541,28 +556,6 @@ class Engine:
         except QuorumLogError:
             pass
         return error
-
-    async def _new_ensemble(
-        self, quorum: Quorum, options: LedgerOptions
-    ) -> tuple[tuple[str, ...], bool]:
-        degraded_ack = None
-        if options.allow_degraded:
-            degraded_ack = (quorum.write_quorum, quorum.ack_quorum)
-        for is_retry in (False, True):
-            if is_retry or not self._directory.is_known:
-                await self._directory.refresh()
-            # A full ensemble of bookies that were called live just now beats a degraded one.
-            found = self._directory.new_ensemble(
-                quorum.ensemble_size, degraded_ack=degraded_ack if is_retry else None
-            )
-            if found is not None:
-                return found
-        raise self._too_few(quorum.ensemble_size)
-
-    def _too_few(self, needed: int) -> NotEnoughBookies:
-        return NotEnoughBookies(
-            f"{len(self._directory.writable())} bookies live, {needed} are needed"
-        )
 
     def _row_changed(self, ledger_id: int) -> None:
         self.reading.tails.changed(ledger_id)

@@ -31,6 +31,16 @@ def add_metrics(engine: Engine, registry: CollectorRegistry) -> None:
             "Bookies that were asked and have none.",
             lambda: sum(not is_open for is_open in engine.channels().values()),
         ),
+        (
+            "bookies_quarantined",
+            "Bookies that fail here though they are called live.",
+            lambda: len(engine.quarantined),
+        ),
+        (
+            "narrow_ledgers",
+            "Ledgers made here in fewer zones than asked, since the start.",
+            lambda: engine.placing.narrow_count,
+        ),
     )
     for name, text, read in gauges:
         Gauge(f"quorumlog_gateway_{name}", text, registry=registry).set_function(read)

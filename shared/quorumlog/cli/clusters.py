@@ -1,6 +1,6 @@
 """`quorumlog cluster …`."""
 
-from typing import Final
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -9,28 +9,36 @@ from quorumlog.cli.common import (
     DEFAULT_GATEWAY,
     GatewayOption,
     JsonOption,
+    WatchOption,
     print_json,
     print_rows,
-    run,
+    watched,
 )
 
 app = typer.Typer(no_args_is_help=True, help="How the cluster is.")
 
-_SHOWN_MAX: Final = 100
-"""Of what is under-replicated the gateway names so many."""
-
 
 @app.command()
-def status(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
+def status(
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    as_json: JsonOption = False,
+    watch: WatchOption = None,
+) -> None:
     """Print every service with its state, and how much is under-replicated."""
-    found = run(gateway, lambda client: client.cluster())
-    if as_json:
-        print_json(found)
-        return
+
+    def show(found: dict[str, Any]) -> None:
+        if as_json:
+            print_json(found)
+        else:
+            _print_cluster(found)
+
+    watched(gateway, lambda client: client.cluster(), show, watch)
+
+
+def _print_cluster(found: dict[str, Any]) -> None:
     console = Console(highlight=False)
     print_rows(found["bookies"], ("id", "state", "url", "zone", "free_bytes"), as_json=False)
     print_rows(found["services"], ("kind", "state", "url", "id"), as_json=False)
-    lacking = len(found["under_replicated"])
-    more = " or more" if lacking >= _SHOWN_MAX else ""
-    console.print(f"under-replicated: {lacking}{more}", markup=False)
+    console.print(f"under-replicated ledgers: {found['under_replicated_count']}", markup=False)
+    console.print(f"quarantined by this gateway: {found.get('quarantined', [])}", markup=False)
     console.print(f"degraded ledgers: {found['degraded_ledgers']}", markup=False)

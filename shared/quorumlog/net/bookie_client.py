@@ -99,8 +99,10 @@ class Channel:
         address: Callable[[str], str | None],
         session: aiohttp.ClientSession,
         limits: ChannelLimits,
+        failed: Callable[[str], None],
     ) -> None:
         """Nothing is connected before the first request."""
+        self._failed = failed
         self._name = name
         self._address = address
         self._session = session
@@ -187,6 +189,7 @@ class Channel:
         except* (aiohttp.ClientError, OSError, TimeoutError, frames.BadFrame) as broken:
             why = repr(broken.exceptions[0])
             log.info("channel-broken", extra={"bookie": self._name, "why": why})
+            self._failed(self._name)
         finally:
             self._back_off()
             self._task = self._wake = None
@@ -242,6 +245,7 @@ class Channel:
             asked.done(answer)
         else:
             log.warning("echo-differs", extra={"bookie": self._name, "member": member})
+            self._failed(self._name)
             asked.unknown()
 
     def _back_off(self) -> None:
@@ -279,6 +283,8 @@ class Channel:
             self._loop.call_later(_SWEEP_S, self._sweep)
         else:
             self._sweeping = False
+        if silent:
+            self._failed(self._name)
         for asked in silent:
             asked.unknown()
 
@@ -291,8 +297,12 @@ class BookieClient:
         address: Callable[[str], str | None],
         session: aiohttp.ClientSession,
         limits: ChannelLimits | None = None,
+        failed: Callable[[str], None] = lambda _name: None,
     ) -> None:
-        """`address` tells the URL of a bookie's name, as it is known now."""
+        """`address` tells the URL of a bookie's name, as it is known now; `failed` hears of each
+        time that a bookie is silent, breaks its connection or says what was not asked.
+        """
+        self._failed = failed
         self._address = address
         self._session = session
         self._limits = limits or ChannelLimits()
@@ -443,6 +453,6 @@ class BookieClient:
         name = member_name(member)
         channel = self._channels.get(name)
         if channel is None:
-            channel = Channel(name, self._address, self._session, self._limits)
+            channel = Channel(name, self._address, self._session, self._limits, self._failed)
             self._channels[name] = channel
         return channel

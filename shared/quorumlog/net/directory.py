@@ -6,11 +6,13 @@ Addresses are kept for ever, since a bookie that is called lost may still answer
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from quorumlog.errors import QuorumLogError
+from quorumlog.net.quarantine import Quarantine
 from quorumlog.protocol import placement
 from quorumlog.protocol.ids import member_name
 from quorumlog.wire.bodies import BookieInfo, BookieList
@@ -20,16 +22,25 @@ log = logging.getLogger(__name__)
 REFRESH_S: Final = 1.0
 """As often as bookies tell that they live (architecture 7)."""
 
+_ROOM_MIN_BYTES: Final = 64 << 20
+"""Less counts as this much: who told nothing, or is nearly full, is chosen seldom and not never."""
+
 
 class Directory:
     """The last known list of bookies. Implements `ports.PlacementPort`."""
 
-    def __init__(self, fetch: Callable[[], Awaitable[BookieList]]) -> None:
+    def __init__(
+        self,
+        fetch: Callable[[], Awaitable[BookieList]],
+        quarantine: Quarantine | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
         """`fetch` asks the metadata service."""
         self._fetch = fetch
+        self.quarantine = quarantine or Quarantine()
         self._addresses: dict[str, str] = {}
         self._bookies: tuple[BookieInfo, ...] = ()
-        self._chance = random.SystemRandom()
+        self._chance = chance or random.SystemRandom()
         self.is_known = False
         """Whether the list was ever read."""
 
@@ -49,6 +60,8 @@ class Directory:
         for bookie in found.bookies:
             if bookie.url:
                 self._addresses[member_name(bookie.id)] = bookie.url
+            if bookie.state == "lost":
+                self.quarantine.forget(member_name(bookie.id))
         self.is_known = True
         return found
 
@@ -62,10 +75,24 @@ class Directory:
         return self._addresses.get(name)
 
     def writable(self) -> tuple[str, ...]:
-        """Live members that take entries, in a new order each time, so that load spreads."""
-        members = [bookie.id for bookie in self._bookies if bookie.state == "writable"]
-        self._chance.shuffle(members)
-        return tuple(members)
+        """Live members that take entries, in a new order each time, so that load spreads: those
+        with more room come first more often, those in quarantine last.
+        """
+        order = {
+            bookie.id: (self.quarantine.holds(member_name(bookie.id)), self._lot(bookie.free_bytes))
+            for bookie in self._bookies
+            if bookie.state == "writable"
+        }
+        return tuple(sorted(order, key=lambda member: order[member]))
+
+    def _lot(self, free_bytes: int) -> float:
+        """A draw in which the least one wins, in proportion to the room (Efraimidis and Spirakis)."""
+        return -math.log(1.0 - self._chance.random()) / max(free_bytes, _ROOM_MIN_BYTES)
+
+    def zone_count(self, members: tuple[str, ...]) -> int:
+        """In how many zones members lie; those whose zone is not known count as in one."""
+        zones = self._zones()
+        return len({zones.get(member, "") for member in members})
 
     def candidates(self, ensemble: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
         """Live writable members that are not in `exclude`, best first: those of other zones than
@@ -73,7 +100,8 @@ class Directory:
         """
         staying = [member for member in ensemble if member in exclude]
         free = [member for member in self.writable() if member not in exclude]
-        return placement.spread(staying, free, self._zones())
+        spread = placement.spread(staying, free, self._zones())
+        return tuple(sorted(spread, key=lambda m: self.quarantine.holds(member_name(m))))
 
     def new_ensemble(
         self, size: int, *, degraded_ack: tuple[int, int] | None = None
@@ -84,12 +112,16 @@ class Directory:
         every write set reaches its ack quorum with live ones (rule 29).
         """
         zones = self._zones()
-        chosen = placement.ensemble(size, self.writable(), zones)
-        if chosen is not None:
-            return chosen, False
+        live = self.writable()
+        healthy = [m for m in live if not self.quarantine.holds(member_name(m))]
+        # Zones would pull one in that is in quarantine; only where there are too few others.
+        for members in (healthy, live):
+            chosen = placement.ensemble(size, members, zones)
+            if chosen is not None:
+                return chosen, False
         if degraded_ack is None:
             return None
-        live = placement.spread((), self.writable(), zones)
+        live = placement.spread((), live, zones)
         write_quorum, ack_quorum = degraded_ack
         absent = [bookie.id for bookie in self._bookies if bookie.state != "writable"]
         self._chance.shuffle(absent)

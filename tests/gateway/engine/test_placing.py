@@ -1,0 +1,56 @@
+"""New ledgers where too few zones live: refused or told, as set."""
+
+import pytest
+
+from quorumlog.errors import NotEnoughBookies
+from quorumlog.net.directory import Directory
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.wire.bodies import BookieInfo, BookieList
+from services.gateway.engine.placing import Placing
+
+
+async def placing(zones: str, *, enforces: bool, zones_min: int = 2) -> Placing:
+    async def fetch() -> BookieList:
+        return BookieList(
+            bookies=tuple(
+                BookieInfo(id=f"b{n}@1", state="writable", url="http://b", zone=zone)
+                for n, zone in enumerate(zones)
+            )
+        )
+
+    return Placing(Directory(fetch), zones_min=zones_min, enforces_zones=enforces)
+
+
+QUORUM = Quorum(3, 3, 2)
+
+
+async def test_enough_zones_are_no_degradation() -> None:
+    for enforces in (False, True):
+        members, is_degraded = await (await placing("aab", enforces=enforces)).new_ensemble(
+            QUORUM, allow_degraded=False
+        )
+        assert (len(members), is_degraded) == (3, False)
+
+
+async def test_too_few_zones_are_an_error_or_told_as_set() -> None:
+    strict = await placing("aaa", enforces=True)
+    with pytest.raises(NotEnoughBookies, match="1 zones, 2 are asked for"):
+        await strict.new_ensemble(QUORUM, allow_degraded=False)
+
+    lenient = await placing("aaa", enforces=False)
+    assert (await lenient.new_ensemble(QUORUM, allow_degraded=False))[1]
+    assert lenient.narrow_count == 1
+
+
+async def test_each_write_set_of_a_striped_ledger_is_to_span_the_zones() -> None:
+    two_by_two = await placing("aabb", enforces=True)
+    members, _ = await two_by_two.new_ensemble(Quorum(4, 2, 2), allow_degraded=False)
+    assert len(members) == 4
+    odd = await placing("aab", enforces=True)
+    with pytest.raises(NotEnoughBookies):
+        await odd.new_ensemble(Quorum(3, 2, 2), allow_degraded=False)
+
+
+async def test_no_more_zones_are_asked_for_than_there_are_copies() -> None:
+    alone = await placing("a", enforces=True)
+    assert await alone.new_ensemble(Quorum(1, 1, 1), allow_degraded=False) == (("b0@1",), False)
