@@ -2,7 +2,7 @@
 
 A model ledger is what the protocol promises: ids in order, an acknowledged entry stays, a fence ends
 its writer, and a recovery keeps all that was acknowledged and any prefix of what was in flight.
-Time is real but short, so that schedules follow the seed and the loop, not the machine.
+Delays are short and drawn from the seed; on a virtual loop (`simulation.py`) so is all time.
 """
 
 import asyncio
@@ -10,8 +10,10 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from quorumlog.errors import (
+    InvalidRequest,
     LedgerClosed,
     LedgerFenced,
     NoSuchLedger,
@@ -25,6 +27,7 @@ from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, St
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Codec, Run, make
 from quorumlog.protocol.transaction import (
+    BadPublication,
     Sealed,
     Transaction,
     TransactionLedger,
@@ -46,13 +49,32 @@ class Ledger:
     entries: list[bytes] = field(default_factory=list)
     """Acknowledged; once CLOSED, all there is."""
     in_flight: list[tuple[bytes, asyncio.Future[Appended]]] = field(default_factory=list)
+    since_s: float = 0.0
+    """When it was made, or its log let go of it; long ago where its transaction was ended."""
+
+
+class Watch(Protocol):
+    """Who judges what happens in a cluster."""
+
+    def submitted(self, ledger: Ledger) -> None:
+        """A gateway begins to append to an open ledger."""
+        ...
+
+    def replaced(self, before: LogMetadata, now: LogMetadata) -> None:
+        """A log's row was changed."""
+        ...
 
 
 class Cluster:
     """Bookies and metadata, and the gateways that share them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, hitches: float = 0.0, lost_answers: float = 0.0) -> None:
+        """`hitches`: how often a step takes seconds; `lost_answers`: how often the answer to a
+        change comes late, by when others may have changed the row again.
+        """
         self.random = random.Random(seed)
+        self.hitches, self.lost_answers = hitches, lost_answers
+        self.watch: Watch | None = None
         self.ledgers: dict[int, Ledger] = {}
         self.deleted: set[int] = set()
         self.logs: dict[str, LogMetadata] = {}
@@ -72,6 +94,8 @@ class Cluster:
             await asyncio.sleep(0)
         if self.random.random() < 0.1:
             await asyncio.sleep(self.random.random() * 0.002)
+        if self.hitches and self.random.random() < self.hitches:
+            await asyncio.sleep(self.random.random() * 3)
 
     def ledger(self, ledger_id: int) -> Ledger:
         if ledger_id not in self.ledgers:
@@ -84,6 +108,28 @@ class Cluster:
             transaction.is_open and ledger_id in _ids(transaction)
             for transaction in self.transactions.values()
         )
+
+    def abort(self, transaction_id: str) -> Transaction:
+        found = self.transactions[transaction_id]
+        if found.state is TransactionState.COMMITTED:
+            raise TransactionCommitted
+        if found.is_open:
+            self.end(replace(found, state=TransactionState.ABORTED, ledgers=()), found)
+        return self.transactions[transaction_id]
+
+    def end(self, ended: Transaction, before: Transaction) -> None:
+        self.transactions[ended.id] = ended
+        for ledger_id in _ids(before) - _ids(ended):
+            if ledger_id in self.ledgers:
+                self.ledgers[ledger_id].since_s = float("-inf")
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def late_answer(self) -> None:
+        """Sometimes who asked for a change hears of it when others have gone on."""
+        if self.lost_answers and self.random.random() < self.lost_answers:
+            await asyncio.sleep(self.random.random() * 2)
 
     def begin(self, log: str, app: str | None = None, version: int | None = None) -> str:
         name = f"t{next(self.names)}"
@@ -98,11 +144,13 @@ class Gateway:
         self.cluster = cluster
         self.writer = Writer(name, f"http://{name}")
         self.is_dead = False
+        self.died = asyncio.Event()
         self.pumps: set[asyncio.Task[None]] = set()
         self.logs = LogManager(engine=self, store=Store(self), peers=Net(self), times=TIMES)
 
     def kill(self) -> None:
         self.is_dead = True
+        self.died.set()
 
     async def step(self) -> None:
         """Every call outside takes time, and a dead process never gets its answer."""
@@ -131,7 +179,7 @@ class Gateway:
             writer=self.writer,
             log=options.log,
         )
-        self.cluster.ledgers[ledger_id] = Ledger(row)
+        self.cluster.ledgers[ledger_id] = Ledger(row, since_s=self.cluster.now())
         await self.step()
         return row
 
@@ -146,6 +194,8 @@ class Gateway:
         assert ledger.row.writer == self.writer
         if ledger.row.state is not State.OPEN:
             raise LedgerFenced(ledger_id=ledger_id, outcome="not-done")
+        if self.cluster.watch is not None:
+            self.cluster.watch.submitted(ledger)
         (payload,) = payloads
         assert expect == len(ledger.entries) + len(ledger.in_flight)
         future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
@@ -210,7 +260,7 @@ class Gateway:
             waits = after is not None and lac <= after and not closed and not lost
             if not waits or asyncio.get_running_loop().time() >= end:
                 break
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.01)
         if closed:
             return Confirmation(lac, closed=True, lac_source="metadata")
         if lost:
@@ -285,19 +335,29 @@ class Store:
         current = self.row(log.name)
         if current.version != log.version:
             raise LogChanged(current)
-        new = self._replace(current, log)
+        self._replace(current, log)
+        await self.cluster.late_answer()
         await self.gateway.step()
-        return new
+        # As the service does: a repeat of what was done gets the row as it is by then.
+        return self.row(log.name)
 
     def _replace(self, current: LogMetadata, log: LogMetadata) -> LogMetadata:
         new = replace(log, version=log.version + 1)
         new.check()
         assert new.first_offset >= current.first_offset
         for item in new.items:
-            assert item.ledger_id not in self.cluster.deleted
+            if item.ledger_id in self.cluster.deleted:
+                raise InvalidRequest(f"ledger {item.ledger_id} does not exist")
             if item.last_offset is not None:
-                assert self.cluster.ledgers[item.ledger_id].row.state is State.CLOSED
+                state = self.cluster.ledgers[item.ledger_id].row.state
+                assert state is State.CLOSED, "rules 23 and 28: an end that is none"
+        now = self.cluster.now()
+        for item in current.items:
+            if new.item_of(item.ledger_id) is None and item.ledger_id in self.cluster.ledgers:
+                self.cluster.ledgers[item.ledger_id].since_s = now
         self.cluster.logs[log.name] = new
+        if self.cluster.watch is not None:
+            self.cluster.watch.replaced(current, new)
         return new
 
     async def delete(self, log: LogMetadata) -> None:
@@ -315,9 +375,13 @@ class Store:
         return rows, names[limit - 1] if len(names) > limit else None
 
     async def orphans(self, *, older_than_s: float) -> Sequence[int]:
-        del older_than_s
         await self.gateway.step()
-        return [number for number in self.cluster.ledgers if not self.cluster.is_named(number)]
+        before = self.cluster.now() - older_than_s
+        return [
+            number
+            for number, ledger in self.cluster.ledgers.items()
+            if not self.cluster.is_named(number) and ledger.since_s <= before
+        ][:100]
 
     async def transaction(self, transaction_id: str) -> Transaction:
         await self.gateway.step()
@@ -329,9 +393,10 @@ class Store:
         self, transaction_id: str, ledgers: tuple[Sealed, ...], log: LogMetadata | None
     ) -> tuple[Transaction, LogMetadata | None]:
         await self.gateway.step()
-        done = self._commit(transaction_id, ledgers, log)
+        done, row = self._commit(transaction_id, ledgers, log)
+        await self.cluster.late_answer()
         await self.gateway.step()
-        return done
+        return done, None if row is None else self.row(row.name)
 
     def _commit(
         self, transaction_id: str, ledgers: tuple[Sealed, ...], log: LogMetadata | None
@@ -354,7 +419,10 @@ class Store:
             current = self.row(found.log)
             if current.version != log.version:
                 raise LogChanged(current)
-            published = published_by(current, log, ledgers)
+            try:
+                published = published_by(current, log, ledgers)
+            except BadPublication as error:
+                raise InvalidRequest(str(error)) from error
             ids = _ids(found)
             assert all(item.ledger_id in ids for item in published)
             log = self._replace(current, log)
@@ -372,7 +440,7 @@ class Store:
                 for item in published
             ),
         )
-        self.cluster.transactions[transaction_id] = ended
+        self.cluster.end(ended, found)
         return ended, None if is_duplicate else log
 
     async def delete_unnamed(self, ledger_id: int) -> None:

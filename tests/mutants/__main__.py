@@ -4,12 +4,17 @@ import sys
 import time
 from dataclasses import dataclass
 
+from tests.logs.simulation import run_seed as run_log_seed
 from tests.mutants.hunt import Mutant, by_search, by_swarm
 from tests.mutants.list import MUTANTS
+from tests.mutants.logs import LOG_MUTANTS, by_logs
 from tests.sim.run import run_seed
 from tests.support.spread import progress, spread
 
 ALARM_SEEDS = 500
+LOG_ALARM_SEEDS = 100
+
+ALL = (*MUTANTS, *LOG_MUTANTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +26,10 @@ class Hunt:
 
 
 def hunt(index: int) -> Hunt:
-    """Hunt the mutant of this number by both techniques. A number travels, a patch can't."""
-    mutant = MUTANTS[index]
+    """Hunt the mutant of this number by its techniques. A number travels, a patch can't."""
+    mutant = ALL[index]
     lines = []
-    for how in (by_search, by_swarm):
+    for how in (by_search, by_swarm) if index < len(MUTANTS) else (by_logs,):
         began = time.perf_counter()
         find = how(mutant)
         if find is not None:
@@ -38,6 +43,11 @@ def is_alarm(seed: int) -> bool:
     return run_seed(seed).violation is not None
 
 
+def is_log_alarm(seed: int) -> bool:
+    """Whether a seed of the log simulation does."""
+    return run_log_seed(seed).violation is not None
+
+
 def is_chosen(mutant: Mutant, words: list[str]) -> bool:
     """Whether one of the words, or no word at all, asks for it."""
     return not words or any(word in mutant.name or word in mutant.rule for word in words)
@@ -45,9 +55,9 @@ def is_chosen(mutant: Mutant, words: list[str]) -> bool:
 
 def main() -> int:
     words = sys.argv[1:]
-    chosen = [index for index, mutant in enumerate(MUTANTS) if is_chosen(mutant, words)]
-    hunted = [index for index in chosen if not MUTANTS[index].is_equivalent]
-    rules = {mutant.name: mutant.rule for mutant in MUTANTS}
+    chosen = [index for index, mutant in enumerate(ALL) if is_chosen(mutant, words)]
+    hunted = [index for index in chosen if not ALL[index].is_equivalent]
+    rules = {mutant.name: mutant.rule for mutant in ALL}
     found = 0
     with progress() as bar:
         task = bar.add_task("mutants", total=len(hunted))
@@ -59,10 +69,11 @@ def main() -> int:
                 print(f"         {line}")
             bar.advance(task)
     for index in chosen:
-        mutant = MUTANTS[index]
+        mutant = ALL[index]
         if mutant.is_equivalent:
             print(f"equivalent  {mutant.rule}: {mutant.name}: {mutant.is_equivalent}")
     alarms = sum(spread(is_alarm, range(1, ALARM_SEEDS + 1)))
+    alarms += sum(spread(is_log_alarm, range(1, LOG_ALARM_SEEDS + 1)))
     print(f"mutants: {found} of {len(hunted)} found, {alarms} alarms")
     return 0 if found == len(hunted) and not alarms else 1
 

@@ -4,6 +4,7 @@ import pytest
 
 from tests.mutants.hunt import Mutant, applied, by_search, by_swarm
 from tests.mutants.list import MUTANTS
+from tests.mutants.logs import LOG_MUTANTS, by_logs
 
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 
@@ -32,6 +33,20 @@ def test_the_swarm_sees_that_a_guard_is_missing(name: str) -> None:
     assert by_swarm(BY_NAME[name], range(1, 1_001)) is not None
 
 
+BY_LOGS = (
+    "an owner goes on whatever ledger the row names last",
+    "a ledger is followed by another one before it is closed",
+    "a batch does not count the records before it",
+    "a producer's repeat is appended again",
+    "what an ended ledger has kept is appended again",
+)
+
+
+@pytest.mark.parametrize("name", BY_LOGS)
+def test_the_log_simulation_sees_that_a_guard_is_missing(name: str) -> None:
+    assert by_logs(next(mutant for mutant in LOG_MUTANTS if mutant.name == name)) is not None
+
+
 @pytest.mark.parametrize("name", BY_SEARCH)
 def test_the_explorer_sees_that_a_guard_is_missing(name: str) -> None:
     find = by_search(BY_NAME[name])
@@ -40,7 +55,7 @@ def test_the_explorer_sees_that_a_guard_is_missing(name: str) -> None:
     assert find.violation.startswith("I")
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *LOG_MUTANTS], ids=lambda mutant: mutant.name)
 def test_a_mutant_fits_the_code_and_is_gone_afterwards(mutant: Mutant) -> None:
     before = [patch.owner.__dict__[patch.name] for patch in mutant.patches]
 

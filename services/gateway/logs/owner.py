@@ -378,7 +378,7 @@ class LogOwner:
             except LogChanged as changed:
                 self._follow_change(changed)
                 continue
-            if named is None or not _ends_with(named, new):
+            if named is None or not is_last(named, new):
                 return done, False
             self.log = named
             return done, True
@@ -456,7 +456,7 @@ class LogOwner:
                 self._follow_change(changed)
                 continue
             last = wanted.last_item
-            if last is None or not _ends_with(done, last.ledger_id):
+            if last is None or not is_last(done, last.ledger_id):
                 raise OwnerEnded  # it was done, and another one has taken over since
             self.log = done
             return
@@ -508,5 +508,6 @@ def options_of(log: LogMetadata) -> LedgerOptions:
     )
 
 
-def _ends_with(log: LogMetadata, ledger_id: int) -> bool:
+def is_last(log: LogMetadata, ledger_id: int) -> bool:
+    """Whether a row names this ledger last: its writer owns the log."""
     return log.last_item is not None and log.last_item.ledger_id == ledger_id

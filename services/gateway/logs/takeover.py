@@ -16,7 +16,7 @@ from quorumlog.protocol.batch import BatchHead
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import Answer, LogItem, LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata
-from services.gateway.logs.owner import check_room, now_ms, options_of
+from services.gateway.logs.owner import check_room, is_last, now_ms, options_of
 from services.gateway.logs.pending import Pending
 from services.gateway.logs.ports import LogChanged, LogEngine, LogStore
 from services.gateway.logs.producers import ProducerTable
@@ -77,15 +77,26 @@ async def take_over(
         check_room(changed)
         new = await engine.create(options_of(log))
         changed = changed.with_ledger(new.ledger_id).with_ends({}, producers=table, now_ms=now)
+    done: LogMetadata | None = None
     try:
-        return Taken(await store.cas(finish(changed)), producers)
-    except Exception as error:
-        if new is not None:
-            with contextlib.suppress(QuorumLogError):
-                await store.delete_unnamed(new.ledger_id)
-        if isinstance(error, LogChanged):
-            return None
+        done = await store.cas(finish(changed))
+    except LogChanged:
+        pass  # another one won: yield to it (rule 22)
+    except Exception:
+        await _discard(new, store)
         raise
+    if done is None or (new is not None and not is_last(done, new.ledger_id)):
+        # Or it was done, and another one has taken over before that was known here.
+        await _discard(new, store)
+        return None
+    return Taken(done, producers)
+
+
+async def _discard(ledger: LedgerMetadata | None, store: LogStore) -> None:
+    """Delete a ledger that was made for nothing, in a transaction that sees no log naming it."""
+    if ledger is not None:
+        with contextlib.suppress(QuorumLogError):
+            await store.delete_unnamed(ledger.ledger_id)
 
 
 async def end_of(ledger: LedgerMetadata, engine: LogEngine) -> _End:

@@ -1,0 +1,552 @@
+"""A log under everything at once, in virtual time: `make logsim`.
+
+Several gateways; producers with retries and without, publishers whose commits race with aborts and
+with each other, readers that follow; rolls, duels, truncation, sweeps; gateways that die or hang,
+answers that come late. A seed is one schedule. What is judged (I32 to I34, rules 22 to 28):
+  - what was acknowledged is at its offset, whatever happened since, until it was truncated;
+  - each record of a producer is there once, in its order; of a plain client at most once;
+  - a commit's records are there together, once, where it was told; of all others none;
+  - nothing is written to a ledger that its log does not name last, or behind one that is not CLOSED;
+  - a read sees what was acknowledged before it; a reader that follows sees every record in order;
+  - in the end no ledger is left that no log names.
+"""
+
+import asyncio
+import hashlib
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from quorumlog.errors import (
+    UNKNOWN,
+    OffsetTruncated,
+    QuorumLogError,
+    TransactionAborted,
+    TransactionCommitted,
+)
+from quorumlog.protocol import batch
+from quorumlog.protocol.batch import ProducerSeq, Record
+from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.transaction import Sealed, Transaction, TransactionLedger
+from services.gateway.logs.ports import Append
+from services.gateway.logs.sweep import Sweep
+from services.gateway.logs.transactions import Transactions
+from tests.logs.model import Cluster, Gateway, Ledger, Store
+from tests.support.virtual import Deadlock, run_virtual
+
+NAME = "log"
+END_S = 1800.0
+"""Virtual time after which a run hangs."""
+TRIES_MAX = 300
+"""After so many a client gives up: nothing here takes so long."""
+PATIENCE_S = 20.0
+"""After that a client asks another gateway; the first one may still do it."""
+
+
+class Violation(Exception):
+    """What must never be."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a seed ended."""
+
+    seed: int
+    violation: str | None
+    events: int
+    digest: str
+    virtual_s: float
+    story: list[str] = field(default_factory=list)
+
+
+class ModelClient:
+    """The metadata service's transactions, as one gateway asks for them."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    async def get(self, transaction_id: str) -> Transaction:
+        await self.gateway.step()
+        return self.gateway.cluster.transactions[transaction_id]
+
+    async def abort(self, transaction_id: str) -> Transaction:
+        await self.gateway.step()
+        done = self.gateway.cluster.abort(transaction_id)
+        await self.gateway.step()
+        return done
+
+
+class Judge:
+    """What is on the log, and was: every record that a sealed ledger ever held, by offset."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.history: dict[int, str] = {}
+
+    def submitted(self, ledger: Ledger) -> None:
+        row = self.cluster.logs[NAME]
+        # The base: what was added ahead by a roll has no start yet, and is not written (rule 23).
+        item = row.base
+        if item is None or item.ledger_id != ledger.row.ledger_id:
+            raise Violation(f"I32: ledger {ledger.row.ledger_id} is written, but not named last")
+        for before in row.items[: row.items.index(item)]:
+            if self.cluster.ledgers[before.ledger_id].row.state is not State.CLOSED:
+                raise Violation(f"I34: written behind ledger {before.ledger_id}, which is open")
+
+    def replaced(self, before: LogMetadata, now: LogMetadata) -> None:
+        known = {item.ledger_id: item for item in before.items}
+        for item in now.items:
+            seen = known.get(item.ledger_id)
+            if item.last_offset is not None and (seen is None or seen.last_offset is None):
+                self._sealed(item)
+        for item in before.items:
+            if now.item_of(item.ledger_id) is None and item.last_offset is None:
+                # Ended and dropped at once: it was empty, or a new generation began.
+                values = values_of(self.cluster.ledgers[item.ledger_id].entries)
+                for offset, value in enumerate(values, item.first_offset or 0):
+                    self.saw(offset, value)
+        still_open = [
+            item.ledger_id
+            for item in now.items
+            if self.cluster.ledgers[item.ledger_id].row.state is not State.CLOSED
+        ]
+        if len(still_open) > 2:
+            raise Violation(f"I34: ledgers {still_open} are open")
+
+    def _sealed(self, item: LogItem) -> None:
+        values = values_of(self.cluster.ledgers[item.ledger_id].entries)
+        assert item.first_offset is not None
+        assert item.last_offset is not None
+        if len(values) != item.last_offset - item.first_offset + 1:
+            raise Violation(f"I33: ledger {item.ledger_id} has {len(values)} records: {item}")
+        for offset, value in enumerate(values, item.first_offset):
+            self.saw(offset, value)
+
+    def saw(self, offset: int, value: str) -> None:
+        """A record was sealed, read or acknowledged: it never changes."""
+        if self.history.setdefault(offset, value) != value:
+            raise Violation(f"I33: offset {offset} holds {value}, and held {self.history[offset]}")
+
+
+class Run:
+    """One seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        rng = self.random
+        self.cluster = Cluster(
+            seed,
+            hitches=rng.choice((0.0, 0.001, 0.004)),
+            lost_answers=rng.choice((0.0, 0.1, 0.4)),
+        )
+        self.judge = Judge(self.cluster)
+        self.cluster.watch = self.judge
+        self.settings = LogSettings(
+            Quorum(3, 3, 2), roll_bytes=0, roll_entries=rng.choice((0, 0, 2, 5))
+        )
+        self.gateways: list[Gateway] = []
+        self.transactions: dict[str, Transactions] = {}
+        self.kills = rng.choice((0, 1, 2, 4))
+        self.acknowledged: dict[int, str] = {}
+        self.sent: dict[str, list[str]] = {}
+        self.published: dict[str, list[str]] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.is_over = False
+        self.story: list[str] = []
+        self.trace = hashlib.sha256()
+        self.events = 0
+
+    def tell(self, what: str) -> None:
+        at = asyncio.get_running_loop().time()
+        line = f"{at:9.4f} {what}"
+        self.events += 1
+        self.trace.update(line.encode())
+        self.story.append(line)
+
+    def add_gateway(self) -> None:
+        gateway = self.cluster.gateway()
+        self.gateways.append(gateway)
+        self.transactions[gateway.writer.id] = Transactions(
+            engine=cast(Any, gateway),
+            logs=gateway.logs,
+            store=Store(gateway),
+            client=cast(Any, ModelClient(gateway)),
+        )
+
+    def alive(self) -> list[Gateway]:
+        return [gateway for gateway in self.gateways if not gateway.is_dead]
+
+    async def through(self, gateway: Gateway, work: Any) -> Any:
+        """What a client is answered by a gateway that may die or hang: then UNKNOWN is raised."""
+        task = asyncio.ensure_future(work)
+        died = asyncio.ensure_future(gateway.died.wait())
+        try:
+            done, _ = await asyncio.wait(
+                (task, died), timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if task in done:
+                return task.result()
+            raise QuorumLogError("the connection broke", outcome=UNKNOWN, retryable=True)
+        finally:
+            for waiting in (task, died):
+                waiting.cancel()
+            await asyncio.gather(task, died, return_exceptions=True)
+
+    # --- who writes ---
+
+    async def produce(self, name: str, count: int, *, exactly_once: bool) -> None:
+        self.sent[name] = []
+        for seq in range(count):
+            size = self.random.choice((1, 1, 1, 2, 3))
+            values = [f"{name}-{seq}.{n}" for n in range(size)]
+            self.sent[name] += values
+            producer = ProducerSeq(name, 0, seq) if exactly_once else None
+            call = Append(tuple(Record(value.encode()) for value in values), producer)
+            for _ in range(TRIES_MAX):
+                if await self.appended(name, call, values):
+                    break
+                await asyncio.sleep(self.random.random() * 0.01)
+            else:
+                raise Violation(f"rule 26: {values[0]} never comes to an end")
+            if self.random.random() < 0.3:
+                await asyncio.sleep(self.random.random() * 0.05)
+
+    async def appended(self, name: str, call: Append, values: list[str]) -> bool:
+        """Whether this request is over: acknowledged, or of a client that does not send again."""
+        gateway = self.random.choice(self.alive())
+        try:
+            done = await self.through(gateway, gateway.logs.append(NAME, call))
+        except QuorumLogError as error:
+            if call.producer is None and error.outcome == UNKNOWN:
+                self.tell(f"{name} does not know of {values[0]}: {error.code}")
+                return True
+            if call.producer is not None and not error.retryable and error.outcome != UNKNOWN:
+                raise Violation(f"rule 26: {name} was refused {values[0]}: {error!r}") from error
+            return False
+        self.tell(f"{name} got {done.first_offset} for {values[0]} through {gateway.writer.id}")
+        if done.last_offset - done.first_offset + 1 != len(values):
+            raise Violation(f"rule 25: {values} are at {done}")
+        for offset, value in enumerate(values, done.first_offset):
+            self.judge.saw(offset, value)
+            self.acknowledged[offset] = value
+        if self.random.random() < 0.3:
+            await self.read_back(done.first_offset, values[0])
+        return True
+
+    async def read_back(self, offset: int, value: str) -> None:
+        """What was acknowledged before a read is seen by it, through any gateway."""
+        for _ in range(200):
+            gateway = self.random.choice(self.alive())
+            try:
+                found = await self.through(gateway, gateway.logs.read(NAME, offset, limit=1))
+            except OffsetTruncated:
+                return
+            except QuorumLogError:
+                await asyncio.sleep(0.01)
+                continue
+            if [record.record.value.decode() for record in found.records] != [value]:
+                raise Violation(f"a read of {offset} by {gateway.writer.id} does not see {value}")
+            return
+        raise Violation(f"offset {offset} stays unreadable")
+
+    # --- transactions ---
+
+    def write(self, transaction: str, values: Sequence[Sequence[str]]) -> Sealed:
+        """A sealed ledger of a transaction, as a task attempt leaves it."""
+        ledger_id = next(self.cluster.numbers)
+        entries: list[bytes] = []
+        for records in values:
+            before = len(values_of(entries))
+            made = tuple(Record(value.encode()) for value in records)
+            entries.append(batch.encode(made, append_time_ms=0, records_before=before))
+        bookies = ("b0@1", "b1@1", "b2@1")
+        row = LedgerMetadata(
+            ledger_id,
+            Quorum(3, 3, 2),
+            DigestKind.CRC32C,
+            (Fragment(0, bookies),),
+            writer=Writer("task", "http://task"),
+            log=NAME,
+        ).closed(last_entry=len(entries) - 1, length=sum(map(len, entries)))
+        self.cluster.ledgers[ledger_id] = Ledger(row, entries, since_s=self.cluster.now())
+        found = self.cluster.transactions[transaction]
+        if found.is_open:
+            joined = (*found.ledgers, TransactionLedger(ledger_id))
+            self.cluster.transactions[transaction] = replaced(found, joined)
+        else:
+            self.cluster.ledgers[ledger_id].since_s = float("-inf")
+        return Sealed(ledger_id, len(entries) - 1)
+
+    async def publish(self, name: str, count: int) -> None:
+        for version in range(count):
+            rng = self.random
+            is_app = rng.random() < 0.5
+            transaction = self.cluster.begin(NAME, name if is_app else None, version)
+            ledgers, values = [], []
+            for part in range(rng.choice((0, 1, 1, 2, 3))):
+                size = rng.choice((0, 1, 2))
+                mine = [
+                    [f"{transaction}/{part}.{n}", f"{transaction}/{part}.{n}+"] for n in range(size)
+                ]
+                ledgers.append(self.write(transaction, mine))
+                values += [value for records in mine for value in records]
+            self.write(transaction, [[f"{transaction}/loser"]])
+            order = tuple(ledgers)
+            overwrite = rng.random() < 0.1
+            rivals = [self.commit(transaction, order, values, overwrite=overwrite)]
+            if rng.random() < 0.3:
+                rivals.append(self.commit(transaction, order, values, overwrite=overwrite))
+            if rng.random() < 0.25:
+                rivals.append(self.abort(transaction))
+            await asyncio.gather(*rivals)
+            if rng.random() < 0.5:
+                await asyncio.sleep(rng.random() * 0.2)
+
+    async def commit(
+        self, transaction: str, ledgers: tuple[Sealed, ...], values: list[str], *, overwrite: bool
+    ) -> None:
+        await asyncio.sleep(self.random.random() * 0.02)
+        for _ in range(TRIES_MAX):
+            gateway = self.random.choice(self.alive())
+            served = self.transactions[gateway.writer.id]
+            work = served.commit(transaction, ledgers, overwrite=overwrite)
+            try:
+                done = await self.through(gateway, work)
+            except TransactionAborted:
+                self.tell(f"{transaction} is aborted")
+                return
+            except QuorumLogError as error:
+                if not error.retryable and error.outcome != UNKNOWN:
+                    raise Violation(f"rule 28: {transaction} was refused: {error!r}") from error
+                await asyncio.sleep(self.random.random() * 0.01)
+                continue
+            break
+        else:
+            raise Violation(f"rule 28: {transaction} never comes to an end")
+        if done.is_duplicate:
+            raise Violation(f"rule 28: {transaction} is told to be a duplicate")
+        self.tell(f"{transaction} is at {done.first_offset} to {done.last_offset}")
+        self.published[transaction] = values
+        if values:
+            assert done.first_offset is not None
+            for offset, value in enumerate(values, done.first_offset):
+                self.judge.saw(offset, value)
+                self.acknowledged[offset] = value
+            if done.last_offset != done.first_offset + len(values) - 1:
+                raise Violation(f"rule 28: {transaction} ends at {done.last_offset}")
+            await self.read_back(done.first_offset, values[0])
+
+    async def abort(self, transaction: str) -> None:
+        await asyncio.sleep(self.random.random() * 0.05)
+        while True:
+            gateway = self.random.choice(self.alive())
+            work = self.transactions[gateway.writer.id].abort(transaction)
+            try:
+                await self.through(gateway, work)
+            except TransactionCommitted:
+                return
+            except QuorumLogError:
+                continue
+            self.tell(f"{transaction} was aborted")
+            return
+
+    # --- who reads, and what befalls ---
+
+    async def follow(self) -> None:
+        """Follow the log from its first record on."""
+        at = 0
+        while not self.is_over:
+            gateway = self.random.choice(self.alive())
+            try:
+                found = await self.through(gateway, gateway.logs.read(NAME, at, limit=5, wait_s=1))
+            except OffsetTruncated as gone:
+                at = int(gone.members["first_offset"])
+                continue
+            except QuorumLogError:
+                await asyncio.sleep(0.05)
+                continue
+            for record in found.records:
+                if record.offset != at:
+                    raise Violation(f"a reader at {at} was given {record.offset}")
+                self.judge.saw(at, record.record.value.decode())
+                at += 1
+
+    async def hurt(self) -> None:
+        """Kill, duel, roll, truncate, sweep."""
+        rng = self.random
+        while not self.is_over:
+            await asyncio.sleep(rng.random() * 0.06)
+            gateway = rng.choice(self.alive())
+            work: Any = None
+            match rng.randrange(10):
+                case 0 if self.kills:
+                    self.kills -= 1
+                    self.tell(f"{gateway.writer.id} dies")
+                    gateway.kill()
+                    self.add_gateway()
+                case 1:
+                    work = gateway.logs.ownership.force(NAME, create=True, finish=lambda row: row)
+                case 2 | 3:
+                    work = gateway.logs.roll(NAME)
+                case 4 if rng.random() < 0.4 and self.acknowledged:
+                    before = rng.choice(sorted(self.acknowledged))
+                    work = gateway.logs.truncate(NAME, before)
+                case 5:
+                    work = self.sweep(gateway, older_than_s=300)
+                case _:
+                    continue
+            if work is not None:
+                try:
+                    await self.through(gateway, work)
+                except QuorumLogError:
+                    continue
+
+    async def sweep(self, gateway: Gateway, *, older_than_s: float) -> None:
+        sweep = Sweep(gateway.logs, Store(gateway))
+        await sweep.sweep_logs()
+        await sweep.sweep_orphans(older_than_s=older_than_s)
+
+    # --- the whole ---
+
+    async def main(self) -> None:
+        for _ in range(3):
+            self.add_gateway()
+        alarms = Alarms()
+        logging.getLogger("services.gateway.logs").addHandler(alarms)
+        try:
+            async with asyncio.timeout(END_S):
+                await self.gateways[0].logs.put(NAME, self.settings)
+                await self.everything()
+                await self.check()
+        except TimeoutError as error:
+            raise Violation("it hangs") from error
+        finally:
+            logging.getLogger("services.gateway.logs").removeHandler(alarms)
+            self.is_over = True
+            for gateway in self.gateways:
+                await gateway.end()
+        if alarms.found:
+            raise Violation(alarms.found[0])
+
+    async def everything(self) -> None:
+        async with asyncio.TaskGroup() as background:
+            for _ in range(2):
+                background.create_task(self.follow())
+            background.create_task(self.hurt())
+            async with asyncio.TaskGroup() as writers:
+                writers.create_task(self.produce("p1", 12, exactly_once=True))
+                writers.create_task(self.produce("p2", 12, exactly_once=True))
+                writers.create_task(self.produce("plain", 12, exactly_once=False))
+                writers.create_task(self.publish("a1", 5))
+                writers.create_task(self.publish("a2", 5))
+            self.is_over = True
+
+    async def check(self) -> None:
+        """Judge the end, as the last gateway reads it; then see that no ledger is left over."""
+        gateway = self.alive()[-1]
+        for offset, value in await self.contents(gateway):
+            self.judge.saw(offset, value)
+        history = self.judge.history
+        for offset, value in self.acknowledged.items():
+            if history.get(offset) != value:
+                raise Violation(f"I32: {value} was acknowledged at {offset}, and is lost")
+        if sorted(history) != list(range(len(history))):
+            raise Violation(f"I33: offsets are not dense: {sorted(history)}")
+        values = [history[offset] for offset in sorted(history)]
+        for name in ("p1", "p2"):
+            mine = [value for value in values if value.startswith(f"{name}-")]
+            if mine != self.sent[name]:
+                raise Violation(f"rule 26: of {name} there are {mine}")
+        plain = [value for value in values if value.startswith("plain-")]
+        told = [value for value in plain if value in set(self.acknowledged.values())]
+        # What was given up may still have come, later than what was sent after it.
+        is_once = len(plain) == len(set(plain)) and set(plain) <= set(self.sent["plain"])
+        if not is_once or told != [value for value in self.sent["plain"] if value in set(told)]:
+            raise Violation(f"rule 24: of plain there are {plain}")
+        written = [value for value in values if "/" in value]
+        wanted = [value for values in self.published.values() for value in values]
+        if sorted(written) != sorted(wanted):
+            raise Violation(f"rule 28: published are {written}, committed {self.published}")
+        await asyncio.sleep(400)
+        await self.sweep(gateway, older_than_s=300)
+        left = [number for number in self.cluster.ledgers if not self.cluster.is_named(number)]
+        if left:
+            raise Violation(f"rule 22: ledgers {left} are left over")
+
+    async def contents(self, gateway: Gateway) -> list[tuple[int, str]]:
+        """Every record that is there now."""
+        found: list[tuple[int, str]] = []
+        at: Any = "earliest"
+        while True:
+            page = await gateway.logs.read(NAME, at, limit=50)
+            found += [(record.offset, record.record.value.decode()) for record in page.records]
+            if not page.records:
+                return found
+            at = page.next
+
+
+class Alarms(logging.Handler):
+    """What gateways log of failures that they must never have."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self.found.append(f"{record.getMessage()}: {type(error).__name__}: {error}")
+
+
+def replaced(found: Transaction, ledgers: tuple[TransactionLedger, ...]) -> Transaction:
+    """The transaction with these ledgers."""
+    return Transaction(found.id, found.log, found.app, found.version, found.state, ledgers=ledgers)
+
+
+def values_of(entries: Sequence[bytes]) -> list[str]:
+    """The records of a ledger's entries."""
+    return [record.value.decode() for data in entries for record in batch.decode(data)[1]]
+
+
+def run_seed(seed: int) -> Outcome:
+    """Simulate one seed."""
+    run = Run(seed)
+    violation = None
+    end_s = 0.0
+
+    async def main() -> None:
+        nonlocal end_s
+        try:
+            await run.main()
+        finally:
+            end_s = asyncio.get_running_loop().time()
+
+    logging.getLogger("services").setLevel(logging.ERROR)
+    logging.getLogger("services.gateway.logs").propagate = False
+    try:
+        run_virtual(main, seed=seed)
+    except BaseExceptionGroup as group:
+        violation = _said(_first(group))
+    except (Violation, AssertionError, Deadlock, QuorumLogError) as error:
+        violation = _said(error)
+    finally:
+        logging.getLogger("services.gateway.logs").propagate = True
+        logging.getLogger("services").setLevel(logging.NOTSET)
+    return Outcome(seed, violation, run.events, run.trace.hexdigest()[:16], end_s, run.story)
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error
+    return error
+
+
+def _said(error: BaseException) -> str:
+    text = str(error)
+    return text if isinstance(error, Violation) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,39 @@
+"""Some seeds of the log simulation; many: `make logsim`. What it would miss: `make mutants`."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.logs.simulation import run_seed
+
+CHUNK = 10
+
+
+@pytest.mark.parametrize("first", range(1, 61, CHUNK))
+def test_a_log_keeps_its_promises_whatever_dies_rolls_publishes_or_duels(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        outcome = run_seed(seed)
+
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+        assert outcome.events > 20
+
+
+@pytest.mark.parametrize("seed", [2, 35, 95, 160])
+def test_a_seed_is_one_schedule_in_any_process(seed: int) -> None:
+    here = run_seed(seed)
+
+    there = {
+        subprocess.run(
+            [sys.executable, "-m", "tests.logs", "--seeds", "1", "--seed", str(seed)],
+            env=os.environ | {"PYTHONHASHSEED": salt},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout.splitlines()[-2]
+        for salt in ("1", "2")
+    }
+
+    assert there == {f"digest {here.digest}"}

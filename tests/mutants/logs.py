@@ -1,0 +1,223 @@
+"""Mutants of logs: the guards of rules 22 to 28, which seeds of the log simulation must miss."""
+
+from typing import Any, Final
+
+from quorumlog.protocol import batch
+from quorumlog.protocol.log import LogMetadata
+from services.gateway.logs import manager, owner, takeover
+from services.gateway.logs.owner import LogOwner
+from services.gateway.logs.ownership import Ownership, Slot
+from services.gateway.logs.pending import Pending, pending_of
+from services.gateway.logs.producers import ProducerTable
+from services.gateway.logs.reading import LogReader
+from tests.logs.simulation import run_seed
+from tests.mutants.hunt import BROKEN, Find, Mutant, Patch, applied
+
+LOG_SEEDS: Final = range(1, 401)
+"""Tried against a mutant: at most about 40 s."""
+
+
+def by_logs(mutant: Mutant, seeds: range = LOG_SEEDS) -> Find | None:
+    """Seeds of the log simulation against a mutant until one shows it."""
+    with applied(mutant):
+        for count, seed in enumerate(seeds, 1):
+            violation = run_seed(seed).violation
+            if violation is not None:
+                assert not violation.startswith(BROKEN), violation
+                return Find("logs", violation, f"seed {seed}, {count} tried")
+    return None
+
+
+def always(value: Any) -> Any:
+    """A guard that says the same whatever it is asked."""
+    return lambda _original: lambda *_args, **_kwargs: value
+
+
+async def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """No step at all."""
+
+
+def skipped(_original: Any) -> Any:
+    """A step that is left out."""
+    return _nothing
+
+
+def the_last_one(original: Any) -> Any:
+    """A takeover closes the last ledger only."""
+    return property(lambda self: original.fget(self)[-1:])
+
+
+def not_closed(_original: Any) -> Any:
+    """The ledger before is left open."""
+
+    async def drained(self: LogOwner) -> tuple[int, tuple[int, int]]:
+        return self.ledger_id, (self.next_offset - self.first_offset, 0)
+
+    return drained
+
+
+def acknowledged_anyway(original: Any) -> Any:
+    """What was in flight when an owner ended counts as done."""
+
+    async def retire(self: Ownership, slot: Slot) -> list[Pending]:
+        if slot.owner is not None:
+            for pending in slot.owner.in_flight:
+                pending.resolve(pending.answer(slot.owner.ledger_id))
+        again: list[Pending] = await original(self, slot)
+        return again
+
+    return retire
+
+
+def appended_again(original: Any) -> Any:
+    """All that was in flight is appended again, also what the ledger has kept."""
+
+    async def retire(self: Ownership, slot: Slot) -> list[Pending]:
+        in_flight = [] if slot.owner is None else list(slot.owner.in_flight)
+        again: list[Pending] = await original(self, slot)
+        kept = [pending_of(pending.call) for pending in in_flight if pending not in again]
+        return kept + again
+
+    return retire
+
+
+def counting_nothing(original: Any) -> Any:
+    """A batch does not say how many records precede it."""
+    return lambda records, **kwargs: original(records, **(kwargs | {"records_before": 0}))
+
+
+def taken_for_ours(original: Any) -> Any:
+    """A commit that another owner did counts as this one's."""
+
+    async def commit(self: LogOwner, *args: Any) -> Any:
+        done, _ = await original(self, *args)
+        return done, True
+
+    return commit
+
+
+def counted_as_one(original: Any) -> Any:
+    """How many records a published ledger has is not asked."""
+
+    async def sizes(*args: Any) -> Any:
+        return tuple(
+            (ledger, min(records, 1), size) for ledger, records, size in await original(*args)
+        )
+
+    return sizes
+
+
+def from_zero(original: Any) -> Any:
+    """A new generation's offsets begin anew."""
+
+    def published(
+        self: LogMetadata, sealed: Any, *, now_ms: int, is_new_start: bool = False
+    ) -> Any:
+        row = self
+        if is_new_start:
+            row = LogMetadata(self.name, self.settings, version=self.version, next_offset=0)
+        return original(row, sealed, now_ms=now_ms, is_new_start=is_new_start)
+
+    return published
+
+
+def believing(_original: Any) -> Any:
+    """What bookies know of the LAC is good enough for a read."""
+
+    async def confirmed(self: LogReader, _name: str, item: Any) -> Any:
+        return await self._engine.last_add_confirmed(item.ledger_id)
+
+    return confirmed
+
+
+def any_row(original: Any) -> Any:
+    """A row that is old may say where the log ends."""
+
+    async def fill(self: LogReader, *args: Any, **_kwargs: Any) -> Any:
+        return await original(self, *args, is_fresh=True)
+
+    return fill
+
+
+LOG_MUTANTS: Final = (
+    Mutant(
+        "a takeover closes the last ledger only",
+        "rule 22",
+        (Patch(LogMetadata, "unsealed", the_last_one),),
+    ),
+    Mutant(
+        "an owner goes on whatever ledger the row names last",
+        "rule 22",
+        (Patch(owner, "is_last", always(True)), Patch(takeover, "is_last", always(True))),
+    ),
+    Mutant(
+        "an owner takes every change of the row for a harmless one",
+        "rule 22",
+        (Patch(LogOwner, "is_mine", always(True)),),
+    ),
+    Mutant(
+        "a roll does not wait for what is in flight",
+        "rule 23",
+        (Patch(LogOwner, "settled", skipped),),
+    ),
+    Mutant(
+        "a ledger is followed by another one before it is closed",
+        "rules 23 and 28",
+        (Patch(LogOwner, "_drained", not_closed),),
+    ),
+    Mutant(
+        "what was in flight when an owner ended counts as done",
+        "rule 24",
+        (Patch(Ownership, "retire", acknowledged_anyway),),
+    ),
+    Mutant(
+        "what an ended ledger has kept is appended again",
+        "rule 24",
+        (Patch(Ownership, "retire", appended_again),),
+    ),
+    Mutant(
+        "a batch does not count the records before it",
+        "rule 25",
+        (Patch(batch, "encode", counting_nothing),),
+    ),
+    Mutant(
+        "a producer's repeat is appended again",
+        "rule 26",
+        (Patch(ProducerTable, "find", always(None)), Patch(ProducerTable, "begin", always(None))),
+    ),
+    Mutant(
+        "a takeover does not learn what producers have appended since",
+        "rule 26",
+        (Patch(takeover, "_replay", skipped),),
+    ),
+    Mutant(
+        "a new ledger's item carries no producers",
+        "rule 26",
+        (Patch(ProducerTable, "snapshot", always(())),),
+    ),
+    Mutant(
+        "a commit that another owner did counts as this one's",
+        "rule 28",
+        (Patch(LogOwner, "_commit", taken_for_ours),),
+    ),
+    Mutant(
+        "a published ledger's records are not counted",
+        "rule 28",
+        (Patch(manager, "sizes_of", counted_as_one),),
+    ),
+    Mutant(
+        "a new generation begins at offset 0",
+        "rule 28",
+        (Patch(LogMetadata, "with_published", from_zero),),
+    ),
+    Mutant(
+        "a read believes what bookies know of the LAC",
+        "I32",
+        (Patch(LogReader, "_confirmed", believing),),
+    ),
+    Mutant(
+        "a read takes an old row's end for the log's",
+        "I33",
+        (Patch(LogReader, "_fill", any_row),),
+    ),
+)
