@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from quorumlog.protocol import placement, record, recovery
+from quorumlog.protocol import limbo, placement, record, recovery
 from quorumlog.protocol.messages import (
     CasStatus,
     FenceAnswered,
@@ -17,7 +17,7 @@ from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
-from quorumlog.protocol.replica import LedgerFenced, Record, Replica
+from quorumlog.protocol.replica import LedgerFenced, Record, Replica, Verdict
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import Window
 from quorumlog.protocol.writer import Writer
@@ -231,6 +231,21 @@ def forgetful_replay(original: Any) -> Any:
     return replay
 
 
+def unmarked(_original: Any) -> Any:
+    """A new incarnation serves without phase one."""
+    return lambda _self, _key, *, is_fenced: Verdict(Status.OK)  # noqa: ARG005
+
+
+def unfenced_limbo(original: Any) -> Any:
+    """Phase one marks and does not fence what is not OPEN."""
+    return lambda self, key, *, is_fenced: original(self, key, is_fenced=False)  # noqa: ARG005
+
+
+def limbo_by_name_only(_original: Any) -> Any:
+    """Under its new name a bookie denies what it has not got back yet."""
+    return lambda self, member: not self._is_older(member)
+
+
 ONE: Final = Scope("one entry, one recoverer")
 SPARE: Final = Scope("one entry, a spare, one timeout", recoverers=0, spares=1, timeouts=1)
 CRASH: Final = Scope("one entry, one crash with full loss", crashes=1)
@@ -273,6 +288,31 @@ MUTANTS: Final = (
         "X3, X4, X18",
         (Patch(Replica, "_is_older", always(False)),),
         CRASH,
+    ),
+    Mutant(
+        "a new incarnation serves before phase one",
+        "I27, rule 31, BP-46",
+        (Patch(Replica, "enter_limbo", unmarked),),
+    ),
+    Mutant(
+        "phase one does not fence",
+        "I27, rule 31, BP-46",
+        (Patch(Replica, "enter_limbo", unfenced_limbo),),
+    ),
+    Mutant(
+        "a new incarnation denies what it has not got back",
+        "I27, rule 15",
+        (Patch(Replica, "_may_say_no", limbo_by_name_only),),
+    ),
+    Mutant(
+        "limbo ends before the copies are there",
+        "I27, rule 15",
+        (Patch(limbo, "lacking", always(())),),
+    ),
+    Mutant(
+        "limbo ends while an older incarnation is named",
+        "I27, rule 15",
+        (Patch(limbo, "older_members", always([])),),
     ),
     Mutant(
         "recovery commits its ensemble early",

@@ -17,6 +17,8 @@ BY_SWARM = (
     "recovery takes a conflict for success",
     "a fence is told before it is on disk",
     "the length is not measured",
+    "a new incarnation serves before phase one",
+    "a new incarnation denies what it has not got back",
 )
 
 BY_SEARCH = (

@@ -152,7 +152,7 @@ class SimBookie:
                     self._read(verdict),
                     verdict.absent,
                 )
-                if verdict.absent and member != self.member:
+                if verdict.absent and (member != self.member or self.replica.is_limbo):
                     raise BookieFault(f"I27: {self.member} says no as {member}")
             case _:
                 assert_never(asked)

@@ -99,6 +99,8 @@ class Plan:
     read_entries: int = 1000
     """How many entries a recovery asks for at a time."""
     faults: tuple[Fault, ...] = field(default=())
+    is_deferred: bool = False
+    """Bookies acknowledge entries before they are synced (rule 31)."""
 
     def without(self, index: int) -> "Plan":
         """The plan without one of its faults."""
@@ -168,4 +170,5 @@ def draw(seed: int) -> Plan:
         max_lost_copies=99 if on(0.15) else quorum.ack_quorum - 1,
         read_entries=rng.choice((1, 2, 5, 1000)),
         faults=tuple(faults),
+        is_deferred=on(0.25),
     )

@@ -20,7 +20,7 @@ from quorumlog.protocol.metadata import State
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.recovery import Recovery
-from quorumlog.protocol.repair import FragmentRepair
+from quorumlog.protocol.repair import FragmentRepair, Part
 from quorumlog.protocol.writer import Writer
 from tests.sim.checker import Checker
 from tests.sim.plan import MS, SECOND, Plan, draw
@@ -28,6 +28,9 @@ from tests.sim.world import MESSAGES_MAX, Client, Violation, World
 
 SETTLE = 30 * SECOND
 """Virtual time that a healed world gets for each step: three quorum timeouts."""
+
+LIMBO_ROUNDS = 4
+"""Of repairs, until nothing is in limbo: the old places, and what was missed under the new name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,7 @@ class Run:
             world.after(at, self.read)
         for at in plan.repairs:
             world.after(at, self.repair)
+            world.after(at, self.end_limbo)
         for fault in plan.faults:
             world.after(fault.at, world.strike, fault)
         world.run_until(plan.heal_at, is_done=lambda: world.messages > MESSAGES_MAX)
@@ -224,6 +228,7 @@ class Run:
         if not self._is_closed():
             raise Violation(f"L1: the ledger is still {world.store.row.state}")
         world.run_until(world.now + SETTLE)
+        self._empty_limbo()
         self._read_all()
         self.checker.missed_is_known()
         self.checker.at_the_end()
@@ -234,6 +239,52 @@ class Run:
         calm = 6 * SETTLE // SECOND
         if world.messages - before > calm:
             raise Violation(f"L6: {world.messages - before} messages in 30 s after the end")
+
+    def end_limbo(self) -> None:
+        """The bookies look whether what was in limbo is whole again."""
+        for bookie in self.world.bookies.values():
+            bookie.try_to_end_limbo()
+
+    def _empty_limbo(self) -> None:
+        """L5: what a new incarnation may have lost is copied, and limbo ends."""
+        world = self.world
+        for _ in range(LIMBO_ROUNDS):
+            self.end_limbo()
+            wanted = [item for bookie in world.bookies.values() for item in bookie.wanted()]
+            if not wanted:
+                break
+            for leaving, target, part in wanted:
+                self._mend(leaving, target, part)
+        in_limbo = [b.member for b in world.bookies.values() if b.replica.is_limbo]
+        if in_limbo:
+            raise Violation(f"L5: still in limbo: {in_limbo}")
+
+    def _mend(self, leaving: str, target: str, part: Part) -> None:
+        """One repair, to its end."""
+        is_filling = leaving == target
+        self.repairers += 1
+        client = self.world.add_client(
+            f"repairer-{self.repairers}",
+            FragmentRepair(
+                self.world.store.row,
+                fragment=part.fragment,
+                leaving=leaving,
+                target=target,
+                first=part.first if is_filling else None,
+                last=part.last if is_filling else None,
+                read_entries=self.plan.read_entries,
+            ),
+        )
+        ends: list[Effect] = []
+
+        def said(_: Client, effect: Effect) -> None:
+            ends.append(effect)
+
+        client.on_output = said
+        self.world.deliver(client, Begin())
+        self.world.run_until(self.world.now + SETTLE, is_done=lambda: bool(ends))
+        if not ends or isinstance(ends[0], Failed):
+            raise Violation(f"L4: {target} can't be given its entries: {ends}")
 
     def _read_all(self) -> None:
         """I3: whoever reads the closed ledger gets all of it."""

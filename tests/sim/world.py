@@ -42,7 +42,7 @@ from quorumlog.protocol.messages import (
 )
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Writer
 from quorumlog.protocol.record import Entry
-from tests.sim.bookie import SimBookie
+from tests.sim.limbo import DeferringBookie, LosingBookie
 from tests.sim.plan import MS, SECOND, Fault, Plan
 from tests.sim.store import Store
 
@@ -149,7 +149,8 @@ class World:
             mac_key=b"m" * 32 if digest is DigestKind.HMAC_SHA256 else b"",
         )
         self.store = Store(self.metadata)
-        self.bookies = {name: SimBookie(name, self) for name in names}
+        kind = DeferringBookie if plan.is_deferred else LosingBookie
+        self.bookies = {name: kind(name, self) for name in names}
 
     # --- time ---------------------------------------------------------------------------------
 

@@ -1,0 +1,148 @@
+"""Bookies that lose state, and what they do about it: a new incarnation, limbo, and its end.
+
+The rules are the shipped ones (`protocol/limbo.py`, `Replica.enter_limbo`), and each step is judged by
+a count of our own (I27).
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from quorumlog.protocol import limbo
+from quorumlog.protocol.ids import member_incarnation, member_name
+from quorumlog.protocol.messages import (
+    AddAnswered,
+    Event,
+    MissedRange,
+    SendAdd,
+    SendFence,
+    SendRead,
+)
+from quorumlog.protocol.metadata import State
+from quorumlog.protocol.repair import Part, parts
+from quorumlog.protocol.replica import memory_replica
+from tests.sim.bookie import Answer, BookieFault, SimBookie
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+class LosingBookie(SimBookie):
+    """A bookie that marks what it may have lost before it serves again."""
+
+    world: "World"
+
+    def restart(self) -> None:
+        """Start again; phase one needs the metadata service."""
+        if self.is_up:
+            return
+        if self.world.store.is_down:
+            self.world.after(100_000, self.restart)
+            return
+        super().restart()
+        self._enter_limbo()
+
+    def _enter_limbo(self) -> None:
+        row = self.world.store.row
+        if limbo.older_members(row, self.member):
+            is_fenced = row.state is not State.OPEN
+            verdict = self.replica.enter_limbo(row.ledger_key, is_fenced=is_fenced)
+            self.log.extend(verdict.records)
+            self.synced = len(self.log)
+            self.replica.synced(self.synced - self._base)
+        if self._may_have_lost() and not (
+            self.replica.is_limbo and (self.replica.is_fenced or row.state is State.OPEN)
+        ):
+            raise BookieFault(f"I27: {self.member} serves, and has not marked what it may lack")
+
+    def _may_have_lost(self) -> bool:
+        """Whether metadata places something at an older incarnation: a look of our own."""
+        return any(
+            member_name(member) == self.name and member_incarnation(member) < self.incarnation
+            for fragment in self.world.store.row.fragments
+            for member in fragment.bookies
+        )
+
+    def try_to_end_limbo(self) -> None:
+        """Leave limbo if all is here that should be."""
+        row = self.world.store.row
+        if not self.is_up or not self.replica.is_limbo or limbo.older_members(row, self.member):
+            return
+        if any(self._lacking()):
+            return
+        verdict = self.replica.set_limbo(limbo=False)
+        self.log.extend(verdict.records)
+        self._sync()
+        self.world.note(self.member, "leaves limbo")
+        if self._may_have_lost():
+            raise BookieFault(f"I27: {self.member} left limbo, and an older name is in metadata")
+        for entry_id in range(self._end() + 1):
+            for _, member in row.members_of(entry_id):
+                if member == self.member and entry_id not in self._held.entries:
+                    raise BookieFault(f"I27: {self.member} left limbo, and lacks {entry_id}")
+
+    def _end(self) -> int:
+        """The last entry of closed fragments."""
+        row = self.world.store.row
+        return row.last_fragment.first_entry - 1 if row.last_entry is None else row.last_entry
+
+    def _lacking(self) -> Iterator[tuple[int, int]]:
+        row = self.world.store.row
+        for position, first, last in limbo.expected(row, self.member):
+            if first <= last:
+                held = self._held.present(first, last)
+                yield from limbo.lacking(row, position, first, last, held)
+
+    def wanted(self) -> Iterator[tuple[str, str, Part]]:
+        """What repair has to do so that limbo can end: leaving member, target, and where."""
+        row = self.world.store.row
+        if not self.replica.is_limbo:
+            return
+        for member in limbo.older_members(row, self.member):
+            for index, fragment in enumerate(row.fragments):
+                if member in fragment.bookies:
+                    last = row.fragment_last(index)
+                    assert last is not None, "L1 was judged"
+                    yield member, self.member, Part(fragment.first_entry, 0, last)
+            return
+        for first, last in self._lacking():
+            for part in parts(row, MissedRange(self.member, first, last)):
+                yield self.member, self.member, part
+
+
+class DeferringBookie(LosingBookie):
+    """A bookie that acknowledges entries before they are synced (rule 31): any stop that is not in
+    order makes a new incarnation. Who is killed loses what was queued, as without power.
+    """
+
+    def __init__(self, name: str, world: "World") -> None:
+        super().__init__(name, world)
+        self.replica = memory_replica(self.member, is_deferred=True)
+
+    def receive(self, asked: SendAdd | SendFence | SendRead, answer: Answer) -> None:
+        """What is acknowledged counts as held from then on."""
+        known = len(self.log)
+        super().receive(asked, answer)
+        self._report(self.log[known:])  # before anybody hears: every answer takes its time
+
+    def crash(self, kind: str) -> None:
+        """Each crash may lose copies: no more of them than an ack quorum survives."""
+        if kind == "wipe" or not self.is_up:
+            super().crash(kind)
+            return
+        if not self.world.may_lose_a_copy():
+            return
+        del self.log[self.world.rng.randint(self.synced, len(self.log)) :]
+        self.incarnation += 1
+        super().crash("kill")
+
+    def restart(self) -> None:
+        """What is left of the log is the new incarnation's."""
+        was_up = self.is_up
+        super().restart()
+        if self.is_up and not was_up:
+            self.replica.is_deferred = True
+            self._report(self.log)
+
+    def _check_answer(self, event: Event, *rest: Any) -> None:
+        if not isinstance(event, AddAnswered):
+            super()._check_answer(event, *rest)
