@@ -22,6 +22,7 @@ def spark() -> "Iterator[SparkSession]":
         SparkSession.builder.master("local[2,4]")
         .appName("quorumlog-tests")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", "512m")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.default.parallelism", "2")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import urlencode, urlsplit
 
 from quorumlog.errors import NOT_DONE, Overloaded, QuorumLogError
@@ -73,6 +73,12 @@ class Gateways:
         # Tasks begin at different gateways, so that they share the work.
         self._at = random.randrange(len(self._urls))  # noqa: S311
         self._connection: http.client.HTTPConnection | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the connection."""

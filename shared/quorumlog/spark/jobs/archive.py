@@ -57,51 +57,51 @@ def run(
     time ago, in whole ledgers. Without both: all sealed ledgers. The frame has a row a file
     (`FILES`). Raises: JobFailed.
     """
-    gateways = job.gateways(gateway)
-    try:
-        row = gateways.get(f"/v1/logs/{log}")
-        known = row["archived_through"]
-        start = max(known or 0, row["first_offset"])
-        end = _end(gateways, row, through, older_than)
-    except QuorumLogError as error:
-        raise job.JobFailed(f"log {log} can't be read: {error.detail}") from None
-    report: dict[str, Any] = {
-        "job": "archive",
-        "dry_run": dry_run,
-        "log": log,
-        "path": path,
-        "first": start,
-        "through": max(start, end),
-        "records": max(0, end - start),
-    }
-    if end <= start or dry_run:
-        return job.Result(spark.createDataFrame([], FILES), report)
-    store = _Store(spark, path, log)
-    store.remove_leftovers(start)
-    job.say(f"archive: {end - start} records of {log}, offsets {start} to {end - 1}")
-    files = _copy(spark, gateway, log, start, end, store)
-    try:
-        gateways.request(
-            "POST",
-            f"/v1/logs/{log}/archived",
-            value={"through": end, "expect": known},
-            is_repeatable=True,
-        )
-    except VersionConflict:
-        store.remove(file.file for file in files)
-        raise job.JobFailed("another run archived this log meanwhile") from None
-    except QuorumLogError as error:
-        raise job.JobFailed(f"the files stand, the log can't be told: {error.detail}") from None
-    report |= {"files": len(files), "manifest": store.manifest(start, end)}
-    if truncate:
-        # Once more, where they will stay: after this there may be no other copy.
-        _verify(spark.read.parquet(*[file.file for file in files]), start, end, _sum(files))
-        answer = gateways.request(
-            "POST", f"/v1/logs/{log}/truncate", value={"before": end}, is_repeatable=True
-        ).json()
-        report["first_offset"] = answer["first_offset"]
-    frame = spark.createDataFrame([tuple(asdict(file).values()) for file in files], FILES)
-    return job.Result(frame, report)
+    with job.gateways(gateway) as gateways:
+        try:
+            row = gateways.get(f"/v1/logs/{log}")
+            known = row["archived_through"]
+            start = max(known or 0, row["first_offset"])
+            end = _end(gateways, row, through, older_than)
+        except QuorumLogError as error:
+            raise job.JobFailed(f"log {log} can't be read: {error.detail}") from None
+        report: dict[str, Any] = {
+            "job": "archive",
+            "dry_run": dry_run,
+            "log": log,
+            "path": path,
+            "first": start,
+            "through": max(start, end),
+            "records": max(0, end - start),
+        }
+        if end <= start or dry_run:
+            return job.Result(spark.createDataFrame([], FILES), report)
+        store = _Store(spark, path, log)
+        store.remove_leftovers(start)
+        job.say(f"archive: {end - start} records of {log}, offsets {start} to {end - 1}")
+        files = _copy(spark, gateway, log, start, end, store)
+        try:
+            gateways.request(
+                "POST",
+                f"/v1/logs/{log}/archived",
+                value={"through": end, "expect": known},
+                is_repeatable=True,
+            )
+        except VersionConflict:
+            store.remove(file.file for file in files)
+            raise job.JobFailed("another run archived this log meanwhile") from None
+        except QuorumLogError as error:
+            raise job.JobFailed(f"the files stand, the log can't be told: {error.detail}") from None
+        report |= {"files": len(files), "manifest": store.manifest(start, end)}
+        if truncate:
+            # Once more, where they will stay: after this there may be no other copy.
+            _verify(spark.read.parquet(*[file.file for file in files]), start, end, _sum(files))
+            answer = gateways.request(
+                "POST", f"/v1/logs/{log}/truncate", value={"before": end}, is_repeatable=True
+            ).json()
+            report["first_offset"] = answer["first_offset"]
+        frame = spark.createDataFrame([tuple(asdict(file).values()) for file in files], FILES)
+        return job.Result(frame, report)
 
 
 def _end(

@@ -78,46 +78,47 @@ def run(
     `findings`: of a scrub; without them one is done first. `apply` needs `metadata`, the URLs of
     the metadata service, and does nothing in a dry run. Raises: JobFailed.
     """
-    gateways = job.gateways(gateway)
-    if apply and not metadata:
-        raise job.JobFailed("--apply needs the metadata service: --metadata http://…")
-    if findings is None:
-        findings = scrub.run(spark, gateway).frame
-    try:
-        bookies = gateways.get("/v1/bookies")["bookies"]
-        rows = {row["ledger_id"]: row for row in gateways.pages("/v1/ledgers", "ledgers")}
-    except QuorumLogError as error:
-        raise job.JobFailed(f"the cluster can't be read: {error}") from None
-    steps = plan(
-        [Finding(**{**row.asDict(), "detail": ""}) for row in findings.collect()], rows, bookies
-    )
-    actions: dict[str, int] = defaultdict(int)
-    taken: dict[str, int] = defaultdict(int)
-    for step in steps:
-        actions[step.action] += 1
-        if step.target is not None:
-            taken[step.target] += step.bytes
-    report: dict[str, Any] = {
-        "job": "repair_plan",
-        "dry_run": dry_run,
-        "steps": len(steps),
-        "actions": dict(sorted(actions.items())),
-        "bytes": sum(step.bytes for step in steps),
-        "bytes_by_target": dict(sorted(taken.items())),
-        "unrecoverable": [
-            {"ledger": s.ledger, "first": s.first, "last": s.last}
-            for s in steps
-            if s.action == UNRECOVERABLE
-        ],
-        "queued": 0,
-    }
-    if apply and not dry_run and metadata:
+    with job.gateways(gateway) as gateways:
+        if apply and not metadata:
+            raise job.JobFailed("--apply needs the metadata service: --metadata http://…")
+        if findings is None:
+            findings = scrub.run(spark, gateway).frame
         try:
-            report["queued"] = _queue(job.gateways(metadata), steps)
+            bookies = gateways.get("/v1/bookies")["bookies"]
+            rows = {row["ledger_id"]: row for row in gateways.pages("/v1/ledgers", "ledgers")}
         except QuorumLogError as error:
-            raise job.JobFailed(f"the repair queue took nothing more: {error}") from None
-    frame = spark.createDataFrame([tuple(asdict(step).values()) for step in steps], SCHEMA)
-    return job.Result(frame, report, job.FOUND if steps else job.DONE)
+            raise job.JobFailed(f"the cluster can't be read: {error}") from None
+        steps = plan(
+            [Finding(**{**row.asDict(), "detail": ""}) for row in findings.collect()], rows, bookies
+        )
+        actions: dict[str, int] = defaultdict(int)
+        taken: dict[str, int] = defaultdict(int)
+        for step in steps:
+            actions[step.action] += 1
+            if step.target is not None:
+                taken[step.target] += step.bytes
+        report: dict[str, Any] = {
+            "job": "repair_plan",
+            "dry_run": dry_run,
+            "steps": len(steps),
+            "actions": dict(sorted(actions.items())),
+            "bytes": sum(step.bytes for step in steps),
+            "bytes_by_target": dict(sorted(taken.items())),
+            "unrecoverable": [
+                {"ledger": s.ledger, "first": s.first, "last": s.last}
+                for s in steps
+                if s.action == UNRECOVERABLE
+            ],
+            "queued": 0,
+        }
+        if apply and not dry_run and metadata:
+            try:
+                with job.gateways(metadata) as queue:
+                    report["queued"] = _queue(queue, steps)
+            except QuorumLogError as error:
+                raise job.JobFailed(f"the repair queue took nothing more: {error}") from None
+        frame = spark.createDataFrame([tuple(asdict(step).values()) for step in steps], SCHEMA)
+        return job.Result(frame, report, job.FOUND if steps else job.DONE)
 
 
 def plan(

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -61,13 +62,15 @@ def judging(
     def judge_all(batches: "Iterator[pd.DataFrame]") -> "Iterator[pd.DataFrame]":
         import pandas as pd  # noqa: PLC0415 - on executors only
 
-        asking = _Asking(cluster)
-        for batch in batches:
-            for text in batch["work"]:
-                work = Work.from_text(text)
-                found = [*judge(work.span, asking), *strangers(work.span, work.strangers, asking)]
-                if found:
-                    yield pd.DataFrame([asdict(finding) for finding in found])
+        with ExitStack() as stack:
+            asking = _Asking(cluster, stack)
+            for batch in batches:
+                for text in batch["work"]:
+                    work = Work.from_text(text)
+                    found = judge(work.span, asking)
+                    found += strangers(work.span, work.strangers, asking)
+                    if found:
+                        yield pd.DataFrame([asdict(finding) for finding in found])
 
     return judge_all
 
@@ -75,8 +78,9 @@ def judging(
 class _Asking:
     """Asks members over HTTP, no faster than the rate allows."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, stack: ExitStack) -> None:
+        """`stack` closes the connections."""
+        self._cluster, self._stack = cluster, stack
         self._allowed = time.monotonic()
         self._bookies: dict[str, Gateways] = {}
 
@@ -89,7 +93,7 @@ class _Asking:
             return f"it is {current} now"
         self._pace(span.count)
         if name not in self._bookies:
-            self._bookies[name] = Gateways(url, deadline_s=BOOKIE_S)
+            self._bookies[name] = self._stack.enter_context(Gateways(url, deadline_s=BOOKIE_S))
         body = {
             "ranges": [[span.first, span.last]],
             "modulus": span.modulus,

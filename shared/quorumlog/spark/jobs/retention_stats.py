@@ -74,29 +74,29 @@ def run(
 
     `html` and `prometheus`: files to write, not in a dry run. Raises: JobFailed.
     """
-    gateways = job.gateways(gateway)
-    try:
-        inventory = read(gateways)
-    except QuorumLogError as error:
-        raise job.JobFailed(f"the cluster can't be read: {error}") from None
-    now = dt.datetime.now(dt.UTC)
-    frame = spark.createDataFrame(_rows(inventory), LEDGERS).cache()
-    candidates = plan(inventory, now=now, grace_s=grace_s)
-    report = {
-        "job": "retention_stats",
-        "dry_run": dry_run,
-        "at": now.isoformat(timespec="seconds"),
-        **_statistics(frame, inventory),
-        "plan": _summary(candidates),
-        "silent_bookies": list(inventory.silent),
-    }
-    if not dry_run:
-        if html is not None:
-            html.write_text(page.report(report, [asdict(item) for item in candidates]))
-        if prometheus is not None:
-            prometheus.write_text(_metrics(report))
-    notes = [f"{name} did not answer" for name in inventory.silent]
-    return job.Result(frame, report, job.FAILED if notes else job.DONE, notes)
+    with job.gateways(gateway) as gateways:
+        try:
+            inventory = read(gateways)
+        except QuorumLogError as error:
+            raise job.JobFailed(f"the cluster can't be read: {error}") from None
+        now = dt.datetime.now(dt.UTC)
+        frame = spark.createDataFrame(_rows(inventory), LEDGERS).cache()
+        candidates = plan(inventory, now=now, grace_s=grace_s)
+        report = {
+            "job": "retention_stats",
+            "dry_run": dry_run,
+            "at": now.isoformat(timespec="seconds"),
+            **_statistics(frame, inventory),
+            "plan": _summary(candidates),
+            "silent_bookies": list(inventory.silent),
+        }
+        if not dry_run:
+            if html is not None:
+                html.write_text(page.report(report, [asdict(item) for item in candidates]))
+            if prometheus is not None:
+                prometheus.write_text(_metrics(report))
+        notes = [f"{name} did not answer" for name in inventory.silent]
+        return job.Result(frame, report, job.FAILED if notes else job.DONE, notes)
 
 
 def read(gateways: Gateways) -> Inventory:
@@ -110,10 +110,9 @@ def read(gateways: Gateways) -> Inventory:
             silent.append(bookie["id"])
             continue
         try:
-            for item in Gateways(bookie["url"], deadline_s=BOOKIE_S).pages(
-                "/v1/ledgers", "ledgers"
-            ):
-                held[item["ledger_id"]][bookie["id"]] = item
+            with Gateways(bookie["url"], deadline_s=BOOKIE_S) as asked:
+                for item in asked.pages("/v1/ledgers", "ledgers"):
+                    held[item["ledger_id"]][bookie["id"]] = item
         except QuorumLogError:
             silent.append(bookie["id"])
     job.say(f"retention_stats: {len(ledgers)} ledgers, {len(logs)} logs")

@@ -43,47 +43,49 @@ def run(
     `sample`: the share of ledgers that is looked at, the same ones each time.
     Raises: JobFailed.
     """
-    gateways = job.gateways(gateway)
-    began = time.monotonic()
-    try:
-        rows = _rows(gateways, ledgers, sample)
-        cluster = _cluster(gateways, entries_per_second, spark)
-        holders = _holders(cluster)
-    except QuorumLogError as error:
-        raise job.JobFailed(f"the cluster can't be read: {error}") from None
-    work = list(_work(rows.values(), holders))
-    entries = sum(item.span.count * len(item.span.members) for item in work)
-    job.say(f"scrub: {len(rows)} ledgers, {len(work)} spans, {entries} copies to compare")
-    report: dict[str, Any] = {
-        "job": "scrub",
-        "dry_run": dry_run,
-        "ledgers": len(rows),
-        "spans": len(work),
-        "copies": entries,
-    }
-    if dry_run:
-        return job.Result(_frame(spark, []), report)
-    findings = _examine(spark, work, cluster)
-    if findings:
-        findings = _again(spark, gateways, cluster, findings)
-    unplaced = _beyond(gateways, rows, holders) if ledgers is None and sample >= 1 else []
-    findings = sorted([*findings, *unplaced])
-    kinds = Counter(finding.kind for finding in findings)
-    is_damaged = any(kinds[kind] for kind in DAMAGE)
-    report |= {
-        "findings": dict(sorted(kinds.items())),
-        "entries_found": sum(f.last - f.first + 1 for f in findings if f.kind in DAMAGE),
-        "by_bookie": dict(sorted(Counter(f.bookie for f in findings).items())),
-        "unrecoverable": sum(f.kind in DAMAGE and f.survivors == 0 for f in findings),
-        "seconds": round(time.monotonic() - began, 3),
-    }
-    status = job.DONE
-    if is_damaged:
-        status = job.FOUND
-    elif kinds[UNREACHABLE]:
-        status = job.FAILED
-    notes = ["some bookies could not be asked: nothing is known of their copies"]
-    return job.Result(_frame(spark, findings), report, status, notes if kinds[UNREACHABLE] else [])
+    with job.gateways(gateway) as gateways:
+        began = time.monotonic()
+        try:
+            rows = _rows(gateways, ledgers, sample)
+            cluster = _cluster(gateways, entries_per_second, spark)
+            holders = _holders(cluster)
+        except QuorumLogError as error:
+            raise job.JobFailed(f"the cluster can't be read: {error}") from None
+        work = list(_work(rows.values(), holders))
+        entries = sum(item.span.count * len(item.span.members) for item in work)
+        job.say(f"scrub: {len(rows)} ledgers, {len(work)} spans, {entries} copies to compare")
+        report: dict[str, Any] = {
+            "job": "scrub",
+            "dry_run": dry_run,
+            "ledgers": len(rows),
+            "spans": len(work),
+            "copies": entries,
+        }
+        if dry_run:
+            return job.Result(_frame(spark, []), report)
+        findings = _examine(spark, work, cluster)
+        if findings:
+            findings = _again(spark, gateways, cluster, findings)
+        unplaced = _beyond(gateways, rows, holders) if ledgers is None and sample >= 1 else []
+        findings = sorted([*findings, *unplaced])
+        kinds = Counter(finding.kind for finding in findings)
+        is_damaged = any(kinds[kind] for kind in DAMAGE)
+        report |= {
+            "findings": dict(sorted(kinds.items())),
+            "entries_found": sum(f.last - f.first + 1 for f in findings if f.kind in DAMAGE),
+            "by_bookie": dict(sorted(Counter(f.bookie for f in findings).items())),
+            "unrecoverable": sum(f.kind in DAMAGE and f.survivors == 0 for f in findings),
+            "seconds": round(time.monotonic() - began, 3),
+        }
+        status = job.DONE
+        if is_damaged:
+            status = job.FOUND
+        elif kinds[UNREACHABLE]:
+            status = job.FAILED
+        notes = ["some bookies could not be asked: nothing is known of their copies"]
+        return job.Result(
+            _frame(spark, findings), report, status, notes if kinds[UNREACHABLE] else []
+        )
 
 
 def _rows(
@@ -144,10 +146,11 @@ def _holders(cluster: Cluster) -> dict[int, dict[str, int]]:
     found: dict[int, dict[str, int]] = {}
     for name, url in cluster.urls.items():
         try:
-            for held in Gateways(url, deadline_s=BOOKIE_S).pages("/v1/ledgers", "ledgers"):
-                if held["entries"]:
-                    of_ledger = found.setdefault(held["ledger_id"], {})
-                    of_ledger[cluster.current[name]] = held["highest_entry"]
+            with Gateways(url, deadline_s=BOOKIE_S) as bookie:
+                for held in bookie.pages("/v1/ledgers", "ledgers"):
+                    if held["entries"]:
+                        of_ledger = found.setdefault(held["ledger_id"], {})
+                        of_ledger[cluster.current[name]] = held["highest_entry"]
         except QuorumLogError as error:
             job.say(f"scrub: {name} can't be listed: {error}")
     return found

@@ -1,0 +1,259 @@
+"""The jobs against a cluster: what was planted is found, what is archived is there."""
+
+import datetime as dt
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loadtest.stores import StoreServers
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.record import Entry, pack
+from tests.spark.support import SparkCluster, spark_cluster
+
+pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
+
+from quorumlog.spark.jobs import archive, job, repair_plan, retention_stats, scrub
+from quorumlog.spark.jobs.spans import CORRUPT, DIVERGENT, EXTRA, MISSING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COUNT = 300
+MARK = "a-payload-to-be-flipped"
+
+
+@pytest.fixture(scope="module")
+def cluster(servers: StoreServers) -> Iterator[SparkCluster]:
+    with spark_cluster(servers.fresh(), bookies=4, gateways=1) as started:
+        # Nobody may mend what is planted before it is found.
+        started.run(started.cluster.kill("autorecovery-1"))
+        yield started
+
+
+class Planter:
+    """Ledgers whose copies are written by hand, one bookie at a time."""
+
+    def __init__(self, cluster: SparkCluster) -> None:
+        self._cluster = cluster
+
+    def ledger(self, quorum: Quorum, *bookies: int) -> int:
+        """A closed ledger of COUNT entries of 10 bytes, of which there is no copy yet."""
+        members = tuple(f"bookie-{number}@1" for number in bookies)
+
+        async def create() -> int:
+            client = MetadataClient([self._cluster.cluster.url("metadata-1")])
+            try:
+                row = LedgerMetadata(
+                    ledger_id=-1,
+                    quorum=quorum,
+                    digest=DigestKind.NONE,
+                    fragments=(Fragment(0, members),),
+                    writer=Writer("nobody", "http://127.0.0.1:1"),
+                    ledger_key=bytes(32),
+                )
+                opened = await client.create(row)
+                closed = replace(
+                    opened, state=State.CLOSED, last_entry=COUNT - 1, length=10 * COUNT
+                )
+                await client.cas(closed)
+                return opened.ledger_id
+            finally:
+                await client.close()
+
+        return self._cluster.run(create())
+
+    def copy(self, ledger: int, bookie: int, entries: list[int], text: str = "0123456789") -> None:
+        """Give a bookie its copy of some entries."""
+        run = pack(
+            [Entry(ledger, e, NO_ENTRY, 10 * (e + 1), b"", text.encode()) for e in sorted(entries)],
+            DigestKind.NONE,
+        )
+        url = f"{self._cluster.cluster.url(f'bookie-{bookie}')}/v1/ledgers/{ledger}/entries"
+        request = urllib.request.Request(
+            url,
+            data=run.body,
+            headers={"Content-Type": "application/octet-stream", "X-Ledger-Key": "A" * 43 + "="},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.status in {200, 201}
+
+    def flip(self, bookie: int, text: str) -> None:
+        """Flip a bit of a payload in the bookie's files."""
+        found = 0
+        for path in sorted((self._cluster.cluster.data / f"bookie-{bookie}").rglob("*")):
+            if not path.is_file() or "index" in path.parts:
+                continue
+            data = path.read_bytes()
+            at = data.find(text.encode())
+            while at >= 0:
+                with path.open("r+b") as file:
+                    file.seek(at)
+                    file.write(bytes([data[at] ^ 1]))
+                found += 1
+                at = data.find(text.encode(), at + 1)
+        assert found, "the payload lies in no file"
+
+
+@pytest.fixture
+def writers(cluster: SparkCluster) -> Iterator[list[str]]:
+    """Somebody who appends to a log and to a ledger of its own all the time."""
+    log = cluster.create("busy", roll_entries=20)
+    ended = threading.Event()
+    failures: list[str] = []
+
+    def write() -> None:
+        try:
+            while not ended.is_set():
+                cluster.append(log, *"abc")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test tells it
+            failures.append(repr(error))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    yield failures
+    ended.set()
+    thread.join()
+
+
+def test_scrub_finds_exactly_what_was_planted_while_writers_run(
+    spark: "SparkSession", cluster: SparkCluster, writers: list[str], tmp_path: Path
+) -> None:
+    planter = Planter(cluster)
+    whole = list(range(COUNT))
+    plain = planter.ledger(Quorum(3, 3, 2), 1, 2, 3)
+    planter.copy(plain, 1, whole)
+    planter.copy(plain, 2, [e for e in whole if not 100 <= e < 110])
+    planter.copy(plain, 3, [e for e in whole if e not in {7, 50}])
+    planter.copy(plain, 3, [7], "9876543210")
+    planter.copy(plain, 3, [50], "0123456789")
+    planter.copy(plain, 4, [20, 21])
+    planter.copy(plain, 1, [COUNT, COUNT + 1])
+    striped = planter.ledger(Quorum(4, 2, 2), 1, 2, 3, 4)
+    for place in range(4):
+        mine = [e for e in whole if place in (e % 4, (e + 1) % 4) and (place, e) != (2, 42)]
+        planter.copy(striped, place + 1, mine)
+    rotten = planter.ledger(Quorum(3, 3, 2), 1, 2, 3)
+    for bookie in (1, 2, 3):
+        planter.copy(rotten, bookie, [e for e in whole if e != 200])
+        planter.copy(
+            rotten, bookie, [200], MARK if bookie != 2 else MARK.replace("flipped", "ruined!")
+        )
+    planter.flip(2, MARK.replace("flipped", "ruined!"))
+
+    result = scrub.run(spark, cluster.urls)
+
+    found = {
+        (row.ledger, row.first, row.last, row.bookie, row.kind, row.survivors)
+        for row in result.frame.collect()
+        if row.kind != EXTRA or row.ledger in {plain, striped, rotten}
+    }
+    assert found == {
+        (plain, 100, 109, "bookie-2@1", MISSING, 2),
+        (plain, 7, 7, "bookie-3@1", DIVERGENT, 2),
+        (plain, 20, 21, "bookie-4@1", EXTRA, 3),
+        (plain, COUNT, COUNT + 1, "bookie-1@1", EXTRA, 0),
+        (striped, 42, 42, "bookie-3@1", MISSING, 1),
+        (rotten, 200, 200, "bookie-2@1", CORRUPT, 2),
+    }
+    assert result.status == job.FOUND
+    assert result.report["findings"] == {CORRUPT: 1, DIVERGENT: 1, EXTRA: 2, MISSING: 2}
+    assert not writers
+
+    saved = tmp_path / "findings.jsonl"
+    scrub.save(result.frame, saved)
+    again = scrub.load(spark, saved)
+    assert sorted(again.collect()) == sorted(result.frame.collect())
+    plan = repair_plan.run(
+        spark,
+        cluster.urls,
+        findings=again,
+        metadata=cluster.cluster.url("metadata-1"),
+        apply=True,
+    )
+    assert plan.report["actions"] == {"copy": 3, "operator": 1}
+    assert plan.report["queued"] == 3
+    with urllib.request.urlopen(f"{cluster.cluster.url('metadata-1')}/v1/repairs") as answer:
+        queued = json.loads(answer.read())["repairs"]
+    assert {
+        (item["ledger_id"], item["member"], tuple(map(tuple, item["ranges"])))
+        for item in queued
+        if item["ledger_id"] in {plain, striped, rotten}
+    } == {
+        (plain, "bookie-2@1", ((100, 109),)),
+        (striped, "bookie-3@1", ((42, 42),)),
+        (rotten, "bookie-2@1", ((200, 200),)),
+    }
+
+
+def test_a_log_is_archived_read_back_and_only_then_let_go(
+    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+) -> None:
+    log = cluster.create("to-archive", roll_entries=2)
+    cluster.append(log, "a", "b", "c")
+    cluster.append(log, "d")
+    cluster.append(log, "e")
+    cluster.http.request("POST", f"/v1/logs/{log}/roll", is_repeatable=True)
+    root = str(tmp_path / "archive")
+
+    def info() -> Any:
+        return cluster.http.get(f"/v1/logs/{log}")
+
+    planned = archive.run(spark, cluster.urls, log=log, path=root, dry_run=True)
+    assert (planned.report["records"], info()["archived_through"]) == (5, None)
+
+    first = archive.run(spark, cluster.urls, log=log, path=root, through=3)
+    assert (first.report["first"], first.report["through"]) == (0, 3)
+    assert info()["archived_through"] == 3
+    # What a killed run left behind is no part of the archive.
+    (placed,) = Path(root).rglob("0-3-*.parquet")
+    placed.with_name("3-9-0a0a0a0a-0.parquet").write_bytes(placed.read_bytes())
+
+    second = archive.run(spark, cluster.urls, log=log, path=root, truncate=True)
+
+    assert (second.report["first"], second.report["through"]) == (3, 5)
+    assert (info()["archived_through"], info()["first_offset"]) == (5, 5)
+    rows = spark.read.parquet(f"{root}/log={log}").orderBy("offset").collect()
+    assert [(row.offset, bytes(row.value)) for row in rows] == list(
+        enumerate([b"a", b"b", b"c", b"d", b"e"])
+    )
+    assert {row.date for row in rows} <= {
+        dt.datetime.now(dt.UTC).date() - dt.timedelta(days=days) for days in (0, 1)
+    }
+    manifests = [json.loads(path.read_text()) for path in sorted(Path(root).rglob("*.json"))]
+    assert [(m["first"], m["through"]) for m in manifests] == [(0, 3), (3, 5)]
+    assert archive.run(spark, cluster.urls, log=log, path=root).report["records"] == 0
+
+
+def test_statistics_say_what_there_is_and_what_may_go(
+    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+) -> None:
+    log = cluster.create("old", roll_entries=1, retention_bytes=10_000_000)
+    for _ in range(3):
+        cluster.append(log, "x" * 100)
+    lost = Planter(cluster).ledger(Quorum(3, 3, 2), 1, 2, 3)
+    page, metrics = tmp_path / "report.html", tmp_path / "metrics.prom"
+
+    result = retention_stats.run(spark, cluster.urls, html=page, prometheus=metrics)
+
+    rows = {row.ledger: row for row in result.frame.collect()}
+    assert (rows[lost].entries, rows[lost].bytes, rows[lost].replicas) == (COUNT, 10 * COUNT, 0)
+    report = result.report
+    assert report["ledgers"] == len(rows)
+    assert report["logs"][log]["entries"] >= 3
+    assert report["plan"]["expired"]["due"] == 0
+    assert sum(report["replicas"].values()) == len(rows)
+    assert result.status == job.DONE
+    text = page.read_text()
+    assert text.count("<svg") >= 4
+    assert "src=" not in text
+    assert "<script" not in text
+    assert f"quorumlog_stats_ledgers {len(rows)}" in metrics.read_text()
