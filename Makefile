@@ -97,11 +97,11 @@ chaos: setup ## kill processes at random for TIME= and check what was acknowledg
 heal: setup ## bookies die with their disks under load and all copies come back; ARGS=--rolling restarts them
 	@exec $(PY) -m loadtest.heal $(ARGS)
 
-crash: setup ## a bookie's storage against a dictionary, through power cuts, for TIME= seconds
-	$(PY) -m tests.bookie.crash $(or $(TIME),60)
+crash: setup ## cut a bookie's storage off at POINTS= moments, by power or by a kill
+	@$(PY) -m tests.bookie.crash --points $(or $(POINTS),1000) --seed $(or $(SEED),1)
 
-flips: setup ## flip every single bit of a small log: all are found, or harmless
-	$(PY) -m tests.bookie.flips
+flips: setup ## change FLIPS= bits and sizes of a stopped bookie's files: all are found, or harmless
+	@$(PY) -m tests.bookie.flips --flips $(or $(FLIPS),10000) --seed $(or $(SEED),1)
 
 lock: setup ## write requirements/*.lock anew from pyproject.toml
 	@$(PIP) install -q uv

@@ -1,8 +1,12 @@
 """The index on disk: parts and ledger rows in RocksDB. It is a cache of the log and can be rebuilt.
 
-Why RocksDB: docs/adr/0004-index-in-rocksdb.md. Written only at checkpoints, each in one synced
-write that also names the place in the log up to which it stands (so the two can't disagree), and
-read by the event loop: a lookup takes some microseconds.
+Why RocksDB: docs/adr/0004-index-in-rocksdb.md. Written only at checkpoints, each in one flush that
+also names the place in the log up to which it stands (so the two can't disagree), and read by the
+event loop: a lookup takes some microseconds.
+
+Without a write-ahead log: a checkpoint is one file and one line of RocksDB's manifest, so whatever
+is cut off that one, the index stands where an earlier checkpoint left it. (With one, a manifest that
+was cut could lack a file while the log after it is there: entries would be denied.)
 """
 
 import struct
@@ -100,16 +104,22 @@ class Index:
 
     def __init__(self, path: Path) -> None:
         """Opens or creates it. Raises Exception where RocksDB finds it damaged."""
+        self.is_suspect = False
+        """It could not be read: it is to be built anew."""
+        self._is_failed = False
+        self.path = path
+        self._db = self._opened()
+        if self._db.get(_FORMAT_KEY) is None:
+            self._db[_FORMAT_KEY] = FORMAT
+
+    def _opened(self) -> Rdict:
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_write_buffer_size(WRITE_BUFFER_BYTES)
         options.set_max_write_buffer_number(2)
         options.set_max_open_files(64)
         options.set_keep_log_file_num(2)
-        self.path = path
-        self._db = Rdict(str(path), options, access_type=AccessType.read_write())
-        if self._db.get(_FORMAT_KEY) is None:
-            self._db[_FORMAT_KEY] = FORMAT
+        return Rdict(str(self.path), options, access_type=AccessType.read_write())
 
     def checkpoint(self) -> Position | None:
         """Up to where in the log the index stands; None: nowhere."""
@@ -138,14 +148,28 @@ class Index:
                     time.sleep(PAUSE_S)
         if position is not None:
             batch.put(_CHECKPOINT_KEY, _POSITION.pack(*position))
-        synced = WriteOptions()
-        synced.sync = True
-        self._db.write(batch, synced)
+        if self._is_failed:
+            # RocksDB takes nothing after an error, as of a full disk, until it is opened again.
+            self._db.close()
+            self._db = self._opened()
+            self._is_failed = False
+        try:
+            options = WriteOptions()
+            options.disable_wal = True
+            self._db.write(batch, options)
+            self._db.flush(True)
+        except Exception:
+            self._is_failed = True
+            raise
 
     def row(self, ledger_id: int) -> LedgerRow | None:
         """A ledger's row."""
-        value = self._db.get(_LEDGER_KEY.pack(b"L", ledger_id))
-        return None if value is None else decode_row(value)
+        try:
+            value = self._db.get(_LEDGER_KEY.pack(b"L", ledger_id))
+            return None if value is None else decode_row(value)
+        except Exception:
+            self.is_suspect = True
+            raise
 
     def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:
         """All ledgers above an id, ascending."""
@@ -158,6 +182,13 @@ class Index:
 
     def parts(self, ledger_id: int, first: int, last: int, sparse_span: int) -> Iterator[Part]:
         """The parts that may hold some of first..last, ascending by first."""
+        try:
+            yield from self._parts(ledger_id, first, last, sparse_span)
+        except Exception:
+            self.is_suspect = True
+            raise
+
+    def _parts(self, ledger_id: int, first: int, last: int, sparse_span: int) -> Iterator[Part]:
         cursor = self._db.iter()
         prefix = _LEDGER_KEY.pack(b"P", ledger_id)
         # The part before `first` may reach into the range; parts with holes may from further back.

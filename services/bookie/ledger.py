@@ -202,6 +202,14 @@ class Ledger:
                     span = rest.last - rest.first + 1
                     self.sparse_span = max(self.sparse_span, span)
 
+    def holds(self, part: Part) -> bool:
+        """Whether a part is what the index means still: not replaced, moved or dropped."""
+        place = (part.segment, part.offset, part.mask)
+        return any(
+            (held.segment, held.offset, held.mask) == place
+            for held in self.find(part.first, part.last)
+        )
+
     def remember(self, first: int, last: int, parts: list[Part]) -> None:
         """A lookup that the rules are about to ask for, so that it is made once."""
         self._found = (first, last, parts)
@@ -294,3 +302,9 @@ class Ledger:
         self._hiding = set()
         for part in change.parts:
             self._indexed_highest = max(self._indexed_highest, part.last)
+
+    def not_checkpointed(self) -> None:
+        """The checkpoint made of the last `change` failed."""
+        self.hidden |= self._hiding
+        self._hiding = set()
+        self._dirty_count += 1

@@ -63,6 +63,10 @@ def replay_log(
         return Replayed(head, fd, Position(1, end, 1), was_clean=True)
     last = numbers[-1]
     at = checkpoint or _start(segments)
+    if at.segment < segments.first():
+        # The index stands where an earlier checkpoint left it: all that was in these segments and
+        # is in use was written again behind them.
+        at = _start(segments)
     if at.segment > last:
         raise LogDamaged(f"{segments.path(at.segment)} is missing: the index names it")
     for batch_of, batch in _whole_segments(segments, at, last):

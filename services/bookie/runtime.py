@@ -30,7 +30,7 @@ from services.bookie.log import LogDamaged
 from services.bookie.pace import Pace
 from services.bookie.scrub import Scrubber
 from services.bookie.segments import write_durably
-from services.bookie.store import DirectoryInUse, Store
+from services.bookie.store import SUSPECT, DirectoryInUse, Store
 
 log = logging.getLogger(__name__)
 
@@ -263,6 +263,13 @@ class Bookie:
         while True:
             store.check_space()
             store.trim()
+            if store.index.is_suspect:
+                write_durably(store.directory / SUSPECT, b"")
+                self._end(
+                    DISK_STATUS,
+                    f"bookie {config.bookie_name}: the index can't be read. The process ends; the"
+                    " next start builds it anew from the log.",
+                )
             heartbeat = BookieHeartbeat(
                 incarnation=incarnation,
                 url=config.url,

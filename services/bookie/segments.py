@@ -120,7 +120,7 @@ class Segments:
             write_all(fd, buffers, 0)
             os.fsync(fd)
             new.rename(path)
-            sync_directory(self.directory)
+            self.sync_names()
         except BaseException:
             os.close(fd)
             new.unlink(missing_ok=True)
@@ -156,6 +156,10 @@ class Segments:
                 self._open.popitem(last=False)
         return file
 
+    def sync_names(self) -> None:
+        """Which segments there are is on disk when it returns."""
+        sync_directory(self.directory)
+
     def opened(self, segment: int) -> SegmentFile:
         """The same for other threads: not kept open. Raises OSError."""
         return SegmentFile(self.path(segment))
@@ -165,7 +169,7 @@ class Segments:
         self._open.pop(segment, None)
         write_durably(self.gone_path(segment), self.head(segment).encode())
         self.path(segment).unlink()
-        sync_directory(self.directory)
+        self.sync_names()
         self._forget_first()
 
     def _forget_first(self) -> None:

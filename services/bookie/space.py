@@ -29,7 +29,7 @@ COMPACT_BYTES_PER_S: Final = 32 * 1024 * 1024
 """A tenth of what a disk of a small machine writes (taste)."""
 
 MOVES_AT_ONCE: Final = 32
-"""Parts in flight, so that moving does not crowd out adds (taste)."""
+"""Parts written together, so that moving does not crowd out adds (taste)."""
 
 SEGMENTS_AT_ONCE: Final = 8
 """Compacted together: more sorts better, and all their parts are in memory meanwhile."""
@@ -110,7 +110,7 @@ class Space:
         broken: set[int] = set()
         for start in range(0, len(parts), MOVES_AT_ONCE):
             some = parts[start : start + MOVES_AT_ONCE]
-            moved = await asyncio.gather(*[store.move(*item) for item in some])
+            moved = await store.move(some)
             for (_, part), is_moved in zip(some, moved, strict=True):
                 if not is_moved:
                     broken.add(part.segment)

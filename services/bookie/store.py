@@ -6,6 +6,7 @@ are given to callbacks, so that an add costs no task.
 """
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -56,6 +57,9 @@ log = logging.getLogger(__name__)
 
 LEDGERS_MAX: Final = 20_000
 """Ledgers kept in memory; idle ones beyond it are forgotten at a checkpoint."""
+
+SUSPECT: Final = "index.suspect"
+"""A file that has the next start build the index anew."""
 
 REPLAY_CHUNK: Final = 100_000
 """Records that a replay keeps in memory before it gives them to the index."""
@@ -176,7 +180,7 @@ class Store:
         )
         self._writer.start()
         if self._applied_count >= REPLAY_CHUNK:
-            self._checkpointing = asyncio.create_task(self._checkpoint_once())
+            self._checkpointing = asyncio.create_task(self._checkpoint_quietly())
 
     def rename(self, me: str) -> None:
         """Be another incarnation; before anything is served."""
@@ -194,7 +198,7 @@ class Store:
             await asyncio.gather(*self._tasks)
         if self._checkpointing is not None:
             await self._checkpointing
-        await self._checkpoint()
+        await self._checkpoint_quietly()
         self.close()
 
     def close(self) -> None:
@@ -429,25 +433,29 @@ class Store:
         self._writer.append(record)
         self.counters["dropped_ledgers"] += 1
 
-    async def move(self, ledger_id: int, part: Part) -> bool:
-        """Write a part anew at the end of the log; on disk when it returns. False where it can't
-        be read.
+    async def move(self, parts: list[tuple[int, Part]]) -> list[bool]:
+        """Write parts anew at the end of the log, in this order; on disk when it returns. False
+        for those that can't be read.
         """
-        ledger = self.ledger(ledger_id)
-        found = await self._bodies(ledger, [part])
-        if not found:
-            return False
-        ledger = self.ledger(ledger_id)
-        run = Run(bytes(found[0][1])).where(part.has)
-        # It may have been replaced or dropped while it was read.
-        held = ledger.find(part.first, part.last)
-        if run is None or not any(
-            (p.segment, p.offset, p.mask) == (part.segment, part.offset, part.mask) for p in held
-        ):
-            return True
-        self._submit(ledger, (ledger.replica.moved(run),))
-        await self._all_synced(ledger)
-        return True
+        bodies = await asyncio.gather(
+            *[self._bodies(self.ledger(ledger_id), [part]) for ledger_id, part in parts]
+        )
+        moved: set[Ledger] = set()
+        for (ledger_id, part), found in zip(parts, bodies, strict=True):
+            ledger = self.ledger(ledger_id)
+            # It may have been replaced or dropped while it was read.
+            if not found or not ledger.holds(part):
+                continue
+            run = Run(bytes(found[0][1])).where(part.has)
+            if run is not None:
+                self._submit(ledger, (ledger.replica.moved(run),))
+                moved.add(ledger)
+        for ledger in moved:
+            await self._all_synced(ledger)
+        return [
+            bool(found) or not self.ledger(ledger_id).holds(part)
+            for (ledger_id, part), found in zip(parts, bodies, strict=True)
+        ]
 
     async def repeat(self, ledger_id: int) -> None:
         """Write again what is known of a ledger beside its entries; on disk when it returns."""
@@ -664,7 +672,7 @@ class Store:
                 if not room.done():
                     room.set_result(None)
         if self._since_checkpoint >= self.options.checkpoint_bytes and self._checkpointing is None:
-            self._checkpointing = asyncio.create_task(self._checkpoint_once())
+            self._checkpointing = asyncio.create_task(self._checkpoint_quietly())
 
     def _apply_stored(self, placed: Placed) -> None:
         """Replay: take over a record that was read back."""
@@ -694,12 +702,26 @@ class Store:
         finally:
             self._checkpointing = None
 
+    async def _checkpoint_quietly(self) -> None:
+        """One that nobody waits for: what it could not do is done by the next one."""
+        try:
+            await self._checkpoint_once()
+        except Exception:
+            log.exception("checkpoint-failed")
+            self.counters["failed_checkpoints"] += 1
+            self._since_checkpoint = self.options.checkpoint_bytes * 7 // 8
+
     async def _checkpoint(self) -> None:
         self._since_checkpoint = 0
         dirty = [ledger for ledger in self._ledgers.values() if ledger.is_dirty]
         changes = [(ledger, ledger.change()) for ledger in dirty]
         position = self._position
-        await asyncio.to_thread(self.index.write, position, [change for _, change in changes])
+        try:
+            await asyncio.to_thread(self.index.write, position, [change for _, change in changes])
+        except Exception:
+            for ledger, _ in changes:
+                ledger.not_checkpointed()
+            raise
         for ledger, change in changes:
             ledger.checkpointed(change)
             if ledger.is_dropped and ledger.is_idle:
@@ -765,14 +787,24 @@ class Store:
 
 def _open_index(path: Path) -> Index:
     """The index; where it is damaged or was never finished, an empty one, to be rebuilt."""
+    suspect = path.with_name(SUSPECT)
     try:
-        return Index(path)
+        if suspect.exists():
+            raise OSError("it could not be read when it was used last")
+        index = Index(path)
+        index.checkpoint()
+        return index
     except Exception:
         log.exception("index-damaged", extra={"path": str(path)})
         aside = path.with_name("index.damaged")
         shutil.rmtree(aside, ignore_errors=True)
-        path.rename(aside)
-        return Index(path)
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(aside)
+        made = Index(path)
+        suspect.unlink(missing_ok=True)
+        # It was kept only until the new one is there, which the log fills.
+        shutil.rmtree(aside, ignore_errors=True)
+        return made
 
 
 def locked(directory: Path) -> int:

@@ -142,11 +142,15 @@ class LogWriter:
             self._filled = end + ahead
             buffers.append(ZEROS[:ahead])
         write_all(self._fd, buffers, self._offset)
-        os.fdatasync(self._fd)
+        self._sync()
         self._offset = end
         self._filled = max(self._filled, end)
         self._sequence += 1
         self.batch_count += 1
+
+    def _sync(self) -> None:
+        """What was written is on disk when it returns. An error ends the log (reliability 3.5)."""
+        os.fdatasync(self._fd)
 
     def _roll(self, size: int) -> None:
         """Begin a new segment. The old one is on disk whole: its successor's head says where it

@@ -14,8 +14,8 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from tests.bookie.support import add, fence, ids_of, read, read_lac, run_of, sta
 from tests.bookie.support import assert_right as assert_bytes
 
 POINTS_PER_STORY = 25
-STEPS = 60
+STEPS = 100
 _OF_A_ROLL = {"allocate", "rename", "resize", "sync of names"}
 OPTIONS = StoreOptions(
     segment_bytes=24 * 1024, checkpoint_bytes=1 << 30, read_only_below_bytes=0, reserve_bytes=4096
@@ -114,7 +114,7 @@ class Story:
     def _called(self, call: str) -> None:
         """Before a change of the disk; nothing else happens meanwhile."""
         is_roll = call in _OF_A_ROLL
-        rate = 0.3 if is_roll else 0.05 if self._doing == "write" else 0.15
+        rate = 0.06 if is_roll else 0.015 if self._doing == "write" else 0.05
         if self._store is None or len(self.points) >= self._most or self._is_imaging:
             return
         if self._chance.random() >= rate:
@@ -189,7 +189,7 @@ class Story:
                 self._doing = "write"
             else:
                 self._doing = "compaction"
-                share = chance.choice([0.3, 0.6, 1.0])
+                share = chance.choice([0.2, 0.4, 0.6, 1.0])
                 collector = Collector(
                     store, rows, "cluster", grace_s=0, live_share_min=share, bytes_per_s=1 << 40
                 )

@@ -1,122 +1,190 @@
-"""`python -m tests.bookie.flips`: every single bit of a small log, flipped.
+"""`python -m tests.bookie.flips --flips N`: bits and sizes of a stopped bookie's files, changed.
 
-After a clean stop each flip must be found; after a crash it must be found or lose nothing that was
-acknowledged below the last batch. And under a serving store no flip may turn an entry into an
-absent one.
+A bit is flipped, or a file cut short, in a segment or in the index's files, after an orderly stop
+or a crash. Then the bookie is started and asked for everything. Each change is detected (it refuses
+to start, or what it can't read is unknown) or harmless (all is there). Wrong are: bytes that were
+never written, an entry denied that was proven to be on disk, a fence or a LAC forgotten.
 """
 
+import argparse
 import asyncio
+import logging
+import random
 import shutil
 import sys
-import time
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import Progress
+
 from loadtest.stores import scratch
-from services.bookie.log import LogDamaged
+from quorumlog.protocol.record import Run
+from services.bookie.store import Store, StoreOptions
 from tests.bookie.support import (
     add,
-    batches_of,
+    entry_of,
     fence,
     ids_of,
     image,
-    last_segment,
-    opened,
     read,
+    read_lac,
     run_of,
     started,
+    write_lac,
 )
 
-RUNS = 3
-ENTRIES = set(range(RUNS * 2))
+OPTIONS = StoreOptions(
+    segment_bytes=12 * 1024, checkpoint_bytes=1 << 30, read_only_below_bytes=0, reserve_bytes=4096
+)
+"""Three segments, of which the last holds a third: what is cut there would be missed."""
+LEDGERS = (7, 8, 9)
+IDS = set(range(60))
+LAC = 77
+LATE = (7, range(60, 63))
+"""Written last before the crash: nothing proves that it was on disk."""
 
 
-async def _made(root: Path) -> tuple[Path, Path]:
-    """A log after a clean stop, and the same one after a crash; both without an index."""
-    store = started(root / "clean")
-    await fence(store, 7)
-    for number in range(RUNS):
-        await add(store, run_of(7, range(number * 2, number * 2 + 2)), recovery=True)
+@dataclass
+class Tally:
+    """What the changes came to."""
+
+    flips: int = 0
+    detected: int = 0
+    harmless: int = 0
+    wrong: list[str] = field(default_factory=list)
+    where: Counter[str] = field(default_factory=Counter)
+
+
+async def made(root: Path) -> tuple[Path, Path]:
+    """A directory after an orderly stop, and the same one after a crash."""
+    store = started(root / "clean", OPTIONS)
+    for number in range(20):
+        for ledger in LEDGERS:
+            await add(store, run_of(ledger, range(number * 3, number * 3 + 3)), recovery=True)
+        if number == 8:
+            await fence(store, 9)
+            await write_lac(store, 8, LAC)
+        if number in {5, 12}:
+            await store.checkpoint()
+    store.drop(6, keep_stub=False)
+    await add(store, run_of(8, range(3)), recovery=True)
+    await add(store, run_of(8, range(60, 63)))
+    await add(store, run_of(*LATE))
     crashed = image(store, root / "crashed")
     await store.stop()
-    for made in (root / "clean", crashed):
-        shutil.rmtree(made / "index")
     return root / "clean", crashed
 
 
-def _held(directory: Path) -> set[int] | None:
-    """The entries that a start finds, or None where it refuses."""
+async def looked(directory: Path) -> tuple[bool, str]:
+    """Whether anything was detected, and what is wrong."""
     try:
-        store = opened(directory)
-    except LogDamaged:
-        return None
-    ranges = store.ledger(7).present(0, 99)
-    row = store.row(7)
-    assert row is not None, "the fence is gone"
-    assert row.is_fenced, "the fence is gone"
-    store.close()
-    # The start began a new segment; the next one shall see the log as it was.
-    last_segment(directory).unlink()
-    shutil.rmtree(directory / "index")
-    return {entry for first, last in ranges for entry in range(first, last + 1)}
+        store = started(directory, OPTIONS)
+    except Exception:  # noqa: BLE001 - it refuses to start, for whatever it found
+        return True, ""
+    try:
+        return await _asked(store)
+    finally:
+        await store.stop()
 
 
-def flip_all(directory: Path, *, at_least: set[int], step: int = 1) -> tuple[int, int]:
-    """How many flips were found, and how many were harmless. Raises AssertionError for others."""
-    path = last_segment(directory)
-    end = batches_of(path)[-1].end
-    data = path.read_bytes()
-    found = harmless = 0
-    for bit in range(0, end * 8, step):
-        flipped = bytearray(data)
-        flipped[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(flipped)
-        held = _held(directory)
-        if held is None:
-            found += 1
-        else:
-            assert held >= at_least, f"bit {bit} of {end * 8} lost entries: {sorted(held)}"
-            harmless += 1
+async def _asked(store: Store) -> tuple[bool, str]:
+    is_detected = False
+    for ledger in LEDGERS:
+        try:
+            answer = await read(store, ledger, 0, 80)
+            row = store.row(ledger)
+            lac = (await read_lac(store, ledger)).last_add_confirmed
+        except Exception:  # noqa: BLE001 - a caller is answered that it is unknown
+            is_detected = True
+            continue
+        if answer.run is not None:
+            for entry in Run(answer.run).entries():
+                if entry != entry_of(ledger, entry.entry_id):
+                    return True, f"ledger {ledger}, entry {entry.entry_id}: wrong bytes"
+        absent = {e for low, high in answer.absent for e in range(low, high + 1)}
+        if denied := sorted(absent & IDS):
+            return True, f"ledger {ledger}: denies {denied}"
+        if row is None or (ledger == 9 and not row.is_fenced):
+            return True, f"ledger {ledger} or its fence is forgotten"
+        if ledger == 8 and lac < LAC:
+            return True, f"the LAC of ledger 8 is {lac}"
+        is_detected |= bool(IDS - set(ids_of(answer)))
+    return is_detected, ""
+
+
+def change(directory: Path, chance: random.Random) -> str:
+    """Change one file; tells which and how."""
+    folder = directory / ("log" if chance.random() < 0.5 else "index")
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.stat().st_size)
+    if folder.name == "log":
+        # A larger segment is hit more often; the one that is written ends in blank blocks.
+        path = chance.choices(files, [path.stat().st_size for path in files])[0]
+    else:
+        path = chance.choice(files)
+    data = bytearray(path.read_bytes())
+    used = len(data.rstrip(b"\0")) or 1
+    if chance.random() < 0.2:
+        size = chance.randrange(used)
+        path.write_bytes(data[:size])
+        return f"{folder.name}: {path.name} cut to {size}"
+    bit = chance.randrange(used * 8)
+    data[bit // 8] ^= 1 << bit % 8
     path.write_bytes(data)
-    return found, harmless
+    return f"{folder.name}: bit {bit} of {path.name}"
 
 
-async def flip_under_reads(root: Path, *, step: int = 1) -> int:
-    """Flip bits under a serving store: an entry may become unknown, never absent or another."""
-    store = started(root / "served")
-    for number in range(RUNS):
-        await add(store, run_of(7, range(number * 2, number * 2 + 2)))
-    path = last_segment(root / "served")
-    end = batches_of(path)[-1].end
-    data = path.read_bytes()
-    with path.open("r+b") as file:
-        for bit in range(0, end * 8, step):
-            file.seek(bit // 8)
-            file.write(bytes([data[bit // 8] ^ 1 << bit % 8]))
-            file.flush()
-            answer = await read(store, 7, 0, max(ENTRIES))
-            assert answer.absent == ()
-            assert set(ids_of(answer)) <= ENTRIES
-            file.seek(bit // 8)
-            file.write(data[bit // 8 : bit // 8 + 1])
-            file.flush()
-    assert set(ids_of(await read(store, 7, 0, 99))) == ENTRIES
-    await store.stop()
-    return end * 8
+def run(flips: int, seed: int, *, quiet: bool = False) -> Tally:
+    """Make so many changes, each alone."""
+    tally = Tally()
+    logging.disable(logging.CRITICAL)
+    console = Console(stderr=True, quiet=quiet)
+    try:
+        with scratch("ql-flips-") as root, Progress(console=console) as progress:
+            task = progress.add_task("flips", total=flips)
+            pristine = asyncio.run(made(root))
+            for number in range(flips):
+                chance = random.Random(f"{seed} {number}")
+                directory = root / "changed"
+                which = chance.randrange(2)
+                shutil.copytree(pristine[which], directory)
+                what = change(directory, chance)
+                is_detected, wrong = asyncio.run(looked(directory))
+                shutil.rmtree(directory)
+                tally.flips += 1
+                if wrong:
+                    how = ("clean", "crashed")[which]
+                    tally.wrong.append(f"seed {seed} {number}: {what} ({how}): {wrong}")
+                elif is_detected:
+                    tally.detected += 1
+                else:
+                    tally.harmless += 1
+                tally.where[what.split(":")[0] + (" detected" if is_detected else " harmless")] += 1
+                progress.advance(task)
+    finally:
+        logging.disable(logging.NOTSET)
+    return tally
 
 
-def main(step: int = 1) -> None:
-    """Try them all, and tell."""
-    began = time.monotonic()
-    with scratch("ql-flips-") as root:
-        clean, crashed = asyncio.run(_made(root))
-        found, harmless = flip_all(clean, at_least=ENTRIES, step=step)
-        sys.stdout.write(f"after a clean stop: {found} flips found, {harmless} harmless\n")
-        found, harmless = flip_all(crashed, at_least=set(range(RUNS * 2 - 2)), step=step)
-        sys.stdout.write(f"after a crash:      {found} flips found, {harmless} harmless\n")
-        bits = asyncio.run(flip_under_reads(root, step=step))
-        sys.stdout.write(f"under reads:        {bits // step} flips, none became an absence\n")
-    sys.stdout.write(f"{time.monotonic() - began:.1f} s\n")
+def main() -> None:
+    """Flip, tell, and end with one line for programs."""
+    parser = argparse.ArgumentParser(prog="make flips")
+    parser.add_argument("--flips", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    sys.stdout.write(f"seed {asked.seed}\n")
+    tally = run(asked.flips, asked.seed)
+    for where, count in sorted(tally.where.items()):
+        sys.stdout.write(f"{count:>6} {where}\n")
+    for line in tally.wrong[:50]:
+        sys.stdout.write(line + "\n")
+    sys.stdout.write(
+        f"flips: {tally.flips}, {tally.detected} detected, {tally.harmless} harmless,"
+        f" {len(tally.wrong)} wrong\n"
+    )
+    sys.exit(1 if tally.wrong else 0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+    main()

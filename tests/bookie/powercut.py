@@ -64,8 +64,8 @@ def _resize(made: bytearray, size: int) -> None:
         made.extend(bytes(size - len(made)))
 
 
-NameChange = tuple[str, str, Inode | None]
-"""In a directory: a name, and what it stands for from then on."""
+NameChange = tuple[tuple[str, Inode | None], ...]
+"""Names, and what they stand for from then on; a rename is one change."""
 
 
 class Disk:
@@ -87,8 +87,8 @@ class Disk:
         if chance is not None:
             names = dict(self._durable_names)
             kept = chance.randint(0, len(self._pending_names))
-            for _, name, inode in self._pending_names[:kept]:
-                _name(names, name, inode)
+            for change in self._pending_names[:kept]:
+                _name(names, change)
         for name, inode in names.items():
             path = to / Path(name).relative_to(self.folder)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ class Disk:
             inode = self._names.get(name)
             if inode is None:
                 inode = Inode()
-                self._rename(name, inode)
+                self._name((name, inode))
             elif flags & os.O_TRUNC:
                 inode.pending.append(0)
             self._open[fd] = inode
@@ -169,8 +169,8 @@ class Disk:
             elif fd in self._directories:
                 self._on_call("sync of names")
                 # Of all directories: the file system's journal is one.
-                for _, name, changed in self._pending_names:
-                    _name(self._durable_names, name, changed)
+                for change in self._pending_names:
+                    _name(self._durable_names, change)
                 self._pending_names.clear()
             real(fd)
 
@@ -194,8 +194,7 @@ class Disk:
             before, after = self._is_ours(old), self._is_ours(new)
             if before is not None and after is not None and before in self._names:
                 self._on_call("rename")
-                self._rename(after, self._names[before])
-                self._rename(before, None)
+                self._name((after, self._names[before]), (before, None))
             real(old, new, **rest)
 
     def _unlinked(self, real: Callable[..., None], path: object, **rest: Any) -> None:
@@ -203,19 +202,20 @@ class Disk:
             name = self._is_ours(path)
             real(path, **rest)
             if name is not None and name in self._names:
-                self._rename(name, None)
+                self._name((name, None))
                 self._on_call("unlink")
 
-    def _rename(self, name: str, inode: Inode | None) -> None:
-        _name(self._names, name, inode)
-        self._pending_names.append(("", name, inode))
+    def _name(self, *change: tuple[str, Inode | None]) -> None:
+        _name(self._names, change)
+        self._pending_names.append(change)
 
 
-def _name(names: dict[str, Inode], name: str, inode: Inode | None) -> None:
-    if inode is None:
-        names.pop(name, None)
-    else:
-        names[name] = inode
+def _name(names: dict[str, Inode], change: NameChange) -> None:
+    for name, inode in change:
+        if inode is None:
+            names.pop(name, None)
+        else:
+            names[name] = inode
 
 
 def _hooked(hook: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:

@@ -165,6 +165,16 @@ async def test_a_wiped_directory_is_refused_and_with_leave_a_new_incarnation(
     bookie.start(AUTO_FIX_COOKIES="1")
     assert (await bookie.ready())["bookie"] == "b1@2"
 
+    # X18: what an old writer sends beyond a closed ledger's end is not taken under the old name.
+    client = BookieClient(lambda _: bookie.url, bookie.session, ChannelLimits())
+    answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+    fenced: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+    client.fence("b1@1", 7, KEY, lambda status, _: fenced.set_result(status))
+    client.add("b1@1", KEY, run_of(8, [50]), answered.set_result)
+    assert await answered is Status.NOT_MINE
+    assert await fenced is Status.NOT_MINE
+    await client.close()
+
 
 async def test_the_directory_of_another_bookie_is_refused(bookie: Process) -> None:
     bookie.start()

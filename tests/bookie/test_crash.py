@@ -1,0 +1,65 @@
+"""Crashed between any two calls to the disk, a bookie's storage loses, revives and leaks nothing."""
+
+import random
+
+import pytest
+
+from loadtest.stores import scratch
+from services.bookie.segments import write_durably
+from tests.bookie import crash
+from tests.bookie.mutants import CRASH_MUTANTS, StorageMutant
+from tests.bookie.powercut import Disk, Inode
+
+
+def test_no_crash_loses_resurrects_or_leaks_anything() -> None:
+    tally = crash.run(100, seed=7, quiet=True)
+
+    assert tally.what == []
+    assert tally.points == 100
+    # All that a bookie's storage does was cut off.
+    assert {during.split("/")[0] for during in tally.during} == {
+        "checkpoint",
+        "compaction",
+        "deletion",
+        "roll",
+        "write",
+    }
+
+
+@pytest.mark.parametrize("mutant", CRASH_MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_guard_of_the_storage_that_is_taken_out_is_missed(mutant: StorageMutant) -> None:
+    assert mutant.is_found()
+
+
+def test_what_is_synced_survives_every_power_cut_and_what_is_not_may_be_torn() -> None:
+    inode = Inode()
+    inode.pending.append((0, b"a" * 2048))
+    inode.sync()
+    inode.pending.append((1024, b"b" * 2048))
+    seen = set()
+    for seed in range(200):
+        made = bytes(inode.content(random.Random(seed)))
+        assert made[:1024] == b"a" * 1024
+        sectors = tuple(made[at : at + 1] for at in range(1024, 3072, 512))
+        seen.add(sectors)
+    assert (b"b", b"b", b"b", b"b") in seen
+    assert any(b"a" in sectors and b"b" in sectors for sectors in seen)
+    assert len({len(sectors) - sectors.count(b"") for sectors in seen}) > 1
+
+
+def test_a_name_that_was_not_synced_may_be_gone_after_a_power_cut() -> None:
+    with scratch("ql-disk-") as root:
+        folder = root / "d"
+        folder.mkdir()
+        disk = Disk(folder, lambda _: None)
+        with disk.watching():
+            write_durably(folder / "kept", b"kept")
+            (folder / "kept").rename(folder / "moved")
+        names = set()
+        for seed in range(20):
+            to = root / str(seed)
+            to.mkdir()
+            disk.image(to, random.Random(seed))
+            names.add(tuple(sorted(path.name for path in to.iterdir())))
+
+    assert names == {("kept",), ("moved",)}

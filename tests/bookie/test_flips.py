@@ -1,0 +1,19 @@
+"""Whatever changes in a stopped bookie's files is found, or does no harm."""
+
+import pytest
+
+from tests.bookie import flips
+from tests.bookie.mutants import OTHER_MUTANTS, StorageMutant
+
+
+def test_no_flipped_bit_or_cut_file_makes_a_bookie_say_what_is_not_so() -> None:
+    tally = flips.run(150, seed=7, quiet=True)
+
+    assert tally.wrong == []
+    assert tally.flips == tally.detected + tally.harmless == 150
+    assert {"log detected", "log harmless", "index detected", "index harmless"} <= set(tally.where)
+
+
+@pytest.mark.parametrize("mutant", OTHER_MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_guard_against_damage_that_is_taken_out_is_missed(mutant: StorageMutant) -> None:
+    assert mutant.is_found()
