@@ -2,7 +2,8 @@
 
 A segment is a file: a head, then batches, each what one group commit wrote. All numbers big-endian.
 
-    segment head   magic 8s | segment u64 | nonce u64 | first sequence u64 | previous end u64 | crc u32
+    segment head   magic 8s | segment u64 | nonce u64 | first sequence u64 | previous end u64
+                   | allocated u64 | crc u32
     batch head     magic u32 | flags u32 | segment u64 | nonce u64 | offset u64 | sequence u64
                    | synced below u64 | records u32 | bytes u32 | crc u32
     record heads   kind u8 | flags u8 | 0 u16 | ledger i64 | bytes u32 | crc u32 of the body   (each)
@@ -25,10 +26,10 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-SEGMENT_MAGIC: Final = b"qlogseg1"
+SEGMENT_MAGIC: Final = b"qlogseg2"
 BATCH_MAGIC: Final = 0x71_6C_42_31
-SEGMENT_HEAD: Final = struct.Struct(">8sQQQQI")
-_SEGMENT_START: Final = struct.Struct(">8sQQQQ")
+SEGMENT_HEAD: Final = struct.Struct(">8sQQQQQI")
+_SEGMENT_START: Final = struct.Struct(">8sQQQQQ")
 BATCH_HEAD: Final = struct.Struct(">IIQQQQQIII")
 _BATCH_START: Final = struct.Struct(">IIQQQQQII")
 _RECORD_HEAD: Final = struct.Struct(">BBHqII")
@@ -74,6 +75,9 @@ class SegmentHead(NamedTuple):
     nonce: int
     first_sequence: int
     previous_end: int
+    allocated: int
+    """How long the file was made before its first use, durably: one that is shorter, and was not
+    closed in order, was cut."""
 
     def encode(self) -> bytes:
         """As bytes."""
@@ -85,10 +89,10 @@ def parse_segment_head(data: bytes) -> SegmentHead | None:
     """The head of a segment, or None where it is not one."""
     if len(data) < SEGMENT_HEAD.size:
         return None
-    magic, segment, nonce, first_sequence, previous_end, crc = SEGMENT_HEAD.unpack_from(data)
+    magic, *fields, crc = SEGMENT_HEAD.unpack_from(data)
     if magic != SEGMENT_MAGIC or crc != google_crc32c.value(data[: SEGMENT_HEAD.size - 4]):
         return None
-    return SegmentHead(segment, nonce, first_sequence, previous_end)
+    return SegmentHead(*fields)
 
 
 @dataclass(slots=True)

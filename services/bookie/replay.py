@@ -131,6 +131,10 @@ def _last_segment(
         end = item.end
     was_clean = bool(batches) and batches[-1].flags & CLEAN_END != 0
     cut_bytes = 0
+    if not was_clean and start + len(data) < head.allocated:
+        # Its length was on disk before its first batch: what is lacking may have been proven.
+        reason = f"it was {head.allocated} bytes long, and it was not closed in order"
+        raise LogDamaged(_message(segments, number, start + len(data), reason))
     if stop is not None and not stop.is_blank:
         _judge(segments, head, data, start, stop)
         cut_bytes = len(data.rstrip(b"\0")) - (stop.offset - start)

@@ -108,7 +108,11 @@ class Segments:
         Raises: OSError; ENOSPC leaves nothing behind.
         """
         head = SegmentHead(
-            segment, int.from_bytes(os.urandom(8), "big"), first_sequence, previous_end
+            segment,
+            int.from_bytes(os.urandom(8), "big"),
+            first_sequence,
+            previous_end,
+            self.segment_bytes,
         )
         path = self.path(segment)
         new = path.with_suffix(".new")

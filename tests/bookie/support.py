@@ -181,9 +181,6 @@ def lose_unsynced(directory: Path, synced: Position, chance: random.Random) -> N
                 if chance.random() < 0.4:
                     data[at:edge] = bytes(edge - at)
                 at = edge
-        if chance.random() < 0.3:
-            # The size of the file was not synced either.
-            data = data[: chance.randint(torn.offset, len(data))]
         path.write_bytes(data)
         for later in sorted((directory / "log").glob("*.log")):
             if int(later.stem) > number:

@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.stores import scratch
 from quorumlog.protocol.record import make
-from services.bookie.log import BATCH_HEAD, Kind, LogDamaged, LogRecord, encode_batch
+from services.bookie.log import BATCH_HEAD, SECTOR, Kind, LogDamaged, LogRecord, encode_batch
 from services.bookie.segments import Segments
 from services.bookie.store import Store
 from tests.bookie import support
@@ -57,9 +57,11 @@ async def test_a_tail_that_was_cut_off_is_cut_and_all_before_it_kept(root: Path)
     for cut in range(1, 400, 37):
         crashed = image(store, root / f"cut-{cut}")
         path = last_segment(crashed)
-        end = batches_of(path)[-1].end
+        last = batches_of(path)[-1]
         data = path.read_bytes()
-        path.write_bytes(data[: end - cut])
+        # The file keeps the length that it was given; whole sectors of its end were never written.
+        kept = max(last.offset, (last.end - cut) // SECTOR * SECTOR)
+        path.write_bytes(data[:kept] + bytes(len(data) - kept))
 
         assert await entries_in(crashed) == list(range(50))
     await store.stop()
@@ -135,6 +137,18 @@ async def test_a_damaged_last_batch_that_does_not_look_torn_is_refused(root: Pat
     await store.stop()
 
 
+async def test_a_file_that_is_shorter_than_it_was_made_is_refused(root: Path) -> None:
+    """Whole batches are gone with their proof; no crash does that, since its length was synced."""
+    store = await filled(root / "d")
+    crashed = image(store, root / "c")
+    path = last_segment(crashed)
+    path.write_bytes(path.read_bytes()[: batches_of(path)[3].end])
+
+    with pytest.raises(LogDamaged, match="bytes long"):
+        opened(crashed)
+    await store.stop()
+
+
 async def test_a_missing_segment_is_refused(root: Path) -> None:
     store = await filled(root / "d")
     await store.stop()
@@ -195,7 +209,9 @@ async def test_a_payload_that_looks_like_a_batch_is_only_a_payload(root: Path) -
     await add(store, run)
     crashed = image(store, root / "c")
     path = last_segment(crashed)
-    path.write_bytes(path.read_bytes()[: batches_of(path)[-1].end - 10])
+    data = path.read_bytes()
+    kept = batches_of(path)[-1].end - 600
+    path.write_bytes(data[:kept] + bytes(len(data) - kept))
 
     assert await entries_in(crashed) == list(range(20))
     await store.stop()
