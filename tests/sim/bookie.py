@@ -261,8 +261,8 @@ class SimBookie:
         for record in records:
             if isinstance(record, RunStored):
                 entries.extend(record.run.entries())
-                if record.replaces:
-                    self.damaged.difference_update(record.run.ids)
+                # What is written anew is whole, whatever the disk did to an earlier copy.
+                self.damaged.difference_update(record.run.ids)
         if entries and self.world.watcher is not None:
             self.world.watcher.stored(self.member, entries)
 

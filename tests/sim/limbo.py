@@ -141,7 +141,9 @@ class DeferringBookie(LosingBookie):
         super().restart()
         if self.is_up and not was_up:
             self.replica.is_deferred = True
+            damaged = set(self.damaged)
             self._report(self.log)
+            self.damaged = damaged
 
     def _check_answer(self, event: Event, *rest: Any) -> None:
         if not isinstance(event, AddAnswered):
