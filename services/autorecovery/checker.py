@@ -182,7 +182,7 @@ class Checker:
                 if response.status != 200:
                     return set()
                 found = orjson.loads(await response.read())
-            return {int(item["ledger_id"]) for item in found["damage"]}
+            return {int(item["ledger_id"]) for item in found["entries"]}
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
             return set()
 

@@ -20,6 +20,7 @@ from services.metadata.config import Config
 from services.metadata.cookies import CookieStore
 from services.metadata.database import Database
 from services.metadata.expiry import Expiry
+from services.metadata.gauges import ClusterGauges
 from services.metadata.handlers import PARTS, Parts
 from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerStore
@@ -82,7 +83,8 @@ def build(config: Config) -> web.Application:
     async def background(_app: web.Application) -> AsyncIterator[None]:
         async def work() -> None:
             await _migrated(database)
-            await asyncio.gather(changes.run(), expiry.run())
+            gauges = ClusterGauges(app[METRICS], app[PARTS].repairs, app[PARTS].cookies, liveness)
+            await asyncio.gather(changes.run(), expiry.run(), gauges.follow())
 
         task = asyncio.create_task(work(), name="database")
         yield

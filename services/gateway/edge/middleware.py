@@ -21,6 +21,7 @@ from quorumlog.errors import (
     QuorumLogError,
     ReadOnly,
 )
+from quorumlog.net import trace
 from quorumlog.net.listen import error_of_http, problem_response, request_id
 from services.gateway.edge.body import Room
 
@@ -88,6 +89,7 @@ def edge_middleware(
         started = time.perf_counter()
         instance = request_id(request.headers.get("X-Request-Id"))
         request[REQUEST_ID] = instance
+        trace.begin(instance, request.headers.get(trace.HEADER))
         resource = request.match_info.route.resource
         route = "none" if resource is None else resource.canonical
         # What gateways ask of each other waits for tails too, and must not starve.

@@ -29,6 +29,7 @@ from quorumlog.errors import (
     VersionConflict,
     WriterLost,
 )
+from quorumlog.net import trace
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
 from quorumlog.net.metadata_client import MetadataClient, new_attempt
@@ -137,7 +138,9 @@ class Engine:
         """An engine with its connections and its background work."""
         tasks, timers = Tasks(), Timers(asyncio.get_running_loop())
         async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trace_configs=[trace.config()],
         ) as session:
             metadata = MetadataClient(config.metadata_urls, session, deadline_s=config.metadata_s)
             directory = Directory(metadata.bookies, Quarantine(config.quarantine))

@@ -7,6 +7,7 @@ from typing import Final
 
 import aiohttp
 
+from quorumlog.net import trace
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.transaction_client import TransactionClient
@@ -32,7 +33,9 @@ async def running_logs(
 ) -> AsyncIterator[tuple[LogManager, Transactions]]:
     """The logs of an engine that runs, with their background work. `drain` them before it."""
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trace_configs=[trace.config()],
     ) as session:
         client = MetadataClient(tuple(metadata_urls), session, deadline_s=_METADATA_S)
         transactions = TransactionClient(client)

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import orjson
 
+from quorumlog.net import trace
+
 _OWN: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -25,6 +27,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "event": record.getMessage(),
         }
+        line |= trace.in_logs()
         line |= {name: value for name, value in record.__dict__.items() if name not in _OWN}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)

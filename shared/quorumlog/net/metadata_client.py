@@ -27,6 +27,7 @@ from quorumlog.errors import (
     RouteNotFound,
     VersionConflict,
 )
+from quorumlog.net import trace
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import (
@@ -288,7 +289,7 @@ class MetadataClient:
         if self._given is not None:
             return self._given
         if self._own is None:
-            self._own = aiohttp.ClientSession()
+            self._own = aiohttp.ClientSession(trace_configs=[trace.config()])
         return self._own
 
     def _turn(self, failed: int) -> None:

@@ -26,7 +26,7 @@ from prometheus_client.process_collector import ProcessCollector
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quorumlog.errors import QuorumLogError, ReadOnly
-from quorumlog.net import docs_page
+from quorumlog.net import docs_page, trace
 from quorumlog.net.json_logs import log_as_json
 from quorumlog.net.listen import (
     ListenLimits,
@@ -172,6 +172,7 @@ async def answers_problems(request: web.Request, handler: Handler) -> web.Stream
     """
     instance = request_id(request.headers.get("X-Request-Id"))
     request[REQUEST_ID] = instance
+    trace.begin(instance, request.headers.get(trace.HEADER))
     try:
         response = await handler(request)
     except QuorumLogError as error:

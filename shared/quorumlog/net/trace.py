@@ -1,0 +1,71 @@
+"""Which request of a client a piece of work belongs to: in logs, and to the next service.
+
+`traceparent` is the W3C's: a trace id goes through all services unchanged, each hop draws an id of
+its own. Who sends none gets none: nothing is drawn for requests that nobody traces. It ends at
+the channel to bookies, where one run carries the entries of many requests.
+"""
+
+import re
+import secrets
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+
+HEADER: Final = "traceparent"
+_FORM: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One hop of a trace."""
+
+    trace_id: str
+    span_id: str
+    flags: str
+
+    @property
+    def header(self) -> str:
+        """What the next service is told."""
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
+
+
+_trace: ContextVar[Trace | None] = ContextVar("trace", default=None)
+_request: ContextVar[str | None] = ContextVar("request", default=None)
+
+
+def begin(request_id: str, traceparent: str | None) -> None:
+    """A request begins: what is done in this context belongs to it."""
+    _request.set(request_id)
+    trace = None
+    if traceparent is not None:
+        found = _FORM.fullmatch(traceparent)
+        # All zeros are invalid by the W3C's words; what is invalid starts no trace.
+        if found is not None and int(found[1], 16) and int(found[2], 16):
+            trace = Trace(found[1], secrets.token_hex(8), found[3])
+    _trace.set(trace)
+
+
+def in_logs() -> dict[str, str]:
+    """What a log line says of the request that it belongs to."""
+    request_id, trace = _request.get(), _trace.get()
+    told = {} if request_id is None else {"request_id": request_id}
+    if trace is not None:
+        told |= {"trace_id": trace.trace_id, "span_id": trace.span_id}
+    return told
+
+
+def config() -> aiohttp.TraceConfig:
+    """Has a client session tell the next service, where there is a trace."""
+    found = aiohttp.TraceConfig()
+    found.on_request_start.append(_tell)
+    return found
+
+
+async def _tell(
+    _session: aiohttp.ClientSession, _context: Any, params: aiohttp.TraceRequestStartParams
+) -> None:
+    trace = _trace.get()
+    if trace is not None:
+        params.headers[HEADER] = trace.header
