@@ -10,7 +10,7 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie bench-tail load scenarios sim logsim explore mutants chaos heal lock crash flips clean
+.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie bench-tail load scenarios sim logsim explore mutants chaos heal produce lock crash flips clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -93,6 +93,9 @@ mutants: setup ## take each safety guard out; its absence must be noticed: RULES
 
 chaos: setup ## kill processes at random for TIME= and check what was acknowledged
 	@exec $(PY) -m tests.chaos --time $(or $(TIME),60s) --seed $(or $(SEED),1) $(ARGS)
+
+produce: setup ## RECORDS= numbered records go to a log while gateways and bookies are killed in turn
+	@exec $(PY) -m loadtest.produce $(if $(RECORDS),--records $(RECORDS)) $(ARGS)
 
 heal: setup ## bookies die with their disks under load and all copies come back; ARGS=--rolling restarts them
 	@exec $(PY) -m loadtest.heal $(ARGS)

@@ -1,0 +1,281 @@
+"""`make produce`: numbered records go to a log while its gateways and bookies are killed in turn.
+
+Producers append with retries on; one process after another gets SIGKILL, and is started again; a
+reader follows the log all the while. In the end the log is read back through every gateway. Exit
+status 0 only if each record that was sent is there once, in its producer's order, at the offset
+that was answered, and the follower saw the same.
+"""
+
+import argparse
+import asyncio
+import itertools
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from loadtest.cluster import Cluster, running
+from loadtest.stores import Stores
+from loadtest.waiting import DeadlineMissed, until
+from quorumlog.client import Client, LogAppended, Producer
+from quorumlog.errors import QuorumLogError
+from services.local.cluster import START_S, StartTimeout
+
+_NAME: Final = "produce"
+_PATIENCE_S: Final = 120.0
+"""For one request, deaths and takeovers included; then it is sent again, as the same one."""
+_CAUGHT_UP_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run."""
+
+    records: int = 100_000
+    producers: int = 8
+    batch: int = 10
+    """Records of one request."""
+    every_s: float = 3.0
+    """Between a process that is back and the next death."""
+    down_s: float = 1.0
+    pause_s: float = 0.0
+    """Of each producer, between two requests."""
+    bookies: int = 4
+    gateways: int = 2
+
+
+@dataclass(slots=True)
+class Sent:
+    """What one producer has sent, and what it was answered."""
+
+    name: str
+    count: int
+    offsets: dict[int, int] = field(default_factory=dict)
+    """Number of a record: its offset."""
+    duplicates: int = 0
+    """Requests that were answered as repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a run."""
+
+    records: int
+    kills: int
+    repeats: int
+    lost: int
+    duplicated: int
+    misplaced: int
+    problems: tuple[str, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether everything is where it must be."""
+        return not (self.lost or self.duplicated or self.misplaced or self.problems)
+
+    def line(self) -> str:
+        """The last line."""
+        return (
+            f"produce: {self.records} records, {self.kills} kills, {self.lost} lost,"
+            f" {self.duplicated} duplicated, {self.misplaced} misplaced"
+        )
+
+
+def value_of(name: str, number: int) -> bytes:
+    """A record says who sent it, and which it is."""
+    return f"{name}:{number}".encode()
+
+
+async def _settled(producer: Producer, values: Sequence[bytes]) -> LogAppended:
+    """Append until it is answered; the same request again is harmless."""
+    while True:
+        try:
+            return await producer.append(*values)
+        except QuorumLogError as error:
+            if not error.retryable and error.outcome != "unknown":
+                raise
+            await asyncio.sleep(0.1)
+
+
+async def _produce(client: Client, sent: Sent, plan: Plan) -> None:
+    producer = client.log(_NAME).producer(sent.name, epoch=0)
+    for first in range(0, sent.count, plan.batch):
+        numbers = range(first, min(first + plan.batch, sent.count))
+        done = await _settled(producer, [value_of(sent.name, number) for number in numbers])
+        sent.duplicates += done.is_duplicate
+        for offset, number in enumerate(numbers, done.first_offset):
+            sent.offsets[number] = offset
+        await asyncio.sleep(plan.pause_s)
+
+
+async def _follow(client: Client, seen: list[tuple[int, bytes]]) -> None:
+    """Follow the log from its first record on, through whatever happens."""
+    while True:
+        start = seen[-1][0] + 1 if seen else 0
+        try:
+            async for record in client.log(_NAME).tail(start):
+                seen.append((record.offset, record.value))  # noqa: PERF401
+        except QuorumLogError:
+            await asyncio.sleep(0.1)
+
+
+async def _kill_in_turn(
+    cluster: Cluster, plan: Plan, say: Callable[[str], None], kills: list[str]
+) -> None:
+    names = [name for name in cluster.names if name.startswith(("gateway", "bookie"))]
+    gateways = [name for name in names if name.startswith("gateway")]
+    bookies = [name for name in names if name.startswith("bookie")]
+    # A gateway every other time: there are fewer of them, and they are what a log depends on.
+    turns = zip(itertools.cycle(gateways), itertools.cycle(bookies), strict=False)
+    for name in itertools.chain.from_iterable(turns):
+        await asyncio.sleep(plan.every_s)
+        await cluster.kill(name)
+        kills.append(name)
+        say(f"{name} was killed")
+        await asyncio.sleep(plan.down_s)
+        await _restart(cluster, name)
+
+
+async def _restart(cluster: Cluster, name: str) -> None:
+    try:
+        await cluster.restart(name)
+    except StartTimeout as error:
+        raise DeadlineMissed(f"{name} is back", str(error), START_S) from error
+
+
+async def _read_back(url: str) -> list[tuple[int, bytes]]:
+    found: list[tuple[int, bytes]] = []
+
+    async def is_read() -> bool:
+        found.clear()
+        async with Client(url, deadline_s=_PATIENCE_S) as client:
+            found.extend(
+                [(record.offset, record.value) async for record in client.log(_NAME).records()]
+            )
+        return True
+
+    await until(is_read, "the log is read back", _CAUGHT_UP_S, passing=(QuorumLogError,))
+    return found
+
+
+def judge(
+    sent: Sequence[Sent],
+    found: Sequence[tuple[int, bytes]],
+    kills: int,
+    problems: Sequence[str] = (),
+) -> Result:
+    """Compare what was answered with what is there."""
+    told = list(problems)
+    if [offset for offset, _ in found] != list(range(len(found))):
+        told.append("offsets are not dense")
+    counts = Counter(value for _, value in found)
+    at = {value: offset for offset, value in found}
+    lost = misplaced = 0
+    for one in sent:
+        places = []
+        for number in range(one.count):
+            value = value_of(one.name, number)
+            offset = one.offsets.get(number)
+            if value not in at:
+                lost += 1
+            elif at[value] != offset:
+                misplaced += 1
+            places.append(at.get(value, -1))
+        known = [place for place in places if place >= 0]
+        if known != sorted(known):
+            told.append(f"{one.name} is out of order")
+    strangers = counts.keys() - {
+        value_of(one.name, number) for one in sent for number in range(one.count)
+    }
+    if strangers:
+        told.append(f"{len(strangers)} records were never sent")
+    duplicated = sum(count - 1 for count in counts.values())
+    repeats = sum(one.duplicates for one in sent)
+    return Result(len(found), kills, repeats, lost, duplicated, misplaced, tuple(told))
+
+
+async def produce(
+    plan: Plan, *, stores: Stores | None = None, say: Callable[[str], None] = lambda _line: None
+) -> Result:
+    """Run a plan on a cluster of its own. Raises: DeadlineMissed when something hangs."""
+    async with running(stores, bookies=plan.bookies, gateways=plan.gateways) as cluster:
+        urls = cluster.gateways
+        sent = [
+            Sent(f"p{n}", len(range(n, plan.records, plan.producers)))
+            for n in range(plan.producers)
+        ]
+        kills: list[str] = []
+        seen: list[tuple[int, bytes]] = []
+        async with Client(*urls, deadline_s=_PATIENCE_S) as client:
+            await client.create_log(_NAME)
+            began = time.monotonic()
+            follower = asyncio.create_task(_follow(client, seen))
+            killer = asyncio.create_task(_kill_in_turn(cluster, plan, say, kills))
+            async with asyncio.TaskGroup() as group:
+                for n, one in enumerate(sent):
+                    # Half of the producers begin at each gateway.
+                    turned = urls[n % len(urls) :] + urls[: n % len(urls)]
+                    group.create_task(_produce_alone(turned, one, plan))
+                group.create_task(_tell(sent, plan, say))
+            say(f"all were answered after {time.monotonic() - began:.1f} s")
+            killer.cancel()
+            for ended in await asyncio.gather(killer, return_exceptions=True):
+                if isinstance(ended, Exception):
+                    raise ended
+            for name in cluster.names:
+                if not cluster.is_alive(name):
+                    await _restart(cluster, name)
+            await until(
+                lambda: len(seen) >= plan.records, "the follower has seen all", _CAUGHT_UP_S
+            )
+            follower.cancel()
+            await asyncio.gather(follower, return_exceptions=True)
+        problems = []
+        found = await _read_back(urls[0])
+        if any([await _read_back(url) != found for url in urls[1:]]):
+            problems.append("two gateways read different logs")
+        if seen != found:
+            problems.append("the follower saw another log than who read it back")
+        return judge(sent, found, len(kills), problems)
+
+
+async def _produce_alone(urls: Sequence[str], sent: Sent, plan: Plan) -> None:
+    async with Client(*urls, deadline_s=_PATIENCE_S) as client:
+        await _produce(client, sent, plan)
+
+
+async def _tell(sent: Sequence[Sent], plan: Plan, say: Callable[[str], None]) -> None:
+    """Say how far it is, until all is acknowledged."""
+    while (done := sum(len(one.offsets) for one in sent)) < plan.records:
+        say(f"{done} of {plan.records} records are acknowledged")
+        await asyncio.sleep(5)
+
+
+def main() -> None:
+    """Run as the arguments say; the last line tells what came of it."""
+    plan = Plan()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=plan.records)
+    parser.add_argument("--producers", type=int, default=plan.producers)
+    parser.add_argument("--batch", type=int, default=plan.batch, help="records of a request")
+    parser.add_argument("--every", type=float, default=plan.every_s, help="seconds between deaths")
+    given = parser.parse_args()
+    plan = Plan(given.records, given.producers, given.batch, given.every)
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        sys.stdout.write(f"{time.monotonic() - began:7.1f} s  {line}\n")
+        sys.stdout.flush()
+
+    result = asyncio.run(produce(plan, say=say))
+    for problem in result.problems:
+        say(problem)
+    say(f"{result.repeats} requests were answered as repeats")
+    sys.stdout.write(result.line() + "\n")
+    raise SystemExit(0 if result.is_good else 1)
+
+
+if __name__ == "__main__":
+    main()
