@@ -9,10 +9,12 @@ from tests.mutants.hunt import Mutant, by_search, by_swarm
 from tests.mutants.list import MUTANTS
 from tests.mutants.logs import LOG_MUTANTS, by_logs
 from tests.sim.run import run_seed
+from tests.sim.services.run import run_seed as run_service_seed
 from tests.support.spread import progress, spread
 
 ALARM_SEEDS = 500
 LOG_ALARM_SEEDS = 100
+SERVICE_ALARM_SEEDS = 60
 
 ALL = (*MUTANTS, *LOG_MUTANTS)
 
@@ -48,6 +50,11 @@ def is_log_alarm(seed: int) -> bool:
     return run_log_seed(seed).violation is not None
 
 
+def is_service_alarm(seed: int) -> bool:
+    """Whether a seed of whole services does."""
+    return run_service_seed(seed).violation is not None
+
+
 def is_chosen(mutant: Mutant, words: list[str]) -> bool:
     """Whether one of the words, or no word at all, asks for it."""
     return not words or any(word in mutant.name or word in mutant.rule for word in words)
@@ -74,6 +81,7 @@ def main() -> int:
             print(f"equivalent  {mutant.rule}: {mutant.name}: {mutant.is_equivalent}")
     alarms = sum(spread(is_alarm, range(1, ALARM_SEEDS + 1)))
     alarms += sum(spread(is_log_alarm, range(1, LOG_ALARM_SEEDS + 1)))
+    alarms += sum(spread(is_service_alarm, range(1, SERVICE_ALARM_SEEDS + 1)))
     print(f"mutants: {found} of {len(hunted)} found, {alarms} alarms")
     return 0 if found == len(hunted) and not alarms else 1
 

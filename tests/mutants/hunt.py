@@ -11,11 +11,14 @@ from typing import Any, Final
 
 from tests.explore.explorer import Explorer
 from tests.explore.scope import Scope
-from tests.sim.plan import draw
-from tests.sim.run import run_plan
+from tests.sim import run as machines
+from tests.sim.services import run as services
 
 SEEDS: Final = range(1, 4_001)
 """Tried against a mutant: about 40 s."""
+
+SERVICE_SEEDS: Final = range(1, 201)
+"""The same of whole services."""
 
 
 BROKEN: Final = ("AttributeError", "TypeError", "NameError", "UnboundLocalError")
@@ -39,6 +42,8 @@ class Mutant:
     rule: str
     patches: tuple[Patch, ...]
     scope: Scope | None = None
+    is_of_services: bool = False
+    """Whether it is a part of a service that only whole services show."""
     is_equivalent: str = ""
     """Why nothing can show it in these worlds; then it is not hunted."""
 
@@ -67,14 +72,19 @@ def applied(mutant: Mutant) -> Iterator[None]:
             setattr(patch.owner, patch.name, raw)
 
 
-def by_swarm(mutant: Mutant, seeds: range = SEEDS) -> Find | None:
-    """Seeds against a mutant until one shows it."""
+def by_swarm(mutant: Mutant, seeds: range | None = None) -> Find | None:
+    """Seeds against a mutant until one shows it: of machines, or of whole services."""
+    is_whole = mutant.is_of_services
+    run_seed = services.run_seed if is_whole else machines.run_seed
     with applied(mutant):
-        for count, seed in enumerate(seeds, 1):
-            outcome = run_plan(draw(seed))
-            if outcome.violation is not None:
-                assert not outcome.violation.startswith(BROKEN), outcome.violation
-                return Find("swarm", outcome.violation, f"seed {seed}, {count} tried")
+        for count, seed in enumerate(seeds or (SERVICE_SEEDS if is_whole else SEEDS), 1):
+            found = run_seed(seed).violation
+            if found is not None:
+                assert not any(name in found.partition("Error")[0] + "Error" for name in BROKEN), (
+                    found
+                )
+                who = "whole services" if is_whole else "swarm"
+                return Find(who, found, f"seed {seed}, {count} tried")
     return None
 
 

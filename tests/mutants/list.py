@@ -1,256 +1,58 @@
-"""The mutants: one for each counterexample and rule whose part stands (reliability 1.3, rules.md)."""
+"""The mutants of the machines: one for each counterexample and rule whose part stands (reliability
+1.3, rules.md). Those of whole services are in services.py.
+"""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from quorumlog.protocol import limbo, placement, record, recovery
-from quorumlog.protocol.messages import (
-    CasStatus,
-    FenceAnswered,
-    MetadataAnswered,
-    ReadAnswered,
-    Status,
-    UpdateMetadata,
-)
-from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
+from quorumlog.protocol import limbo, placement, record, recovery, writer
+from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
-from quorumlog.protocol.replica import LedgerFenced, Record, Replica, Verdict
+from quorumlog.protocol.replica import Replica
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import Window
 from quorumlog.protocol.writer import Writer
 from tests.explore.scope import Scope
+from tests.mutants.guards import (
+    always,
+    any_answer_fences,
+    change_in_recovery,
+    change_in_the_head,
+    conflict_is_ok,
+    eager,
+    early_commit,
+    forgetful_replay,
+    forgotten,
+    fragments_beyond_the_end,
+    from_the_lac,
+    kept_acks,
+    lac_of_the_pushed,
+    less_coverage,
+    limbo_by_name_only,
+    made_anew,
+    one_ack_less,
+    one_negative,
+    read_of_the_head,
+    silence_is_no,
+    unfenced_limbo,
+    unfenced_read,
+    unmarked,
+    unmeasured,
+    unnamed_is_no,
+    unread,
+    whoever_is_named,
+    whole_runs,
+)
 from tests.mutants.hunt import Mutant, Patch
+from tests.mutants.services import SERVICES
 from tests.sim import bookie as sim_bookie
-
-
-def always(value: Any) -> Any:
-    """A guard that says the same whatever it is asked."""
-    return lambda _original: lambda *_args, **_kwargs: value
-
-
-# --- recovery ------------------------------------------------------------------------------------
-
-
-def unfenced_read(original: Any) -> Any:
-    """The bookie reads without fencing."""
-    return lambda self, asked: original(self, replace(asked, fence=False))
-
-
-def from_the_lac(_original: Any) -> Any:
-    """Recovery begins at the LAC, though the last fragment begins later."""
-    return lambda self: self._lac
-
-
-def early_commit(original: Any) -> Any:
-    """The ensemble that recovery chose goes into metadata at once."""
-
-    def change(self: Recovery, chosen: dict[int, str]) -> None:
-        original(self, chosen)
-        made = self._changes[-1]
-        self._send_update(self.metadata.with_ensemble(made.first_entry, made.bookies))
-
-    return change
-
-
-def read_of_the_head(original: Any) -> Any:
-    """Recovery reads from the ensemble as it is now."""
-
-    def read(self: Recovery) -> None:
-        row = self.metadata
-        self._row = replace(
-            row,
-            fragments=(
-                *row.fragments[:-1],
-                Fragment(row.last_fragment.first_entry, self._head()),
-            ),
-        )
-        original(self)
-        self._row = row
-
-    return read
-
-
-def eager(window: Any) -> Any:
-    """Recovery takes what it sent as written back."""
-    return type("Eager", (window,), {"__slots__": (), "_may_confirm": lambda *_: True})
-
-
-def one_negative(_original: Any) -> Any:
-    """One bookie's "no" is enough."""
-    return lambda self, entry_id: self._negatives(entry_id)[0] >= 1
-
-
-def silence_is_no(original: Any) -> Any:
-    """A timeout, or any other answer that is no answer, counts as negative."""
-
-    def note(self: Tally, answer: ReadAnswered, *rest: Any) -> Any:
-        is_ok = answer.status is Status.OK
-        return original(self, answer if is_ok else replace(answer, status=Status.NO_ENTRY), *rest)
-
-    return note
-
-
-def any_answer_fences(original: Any) -> Any:
-    """Any answer to a fence counts for coverage, a timeout too."""
-
-    def answered(self: Recovery, event: FenceAnswered) -> None:
-        original(self, replace(event, status=Status.OK))
-
-    return answered
-
-
-def less_coverage(_original: Any) -> Any:
-    """Coverage lets one bookie too many be silent."""
-
-    def covered(self: Quorum, answered: Any) -> bool:
-        known = frozenset(answered)
-        return all(
-            sum(position not in known for position in self.write_set(entry_id)) <= self.ack_quorum
-            for entry_id in range(self.ensemble_size)
-        )
-
-    return covered
-
-
-def conflict_is_ok(original: Any) -> Any:
-    """A compare-and-swap that met a conflict counts as done."""
-
-    def answered(self: Any, event: MetadataAnswered) -> None:
-        asked = self._update if isinstance(self, Recovery) else self._task and self._task.effect
-        if event.status is CasStatus.CONFLICT and isinstance(asked, UpdateMetadata):
-            row = replace(asked.metadata, version=asked.metadata.version + 1)
-            event = MetadataAnswered(event.attempt, CasStatus.OK, row)
-        original(self, event)
-
-    return answered
-
-
-def unmeasured(_original: Any) -> Any:
-    """Nothing was found: close with the length that is known, which is none."""
-    return lambda self, *_: self._close()
-
-
-# --- the writer ----------------------------------------------------------------------------------
-
-
-def kept_acks(original: Any) -> Any:
-    """Acks of what was replaced are kept."""
-
-    def ask(self: Window, mask: int, *, first: int, is_anew: bool) -> Any:
-        del is_anew
-        return original(self, mask, first=first, is_anew=False)
-
-    return ask
-
-
-def one_ack_less(original: Any) -> Any:
-    """An entry is confirmed one ack early."""
-
-    def has(self: Quorum, acked: int, first: int, last: int) -> Any:
-        less = Quorum(self.ensemble_size, self.write_quorum, max(1, self.ack_quorum - 1))
-        return original(less, acked, first, last)
-
-    return has
-
-
-def change_in_the_head(original: Any) -> Any:
-    """The ensemble changes in the writer's head only."""
-
-    def update(self: Writer, kind: Any, row: LedgerMetadata, **more: Any) -> None:
-        original(self, kind, row, **more)
-        if kind.value == "change":
-            task, self._task = self._task, None
-            self._out = [e for e in self._out if not isinstance(e, UpdateMetadata)]
-            self._window.is_held = False
-            self._changed(row, task)  # type: ignore[arg-type]
-
-    return update
-
-
-def lac_of_the_pushed(original: Any) -> Any:
-    """An entry carries the last id that was given out, not the last that was confirmed."""
-
-    def make(**fields: Any) -> Any:
-        return original(**{**fields, "last_add_confirmed": fields["first_entry"] - 1})
-
-    return make
-
-
-def whoever_is_named(_original: Any) -> Any:
-    """Whoever the liveness store names takes a place, members of the ensemble too."""
-
-    def replacements(_: Any, leaving: Sequence[int], candidates: Sequence[str]) -> dict[int, str]:
-        return dict(zip(leaving, candidates, strict=False))
-
-    return replacements
-
-
-def change_in_recovery(original: Any) -> Any:
-    """A row that is IN_RECOVERY is taken for one that is OPEN."""
-
-    def answered(self: Writer, event: MetadataAnswered) -> None:
-        row = event.metadata
-        if row is not None and row.state is State.IN_RECOVERY:
-            event = replace(event, metadata=replace(row, state=State.OPEN))
-        original(self, event)
-
-    return answered
-
-
-def forgotten(_original: Any) -> Any:
-    """What a member missed is not remembered."""
-
-    def take(self: Writer | Recovery) -> None:
-        self._window.missed = []
-
-    return take
-
-
-# --- metadata and bookies ------------------------------------------------------------------------
-
-
-def fragments_beyond_the_end(_original: Any) -> Any:
-    """Fragments that begin beyond the end stay."""
-
-    def closed(self: LedgerMetadata, *, last_entry: int, length: int) -> LedgerMetadata:
-        return replace(self, state=State.CLOSED, last_entry=last_entry, length=length)
-
-    return closed
-
-
-def forgetful_replay(original: Any) -> Any:
-    """A restart forgets the fence."""
-
-    def replay(me: str, records: list[Record], **more: Any) -> Any:
-        kept = [record for record in records if not isinstance(record, LedgerFenced)]
-        return original(me, kept, **more)
-
-    return replay
-
-
-def unmarked(_original: Any) -> Any:
-    """A new incarnation serves without phase one."""
-    return lambda _self, _key, *, is_fenced: Verdict(Status.OK)  # noqa: ARG005
-
-
-def unfenced_limbo(original: Any) -> Any:
-    """Phase one marks and does not fence what is not OPEN."""
-    return lambda self, key, *, is_fenced: original(self, key, is_fenced=False)  # noqa: ARG005
-
-
-def limbo_by_name_only(_original: Any) -> Any:
-    """Under its new name a bookie denies what it has not got back yet."""
-    return lambda self, member: not self._is_older(member)
-
 
 ONE: Final = Scope("one entry, one recoverer")
 SPARE: Final = Scope("one entry, a spare, one timeout", recoverers=0, spares=1, timeouts=1)
 CRASH: Final = Scope("one entry, one crash with full loss", crashes=1)
 
-MUTANTS: Final = (
+MACHINES: Final = (
     Mutant(
         "recovery reads do not fence",
         "X1, I15",
@@ -477,4 +279,51 @@ MUTANTS: Final = (
         "rule 12",
         (Patch(Recovery, "_take_missed", forgotten),),
     ),
+    Mutant(
+        "what an answer does not name is absent",
+        "rule 1, X15, BK#2908, I16",
+        (Patch(Tally, "note", unnamed_is_no),),
+    ),
+    Mutant(
+        "members are sent what they do not store",
+        "rule 1",
+        (Patch(writer, "part_of", whole_runs),),
+    ),
+    Mutant(
+        "recovery makes entries anew",
+        "rule 2, I7, I11",
+        (Patch(Tally, "runs", made_anew),),
+    ),
+    Mutant(
+        "a ledger is complete up to the LAC that was found",
+        "X19, pravega#1907",
+        (Patch(Recovery, "_start_reading", unread),),
+        ONE,
+    ),
+    Mutant(
+        "other bytes under a stored id are taken for the same",
+        "rule 2",
+        (Patch(Replica, "_has_other_bytes", always(False)),),
+        is_equivalent="nobody sends other bytes under an id while the other rules hold: a tripwire",
+    ),
+    Mutant(
+        "a bookie answers for another one",
+        "rule 4, I28",
+        (Patch(Replica, "_is_foreign", always(False)),),
+        is_equivalent="links of these worlds end where they should: tests/net and tests/bookie",
+    ),
+    Mutant(
+        "a ledger's key is not checked",
+        "rules 17 and 30",
+        (Patch(Replica, "_is_wrong_key", always(False)),),
+        is_equivalent="ids are used once and clients are honest in these worlds: tests/bookie",
+    ),
+    Mutant(
+        "a quorum that refuses is waited for",
+        "rule 9",
+        (Patch(Writer, "_is_refused", always(False)),),
+        is_equivalent="the quorum timeout ends the handle too, ten seconds later",
+    ),
 )
+
+MUTANTS: Final = (*MACHINES, *SERVICES)

@@ -17,8 +17,10 @@ BY_SWARM = (
     "recovery takes a conflict for success",
     "a fence is told before it is on disk",
     "the length is not measured",
-    "a new incarnation serves before phase one",
-    "a new incarnation denies what it has not got back",
+    "what an answer does not name is absent",
+    "what no list names is collected",
+    "the fence goes with the copy",
+    "a second process writes a ledger",
 )
 
 BY_SEARCH = (

@@ -69,9 +69,9 @@ class _Clock:
 class Gateway(Process):
     """One gateway: its engine, and the routes on which other gateways reach it."""
 
-    def __init__(self, name: str, net: Net, nodes: dict[str, Node]) -> None:
+    def __init__(self, name: str, url: str, net: Net, nodes: dict[str, Node]) -> None:
         super().__init__(name, net)
-        self.url = f"http://{name}:1"
+        self.url = url
         self._clock = _Clock(self)
         session = cast("Any", Session(self))
         tasks, timers = _Tasks(self), Timers(cast("Any", self._clock))
@@ -170,12 +170,14 @@ class Cluster:
         for number in range(1, plan.bookies + 1):
             self.nodes[f"b{number}"] = Node(f"b{number}", net, judge)
         self._made = 0
-        self.gateways = [self._gateway() for _ in range(plan.gateways)]
+        self.gateways = [self._gateway(index) for index in range(plan.gateways)]
         self.healers = [Healer(f"healer-{number}", net, self.nodes) for number in (1, 2)]
 
-    def _gateway(self) -> Gateway:
+    def _gateway(self, index: int) -> Gateway:
+        """Who comes after a gateway that died listens at its address, and is another (rule 11)."""
         self._made += 1
-        return Gateway(f"gateway-{self._made}", self.net, self.nodes)
+        url = f"http://gateway-{index}:1"
+        return Gateway(f"gateway-{self._made}", url, self.net, self.nodes)
 
     def _bookies(self) -> BookieList:
         """Liveness, which lies now and then (I31)."""
@@ -191,11 +193,11 @@ class Cluster:
     # --- faults ----------------------------------------------------------------------------------
 
     def kill_gateway(self, index: int) -> None:
-        """A gateway dies, and another process comes in its place at another address."""
+        """A gateway dies, and another process comes in its place."""
         at = index % len(self.gateways)
         self.net.note(self.gateways[at].name, "dies")
         self.gateways[at].kill()
-        self.gateways[at] = self._gateway()
+        self.gateways[at] = self._gateway(at)
 
     def kill_healer(self, index: int) -> None:
         """A process of autorecovery dies, and another one begins."""

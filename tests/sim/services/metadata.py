@@ -89,6 +89,8 @@ class Tables:
     """None is a tombstone."""
     versions: dict[int, int] = field(default_factory=dict)
     attempts: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, int] = field(default_factory=dict)
+    """Idempotency keys, and the ledgers that were created with them."""
     repairs: dict[tuple[int, str], Item] = field(default_factory=dict)
     leases: dict[str, Held] = field(default_factory=dict)
 
@@ -175,6 +177,8 @@ class Metadata(Process):
         done = self.tables.attempts.get(body.attempt)
         if done is not None:
             return self._row(int(done))
+        if body.idempotency_key in self.tables.keys:
+            return self._row(self.tables.keys[body.idempotency_key])
         check_new(body.row)
         ledger_id = body.row.ledger_id
         if ledger_id is None:
@@ -183,6 +187,8 @@ class Metadata(Process):
             raise LedgerExists(ledger_id=ledger_id)
         core = body.row.core(ledger_id=ledger_id, version=1, created_at="")
         self.tables.attempts[body.attempt] = str(ledger_id)
+        if body.idempotency_key is not None:
+            self.tables.keys[body.idempotency_key] = ledger_id
         self._changed(None, core)
         return self._put(LedgerRow.from_core(core))
 

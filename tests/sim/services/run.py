@@ -89,7 +89,7 @@ class Run:
         self.judge = Judge(plan)
         self.cluster = Cluster(self.net, self.judge)
         self.ledgers: list[int] = []
-        self.payloads = 0
+        self.payloads = self.keys = 0
         self.acknowledged = 0
 
     # --- clients ---------------------------------------------------------------------------------
@@ -129,13 +129,24 @@ class Run:
 
     async def _create(self) -> int | None:
         size, write, ack = self.plan.quorum
-        options = LedgerOptions(size, write, ack, allow_degraded=self.rng.random() < 0.3)
+        self.keys += 1
+        options = LedgerOptions(
+            size,
+            write,
+            ack,
+            allow_degraded=self.rng.random() < 0.3,
+            idempotency_key=f"key-{self.keys}" if self.rng.random() < 0.5 else None,
+        )
+        is_repeated = options.idempotency_key is not None and self.rng.random() < 0.5
         try:
             row: LedgerMetadata = await self._gone_with(self._engine().create(options))
+            if is_repeated:  # the answer got lost, say: the same again, maybe elsewhere
+                row = await self._gone_with(self._engine().create(options))
         except QuorumLogError as error:
             self.net.note("client", "create", outcome_of(error))
             return None
-        self.ledgers.append(row.ledger_id)
+        if row.ledger_id not in self.ledgers:
+            self.ledgers.append(row.ledger_id)
         return row.ledger_id
 
     async def _gone_with(self, call: Awaitable[Any]) -> Any:

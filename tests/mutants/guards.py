@@ -1,0 +1,310 @@
+"""What stands in for a guard that is taken out: each makes a method that does not guard."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from quorumlog.protocol import record
+from quorumlog.protocol.messages import (
+    CasStatus,
+    FenceAnswered,
+    MetadataAnswered,
+    ReadAnswered,
+    SendAdd,
+    Status,
+    UpdateMetadata,
+)
+from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.record import Run
+from quorumlog.protocol.recovery import Recovery
+from quorumlog.protocol.repair import FragmentRepair
+from quorumlog.protocol.replica import LedgerFenced, Record, Verdict
+from quorumlog.protocol.tally import Tally
+from quorumlog.protocol.window import Window
+from quorumlog.protocol.writer import Writer
+
+
+def always(value: Any) -> Any:
+    """A guard that says the same whatever it is asked."""
+    return lambda _original: lambda *_args, **_kwargs: value
+
+
+# --- recovery ------------------------------------------------------------------------------------
+
+
+def unfenced_read(original: Any) -> Any:
+    """The bookie reads without fencing."""
+    return lambda self, asked: original(self, replace(asked, fence=False))
+
+
+def from_the_lac(_original: Any) -> Any:
+    """Recovery begins at the LAC, though the last fragment begins later."""
+    return lambda self: self._lac
+
+
+def early_commit(original: Any) -> Any:
+    """The ensemble that recovery chose goes into metadata at once."""
+
+    def change(self: Recovery, chosen: dict[int, str]) -> None:
+        original(self, chosen)
+        made = self._changes[-1]
+        self._send_update(self.metadata.with_ensemble(made.first_entry, made.bookies))
+
+    return change
+
+
+def read_of_the_head(original: Any) -> Any:
+    """Recovery reads from the ensemble as it is now."""
+
+    def read(self: Recovery) -> None:
+        row = self.metadata
+        self._row = replace(
+            row,
+            fragments=(
+                *row.fragments[:-1],
+                Fragment(row.last_fragment.first_entry, self._head()),
+            ),
+        )
+        original(self)
+        self._row = row
+
+    return read
+
+
+def eager(window: Any) -> Any:
+    """Recovery takes what it sent as written back."""
+    return type("Eager", (window,), {"__slots__": (), "_may_confirm": lambda *_: True})
+
+
+def one_negative(_original: Any) -> Any:
+    """One bookie's "no" is enough."""
+    return lambda self, entry_id: self._negatives(entry_id)[0] >= 1
+
+
+def silence_is_no(original: Any) -> Any:
+    """A timeout, or any other answer that is no answer, counts as negative."""
+
+    def note(self: Tally, answer: ReadAnswered, *rest: Any) -> Any:
+        is_ok = answer.status is Status.OK
+        return original(self, answer if is_ok else replace(answer, status=Status.NO_ENTRY), *rest)
+
+    return note
+
+
+def any_answer_fences(original: Any) -> Any:
+    """Any answer to a fence counts for coverage, a timeout too."""
+
+    def answered(self: Recovery, event: FenceAnswered) -> None:
+        original(self, replace(event, status=Status.OK))
+
+    return answered
+
+
+def less_coverage(_original: Any) -> Any:
+    """Coverage lets one bookie too many be silent."""
+
+    def covered(self: Quorum, answered: Any) -> bool:
+        known = frozenset(answered)
+        return all(
+            sum(position not in known for position in self.write_set(entry_id)) <= self.ack_quorum
+            for entry_id in range(self.ensemble_size)
+        )
+
+    return covered
+
+
+def conflict_is_ok(original: Any) -> Any:
+    """A compare-and-swap that met a conflict counts as done."""
+
+    def answered(self: Any, event: MetadataAnswered) -> None:
+        asked = self._update if isinstance(self, Recovery) else self._task and self._task.effect
+        if event.status is CasStatus.CONFLICT and isinstance(asked, UpdateMetadata):
+            row = replace(asked.metadata, version=asked.metadata.version + 1)
+            event = MetadataAnswered(event.attempt, CasStatus.OK, row)
+        original(self, event)
+
+    return answered
+
+
+def unmeasured(_original: Any) -> Any:
+    """Nothing was found: close with the length that is known, which is none."""
+    return lambda self, *_: self._close()
+
+
+# --- the writer ----------------------------------------------------------------------------------
+
+
+def kept_acks(original: Any) -> Any:
+    """Acks of what was replaced are kept."""
+
+    def ask(self: Window, mask: int, *, first: int, is_anew: bool) -> Any:
+        del is_anew
+        return original(self, mask, first=first, is_anew=False)
+
+    return ask
+
+
+def one_ack_less(original: Any) -> Any:
+    """An entry is confirmed one ack early."""
+
+    def has(self: Quorum, acked: int, first: int, last: int) -> Any:
+        less = Quorum(self.ensemble_size, self.write_quorum, max(1, self.ack_quorum - 1))
+        return original(less, acked, first, last)
+
+    return has
+
+
+def change_in_the_head(original: Any) -> Any:
+    """The ensemble changes in the writer's head only."""
+
+    def update(self: Writer, kind: Any, row: LedgerMetadata, **more: Any) -> None:
+        original(self, kind, row, **more)
+        if kind.value == "change":
+            task, self._task = self._task, None
+            self._out = [e for e in self._out if not isinstance(e, UpdateMetadata)]
+            self._window.is_held = False
+            self._changed(row, task)  # type: ignore[arg-type]
+
+    return update
+
+
+def lac_of_the_pushed(original: Any) -> Any:
+    """An entry carries the last id that was given out, not the last that was confirmed."""
+
+    def make(**fields: Any) -> Any:
+        return original(**{**fields, "last_add_confirmed": fields["first_entry"] - 1})
+
+    return make
+
+
+def whoever_is_named(_original: Any) -> Any:
+    """Whoever the liveness store names takes a place, members of the ensemble too."""
+
+    def replacements(_: Any, leaving: Sequence[int], candidates: Sequence[str]) -> dict[int, str]:
+        return dict(zip(leaving, candidates, strict=False))
+
+    return replacements
+
+
+def change_in_recovery(original: Any) -> Any:
+    """A row that is IN_RECOVERY is taken for one that is OPEN."""
+
+    def answered(self: Writer, event: MetadataAnswered) -> None:
+        row = event.metadata
+        if row is not None and row.state is State.IN_RECOVERY:
+            event = replace(event, metadata=replace(row, state=State.OPEN))
+        original(self, event)
+
+    return answered
+
+
+def forgotten(_original: Any) -> Any:
+    """What a member missed is not remembered."""
+
+    def take(self: Writer | Recovery) -> None:
+        self._window.missed = []
+
+    return take
+
+
+# --- metadata and bookies ------------------------------------------------------------------------
+
+
+def fragments_beyond_the_end(_original: Any) -> Any:
+    """Fragments that begin beyond the end stay."""
+
+    def closed(self: LedgerMetadata, *, last_entry: int, length: int) -> LedgerMetadata:
+        return replace(self, state=State.CLOSED, last_entry=last_entry, length=length)
+
+    return closed
+
+
+def forgetful_replay(original: Any) -> Any:
+    """A restart forgets the fence."""
+
+    def replay(me: str, records: list[Record], **more: Any) -> Any:
+        kept = [record for record in records if not isinstance(record, LedgerFenced)]
+        return original(me, kept, **more)
+
+    return replay
+
+
+def unmarked(_original: Any) -> Any:
+    """A new incarnation serves without phase one."""
+    return lambda _self, _key, *, is_fenced: Verdict(Status.OK)  # noqa: ARG005
+
+
+def unfenced_limbo(original: Any) -> Any:
+    """Phase one marks and does not fence what is not OPEN."""
+    return lambda self, key, *, is_fenced: original(self, key, is_fenced=False)  # noqa: ARG005
+
+
+def limbo_by_name_only(_original: Any) -> Any:
+    """Under its new name a bookie denies what it has not got back yet."""
+    return lambda self, member: not self._is_older(member)
+
+
+# --- answers and copies --------------------------------------------------------------------------
+
+
+def unnamed_is_no(original: Any) -> Any:
+    """What an answer does not name counts as absent: cut short, or damaged there."""
+
+    def note(self: Tally, answer: ReadAnswered, *rest: Any) -> Any:
+        if answer.status is Status.OK:
+            named = set() if answer.run is None else set(answer.run.ids)
+            named.update(e for low, high in answer.absent for e in range(low, high + 1))
+            more = [e for e in range(answer.first, answer.last + 1) if e not in named]
+            absent = tuple(sorted((*answer.absent, *((e, e) for e in more))))
+            answer = replace(answer, absent=absent)
+        return original(self, answer, *rest)
+
+    return note
+
+
+def made_anew(original: Any) -> Any:
+    """Recovery makes entries anew, with a LAC of its own."""
+
+    def runs(self: Tally, first: int, last: int) -> Run:
+        entries = [
+            replace(entry, last_add_confirmed=first - 1)
+            for entry in original(self, first, last).entries()
+        ]
+        return record.pack(entries, original(self, first, last).kind)
+
+    return runs
+
+
+def whole_runs(_original: Any) -> Any:
+    """Each member is sent the whole of a run, whatever it stores of it."""
+    return lambda run, _quorum, _position: run
+
+
+def normal_add(original: Any) -> Any:
+    """Repair copies as a writer would: the fence is in its way."""
+
+    def send(self: FragmentRepair, run: Run) -> None:
+        count = len(self._out)
+        original(self, run)
+        for index in range(count, len(self._out)):
+            effect = self._out[index]
+            if isinstance(effect, SendAdd):
+                self._out[index] = replace(effect, recovery=False)
+
+    return send
+
+
+def unread(original: Any) -> Any:
+    """Recovery does not read on from the LAC: what the bookies told at fencing is the end."""
+
+    def start(self: Recovery) -> None:
+        original(self)
+        self._is_end_known = True
+
+    return start
+
+
+def entries_only(original: Any) -> Any:
+    """A stub that is kept says nothing of the fence."""
+    return lambda self: tuple(r for r in original(self) if not isinstance(r, LedgerFenced))

@@ -1,0 +1,120 @@
+"""The mutants of whole services: guards outside the machines, and what only several parts show."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+from quorumlog.errors import NoSuchEntry, QuorumLogError
+from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.repair import FragmentRepair
+from quorumlog.protocol.replica import Replica
+from services.autorecovery.worker import Worker
+from services.bookie.collect import Collector
+from services.gateway.engine import reading
+from services.gateway.engine.confirmed import confirmed_by_bookies
+from services.gateway.engine.engine import Engine
+from services.gateway.engine.recoveries import Recoveries
+from services.gateway.interface import Confirmation
+from tests.mutants.guards import always, entries_only, normal_add
+from tests.mutants.hunt import Mutant, Patch
+
+
+def gone_if_unnamed(_original: Any) -> Any:
+    """A ledger that no list names is deleted."""
+
+    async def verdict(_self: Collector, _ledger_id: int) -> bool:
+        return False
+
+    return verdict
+
+
+def without_targets(_original: Any) -> Any:
+    """The target of a repair is no member."""
+    return property(
+        lambda self: tuple(
+            dict.fromkeys(member for fragment in self.fragments for member in fragment.bookies)
+        )
+    )
+
+
+def read_without_recovery(_original: Any) -> Any:
+    """Whoever asks for a recovery gets the end as bookies tell it now, and nobody is fenced."""
+
+    async def recover(
+        self: Recoveries, ledger_id: int, _declare_lost: tuple[str, ...]
+    ) -> LedgerMetadata:
+        row = await self._rows.fresh(ledger_id)
+        last = await confirmed_by_bookies(row, self._ports.bookies)
+        return row.closed(last_entry=-1 if last is None else last, length=0)
+
+    return recover
+
+
+def adopted(original: Any) -> Any:
+    """A gateway writes whatever ledger a create of its own gives it."""
+
+    def adopt(self: Engine, row: LedgerMetadata, _ledger_key: bytes) -> None:
+        original(self, replace(row, writer=self.writer), row.ledger_key)
+
+    return adopt
+
+
+def sure_negative(_original: Any) -> Any:
+    """What is not found is told to be beyond the end."""
+
+    def absent(row: LedgerMetadata, known: Confirmation, entry_id: int) -> QuorumLogError:
+        del known
+        return NoSuchEntry("not there", ledger_id=row.ledger_id, entry_id=entry_id)
+
+    return absent
+
+
+SERVICES: Final = (
+    Mutant(
+        "copies are made without the recovery flag",
+        "X16, BK#4163, I25",
+        (Patch(FragmentRepair, "_send", normal_add),),
+        is_of_services=True,
+    ),
+    Mutant(
+        "what no list names is collected",
+        "X17, BK#870, I26, rule 18",
+        (Patch(Collector, "_verdict", gone_if_unnamed),),
+        is_of_services=True,
+    ),
+    Mutant(
+        "a repair's target counts as nobody",
+        "rules 18 and 20, I26",
+        (Patch(LedgerMetadata, "all_members", without_targets),),
+        is_of_services=True,
+    ),
+    Mutant(
+        "the fence goes with the copy",
+        "rule 16, I13",
+        (Patch(Replica, "repeated", entries_only),),
+        is_of_services=True,
+    ),
+    Mutant(
+        "an unrecovered ledger is read as complete",
+        "X19, pravega#1907",
+        (Patch(Recoveries, "_recover", read_without_recovery),),
+        is_of_services=True,
+    ),
+    Mutant(
+        "a second process writes a ledger",
+        "rule 11, I29",
+        (Patch(Engine, "_adopt", adopted),),
+        is_of_services=True,
+    ),
+    Mutant(
+        "what is not found is denied",
+        "rule 5, I6",
+        (Patch(reading, "_absent", sure_negative),),
+        is_of_services=True,
+    ),
+    Mutant(
+        "a member that is away is filled up all the same",
+        "rule 8",
+        (Patch(Worker, "_may_stay", always(True)),),
+        is_of_services=True,
+    ),
+)
