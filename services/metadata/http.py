@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from quorumlog.errors import BadRequest, InvalidRequest, QuorumLogError, UnsupportedMediaType
 from quorumlog.protocol.ids import ID_MAX
+from quorumlog.wire import strict
 from quorumlog.wire.bodies import Body
 
 B = TypeVar("B", bound=BaseModel)
@@ -31,9 +32,11 @@ async def parsed(request: web.Request, model: type[B]) -> B:
     """The request's JSON body. Raises: BadRequest, InvalidRequest, UnsupportedMediaType."""
     if request.content_type not in {"application/json", "application/octet-stream"}:
         raise UnsupportedMediaType("send application/json (curl: -H 'Content-Type: …')")
-    body = await request.read()
+    body = await request.read() or b"{}"
+    # Pydantic would keep the last of two equal keys.
+    strict.loads(body)
     try:
-        return model.model_validate_json(body or b"{}")
+        return model.model_validate_json(body)
     except ValidationError as error:
         raise _of_validation(error) from error
 

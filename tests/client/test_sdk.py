@@ -186,7 +186,7 @@ async def test_the_cluster_shows_its_services(cluster: Cluster) -> None:
         states = [ledger["state"] async for ledger in client.ledgers(state="OPEN")]
 
     assert bookies == {"bookie-1@1", "bookie-2@1", "bookie-3@1"}
-    assert "gateway" in kinds
+    assert {"gateway", "metadata"} <= kinds
     assert set(states) <= {"OPEN"}
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quorumlog.errors import BadRequest, InvalidRequest
-from services.gateway.edge import strict
+from quorumlog.wire import strict
 from services.gateway.edge.payloads import base64_of, from_frames, from_json
 
 

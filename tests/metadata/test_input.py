@@ -87,6 +87,16 @@ async def test_no_body_makes_a_5xx(service: Service) -> None:
     assert failures == []
 
 
+async def test_an_object_with_two_equal_keys_is_refused(service: Service) -> None:
+    for method, path, legal in await bodies(service):
+        key, value = next(iter(legal.items()))
+        twice = f"{{{json.dumps(key)}: {json.dumps(value)}, {json.dumps(legal)[1:]}"
+        status, answer = await service.send(method, path, twice.encode())
+
+        assert status == 400, (method, path)
+        assert answer["code"] == "bad-request"
+
+
 def _grouped(values: Iterator[Any], size: int) -> Iterator[list[Any]]:
     group = []
     for value in values:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from aiohttp import hdrs, web
 
 from quorumlog.errors import BadRequest, Overloaded, RequestTimeout, TooLarge, UnsupportedMediaType
-from services.gateway.edge import strict
+from quorumlog.wire import strict
 from services.gateway.edge.follows import Follows
 from services.gateway.edge.limits import Limits
 from services.gateway.edge.params import JSON, invalid

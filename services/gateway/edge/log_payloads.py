@@ -13,7 +13,7 @@ import orjson
 from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
-from services.gateway.edge import strict
+from quorumlog.wire import strict
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.params import invalid
 from services.gateway.edge.payloads import (

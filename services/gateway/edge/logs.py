@@ -365,6 +365,7 @@ def _order(verb: str, name: str, summary: str, text: str = "", **more: Any) -> o
         more.get("body", _NOTHING),
         {200: op.Answer("Done.", more.get("content", _LOG))},
         (*_TAKING_OVER, *more.get("errors", ())),
+        needs_body="body" in more,
     )
 
 

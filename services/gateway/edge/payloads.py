@@ -11,7 +11,7 @@ import orjson
 import pybase64
 
 from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
-from services.gateway.edge import strict
+from quorumlog.wire import strict
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.params import invalid
 

@@ -17,8 +17,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from quorumlog.errors import BadRequest, InvalidRequest, QuorumLogError
 from quorumlog.protocol.ids import ID_MAX
-from quorumlog.wire import problems
-from services.gateway.edge import strict
+from quorumlog.wire import problems, strict
 from services.gateway.edge.answers import entries_frames, entries_json
 from services.gateway.edge.body import Room
 from services.gateway.edge.middleware import REQUEST_ID

@@ -423,13 +423,19 @@ class Engine:
     async def cluster(self) -> dict[str, Any]:
         """Every service with its state, and what this gateway writes with less redundancy."""
         queue = RepairClient(self._metadata, self.writer.id)
-        bookies, services, repairs, summary = await asyncio.gather(
-            self.bookies(), self._metadata.services(), queue.list(), queue.summary()
+        bookies, services, metadata, repairs, summary = await asyncio.gather(
+            self.bookies(),
+            self._metadata.services(),
+            self._metadata.own_services(),
+            queue.list(),
+            queue.summary(),
         )
         return {
             "cluster_id": await self._metadata.cluster_id(),
             "bookies": [bookie.model_dump(mode="json") for bookie in bookies.bookies],
-            "services": [service.model_dump(mode="json") for service in services.services],
+            "services": [
+                service.model_dump(mode="json") for service in (*metadata, *services.services)
+            ],
             "writer": {"id": self.writer.id, "url": self.writer.url},
             "degraded_ledgers": self.degraded_ledgers(),
             "quarantined": self.quarantined,

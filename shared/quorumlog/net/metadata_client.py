@@ -49,6 +49,7 @@ from quorumlog.wire.bodies import (
     LedgerRow,
     MissedBody,
     ServiceHeartbeat,
+    ServiceInfo,
     ServiceList,
 )
 from quorumlog.wire.problems import from_answer
@@ -277,6 +278,23 @@ class MetadataClient:
     async def services(self) -> ServiceList:
         """Services whose heartbeat came in time."""
         return await self.ask("GET", "/v1/services", gives=ServiceList)
+
+    async def own_services(self) -> Sequence[ServiceInfo]:
+        """The metadata services that are asked here, each with its own word: `ready`, `not-ready`,
+        or `lost` where it has none.
+        """
+
+        async def asked(url: str) -> ServiceInfo:
+            state = "lost"
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with (
+                    asyncio.timeout(self._try_s),
+                    self._session.get(f"{url}/health/ready") as answer,
+                ):
+                    state = "ready" if answer.status == 200 else "not-ready"
+            return ServiceInfo(kind="metadata", id=url.partition("://")[2], url=url, state=state)
+
+        return await asyncio.gather(*map(asked, self._urls))
 
     async def cluster_id(self) -> str:
         """The cluster's id; another database is another cluster (rule 18)."""
