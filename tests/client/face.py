@@ -13,8 +13,8 @@ from typing import Final
 CLIENT: Final = Path(__file__).resolve().parents[2] / "shared" / "quorumlog" / "client"
 FACE: Final = CLIENT / "sync.py"
 
-_MODULES: Final = ("producer", "ledger", "log", "client")
-_CLASSES: Final = ("Producer", "Ledger", "Log", "Client")
+_MODULES: Final = ("producer", "ledger", "log", "transaction", "client")
+_CLASSES: Final = ("Producer", "Ledger", "Log", "TransactionLedger", "Transaction", "Client")
 """What the face wraps; every other name in `quorumlog.client` is a value, the same for both."""
 
 _HEAD: Final = '''"""The SDK for code without an event loop: the names of `quorumlog.client`, each of which waits.

@@ -13,7 +13,9 @@ def test_the_face_is_what_is_made_of_the_async_client() -> None:
     assert FACE.read_text() == made(), "run `python -m tests.client`"
 
 
-@pytest.mark.parametrize("name", ["Client", "Ledger", "Log", "Producer"])
+@pytest.mark.parametrize(
+    "name", ["Client", "Ledger", "Log", "Producer", "Transaction", "TransactionLedger"]
+)
 def test_both_have_the_same_names_with_the_same_parameters(name: str) -> None:
     of_async, of_sync = getattr(client, name), getattr(sync, name)
     names = [n for n, _ in inspect.getmembers(of_async, inspect.isfunction) if n[0] != "_"]

@@ -21,6 +21,7 @@ from quorumlog.client.log import Log
 from quorumlog.client.paging import Paged
 from quorumlog.client.producer import Producer, Unsettled
 from quorumlog.client.records import LogAppended, LogPage, LogRecord, Record, Start
+from quorumlog.client.transaction import Transaction, TransactionLedger
 from quorumlog.client.transport import ConnectionLost
 
 __all__ = [
@@ -39,5 +40,7 @@ __all__ = [
     "Producer",
     "Record",
     "Start",
+    "Transaction",
+    "TransactionLedger",
     "Unsettled",
 ]

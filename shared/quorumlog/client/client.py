@@ -11,6 +11,7 @@ from quorumlog.client.batching import Batching
 from quorumlog.client.ledger import Ledger, with_password
 from quorumlog.client.log import Log
 from quorumlog.client.paging import Paged
+from quorumlog.client.transaction import Transaction
 from quorumlog.client.transport import Transport
 
 Shown = dict[str, Any]
@@ -146,6 +147,31 @@ class Client:
     def log(self, name: str, *, writer_token: int | None = None) -> Log:
         """A log that exists; asks nobody. `writer_token`: of `Log.open`, in another process."""
         return Log(self._transport, name, writer_token, self._batching)
+
+    async def begin(
+        self,
+        log: str,
+        *,
+        app: str | None = None,
+        version: int | None = None,
+        expires_in_s: int | None = None,
+    ) -> Transaction:
+        """A transaction on a log. With `app` and `version` the one that all of this version share;
+        it may be COMMITTED already (`info`), and then there is nothing to do.
+        """
+        wanted = {"log": log, "app": app, "version": version, "expires_in_s": expires_in_s}
+        answer = await self._transport.request(
+            "POST",
+            "/v1/transactions",
+            body=orjson.dumps({k: v for k, v in wanted.items() if v is not None}),
+            # Done twice without an app, one of the two is left to expire.
+            is_repeatable=True,
+        )
+        return self.transaction(str(answer.json()["transaction"]))
+
+    def transaction(self, transaction_id: str) -> Transaction:
+        """A transaction that exists; asks nobody."""
+        return Transaction(self._transport, transaction_id)
 
     def logs(self) -> Paged[Shown]:
         """All logs by name."""

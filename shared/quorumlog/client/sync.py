@@ -45,6 +45,8 @@ __all__ = [
     "Producer",
     "Record",
     "Start",
+    "Transaction",
+    "TransactionLedger",
     "Unsettled",
 ]
 
@@ -287,6 +289,90 @@ class Log:
         self._portal.run(self._inner.delete())
 
 
+class TransactionLedger:
+    """A ledger of a transaction, which one task attempt writes and seals.
+
+    Invariant: one append at a time, and `entries` is the entry that the next one gets; so a
+    repetition of an append is recognized, and is there once.
+    """
+
+    def __init__(self, portal: Portal, inner: _async.TransactionLedger) -> None:
+        """Made by a client."""
+        self._portal, self._inner = portal, inner
+
+    def __repr__(self) -> str:
+        """As the async one."""
+        return repr(self._inner)
+
+    @property
+    def ledger_id(self) -> int:
+        """The async one's `ledger_id`."""
+        return self._inner.ledger_id
+
+    @property
+    def entries(self) -> int:
+        """The async one's `entries`."""
+        return self._inner.entries
+
+    def append(self, *records: bytes | Record) -> int:
+        """Append records as one entry, whose id is returned when it is durable.
+
+        Raises: TransactionAborted, TransactionCommitted, LedgerClosed, LedgerFenced, WriterLost:
+        then this attempt is lost, and another one needs a ledger of its own.
+        """
+        return self._portal.run(self._inner.append(*records))
+
+    def close(self) -> dict[str, Any]:
+        """Seal it: a commit may name it then."""
+        return self._portal.run(self._inner.close())
+
+
+class Transaction:
+    """A transaction of a log. Holds nothing but its id."""
+
+    def __init__(self, portal: Portal, inner: _async.Transaction) -> None:
+        """Made by a client."""
+        self._portal, self._inner = portal, inner
+
+    def __repr__(self) -> str:
+        """As the async one."""
+        return repr(self._inner)
+
+    @property
+    def transaction_id(self) -> str:
+        """The async one's `transaction_id`."""
+        return self._inner.transaction_id
+
+    def info(self) -> dict[str, Any]:
+        """The transaction as the API shows it: state, ledgers, offsets."""
+        return self._portal.run(self._inner.info())
+
+    def ledger(
+        self, *, partition: int | None = None, attempt: int | None = None
+    ) -> TransactionLedger:
+        """A ledger to write into; what is not named by the commit is deleted."""
+        return TransactionLedger(
+            self._portal, self._portal.run(self._inner.ledger(partition=partition, attempt=attempt))
+        )
+
+    def commit(
+        self, *ledger_ids: int, overwrite: bool = False, writer_token: int | None = None
+    ) -> dict[str, Any]:
+        """Put these closed ledgers onto the log, in this order: all of them, once.
+
+        `overwrite`: what was on the log before is dropped. `writer_token`: of a log that was
+        opened. Raises: TransactionAborted; TransactionCommitted where other ones were published;
+        InvalidRequest.
+        """
+        return self._portal.run(
+            self._inner.commit(*ledger_ids, overwrite=overwrite, writer_token=writer_token)
+        )
+
+    def abort(self) -> dict[str, Any]:
+        """End it: nothing of it comes onto the log. Raises: TransactionCommitted."""
+        return self._portal.run(self._inner.abort())
+
+
 class Client:
     """Talks to the gateways of one cluster; use it in `async with`, whose end waits for appends that
     are on their way (after an exception it ends them).
@@ -405,6 +491,28 @@ class Client:
     def log(self, name: str, *, writer_token: int | None = None) -> Log:
         """A log that exists; asks nobody. `writer_token`: of `Log.open`, in another process."""
         return Log(self._portal, self._inner.log(name, writer_token=writer_token))
+
+    def begin(
+        self,
+        log: str,
+        *,
+        app: str | None = None,
+        version: int | None = None,
+        expires_in_s: int | None = None,
+    ) -> Transaction:
+        """A transaction on a log. With `app` and `version` the one that all of this version share;
+        it may be COMMITTED already (`info`), and then there is nothing to do.
+        """
+        return Transaction(
+            self._portal,
+            self._portal.run(
+                self._inner.begin(log, app=app, version=version, expires_in_s=expires_in_s)
+            ),
+        )
+
+    def transaction(self, transaction_id: str) -> Transaction:
+        """A transaction that exists; asks nobody."""
+        return Transaction(self._portal, self._inner.transaction(transaction_id))
 
     def logs(self) -> Iterator[dict[str, Any]]:
         """All logs by name."""

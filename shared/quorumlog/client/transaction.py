@@ -1,0 +1,129 @@
+"""Transactions: records that come onto a log together, once, or not at all."""
+
+import uuid
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from quorumlog.client.records import Record, encoded
+from quorumlog.client.transport import Transport
+from quorumlog.errors import UnexpectedEntryId
+
+
+class TransactionLedger:
+    """A ledger of a transaction, which one task attempt writes and seals.
+
+    Invariant: one append at a time, and `entries` is the entry that the next one gets; so a
+    repetition of an append is recognized, and is there once.
+    """
+
+    ledger_id: int
+    entries: int
+
+    def __init__(self, transport: Transport, ledger_id: int) -> None:
+        """Use `Transaction.ledger`."""
+        self.ledger_id = ledger_id
+        self.entries = 0
+        self._transport = transport
+        self._path = f"/v1/ledgers/{ledger_id}"
+
+    def __repr__(self) -> str:
+        """The id."""
+        return f"TransactionLedger({self.ledger_id})"
+
+    async def append(self, *records: bytes | Record) -> int:
+        """Append records as one entry, whose id is returned when it is durable.
+
+        Raises: TransactionAborted, TransactionCommitted, LedgerClosed, LedgerFenced, WriterLost:
+        then this attempt is lost, and another one needs a ledger of its own.
+        """
+        content_type, body = encoded(records)
+        entry_id = self.entries
+        try:
+            await self._transport.request(
+                "POST",
+                f"{self._path}/entries",
+                body=body,
+                content_type=content_type,
+                params={"expect": entry_id},
+                is_repeatable=True,
+            )
+        except UnexpectedEntryId as error:
+            # An earlier try did it: nobody else writes here.
+            if error.members.get("next_entry_id") != entry_id + 1:
+                raise
+        self.entries = entry_id + 1
+        return entry_id
+
+    async def close(self) -> dict[str, Any]:
+        """Seal it: a commit may name it then."""
+        answer = await self._transport.request("POST", f"{self._path}/close", is_repeatable=True)
+        closed: dict[str, Any] = answer.json()
+        return closed
+
+
+class Transaction:
+    """A transaction of a log. Holds nothing but its id."""
+
+    transaction_id: str
+
+    def __init__(self, transport: Transport, transaction_id: str) -> None:
+        """Use `Client.begin` or `Client.transaction`."""
+        self.transaction_id = transaction_id
+        self._transport = transport
+        self._path = f"/v1/transactions/{quote(transaction_id, safe='')}"
+
+    def __repr__(self) -> str:
+        """The id."""
+        return f"Transaction({self.transaction_id!r})"
+
+    async def info(self) -> dict[str, Any]:
+        """The transaction as the API shows it: state, ledgers, offsets."""
+        answer = await self._transport.request("GET", self._path, is_repeatable=True)
+        found: dict[str, Any] = answer.json()
+        return found
+
+    async def ledger(
+        self, *, partition: int | None = None, attempt: int | None = None
+    ) -> TransactionLedger:
+        """A ledger to write into; what is not named by the commit is deleted."""
+        wanted = {
+            "transaction": self.transaction_id,
+            "partition": partition,
+            "attempt": attempt,
+        }
+        answer = await self._transport.request(
+            "POST",
+            "/v1/ledgers",
+            body=orjson.dumps({k: v for k, v in wanted.items() if v is not None}),
+            headers={"Idempotency-Key": uuid.uuid4().hex},
+            is_repeatable=True,
+        )
+        return TransactionLedger(self._transport, int(answer.json()["ledger_id"]))
+
+    async def commit(
+        self, *ledger_ids: int, overwrite: bool = False, writer_token: int | None = None
+    ) -> dict[str, Any]:
+        """Put these closed ledgers onto the log, in this order: all of them, once.
+
+        `overwrite`: what was on the log before is dropped. `writer_token`: of a log that was
+        opened. Raises: TransactionAborted; TransactionCommitted where other ones were published;
+        InvalidRequest.
+        """
+        token = {} if writer_token is None else {"Writer-Token": str(writer_token)}
+        answer = await self._transport.request(
+            "POST",
+            f"{self._path}/commit",
+            body=orjson.dumps({"ledgers": ledger_ids, "overwrite": overwrite}),
+            headers=token,
+            is_repeatable=True,
+        )
+        done: dict[str, Any] = answer.json()
+        return done
+
+    async def abort(self) -> dict[str, Any]:
+        """End it: nothing of it comes onto the log. Raises: TransactionCommitted."""
+        answer = await self._transport.request("POST", f"{self._path}/abort", is_repeatable=True)
+        done: dict[str, Any] = answer.json()
+        return done
