@@ -136,6 +136,7 @@ class Limbo:
             count += len(lost)
             await store.checkpoint()
             store.trim()
+        self.progress.ledgers = count
         log.warning("limbo-entered", extra={"member": me, "ledgers": count})
 
     async def _enter(self, row: LedgerMetadata) -> None:
@@ -162,12 +163,7 @@ class Limbo:
     async def round(self) -> None:
         """Look once at every ledger that is in limbo."""
         left = {ledger_id async for ledger_id in self._in_limbo()}
-        self.progress.ledgers = len(left)
-        if not left:
-            self._mark.unlink(missing_ok=True)
-            sync_directory(self._store.directory)
-            log.info("limbo-ended", extra={"member": self._store.me})
-            return
+        before, self.progress.ledgers = self.progress.ledgers, len(left)
         waiting: set[int] = set()
         async for rows in self._rows.placed_here(member_name(self._store.me)):
             lost = [
@@ -179,7 +175,12 @@ class Limbo:
             waiting.update(row.ledger_id for row in lost)
         for ledger_id in sorted(left - waiting):
             await self._try_to_end(ledger_id)
-        log.info("limbo", extra={"ledgers": self.progress.ledgers})
+        if self.progress.ledgers == 0:
+            self._mark.unlink(missing_ok=True)
+            sync_directory(self._store.directory)
+            log.info("limbo-ended", extra={"member": self._store.me})
+        elif self.progress.ledgers != before:
+            log.info("limbo", extra={"ledgers": self.progress.ledgers})
 
     async def _in_limbo(self) -> AsyncIterator[int]:
         for number, (ledger_id, row) in enumerate(self._store.ledgers()):
