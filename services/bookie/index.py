@@ -9,6 +9,9 @@ is cut off that one, the index stands where an earlier checkpoint left it. (With
 was cut could lack a file while the log after it is there: entries would be denied.)
 """
 
+import contextlib
+import errno
+import shutil
 import struct
 import time
 from collections.abc import Iterable, Iterator
@@ -35,6 +38,9 @@ _CHECKPOINT_KEY: Final = b"Acheckpoint"
 PARTS_AT_ONCE: Final = 100
 PAUSE_S: Final = 0.0003
 """A checkpoint lets the event loop go first, which else waits 5 ms for each turn (measured)."""
+
+REOPEN_BYTES: Final = 2 * 1024 * 1024
+"""RocksDB writes its options, a manifest and a log of its own when it is opened."""
 
 WRITE_BUFFER_BYTES: Final = 16 * 1024 * 1024
 """Two of them bound what RocksDB holds in memory beside its block cache of 8 MiB."""
@@ -149,8 +155,11 @@ class Index:
         if position is not None:
             batch.put(_CHECKPOINT_KEY, _POSITION.pack(*position))
         if self._is_failed:
-            # RocksDB takes nothing after an error, as of a full disk, until it is opened again.
-            self._db.close()
+            # RocksDB takes nothing after an error, as of a full disk, until it is opened again. That
+            # takes room, and until there is some this one can still be read.
+            if shutil.disk_usage(self.path).free < REOPEN_BYTES:
+                raise OSError(errno.ENOSPC, "No space left to open the index again")
+            self.close()
             self._db = self._opened()
             self._is_failed = False
         try:
@@ -219,5 +228,6 @@ class Index:
         cursor.status()
 
     def close(self) -> None:
-        """Close it."""
-        self._db.close()
+        """Close it. What RocksDB could not write is in the log."""
+        with contextlib.suppress(Exception):
+            self._db.close()

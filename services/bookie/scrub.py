@@ -6,6 +6,7 @@ changed here. Where it stopped is kept, so that a bookie that restarts often is 
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -161,4 +162,6 @@ def _where(store: Store) -> int:
 
 
 def _remember(store: Store, segment: int) -> None:
-    write_durably(store.directory / _FILE, str(segment).encode())
+    # A disk that is full or fails is not this task's to report.
+    with contextlib.suppress(OSError):
+        write_durably(store.directory / _FILE, str(segment).encode())

@@ -6,6 +6,7 @@ into it) is on disk: created under another name, synced, renamed, directory sync
 batch.
 """
 
+import contextlib
 import errno
 import os
 import struct
@@ -89,8 +90,7 @@ class Segments:
         for path in self.directory.glob("*.new"):
             path.unlink()
         for segment in self.gone():
-            # Its head was kept first, so it was to go.
-            self.path(segment).unlink(missing_ok=True)
+            self._cut_gone(segment)
         self._forget_first()
         for segment in self.numbers():
             if segment < self.first():
@@ -169,12 +169,23 @@ class Segments:
         return SegmentFile(self.path(segment))
 
     def remove(self, segment: int) -> None:
-        """Delete a segment that nothing names any more."""
+        """Delete a segment that nothing names any more. Takes no room: a full disk is emptied."""
         self._open.pop(segment, None)
-        write_durably(self.gone_path(segment), self.head(segment).encode())
-        self.path(segment).unlink()
+        self.head(segment)
+        self.path(segment).rename(self.gone_path(segment))
         self.sync_names()
-        self._forget_first()
+        self._cut_gone(segment)
+        with contextlib.suppress(OSError):
+            # On a full disk the next start does it.
+            self._forget_first()
+
+    def _cut_gone(self, segment: int) -> None:
+        """Keep the head of a segment that is gone, and give its blocks back."""
+        fd = os.open(self.gone_path(segment), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.ftruncate(fd, SEGMENT_HEAD.size)
+        finally:
+            os.close(fd)
 
     def _forget_first(self) -> None:
         """One number stands for all segments that are gone at the beginning."""
@@ -246,6 +257,9 @@ def write_durably(path: Path, data: bytes) -> None:
     try:
         write_all(fd, [data], 0)
         os.fsync(fd)
+    except OSError:
+        new.unlink()
+        raise
     finally:
         os.close(fd)
     new.rename(path)

@@ -65,7 +65,9 @@ class Space:
             if number >= position.segment:
                 break
             size = store.segments.path(number).stat().st_size
-            if used[number] <= size * self._live_share_min:
+            # A full disk has no room for what would be moved.
+            share = 0.0 if store.is_full else self._live_share_min
+            if used[number] <= size * share:
                 chosen.append(number)
         for start in range(0, len(chosen), SEGMENTS_AT_ONCE):
             await self._give_up(chosen[start : start + SEGMENTS_AT_ONCE])

@@ -142,6 +142,10 @@ class Store:
             undo.callback(os.close, self._lock)
             self.segments.directory.mkdir(exist_ok=True)
             sync_directory(directory)
+            self._reserve = directory / "reserve"
+            if shutil.disk_usage(directory).free < options.reserve_bytes:
+                # A start takes some room: a new segment, and what the index writes of itself.
+                self._reserve.unlink(missing_ok=True)
             self.index = _open_index(directory / "index")
             undo.callback(self.index.close)
             self.replayed: Replayed = replay_log(
@@ -149,7 +153,6 @@ class Store:
             )
             undo.pop_all()
         self._position = self.replayed.position
-        self._reserve = directory / "reserve"
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer: LogWriter | None = None
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="log-reader")
@@ -718,9 +721,12 @@ class Store:
         position = self._position
         try:
             await asyncio.to_thread(self.index.write, position, [change for _, change in changes])
-        except Exception:
+        except Exception as error:
             for ledger, _ in changes:
                 ledger.not_checkpointed()
+            if _is_no_room(error):
+                # The next one has it, or waits for somebody to make room.
+                self._reserve.unlink(missing_ok=True)
             raise
         for ledger, change in changes:
             ledger.checkpointed(change)
@@ -749,6 +755,11 @@ class Store:
         """Whether only recovery's and repair's adds are taken."""
         return self.is_read_only or self.is_closed_to_adds
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether what was accepted waits for room on the disk."""
+        return self._writer is not None and self._writer.is_full
+
     def free_bytes(self) -> int:
         """Room that is left for this bookie."""
         stat = os.statvfs(self.directory)
@@ -766,7 +777,7 @@ class Store:
         threshold = self.options.read_only_below_bytes
         has_reserve = keep_reserve(self._reserve, self.options.reserve_bytes)
         was = self.is_read_only
-        if free < threshold or not has_reserve:
+        if free < threshold or not has_reserve or self.is_stuck:
             self.is_read_only = True
         elif free >= threshold + threshold // 4:
             self.is_read_only = False
@@ -794,7 +805,9 @@ def _open_index(path: Path) -> Index:
         index = Index(path)
         index.checkpoint()
         return index
-    except Exception:
+    except Exception as error:
+        if _is_no_room(error):
+            raise
         log.exception("index-damaged", extra={"path": str(path)})
         aside = path.with_name("index.damaged")
         shutil.rmtree(aside, ignore_errors=True)
@@ -805,6 +818,11 @@ def _open_index(path: Path) -> Index:
         # It was kept only until the new one is there, which the log fills.
         shutil.rmtree(aside, ignore_errors=True)
         return made
+
+
+def _is_no_room(error: Exception) -> bool:
+    """Whether RocksDB, which has one exception for all, speaks of a full disk."""
+    return "No space left" in str(error)
 
 
 def locked(directory: Path) -> int:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from services.bookie.log import (
     CLEAN_END,
@@ -27,6 +27,11 @@ BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 """A batch takes no further record beyond this (taste: some 10 ms of a disk)."""
 
 BATCH_RECORDS_MAX: Final = 4096
+
+FULL_RETRY_S: Final = 0.2
+"""How often a writer that waits for room looks again."""
+
+T = TypeVar("T")
 
 ZEROS: Final = bytes(256 * 1024)
 """Written ahead of small batches: a sync of blocks that were written before costs 66 us instead of
@@ -75,6 +80,9 @@ class LogWriter:
         self._on_fatal = on_fatal
         self._queue: SimpleQueue[LogRecord | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="log-writer", daemon=True)
+        self._is_ending = threading.Event()
+        self.is_full = False
+        """The disk has no room for what is queued: it waits."""
         self.batch_count = 0
 
     def start(self) -> None:
@@ -86,7 +94,10 @@ class LogWriter:
         self._queue.put(record)
 
     def stop(self) -> None:
-        """Write what is queued and the clean end, and wait for it."""
+        """Write what is queued and the clean end, and wait for it. On a full disk it gives up:
+        what is queued was not acknowledged.
+        """
+        self._is_ending.set()
         self._queue.put(None)
         self._thread.join()
 
@@ -157,20 +168,35 @@ class LogWriter:
         ends.
         """
         number = self._head.segment + 1
-        try:
-            created = self._segments.create(number, self._sequence, self._offset)
-        except OSError as error:
-            if error.errno != errno.ENOSPC or not self._reserve.exists():
-                raise
-            # The reserve was kept for this: what was accepted must be written.
-            self._reserve.unlink()
-            created = self._segments.create(number, self._sequence, self._offset)
+        created = self._with_room(
+            lambda: self._segments.create(number, self._sequence, self._offset)
+        )
         os.ftruncate(self._fd, self._offset)
         os.close(self._fd)
         self._head, self._fd, self._offset = created
         self._filled = self._offset
         if self._offset + size > self._segments.segment_bytes:
-            allocate(self._fd, self._offset + size)
+            self._with_room(lambda: allocate(self._fd, self._offset + size))
+
+    def _with_room(self, work: Callable[[], T]) -> T:
+        """Do what takes blocks. On a full disk the reserve is given up for it: what was accepted
+        must be written. Then it waits until somebody makes room; nothing is lost meanwhile, and
+        nobody was told ok.
+        """
+        while True:
+            try:
+                done = work()
+            except OSError as error:
+                if error.errno != errno.ENOSPC or self._is_ending.is_set():
+                    raise
+                self.is_full = True
+                if self._reserve.exists():
+                    self._reserve.unlink()
+                else:
+                    self._is_ending.wait(FULL_RETRY_S)
+            else:
+                self.is_full = False
+                return done
 
 
 def keep_reserve(path: Path, size: int) -> bool:

@@ -1,0 +1,232 @@
+"""A disk that is full, at every place where something is written: nothing is lost, and it ends."""
+
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from loadtest.stores import scratch
+from loadtest.waiting import until
+from quorumlog.protocol.messages import CasStatus, Status
+from quorumlog.protocol.replica import AddAsked, Verdict
+from services.bookie.collect import Collector
+from services.bookie.store import Store, StoreOptions
+from tests.bookie.support import KEY, ME, add, fence, ids_of, read, run_of, started
+from tests.bookie.test_collect import Rows
+
+MIB = 1 << 20
+OPTIONS = StoreOptions(
+    segment_bytes=MIB,
+    checkpoint_bytes=1 << 40,
+    read_only_below_bytes=8 * MIB,
+    reserve_bytes=4 * MIB,
+)
+LONG = "w" * 400
+RUN = 50
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A small file system of its own: needs root and mount."""
+    with scratch("ql-full-") as root:
+        folder = root / "disk"
+        folder.mkdir()
+        try:
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(folder)],
+                check=True,
+                capture_output=True,
+                timeout=30,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            pytest.skip(f"no file system can be mounted here, so none can be full: {error}")
+        try:
+            yield folder
+        finally:
+            subprocess.run(["umount", "-l", str(folder)], check=True, timeout=30)
+
+
+@contextmanager
+def filled(disk: Path) -> Iterator[None]:
+    """Somebody else takes every block until the end of the block."""
+    path = disk / "somebody-else"
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+        try:
+            for size in (MIB, 4096):
+                while _is_written(fd, size):
+                    pass
+        finally:
+            os.close(fd)
+        yield
+    finally:
+        path.unlink()
+
+
+def _is_written(fd: int, size: int) -> bool:
+    try:
+        return os.write(fd, bytes(size)) == size
+    except OSError:
+        return False
+
+
+class Writer:
+    """Adds runs, and knows which of them were acknowledged."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.next = 0
+        self.acknowledged: set[int] = set()
+        self.in_flight = 0
+
+    async def add(self, *, recovery: bool = False) -> Status:
+        ids = range(self.next, self.next + RUN)
+        verdict = await add(self.store, run_of(7, ids, LONG), recovery=recovery)
+        if verdict.status is Status.OK:
+            self.acknowledged |= set(ids)
+            self.next += RUN
+        return verdict.status
+
+    def send(self) -> None:
+        """The same without waiting for the answer, which may be long in coming."""
+        ids = range(self.next, self.next + RUN)
+        self.next += RUN
+        self.in_flight += 1
+
+        def done(verdict: Verdict) -> None:
+            self.in_flight -= 1
+            assert verdict.status is Status.OK
+            self.acknowledged.update(ids)
+
+        self.store.add(AddAsked(ME, run_of(7, ids, LONG), KEY, True), done)
+
+    async def until_read_only(self) -> None:
+        for _ in range(1000):
+            self.store.check_space()
+            if await self.add() is Status.READ_ONLY:
+                return
+        raise AssertionError("the disk never filled")
+
+    async def check(self, store: Store) -> None:
+        """All that was acknowledged is there."""
+        found: set[int] = set()
+        for first in range(0, self.next, RUN):
+            answer = await read(store, 7, first, first + RUN - 1)
+            found |= set(ids_of(answer))
+            denied = {e for low, high in answer.absent for e in range(low, high + 1)}
+            assert not denied & self.acknowledged
+        assert self.acknowledged <= found
+
+
+@pytest.fixture
+async def writer(disk: Path) -> AsyncIterator[Writer]:
+    writer = Writer(started(disk / "d", OPTIONS))
+    yield writer
+    await writer.store.stop()
+
+
+async def test_a_full_disk_ends_read_only_and_comes_back_with_nothing_lost(
+    disk: Path, writer: Writer
+) -> None:
+    store = writer.store
+    with filled(disk):
+        (disk / "somebody-else").write_bytes(bytes(16 * MIB))
+        await writer.until_read_only()
+        # Recovery and repair go on; what it has is read.
+        assert await writer.add(recovery=True) is Status.OK
+        assert store.is_read_only
+        await writer.check(store)
+
+    store.check_space()
+    assert not store.takes_no_adds
+    assert await writer.add() is Status.OK
+    await writer.check(store)
+
+
+async def test_with_not_one_block_left_fences_hold_and_what_waits_is_written_later(
+    disk: Path, writer: Writer
+) -> None:
+    store = writer.store
+    for _ in range(5):
+        assert await writer.add() is Status.OK
+    with filled(disk):
+        assert (await fence(store, 9)).status is Status.OK
+        for _ in range(40):
+            # The reserve takes some of these; the rest wait for room.
+            writer.send()
+        await until(lambda: store.is_stuck, "the writer waits for room")
+        store.check_space()
+        assert store.takes_no_adds
+        assert writer.in_flight
+        assert set(ids_of(await read(store, 7, 0, RUN - 1))) == set(range(RUN))
+
+    await until(lambda: writer.in_flight == 0, "what waited is on disk")
+    await store.checkpoint()
+    store.check_space()
+    assert not store.takes_no_adds
+    assert (await add(store, run_of(9, [0]))).status is Status.FENCED
+    await writer.check(store)
+
+
+async def test_a_checkpoint_without_room_fails_and_the_next_one_does_its_work(
+    disk: Path, writer: Writer
+) -> None:
+    store = writer.store
+    for _ in range(20):
+        await writer.add()
+    with filled(disk):
+        with pytest.raises(Exception, match="No space left"):
+            await store.checkpoint()
+        await writer.check(store)
+
+    await store.checkpoint()
+    await writer.check(store)
+    await store.stop()
+    writer.store = started(disk / "d", OPTIONS)
+    assert writer.store.replayed.was_clean
+    await writer.check(writer.store)
+
+
+async def test_a_bookie_starts_on_a_full_disk_and_denies_nothing(
+    disk: Path, writer: Writer
+) -> None:
+    for _ in range(20):
+        await writer.add()
+    await writer.store.stop()
+    with filled(disk):
+        writer.store = started(disk / "d", OPTIONS)
+        assert writer.store.takes_no_adds
+        await writer.check(writer.store)
+        assert (await fence(writer.store, 9)).status is Status.OK
+    writer.store.check_space()
+    assert await writer.add() is Status.OK
+    await writer.check(writer.store)
+
+
+async def test_garbage_is_given_back_though_the_disk_is_full(disk: Path, writer: Writer) -> None:
+    store = writer.store
+    for number in range(60):
+        ids = range(number * RUN, number * RUN + RUN)
+        assert (await add(store, run_of(8, ids, LONG))).status is Status.OK
+    await writer.add()
+    rows = Rows()
+    rows.rows = {8: (CasStatus.MISSING, None)}
+    collector = Collector(store, rows, "cluster", grace_s=0.0)
+    before = len(store.segments.numbers())
+    with filled(disk):
+        store.check_space()
+        for _ in range(3):
+            with suppress(Exception):
+                # A checkpoint may find no room at first; the next one has the reserve.
+                await collector.round()
+        await collector.free_segments()
+        assert len(store.segments.numbers()) < before - 3
+        store.check_space()
+        assert not store.is_full
+
+    store.check_space()
+    assert await writer.add() is Status.OK
+    await writer.check(store)
