@@ -216,14 +216,14 @@ class Faults:
                 await self._killed([name])
                 self._cluster.start(name, prefix=tracer.prefix)
                 await self._up_or_gone(name)
-        await tracer.detach()
+        if site.phase == "running" and tracer.has_broken_the_log():
+            await self._must_end(name, site)
+        await self._killed([name] if self._cluster.is_alive(name) else [])
+        await tracer.ended()
         if tracer.failed():
             self._report.sites[str(site)] += 1
         else:
             self._report.others["call not made"] += 1
-        if site.phase == "running" and tracer.has_broken_the_log():
-            await self._must_end(name, site)
-        await self._killed([name] if self._cluster.is_alive(name) else [])
         return self._revival(victims, 0)
 
     async def _fired(self, tracer: Tracer, name: str) -> None:

@@ -98,7 +98,7 @@ class Tracer:
             *argv,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
-            preexec_fn=in_child(Become.SELF, signal.SIGINT),
+            preexec_fn=in_child(Become.SELF, signal.SIGKILL),
         )
         status = Path(f"/proc/{pid}/status")
 
@@ -114,12 +114,12 @@ class Tracer:
 
         await until(is_traced, f"process {pid} is traced")
 
-    async def detach(self) -> None:
-        """Let the process go on untraced."""
+    async def ended(self) -> None:
+        """Wait until it has ended, which it does with the process. It is never told to detach: that
+        waits for a process that is ending, which in turn waits for its tracer.
+        """
         if self._process is not None:
-            if self._process.returncode is None:
-                self._process.send_signal(signal.SIGINT)
-            async with within("strace ends"):
+            async with within("strace ends with what it traced"):
                 await self._process.wait()
             self._process = None
 
