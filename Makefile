@@ -10,7 +10,7 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie bench-tail load scenarios sim logsim explore mutants chaos heal produce lock crash flips clean
+.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie bench-tail load scenarios sim logsim explore mutants chaos fuzz heal produce lock crash flips clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ endef
 
 .venv/installed-run: requirements/run.lock pyproject.toml
 	$(call install,run)
+
+.venv/installed-fuzz: requirements/fuzz.lock pyproject.toml
+	$(call install,fuzz)
 
 .venv/installed-spark: requirements/spark.lock pyproject.toml
 	$(call install,spark)
@@ -91,8 +94,12 @@ explore: setup ## search all interleavings of small worlds: SCOPES= names, or al
 mutants: setup ## take each safety guard out; its absence must be noticed: RULES= words
 	$(PY) -m tests.mutants $(RULES)
 
-chaos: setup ## kill processes at random for TIME= and check what was acknowledged
-	@exec $(PY) -m tests.chaos --time $(or $(TIME),60s) --seed $(or $(SEED),1) $(ARGS)
+chaos: setup ## kills, power cuts, partitions, failing calls for TIME=, or until KILLS= CUTS= PARTITIONS=
+	@exec $(PY) -m tests.chaos --seed $(or $(SEED),1) $(if $(TIME),--time $(TIME)) \
+		--kills $(or $(KILLS),0) --power-cuts $(or $(CUTS),0) --partitions $(or $(PARTITIONS),0) $(ARGS)
+
+fuzz: setup .venv/installed-fuzz ## any bytes and any requests for TIME=: refused as such, or right
+	@exec $(PY) -m tests.fuzz --time $(or $(TIME),120s) --seed $(or $(SEED),1) $(ARGS)
 
 produce: setup ## RECORDS= numbered records go to a log while gateways and bookies are killed in turn
 	@exec $(PY) -m loadtest.produce $(if $(RECORDS),--records $(RECORDS)) $(ARGS)
@@ -113,8 +120,11 @@ lock: setup ## write requirements/*.lock anew from pyproject.toml
 		--extra embedded -o requirements/run.lock
 	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --extra setup --extra services \
 		--extra embedded --extra spark -o requirements/spark.lock
-	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --all-extras -o requirements/dev.lock
+	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) $(DEV) -o requirements/dev.lock
+	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) $(DEV) --extra fuzz -o requirements/fuzz.lock
 
+# All but what only `make fuzz` needs.
+DEV := $(addprefix --extra ,services embedded bench spark arrow setup dev)
 LOCK := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
 clean: ## remove what was built; .quorumlog (your data) stays

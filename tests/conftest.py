@@ -12,7 +12,9 @@ from loadtest.stores import Stores, StoreServers, store_servers
 from services.local.process import die_with
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
-_PURE: Final = ("explore", "mutants", "protocol", "regressions", "scenarios", "sim", "wire")
+_PURE: Final = (
+    "explore", "fuzz", "mutants", "protocol", "regressions", "scenarios", "sim", "wire",
+)  # fmt: skip
 """Folders whose tests run in one process, without servers; all others count as `processes`."""
 
 # The same examples in every run, however slow the machine: what fails fails for everyone.

@@ -2,14 +2,25 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.quorum import QUORUM_MAX
 from quorumlog.wire.bodies import Body
 
 Id = Annotated[int, Field(ge=0, le=ID_MAX)]
-Range = tuple[Id, Id]
+Range = Annotated[
+    tuple[Id, Id],
+    # The same as `prefixItems`, which some readers of OpenAPI do not know.
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": ID_MAX},
+            "minItems": 2,
+            "maxItems": 2,
+        }
+    ),
+]
 
 
 class VerdictBody(Body):

@@ -61,6 +61,8 @@ class Kind(IntEnum):
     """key: the metadata has a tombstone; nothing of the ledger is kept (rules 17, 18)."""
 
 
+_KINDS: Final = frozenset(Kind)
+
 REPLACES: Final = 1
 
 
@@ -211,11 +213,13 @@ def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> Batch | N
     flags, sequence, synced_below, size, heads = parsed
     records = []
     body_at = at + BATCH_HEAD.size + len(heads) * _RECORD_HEAD.size
-    if at + size > len(data):
+    # The CRC says that these numbers were written, not that they make sense: with a size of zero
+    # the reader would stay here for ever.
+    if at + size > len(data) or body_at + sum(row[4] for row in heads) != at + size:
         return None
     for kind, record_flags, _, ledger_id, body_bytes, crc in heads:
         body = data[body_at : body_at + body_bytes]
-        if google_crc32c.value(body) != crc:
+        if google_crc32c.value(body) != crc or kind not in _KINDS:
             return None
         records.append(
             StoredRecord(Kind(kind), record_flags, ledger_id, base + body_at, body_bytes, crc, body)

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias, TypeVar
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 
-from quorumlog.errors import UNKNOWN, MetadataUnavailable
+from quorumlog.errors import UNKNOWN, MetadataUnavailable, QuorumLogError
 
 log = logging.getLogger(__name__)
 
@@ -134,8 +134,14 @@ class Database:
         left_s = deadline - asyncio.get_running_loop().time()
         try:
             connection = await self.connect(max(left_s, 0.01))
-            await self._compare(connection, deadline)
         except _AWAY as error:
+            self.is_up = False
+            raise MetadataUnavailable("the database can't be reached") from error
+        try:
+            await self._compare(connection, deadline)
+        except Exception as error:
+            if not _has_gone(connection, error):
+                raise
             self.is_up = False
             raise MetadataUnavailable("the database can't be reached") from error
         return connection
@@ -172,8 +178,9 @@ class Database:
             result = await work(connection)
             self.is_up = is_sound = True
             return result
-        except _AWAY as error:
-            if isinstance(error, ValueError):  # our own bug: a value that asyncpg can't encode
+        except Exception as error:
+            if not _has_gone(connection, error):
+                is_sound = True
                 raise
             self.is_up = False
             # What broke this connection has most likely broken the others: find out anew, not by
@@ -182,12 +189,23 @@ class Database:
             raise MetadataUnavailable(
                 "the database did not answer in time or went away", outcome=UNKNOWN
             ) from error
-        except Exception:
-            is_sound = True
-            raise
         finally:
             watchdog.cancel()
             if is_sound and not connection.is_closed() and not connection.is_in_transaction():
                 self._idle.append(connection)
             else:
                 connection.terminate()
+
+
+def _has_gone(connection: Connection, error: Exception) -> bool:
+    """Whether it is the connection that failed, not what was asked of it.
+
+    One that is cut between two steps of a statement makes asyncpg fail with an error of its own
+    code (AttributeError), so what was raised does not tell; that it is closed does.
+    """
+    if isinstance(error, QuorumLogError):
+        return False
+    if connection.is_closed():
+        return True
+    # A ValueError is our own bug: a value that asyncpg can't encode.
+    return isinstance(error, _AWAY) and not isinstance(error, ValueError)

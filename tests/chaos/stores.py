@@ -21,6 +21,7 @@ _END_ALL: Final = (
     " WHERE application_name = 'quorumlog-metadata' AND random() < $1"
 )
 
+_GARBAGE: Final = b"\xff{not json"
 _WORDS: Final = (b"COMMIT", b"UPDATE", b"INSERT")
 
 
@@ -94,10 +95,10 @@ class StoreHands:
 def _lie(dice: random.Random, body: bytes | str | None) -> bytes | None:
     """What to say in place of the truth; None: nothing."""
     kind = dice.choice(("dead", "alive", "full", "older", "garbage"))
-    if body is None or kind == "dead":
+    if body is None or body == _GARBAGE or kind == "dead":
         return None
     if kind == "garbage":
-        return b"\xff{not json"
+        return _GARBAGE
     said = orjson.loads(body)
     if kind == "full":
         said["state"] = "read-only"

@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import aiohttp
 import asyncpg
@@ -15,13 +16,14 @@ import pytest
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
-from quorumlog.errors import MetadataUnavailable
+from quorumlog.errors import UNKNOWN, MetadataUnavailable
 from quorumlog.net.metadata_client import MetadataClient, new_attempt
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.bodies import LedgerDraft
 from services.local.embedded import set_up_postgres
 from services.local.process import start, stop
+from services.metadata.database import Database
 from services.metadata.migrate import migrate
 from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
 from tests.support.proxy import Direction, Proxy, proxy_to
@@ -209,6 +211,28 @@ async def test_without_postgres_every_request_is_answered_and_all_goes_on_after_
             postgres.cut_all()  # what was swallowed does not come back
         await until(lambda: is_ready(service), "the service is ready again")
         await change_once(service.client, row)
+
+
+async def test_a_session_cut_between_two_steps_of_a_statement_is_a_database_that_is_away(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(stores.postgres_dsn, connections_max=1, deadline_s=60)
+    database.is_open = True
+    prepare: Any = vars(asyncpg.Connection)["_get_statement"]
+
+    async def cut(connection: Any, *args: Any, **kwargs: Any) -> Any:
+        statement = await prepare(connection, *args, **kwargs)
+        connection.terminate()
+        return statement
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncpg.Connection, "_get_statement", cut)
+        with pytest.raises(MetadataUnavailable) as caught:
+            await database.run(lambda connection: connection.fetchval("SELECT 1"))
+
+    assert caught.value.outcome == UNKNOWN
+    assert await database.run(lambda connection: connection.fetchval("SELECT 2")) == 2
+    await database.close()
 
 
 async def test_a_service_starts_without_its_stores_and_serves_once_they_are_there(
