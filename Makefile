@@ -10,7 +10,7 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie bench-tail load scenarios sim logsim explore mutants chaos fuzz heal produce lock crash flips clean
+.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie bench-tail load scenarios sim logsim explore mutants chaos fuzz heal produce lock crash flips clean many
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -106,6 +106,9 @@ produce: setup ## RECORDS= numbered records go to a log while gateways and booki
 
 heal: setup ## bookies die with their disks under load and all copies come back; ARGS=--rolling restarts them
 	@exec $(PY) -m loadtest.heal $(ARGS)
+
+many: setup ## what an audit and cluster status cost with 10,000 and 100,000 ledgers
+	@exec $(PY) -m loadtest.many $(ARGS)
 
 crash: setup ## cut a bookie's storage off at POINTS= moments, by power or by a kill
 	@$(PY) -m tests.bookie.crash --points $(or $(POINTS),1000) --seed $(or $(SEED),1)

@@ -133,7 +133,9 @@ def _routes(parts: Parts, done: Done) -> Sequence[tuple[str, str, str, _Handler]
                 "copied_bytes": parts.pace.copied_bytes,
                 "repaired": done.repaired,
                 "failed": done.failed,
+                "audit_s": auditor.audit_s,
                 "checked": parts.checker.checked,
+                "check_s": parts.checker.pass_s,
                 "misplaced": parts.checker.misplaced_count,
                 "queue": (await parts.repairs.summary()).model_dump(mode="json"),
             }

@@ -42,7 +42,9 @@ _RECOVERY_S: Final = 60.0
 _SILENCE_FACTOR: Final = 10
 """A writer that neither answers nor refuses may be slow: it gets this many graces."""
 _DRAIN_SHARE: Final = 20
-"""Of so many parts of its time the auditor spends one on looking for what a drain still needs."""
+"""Of so many parts of its time the auditor spends one on what a drain still needs, and one on open
+ledgers: with very many of them it looks less often.
+"""
 _LEASE: Final = "auditor"
 
 
@@ -76,6 +78,7 @@ class Auditor:
         self._stuck = Patience(config.in_recovery_s)
         self._queued_at: dict[str, float] = {}
         self._drain_again_at: dict[str, float] = {}
+        self._open_again_at = 0.0
         self._recovering: set[int] = set()
         self._there: frozenset[str] = frozenset()
         self._room = asyncio.Semaphore(config.recoveries)
@@ -92,6 +95,7 @@ class Auditor:
         """Look at everything now."""
         self._queued_at.clear()
         self._drain_again_at.clear()
+        self._open_again_at = 0.0
         self._wake.set()
 
     async def run(self) -> None:
@@ -137,8 +141,11 @@ class Auditor:
                     self._queued_at[member] = now
         if not found.stale:
             await self._look_at_drains(found.bookies)
-        if not found.stale and found.liveness_age_s >= self._config.abandoned_s:
+        is_old_enough = not found.stale and found.liveness_age_s >= self._config.abandoned_s
+        if is_old_enough and now >= self._open_again_at:
             await self._look_at_open_ledgers(now)
+            ended = asyncio.get_running_loop().time()
+            self._open_again_at = ended + _DRAIN_SHARE * (ended - now)
 
     async def _welcome(self, bookies: Iterable[BookieInfo]) -> None:
         """A bookie that is there (again) may be what repairs wait for: they are tried now."""

@@ -59,6 +59,28 @@ SUMMARY: Final = (
 HURRY: Final = "UPDATE repairs SET next_try_at = now() WHERE worker IS NULL AND next_try_at > now()"
 
 
+_MERGE: Final = (
+    "ON CONFLICT (ledger_id, member) DO UPDATE SET"
+    " ranges = repairs.ranges + excluded.ranges, version = repairs.version + 1,"
+    " moves = repairs.moves OR excluded.moves,"
+    # A claim that this ends must not keep others from the item until its lease is over. Nor must a
+    # pause after a failure outlast the finding that the place may move.
+    " worker = NULL, next_try_at = CASE WHEN repairs.worker IS NULL"
+    " AND (repairs.moves OR NOT excluded.moves) THEN repairs.next_try_at"
+    " ELSE clock_timestamp() END,"
+    f" survivors = CASE WHEN excluded.survivors = {_UNCOUNTED} THEN repairs.survivors"
+    " ELSE excluded.survivors END"
+)
+ADD: Final = (
+    "INSERT INTO repairs (ledger_id, member, ranges, survivors, moves)"
+    " SELECT l.ledger_id, a.member, a.ranges::int8multirange, a.survivors, a.moves"
+    " FROM unnest($1::bigint[], $2::text[], $3::text[], $4::smallint[], $5::boolean[])"
+    " AS a (ledger_id, member, ranges, survivors, moves)"
+    " CROSS JOIN LATERAL (SELECT ledger_id FROM ledgers WHERE ledger_id = a.ledger_id"
+    f" AND body IS NOT NULL FOR KEY SHARE) l {_MERGE}"
+)
+
+
 class RepairStore:
     """The repair queue's rows."""
 
@@ -78,19 +100,28 @@ class RepairStore:
 
     async def add(self, items: Iterable[RepairAdd]) -> None:
         """Add to what members lack; ledgers that are gone are passed over."""
+        merged: dict[tuple[int, str], RepairAdd] = {}
+        for item in items:
+            # One statement changes a row once.
+            before = merged.setdefault((item.ledger_id, item.member), item)
+            if before is not item:
+                ranges, moves = before.ranges + item.ranges, before.moves or item.moves
+                both = before.model_copy(update={"ranges": ranges, "moves": moves})
+                merged[item.ledger_id, item.member] = both
+        if not merged:
+            return
         # Sorted, so that two transactions never wait for each other's rows in a circle.
-        wanted = sorted(items, key=lambda item: (item.ledger_id, item.member))
+        wanted = [merged[key] for key in sorted(merged)]
 
         async def work(connection: Connection) -> None:
-            for item in wanted:
-                await queue_repair(
-                    connection,
-                    item.ledger_id,
-                    item.member,
-                    item.ranges,
-                    item.survivors,
-                    moves=item.moves,
-                )
+            await connection.execute(
+                ADD,
+                [item.ledger_id for item in wanted],
+                [item.member for item in wanted],
+                [_text_of(item.ranges) for item in wanted],
+                [_UNCOUNTED if i.survivors is None else i.survivors for i in wanted],
+                [item.moves for item in wanted],
+            )
 
         await self._database.transact(work)
 
@@ -180,17 +211,7 @@ async def queue_repair(
     await connection.execute(
         "INSERT INTO repairs (ledger_id, member, ranges, survivors, moves)"
         " SELECT ledger_id, $2, $3, $4, $5 FROM ledgers WHERE ledger_id = $1 AND body IS NOT NULL"
-        " FOR KEY SHARE"
-        " ON CONFLICT (ledger_id, member) DO UPDATE SET"
-        " ranges = repairs.ranges + excluded.ranges, version = repairs.version + 1,"
-        " moves = repairs.moves OR excluded.moves,"
-        # A claim that this ends must not keep others from the item until its lease is over.
-        # Nor must a pause after a failure outlast the finding that the place may move.
-        " worker = NULL, next_try_at = CASE WHEN repairs.worker IS NULL"
-        " AND (repairs.moves OR NOT excluded.moves) THEN repairs.next_try_at"
-        " ELSE clock_timestamp() END,"
-        f" survivors = CASE WHEN excluded.survivors = {_UNCOUNTED} THEN repairs.survivors"
-        " ELSE excluded.survivors END",
+        f" FOR KEY SHARE {_MERGE}",
         ledger_id,
         member,
         _multirange(ranges),
@@ -220,6 +241,11 @@ async def _lock(
 
 def _multirange(ranges: Ranges) -> list[asyncpg.Range[int]]:
     return [asyncpg.Range(first, last, upper_inc=True) for first, last in ranges]
+
+
+def _text_of(ranges: Ranges) -> str:
+    """A multirange as Postgres reads it."""
+    return "{" + ",".join(f"[{first},{last}]" for first, last in ranges) + "}"
 
 
 def _repair_of(record: asyncpg.Record | None) -> Repair:

@@ -14,7 +14,7 @@ from services.metadata.cookies import REPAIRS_COUNT, USES, USES_COUNT
 from services.metadata.ledgers import LedgerFilter, list_query
 from services.metadata.logs import ORPHANS
 from services.metadata.logs import PAGE as LOG_PAGE
-from services.metadata.repairs import CLAIM, HURRY
+from services.metadata.repairs import ADD, CLAIM, HURRY
 from services.metadata.repairs import PAGE as REPAIR_PAGE
 from tests.metadata.support import DRAFT, Service
 
@@ -108,6 +108,7 @@ QUERIES: list[tuple[tuple[str, list[Any]], str]] = [
     ((CLAIM, ["w", 30.0, 2]), "repairs_in_order"),
     ((REPAIR_PAGE, [7, "b1@1", 9]), "repairs_pkey"),
     ((HURRY, []), "repairs_waiting"),
+    ((ADD, [[7], ["b7@1"], ["{[0,9]}"], [1], [True]]), "ledgers_live"),
     ((USES, ["b7", 9]), "ledger_members_pkey"),
     ((USES_COUNT, ["b7"]), "ledger_members_pkey"),
     ((REPAIRS_COUNT, ["b7"]), "repairs_by_name"),
