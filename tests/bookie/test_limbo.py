@@ -1,5 +1,6 @@
 """Limbo against a real metadata service: who enters it, who leaves it, and when (rule 15, I27)."""
 
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.stores import Stores, scratch
+from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.messages import CasStatus, Status
@@ -16,7 +18,9 @@ from services.bookie.limbo import Limbo, PlacedRows
 from services.bookie.runtime import is_limbo_due
 from services.bookie.store import Store
 from tests.bookie.support import KEY, add, ids_of, read, run_of, started
+from tests.bookie.test_process import bookie_of
 from tests.metadata.support import DRAFT, Service, serving
+from tests.support.waiting import until
 
 OLD, NOW = "b1@1", "b1@2"
 
@@ -190,6 +194,30 @@ async def test_of_a_striped_ledger_only_its_share_is_missed(service: Service, ro
 def _is_in_limbo(store: Store, ledger_id: int) -> bool:
     row = store.row(ledger_id)
     return row is not None and row.is_limbo
+
+
+async def test_a_kill_in_the_middle_of_phase_one_leaves_nothing_unmarked(stores: Stores) -> None:
+    async with bookie_of(stores) as bookie:
+        bookie.start()
+        await bookie.ready()
+        client = MetadataClient([bookie.settings["METADATA_URLS"]], bookie.session)
+        rows = [await client.create(replace(DRAFT, ledger_key=KEY)) for _ in range(40)]
+        for row in rows[::2]:
+            await client.cas(row.closed(last_entry=0, length=1))
+        await bookie.kill()
+        shutil.rmtree(bookie.data)
+
+        bookie.start(AUTO_FIX_COOKIES="1")
+        await until(lambda: "new-incarnation" in bookie.log.read_text(), "it is a new incarnation")
+        await bookie.kill()
+        bookie.start(AUTO_FIX_COOKIES="1")
+        assert (await bookie.ready())["bookie"] == "b1@2"
+
+        async with bookie.session.get(f"{bookie.url}/v1/ledgers?limit=1000") as answer:
+            held = {item["ledger_id"]: item for item in (await answer.json())["ledgers"]}
+        assert all(held[row.ledger_id]["limbo"] for row in rows)
+        assert all(held[row.ledger_id]["fenced"] for row in rows[::2])
+        await client.close()
 
 
 def test_phase_one_is_due_until_a_start_of_the_new_incarnation_has_ended_it() -> None:

@@ -225,6 +225,8 @@ def test_limbo_takes_adds_only_from_who_knows_the_new_incarnation_and_after_a_fe
     is_closed.enter_limbo(KEY, is_fenced=True)
 
     assert ask(is_open, add(run_of(0), older)).status is Status.NOT_MINE
+    foreign = replace(add(run_of(0)), ledger_key=b"x" * 32)
+    assert ask(is_open, foreign).status is Status.WRONG_KEY  # metadata told the key
     assert ask(is_open, add(run_of(0))).status is Status.OK
     assert ask(is_closed, add(run_of(0))).status is Status.FENCED
     assert ask(is_closed, replace(add(run_of(0)), recovery=True)).status is Status.OK

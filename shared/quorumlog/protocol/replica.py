@@ -237,6 +237,12 @@ class Replica:
         records: tuple[Record, ...] = ()
         if is_fenced and not self._is_wrong_key(ledger_key):
             records = self._fence(ledger_key)
+        elif self.ledger_key is None:
+            # The key may be lost too, and the first one that comes would define it (rule 30).
+            kept = LacKept(self.last_add_confirmed, ledger_key)
+            self.apply(kept)
+            self._accepted(1)
+            records = (kept,)
         limbo = self.set_limbo(limbo=True)
         return Verdict(Status.OK, limbo.after, records=(*records, *limbo.records))
 
