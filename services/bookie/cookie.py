@@ -108,9 +108,9 @@ def decide(found: Situation) -> tuple[LocalCookie, str]:
     if reason and not (found.may_fix or found.lost_unsynced):
         raise CookieRefused(
             f"{reason}. Entries that this bookie acknowledged may be missing, so it does not"
-            " start. Put the right directory back; or, if it is lost, start with"
-            " AUTO_FIX_COOKIES=1: the bookie comes back as a new incarnation and is filled from"
-            " its peers."
+            " start. Put the right directory back; or, if it is lost, say"
+            f" `quorumlog bookie cookie fix {found.name}`, or start with AUTO_FIX_COOKIES=1: the"
+            " bookie comes back as a new incarnation and is filled from its peers."
         )
     known = max(
         local.incarnation if local is not None else 0,

@@ -210,7 +210,7 @@ class Bookie:
                 and local.durability == "deferred"
                 and not self._opened.replayed.was_clean
             ),
-            may_fix=config.auto_fix_cookies,
+            may_fix=config.auto_fix_cookies or (remote is not None and remote.may_fix),
         )
         cookie, reason = decide(found)
         if reason:

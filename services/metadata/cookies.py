@@ -129,7 +129,10 @@ class CookieStore:
                     first=[use.ledger_id for use in found.first],
                 )
             await connection.execute(
-                "UPDATE cookies SET retired_at = now() WHERE name = $1 AND retired_at IS NULL",
+                # Nothing is placed at it, so an empty directory loses nothing under its name.
+                "UPDATE cookies SET retired_at = now(), version = version + 1,"
+                " cookie = cookie || '{\"may_fix\": true}'"
+                " WHERE name = $1 AND retired_at IS NULL",
                 name,
             )
 

@@ -1,6 +1,7 @@
 """A bookie as a process: killed and started again, refused with a wrong directory, stopped."""
 
 import asyncio
+import json
 import shutil
 import signal
 import subprocess
@@ -12,9 +13,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from typer.testing import CliRunner
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
+from quorumlog.cli import app as cli
 from quorumlog.net.bookie_client import BookieClient, ChannelLimits
 from quorumlog.protocol.messages import Status
 from services.local.config import inherited_environment
@@ -174,6 +177,26 @@ async def test_a_wiped_directory_is_refused_and_with_leave_a_new_incarnation(
     assert await answered is Status.NOT_MINE
     assert await fenced is Status.NOT_MINE
     await client.close()
+
+    # An operator's word is good for one start.
+    await bookie.kill()
+    shutil.rmtree(bookie.data)
+    command = ["bookie", "cookie", "fix", "b1", "--metadata", bookie.settings["METADATA_URLS"]]
+    done = await asyncio.to_thread(CliRunner().invoke, cli, command)
+    assert (done.exit_code, done.output) == (
+        0,
+        "b1 may start without what it lost, once, as incarnation 3 or later\n",
+    )
+    bookie.start()
+    assert (await bookie.ready())["bookie"] == "b1@3"
+    show = ["bookie", "cookie", "show", *command[3:], "--data-dir", str(bookie.data), "--json"]
+    shown = json.loads((await asyncio.to_thread(CliRunner().invoke, cli, show)).stdout)
+    assert (shown["incarnation"], shown["may_fix"], shown["matches"]) == (3, False, True)
+    refused = await asyncio.to_thread(
+        CliRunner().invoke, cli, ["bookie", "cookie", "delete", *command[3:]]
+    )
+    assert refused.exit_code == 1
+    assert "lives" in refused.output
 
 
 async def test_the_directory_of_another_bookie_is_refused(bookie: Process) -> None:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from quorumlog.cli import cookies
 from quorumlog.cli.common import (
     DEFAULT_GATEWAY,
     GatewayOption,
@@ -23,6 +24,7 @@ from quorumlog.client import Client
 from quorumlog.errors import RouteNotFound, VersionConflict
 
 app = typer.Typer(no_args_is_help=True, help="The servers that keep entries.")
+app.add_typer(cookies.app, name="cookie")
 
 NOT_YET: Final = 5
 _LOOK_S: Final = 1.0

@@ -40,10 +40,15 @@ def run(gateway: str, work: Callable[[Client], Awaitable[T]]) -> T:
     try:
         return asyncio.run(in_session())
     except QuorumLogError as error:
-        Console(stderr=True, highlight=False).print(f"{error.code}: {error.detail}", markup=False)
-        if error.outcome == UNKNOWN:
-            raise typer.Exit(3) from None
-        raise typer.Exit(4 if isinstance(error, NotFound) else 1) from None
+        raise failed(error) from None
+
+
+def failed(error: QuorumLogError) -> typer.Exit:
+    """Says what went wrong; the exit status that tells it to programs."""
+    Console(stderr=True, highlight=False).print(f"{error.code}: {error.detail}", markup=False)
+    if error.outcome == UNKNOWN:
+        return typer.Exit(3)
+    return typer.Exit(4 if isinstance(error, NotFound) else 1)
 
 
 def watched(

@@ -298,6 +298,8 @@ class Cookie(Body):
     directories: tuple[Text, ...] = ()
     boots: Annotated[int, Field(ge=0, le=ID_MAX)] = 0
     """Starts so far; a directory with fewer than the cookie says is an old copy."""
+    may_fix: bool = False
+    """An operator's word for one start: go on as a new incarnation where data is lost."""
 
 
 class CookiePut(Body):
