@@ -1,49 +1,107 @@
-"""The command line against a whole cluster."""
+"""The command line against a whole cluster, as a shell uses it."""
 
 import asyncio
 import json
 import os
+import random
+import signal
+import struct
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from loadtest.cluster import Cluster
+from quorumlog.client import Client
+from services.local.process import Become, in_child
+from tests.support.waiting import until, within
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
-async def run(cluster: Cluster, *arguments: str, given: str = "") -> tuple[int, str, str]:
+def words(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "quorumlog.cli", *arguments]
+
+
+def environment(cluster: Cluster) -> dict[str, str]:
+    return {**os.environ, "QUORUMLOG_GATEWAY": ",".join(cluster.gateways)}
+
+
+async def run(cluster: Cluster, *arguments: str, given: bytes = b"") -> tuple[int, bytes, str]:
     """The command line: exit status, output, errors."""
     done = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-m", "quorumlog.cli", *arguments],
-        env={**os.environ, "QUORUMLOG_GATEWAY": ",".join(cluster.gateways)},
+        words(*arguments),
+        env=environment(cluster),
         input=given,
         capture_output=True,
-        text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
-    return done.returncode, done.stdout, done.stderr
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+@asynccontextmanager
+async def started(
+    cluster: Cluster, *arguments: str, stderr: int = subprocess.PIPE
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The command line, beside the test."""
+    process = await asyncio.create_subprocess_exec(
+        *words(*arguments),
+        env=environment(cluster),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        preexec_fn=in_child(Become.SELF, signal.SIGKILL),
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def new_log(cluster: Cluster) -> str:
+    async with Client(*cluster.gateways) as client:
+        return (await client.create_log(f"log-{uuid4().hex[:8]}")).name
+
+
+async def values(cluster: Cluster, log: str) -> list[bytes]:
+    async with Client(*cluster.gateways) as client:
+        return [record.value async for record in client.log(log).records()]
+
+
+async def ended(process: asyncio.subprocess.Process) -> str:
+    """What it said on standard error; it must have ended by itself."""
+    assert process.stderr
+    async with within("it ends"):
+        said = await process.stderr.read()
+        await process.wait()
+    assert b"Traceback" not in said, said.decode()
+    return said.decode()
 
 
 async def test_the_command_line_does_what_it_says(cluster: Cluster) -> None:
     status, out, _ = await run(cluster, "ledger", "create")
     assert status == 0
-    ledger = out.strip()
+    ledger = out.decode().strip()
 
-    assert await run(cluster, "ledger", "append", ledger, "one", "two") == (0, "0..1\n", "")
-    assert await run(cluster, "ledger", "append", ledger, given="three\nfour\n") == (
-        0,
-        "2..3\n",
-        "",
-    )
-    assert (await run(cluster, "ledger", "read", ledger))[1] == "one\ntwo\nthree\nfour\n"
+    assert await run(cluster, "ledger", "append", ledger, "one", "two") == (0, b"0..1\n", "")
+    assert await run(cluster, "ledger", "append", ledger, given=b"three\n\nfive") == (
+        0, b"2..4\n", "",
+    )  # fmt: skip
+    assert (await run(cluster, "ledger", "read", ledger))[1] == b"one\ntwo\nthree\n\nfive\n"
+    _, out, _ = await run(cluster, "ledger", "read", ledger, "--from", "1", "--to", "2", "--json")
+    assert [json.loads(line)["entry_id"] for line in out.splitlines()] == [1, 2]
     shown = json.loads((await run(cluster, "ledger", "show", ledger, "--json"))[1])
     assert shown["state"] == "OPEN"
     assert (await run(cluster, "ledger", "close", ledger))[0] == 0
-    assert (await run(cluster, "ledger", "tail", ledger, "--from", "3"))[1] == "four\n"
+    assert (await run(cluster, "ledger", "tail", ledger, "-n", "1"))[1] == b"five\n"
     _, listed, _ = await run(cluster, "bookie", "list", "--json")
     assert {json.loads(line)["id"] for line in listed.splitlines()} == {
         "bookie-1@1",
@@ -57,6 +115,127 @@ async def test_the_exit_status_tells_what_became_of_it(cluster: Cluster) -> None
     missing, _, said = await run(cluster, "ledger", "read", "999999")
     usage, _, _ = await run(cluster, "ledger", "read")
     refused, _, _ = await run(cluster, "ledger", "create", "--digest", "hmac-sha256")
+    closed = await new_log(cluster)
+    async with Client(*cluster.gateways) as client:
+        await client.log(closed).close()
+    late, _, told = await run(cluster, "log", "append", closed, "too late")
 
-    assert (missing, usage, refused) == (4, 2, 1)
+    assert (missing, usage, refused, late) == (4, 2, 1, 1)
     assert said.startswith("no-such-ledger")
+    assert told.startswith("acknowledged: nothing\nlog-closed")
+
+
+async def test_any_bytes_go_through_a_log_and_come_back(cluster: Cluster, tmp_path: Path) -> None:
+    log, chance = await new_log(cluster), random.Random(7)
+    records = [chance.randbytes(chance.choice((0, 1, 100, 70_000))) for _ in range(300)]
+    frames = b"".join(struct.pack(">I", len(record)) + record for record in records)
+    whole = tmp_path / "whole"
+    whole.write_bytes(b"one\n\0record\n")
+
+    assert (await run(cluster, "log", "append", log, "--format", "frames", given=frames))[:2] == (
+        0, b"0..299\n",
+    )  # fmt: skip
+    appended = await run(cluster, "log", "append", log, "--format", "raw", "--file", str(whole))
+    assert appended[:2] == (0, b"300..300\n")
+    assert (await run(cluster, "log", "append", log, "--format", "null", given=b"a\nb\0c\0"))[
+        0
+    ] == 0
+
+    assert await values(cluster, log) == [*records, b"one\n\0record\n", b"a\nb", b"c"]
+    _, out, _ = await run(cluster, "log", "read", log, "--format", "frames")
+    assert out.startswith(frames)
+    _, out, _ = await run(cluster, "log", "read", log, "--from", "300", "--format", "raw")
+    assert out == b"one\n\0record\na\nbc"
+    _, out, _ = await run(cluster, "log", "read", log, "--from", "301", "--format", "null")
+    assert out == b"a\nb\0c\0"
+
+
+async def test_an_input_that_ends_within_a_frame_is_an_error(cluster: Cluster) -> None:
+    log = await new_log(cluster)
+
+    cut = struct.pack(">I", 1) + b"a" + struct.pack(">I", 5) + b"b"
+    status, _, said = await run(cluster, "log", "append", log, "--format", "frames", given=cut)
+
+    assert status == 1
+    assert "within a frame" in said
+    assert await values(cluster, log) in ([], [b"a"])
+
+
+async def test_what_trickles_in_is_appended_as_it_comes_and_ctrl_c_is_clean(
+    cluster: Cluster,
+) -> None:
+    log = await new_log(cluster)
+    async with started(cluster, "log", "append", log) as process:
+        assert process.stdin
+        for count in (1, 2):
+            process.stdin.write(b"a line\n")
+
+            async def is_there(count: int = count) -> bool:
+                return len(await values(cluster, log)) == count
+
+            await until(is_there, "the line is in the log")
+        process.send_signal(signal.SIGINT)
+        said = await ended(process)
+
+        assert process.returncode == 130
+        assert "acknowledged: 0.." in said
+
+
+async def test_a_tail_prints_what_comes_until_the_log_ends(cluster: Cluster) -> None:
+    log = await new_log(cluster)
+    await run(cluster, "log", "append", log, given=b"0\n1\n2\n")
+    async with (
+        Client(*cluster.gateways) as client,
+        started(cluster, "log", "tail", log, "-n", "2") as tail,
+        started(cluster, "log", "read", log, "--from", "1", "--follow") as follow,
+    ):
+        for process in (tail, follow):
+            assert process.stdout
+            async with within("the last records come"):
+                assert [await process.stdout.readline() for _ in range(2)] == [b"1\n", b"2\n"]
+        await client.log(log).append(b"3")
+        for process in (tail, follow):
+            assert process.stdout
+            async with within("a new record comes"):
+                assert await process.stdout.readline() == b"3\n"
+        follow.send_signal(signal.SIGINT)
+        await ended(follow)
+        await client.log(log).close()
+        await ended(tail)
+
+        assert (follow.returncode, tail.returncode) == (130, 0)
+
+
+async def test_a_reader_that_closes_the_pipe_ends_the_output_quietly(cluster: Cluster) -> None:
+    log = await new_log(cluster)
+    lines = b"".join(b"%099d\n" % n for n in range(20_000))
+    assert (await run(cluster, "log", "append", log, given=lines))[1] == b"0..19999\n"
+
+    shell = subprocess.list2cmdline(words("log", "read", log))
+    done = await asyncio.to_thread(
+        subprocess.run,
+        ["bash", "-c", f"{shell} | head -n 1; exit ${{PIPESTATUS[0]}}"],
+        env=environment(cluster),
+        capture_output=True,
+        timeout=240,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (141, b"%099d\n" % 0, b"")
+
+
+async def test_a_terminal_is_shown_how_far_it_is(cluster: Cluster) -> None:
+    log = await new_log(cluster)
+    ours, theirs = os.openpty()
+    try:
+        async with started(cluster, "log", "append", log, stderr=theirs) as process:
+            assert process.stdin
+            process.stdin.write(b"a line\n")
+            process.stdin.close()
+            async with within("it ends"):
+                await process.wait()
+        assert process.returncode == 0
+        assert b"appended" in os.read(ours, 1 << 16)
+    finally:
+        os.close(ours)
+        os.close(theirs)

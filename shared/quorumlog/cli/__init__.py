@@ -1,7 +1,8 @@
 """`quorumlog …`: ledgers, logs and the cluster from a shell.
 
 Exit status: 0 done; 1 an error, and nothing was done; 2 wrong usage; 3 an error after which nobody
-can say whether it was done; 4 what was asked for is not there; 5 what was waited for has not come.
+can say whether it was done; 4 what was asked for is not there; 5 what was waited for has not come;
+130 Ctrl-C; 141 whoever read the output has closed it.
 """
 
 import typer

@@ -1,17 +1,18 @@
 """What all commands share: options, errors as exit statuses, tables and JSON."""
 
 import asyncio
+import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Final, TypeVar
 
 import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from quorumlog.cli.pipes import BATCHING, CutShort
 from quorumlog.client import Client
 from quorumlog.errors import UNKNOWN, NotFound, QuorumLogError
 
@@ -26,7 +27,9 @@ WatchOption = Annotated[
     float | None,
     typer.Option("--watch", min=0.1, help="Again every so many seconds, until Ctrl-C."),
 ]
-_BATCH = 1000
+_INTERRUPTED: Final = 130
+_PIPE_CLOSED: Final = 141
+"""As a shell tells of a process that SIGINT or SIGPIPE ended."""
 DEFAULT_GATEWAY = "http://127.0.0.1:8080"
 
 
@@ -34,11 +37,20 @@ def run(gateway: str, work: Callable[[Client], Awaitable[T]]) -> T:
     """Do something with a client; an error ends the process with its exit status."""
 
     async def in_session() -> T:
-        async with Client(*gateway.split(",")) as client:
+        async with Client(*gateway.split(","), batching=BATCHING) as client:
             return await work(client)
 
     try:
         return asyncio.run(in_session())
+    except KeyboardInterrupt:
+        raise typer.Exit(_INTERRUPTED) from None
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Nothing may be flushed to it at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(_PIPE_CLOSED) from None
+    except (CutShort, OSError) as error:
+        Console(stderr=True, highlight=False).print(str(error), markup=False)
+        raise typer.Exit(1) from None
     except QuorumLogError as error:
         raise failed(error) from None
 
@@ -99,19 +111,3 @@ def print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...], *, as_json:
     for row in rows:
         table.add_row(*(str(row.get(column, "")) for column in columns))
     Console(highlight=False).print(table)
-
-
-def batches(texts: list[str] | None, file: Path | None) -> Iterator[list[bytes]]:
-    """What is to be appended: arguments, or the lines of a file or of standard input."""
-    if texts:
-        yield [text.encode() for text in texts]
-        return
-    with file.open("rb") if file else sys.stdin.buffer as lines:
-        batch: list[bytes] = []
-        for line in lines:
-            batch.append(line.rstrip(b"\r\n"))
-            if len(batch) == _BATCH:
-                yield batch
-                batch = []
-        if batch:
-            yield batch

@@ -2,22 +2,33 @@
 
 import base64
 import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Annotated, Any
 
+import orjson
 import typer
 
 from quorumlog.cli.common import (
     DEFAULT_GATEWAY,
     GatewayOption,
     JsonOption,
-    batches,
     print_json,
     print_object,
     print_rows,
     run,
 )
 from quorumlog.cli.operator import asked, autorecoveries
+from quorumlog.cli.pipes import (
+    FileOption,
+    FollowOption,
+    Framing,
+    FramingOption,
+    LinesOption,
+    joined,
+    records,
+    send,
+    write,
+)
 from quorumlog.client import Client, Entry
 
 PasswordOption = Annotated[
@@ -28,13 +39,14 @@ LedgerArgument = Annotated[int, typer.Argument(help="The ledger's id.")]
 app = typer.Typer(no_args_is_help=True, help="Create, append, read, end ledgers.")
 
 
-def _print_entry(entry: Entry, *, as_json: bool) -> None:
-    if as_json:
+def _form(framing: Framing, *, as_json: bool) -> Callable[[Entry], bytes]:
+    def form(entry: Entry) -> bytes:
+        if not as_json:
+            return joined((entry.payload,), framing)
         data = base64.b64encode(entry.payload).decode()
-        print_json({"entry_id": entry.entry_id, "data": data})
-        return
-    sys.stdout.buffer.write(entry.payload + b"\n")
-    sys.stdout.flush()
+        return orjson.dumps({"entry_id": entry.entry_id, "data": data}) + b"\n"
+
+    return form
 
 
 @app.command()
@@ -69,22 +81,20 @@ def create(
 @app.command()
 def append(
     ledger_id: LedgerArgument,
-    texts: Annotated[list[str] | None, typer.Argument(help="Entries; else lines of input.")] = None,
+    texts: Annotated[list[str] | None, typer.Argument(help="Entries; else standard input.")] = None,
     gateway: GatewayOption = DEFAULT_GATEWAY,
     password: PasswordOption = None,
     as_json: JsonOption = False,
-    file: Annotated[Path | None, typer.Option(help="Each line becomes an entry.")] = None,
+    file: FileOption = None,
+    framing: FramingOption = Framing.LINES,
 ) -> None:
-    """Append entries: arguments, or each line of a file or of standard input."""
+    """Append entries: arguments, or what a file or standard input holds, as it comes."""
 
     async def work(client: Client) -> tuple[int, int] | None:
         ledger = client.ledger(ledger_id, password=password)
-        first, last = None, -1
-        for batch in batches(texts, file):
-            done = await ledger.append_batch(batch)
-            first = done.first_entry if first is None else first
-            last = done.last_entry
-        return None if first is None else (first, last)
+        return await send(
+            records(texts, file, framing), ledger.submit, lambda done: done.first_entry
+        )
 
     done = run(gateway, work)
     if as_json:
@@ -100,15 +110,20 @@ def read(
     gateway: GatewayOption = DEFAULT_GATEWAY,
     password: PasswordOption = None,
     as_json: JsonOption = False,
-    first: Annotated[int, typer.Option("--from")] = 0,
-    last: Annotated[int | None, typer.Option("--to")] = None,
+    first: Annotated[int, typer.Option("--from", min=0)] = 0,
+    last: Annotated[int | None, typer.Option("--to", min=0)] = None,
+    follow: FollowOption = False,
+    framing: FramingOption = Framing.LINES,
 ) -> None:
-    """Print the confirmed entries, one a line."""
+    """Print the confirmed entries; with --follow those to come as well."""
 
     async def work(client: Client) -> None:
-        async for entry in client.ledger(ledger_id, password=password).entries(first, last=last):
-            _print_entry(entry, as_json=as_json)
+        ledger = client.ledger(ledger_id, password=password)
+        found = ledger.tail(first) if follow else ledger.entries(first, last=last)
+        await write(found.pages(), _form(framing, as_json=as_json))
 
+    if follow and last is not None:
+        raise typer.BadParameter("--to has an end, and --follow has none")
     run(gateway, work)
 
 
@@ -118,13 +133,18 @@ def tail(
     gateway: GatewayOption = DEFAULT_GATEWAY,
     password: PasswordOption = None,
     as_json: JsonOption = False,
-    first: Annotated[int, typer.Option("--from")] = 0,
+    first: Annotated[int | None, typer.Option("--from", min=0, help="In place of -n.")] = None,
+    lines: LinesOption = 10,
+    framing: FramingOption = Framing.LINES,
 ) -> None:
-    """Print entries as they come, until the ledger is closed."""
+    """Print the last entries, and those to come, until the ledger is closed."""
 
     async def work(client: Client) -> None:
-        async for entry in client.ledger(ledger_id, password=password).tail(first):
-            _print_entry(entry, as_json=as_json)
+        ledger = client.ledger(ledger_id, password=password)
+        start = first
+        if start is None:
+            start = max(0, await ledger.last_add_confirmed() + 1 - lines)
+        await write(ledger.tail(start).pages(), _form(framing, as_json=as_json))
 
     run(gateway, work)
 

@@ -2,22 +2,33 @@
 
 import base64
 import sys
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, cast
 
+import orjson
 import typer
 
 from quorumlog.cli.common import (
     DEFAULT_GATEWAY,
     GatewayOption,
     JsonOption,
-    batches,
     print_json,
     print_object,
     print_rows,
     run,
 )
-from quorumlog.client import Client, LogRecord
+from quorumlog.cli.pipes import (
+    FileOption,
+    FollowOption,
+    Framing,
+    FramingOption,
+    LinesOption,
+    joined,
+    records,
+    send,
+    write,
+)
+from quorumlog.client import Client, LogRecord, Start
 
 NameArgument = Annotated[str, typer.Argument(help="The log's name.")]
 
@@ -52,21 +63,19 @@ def create_log(
 @app.command(name="append")
 def append_to_log(
     name: NameArgument,
-    texts: Annotated[list[str] | None, typer.Argument(help="Records; else lines of input.")] = None,
+    texts: Annotated[list[str] | None, typer.Argument(help="Records; else standard input.")] = None,
     gateway: GatewayOption = DEFAULT_GATEWAY,
     as_json: JsonOption = False,
-    file: Annotated[Path | None, typer.Option(help="Each line becomes a record.")] = None,
+    file: FileOption = None,
+    framing: FramingOption = Framing.LINES,
 ) -> None:
-    """Append records exactly once: arguments, or each line of a file or of standard input."""
+    """Append records exactly once: arguments, or what a file or standard input holds, as it comes."""
 
     async def work(client: Client) -> tuple[int, int] | None:
         producer = client.log(name).producer()
-        first, last = None, -1
-        for batch in batches(texts, file):
-            done = await producer.append(*batch)
-            first = done.first_offset if first is None else first
-            last = done.last_offset
-        return None if first is None else (first, last)
+        return await send(
+            records(texts, file, framing), producer.submit, lambda done: done.first_offset
+        )
 
     done = run(gateway, work)
     if as_json:
@@ -76,13 +85,29 @@ def append_to_log(
         sys.stdout.write(f"{done[0]}..{done[1]}\n")
 
 
-def _print_record(record: LogRecord, *, as_json: bool) -> None:
-    if as_json:
-        data = base64.b64encode(record.value).decode()
-        print_json({"offset": record.offset, "timestamp": record.timestamp, "data": data})
-        return
-    sys.stdout.buffer.write(record.value + b"\n")
-    sys.stdout.flush()
+def _form(framing: Framing, *, as_json: bool) -> Callable[[LogRecord], bytes]:
+    def form(record: LogRecord) -> bytes:
+        if not as_json:
+            return joined((record.value,), framing)
+        key = None if record.key is None else base64.b64encode(record.key).decode()
+        shown = {
+            "offset": record.offset,
+            "timestamp": record.timestamp,
+            "key": key,
+            "headers": record.headers,
+            "data": base64.b64encode(record.value).decode(),
+        }
+        return orjson.dumps(shown) + b"\n"
+
+    return form
+
+
+def _start(text: str | None) -> Start | None:
+    if text is None or text in ("earliest", "latest"):
+        return cast("Start | None", text)
+    if not text.isascii() or not text.isdecimal():
+        raise typer.BadParameter("--from is an offset, earliest or latest")
+    return int(text)
 
 
 @app.command(name="read")
@@ -90,13 +115,19 @@ def read_log(
     name: NameArgument,
     gateway: GatewayOption = DEFAULT_GATEWAY,
     as_json: JsonOption = False,
-    first: Annotated[int | None, typer.Option("--from", help="The earliest by default.")] = None,
+    first: Annotated[
+        str, typer.Option("--from", help="An offset, earliest or latest.")
+    ] = "earliest",
+    follow: FollowOption = False,
+    framing: FramingOption = Framing.LINES,
 ) -> None:
-    """Print the records that are there now."""
+    """Print the records that are there now; with --follow those to come as well."""
+    start = _start(first) or 0
 
     async def work(client: Client) -> None:
-        async for record in client.log(name).records("earliest" if first is None else first):
-            _print_record(record, as_json=as_json)
+        log = client.log(name)
+        found = log.tail(start) if follow else log.records(start)
+        await write(found.pages(), _form(framing, as_json=as_json))
 
     run(gateway, work)
 
@@ -106,13 +137,22 @@ def tail_log(
     name: NameArgument,
     gateway: GatewayOption = DEFAULT_GATEWAY,
     as_json: JsonOption = False,
-    first: Annotated[int | None, typer.Option("--from", help="The latest by default.")] = None,
+    first: Annotated[
+        str | None, typer.Option("--from", help="An offset, earliest or latest; in place of -n.")
+    ] = None,
+    lines: LinesOption = 10,
+    framing: FramingOption = Framing.LINES,
 ) -> None:
-    """Print records as they come, until the log is closed."""
+    """Print the last records, and those to come, until the log is closed."""
+    given = _start(first)
 
     async def work(client: Client) -> None:
-        async for record in client.log(name).tail("latest" if first is None else first):
-            _print_record(record, as_json=as_json)
+        log = client.log(name)
+        start = given
+        if start is None:
+            info = await log.info()
+            start = max(int(info["first_offset"]), int(info["next_offset"]) - lines)
+        await write(log.tail(start).pages(), _form(framing, as_json=as_json))
 
     run(gateway, work)
 
