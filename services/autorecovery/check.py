@@ -185,8 +185,7 @@ class ReplicaCheck:
                 told = _Answers.model_validate_json(body)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, ValidationError):
                 return found
-            # Rule 4: the reply names who says it and about what. Rule 15: limbo says nothing.
-            if (told.bookie, told.ledger_id, told.limbo) != (member, ledger_id, False):
+            if not _is_word_of(member, ledger_id, told):
                 return found
             found |= {
                 share: answer
@@ -194,6 +193,11 @@ class ReplicaCheck:
                 if (answer.first, answer.last) == (share.first, share.last)
             }
         return found
+
+
+def _is_word_of(member: str, ledger_id: int, told: _Answers) -> bool:
+    """Rule 4: the reply names who says it and about what. Rule 15: limbo says nothing."""
+    return (told.bookie, told.ledger_id, told.limbo) == (member, ledger_id, False)
 
 
 def _shares(row: LedgerMetadata) -> Iterator[_Share]:

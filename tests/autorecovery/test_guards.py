@@ -1,0 +1,103 @@
+"""Each guard of autorecovery is taken out once; a test of this folder must notice."""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quorumlog.errors import NotEnoughBookies
+from services.autorecovery import check
+from services.autorecovery.check import ReplicaCheck
+from services.autorecovery.findings import LostMembers
+from services.autorecovery.pace import PacedBookies
+from services.autorecovery.worker import Worker
+from tests.autorecovery import test_findings, test_moves, test_pace, test_replica_check
+from tests.mutants.guards import always
+from tests.mutants.hunt import Mutant, Patch, applied
+
+NOTICED = (AssertionError, pytest.fail.Exception, NotEnoughBookies)
+
+
+def believed(_original: Any) -> Any:
+    """Findings are not checked again."""
+
+    async def still(_self: ReplicaCheck, _row: Any, lacks: Any) -> list[Any]:
+        return list(lacks)
+
+    return still
+
+
+def at_once(original: Any) -> Any:
+    """Who is away is lost."""
+
+    def look(self: LostMembers, bookies: Any, now: float) -> Any:
+        self.delay_s = 0.0
+        return original(self, bookies, now)
+
+    return look
+
+
+def unlimited(_original: Any) -> Any:
+    """Copies go out as they come."""
+
+    async def until_free(_self: PacedBookies) -> None:
+        return
+
+    return until_free
+
+
+GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
+    (
+        Mutant("a place moves while its bookie restarts", "rule 8, ADR 6",
+               (Patch(Worker, "_may_move", always(True)),)),
+        test_moves.test_a_bookie_that_is_only_away_is_waited_for,
+    ),
+    (
+        Mutant("whoever answers is believed to be the member", "rules 4 and 15",
+               (Patch(check, "_is_word_of", always(True)),)),
+        test_replica_check.test_what_is_not_a_bookies_word_on_what_was_asked_is_silence,
+    ),
+    (
+        Mutant("a finding is not checked again", "issue 5.1", (Patch(ReplicaCheck, "still", believed),)),
+        test_replica_check.test_what_was_mended_or_moved_meanwhile_is_no_finding,
+    ),
+    (
+        Mutant("the delay of a lost bookie is nothing", "reference 1.4",
+               (Patch(LostMembers, "look", at_once),)),
+        test_findings.test_a_bookie_is_lost_only_after_the_delay,
+    ),
+    (
+        Mutant("the copy rate has no limit", "issue 5.2",
+               (Patch(PacedBookies, "_until_free", unlimited),)),
+        test_pace.test_in_no_stretch_of_time_more_is_handed_over_than_the_limit_and_one_run,
+    ),
+    (
+        Mutant("a pause stops nothing", "issue 5.7",
+               (Patch(PacedBookies, "_until_free", unlimited),)),
+        test_pace.test_nothing_is_handed_over_while_repair_is_paused_and_all_of_it_afterwards,
+    ),
+    (
+        Mutant("zones do not count", "issue 5.3", (Patch(test_findings, "missing_zones", always(0)),)),
+        test_findings.test_a_ledger_in_fewer_zones_than_there_are_is_told,
+    ),
+]  # fmt: skip
+
+
+def played(test: Callable[[], Any]) -> None:
+    result = test()
+    if inspect.isawaitable(result):
+
+        async def awaited() -> None:
+            await result
+
+        asyncio.run(awaited())
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=[mutant.name for mutant, _ in GUARDS])
+def test_a_guard_that_is_taken_out_is_noticed(guard: tuple[Mutant, Callable[[], Any]]) -> None:
+    mutant, test = guard
+    played(test)
+    with applied(mutant), pytest.raises(NOTICED):
+        played(test)

@@ -1,0 +1,64 @@
+"""A place moves only where an audit, a drain or a new incarnation says so (ADR 6)."""
+
+from typing import Any
+
+import pytest
+
+from quorumlog.errors import NotEnoughBookies
+from quorumlog.net.directory import Directory
+from quorumlog.protocol.messages import CasStatus
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.wire.bodies import BookieInfo, BookieList
+from quorumlog.wire.repair_bodies import Repair
+from services.autorecovery.worker import Away, Done, Worker
+
+ROW = LedgerMetadata(
+    7,
+    Quorum(3, 3, 2),
+    DigestKind.CRC32C,
+    (Fragment(0, ("b1@1", "b2@1", "b3@1")),),
+    state=State.CLOSED,
+    last_entry=-1,
+    length=0,
+)
+
+
+class Rows:
+    """A metadata port with one row."""
+
+    async def read(self, _ledger_id: int) -> tuple[CasStatus, LedgerMetadata]:
+        return CasStatus.OK, ROW
+
+
+class RowPorts:
+    metadata = Rows()
+
+
+async def mend(state: str, *, member: str = "b1@1", moves: bool = False) -> None:
+    """Mend what b1@1 lacks while the cluster knows this of it; nobody is free to take its place."""
+    known = BookieInfo.model_validate({"id": member, "state": state, "url": ""})
+
+    async def fetch() -> BookieList:
+        return BookieList(bookies=(known,))
+
+    directory = Directory(fetch)
+    await directory.refresh()
+    parts: Any = (None, directory, RowPorts(), None, Done())
+    item = Repair(ledger_id=7, member="b1@1", ranges=((0, 9),), version=1, moves=moves)
+    await Worker(*parts).mend(item)
+
+
+async def test_a_bookie_that_is_only_away_is_waited_for() -> None:
+    with pytest.raises(Away):
+        await mend("lost")
+
+
+async def test_what_is_lost_drained_or_an_earlier_incarnation_moves() -> None:
+    for case in (
+        mend("lost", moves=True),
+        mend("draining"),
+        mend("lost", member="b1@2"),
+    ):
+        with pytest.raises(NotEnoughBookies, match="free to take its place"):
+            await case

@@ -1,0 +1,119 @@
+"""What counts as a bookie's word on its copies, and what does not: against a peer of any manners."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from loadtest.ports import free_ports
+from quorumlog.net.directory import Directory
+from quorumlog.net.listen import ListenLimits, listening
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.wire.bodies import BookieInfo, BookieList
+from services.autorecovery.check import Lack, ReplicaCheck
+
+ROW = LedgerMetadata(
+    7,
+    Quorum(1, 1, 1),
+    DigestKind.CRC32C,
+    (Fragment(0, ("b1@1",)),),
+    state=State.CLOSED,
+    last_entry=9,
+    length=10,
+)
+LACKING = Lack("b1@1", 0, 5, 9, "missing")
+
+
+class Peer:
+    """A bookie with entries 0 to 4 that answers with what a test adds."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.told: dict[str, Any] = {}
+        self.digest: dict[str, Any] = {}
+        self.heals_after = -1
+        self.asked = 0
+
+    async def digests(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        asked = await request.json()
+        has_all = 0 <= self.heals_after < self.asked
+        end = 10 if has_all else 5
+        found = []
+        for first, last in asked["ranges"]:
+            low, high = max(first, 0), min(last, end - 1)
+            present = [[low, high]] if low <= high else []
+            entries = max(0, high - low + 1)
+            answer = {"first": first, "last": last, "entries": entries, "present": present}
+            found.append(answer | {"damaged": [], "digest": "d"} | self.digest)
+        body = {"bookie": "b1@1", "ledger_id": 7, "limbo": False, "digests": found} | self.told
+        return web.json_response(body, status=self.status)
+
+
+@asynccontextmanager
+async def checking(peer: Peer) -> AsyncIterator[ReplicaCheck]:
+    port = free_ports(1)[0]
+
+    async def fetch() -> BookieList:
+        bookie = BookieInfo(id="b1@1", state="writable", url=f"http://127.0.0.1:{port}")
+        return BookieList(bookies=(bookie,))
+
+    app = web.Application()
+    app.router.add_post("/v1/ledgers/7/digests", peer.digests)
+    directory = Directory(fetch)
+    await directory.refresh()
+    async with (
+        listening(app, host="127.0.0.1", port=port, limits=ListenLimits()),
+        aiohttp.ClientSession() as session,
+    ):
+        yield ReplicaCheck(directory, session)
+
+
+async def test_what_a_bookie_says_that_it_lacks_is_lacking() -> None:
+    async with checking(Peer()) as check:
+        report = await check.check(ROW)
+        assert (report.lacks, report.silent, report.entries) == ([LACKING], [], 10)
+        assert await check.still(ROW, report.lacks) == [LACKING]
+
+
+async def test_what_is_not_a_bookies_word_on_what_was_asked_is_silence() -> None:
+    wrong: tuple[dict[str, Any], ...] = (
+        {"status": 503},
+        {"told": {"limbo": True}},
+        {"told": {"bookie": "b1@2"}},
+        {"told": {"ledger_id": 8}},
+        {"told": {"digests": []}},
+        {"digest": {"first": 1}},
+        {"digest": {"entries": "0"}},
+    )
+    for manners in wrong:
+        peer = Peer()
+        for name, value in manners.items():
+            setattr(peer, name, value)
+        async with checking(peer) as check:
+            report = await check.check(ROW)
+            assert (report.lacks, report.silent) == ([], ["b1@1"]), manners
+            assert await check.still(ROW, [LACKING]) == [], manners
+
+
+async def test_what_was_mended_or_moved_meanwhile_is_no_finding() -> None:
+    peer = Peer()
+    async with checking(peer) as check:
+        found = (await check.check(ROW)).lacks
+        peer.heals_after = peer.asked
+        assert await check.still(ROW, found) == []
+    async with checking(Peer()) as check:
+        found = (await check.check(ROW)).lacks
+        moved = ROW.with_member_replaced(0, "b1@1", "b2@1")
+        assert await check.still(moved, found) == []
+
+
+async def test_an_open_fragment_is_its_writers() -> None:
+    open_row = LedgerMetadata(7, Quorum(1, 1, 1), DigestKind.CRC32C, (Fragment(0, ("b1@1",)),))
+    peer = Peer()
+    async with checking(peer) as check:
+        assert (await check.check(open_row)).is_whole
+    assert peer.asked == 0
