@@ -17,7 +17,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "guides"
-LANGUAGES = {"curl": "sh", "python": "python", "javascript": "js", "go": "go"}
+LANGUAGES = {
+    "curl": "sh",
+    "transactions": "sh",
+    "python": "python",
+    "javascript": "js",
+    "go": "go",
+}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 
@@ -48,16 +54,17 @@ def snippets(guide: str) -> list[Snippet]:
 def command(snippet: Snippet, file: Path) -> list[str]:
     """How it is run; the test is skipped where the tool is not on the machine."""
     commands = {
-        "curl": ["sh", str(file)],
+        "sh": ["sh", str(file)],
         "python": [sys.executable, str(file)],
-        "javascript": ["node", str(file)],
+        "js": ["node", str(file)],
         # Compiling takes most of it; nothing of what optimising gives is needed here.
         "go": ["go", "run", "-gcflags=all=-N -l", str(file)],
     }
-    needed = "curl" if snippet.guide == "curl" else commands[snippet.guide][0]
+    language = LANGUAGES[snippet.guide]
+    needed = "curl" if language == "sh" else commands[language][0]
     if shutil.which(needed) is None:
         pytest.skip(f"{needed} is not on this machine: the guide's program was not run")
-    return commands[snippet.guide]
+    return commands[language]
 
 
 async def output_of(words: list[str], folder: Path, **environment: str) -> str:
@@ -81,7 +88,8 @@ async def test_a_guide_s_program_prints_what_the_guide_says(
     source = snippet.source
     for number, url in enumerate(cluster.gateways):
         source = source.replace(f"http://127.0.0.1:{8080 + number}", url)
-    suffix = {"curl": "sh", "python": "py", "javascript": "mjs", "go": "go"}[snippet.guide]
+    language = LANGUAGES[snippet.guide]
+    suffix = {"python": "py", "js": "mjs"}.get(language, language)
     file = tmp_path / f"program.{suffix}"
     file.write_text(source)
     cache = ROOT / "build" / "go"

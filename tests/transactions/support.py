@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tests.logs.support import Answer, Http
+from tests.logs.support import SETTLED_S, Answer, Http
+from tests.support.waiting import until
 
 LOG = "/v1/logs/log"
 TRANSACTIONS = "/v1/transactions"
@@ -30,18 +31,36 @@ async def write(
         "POST", "/v1/ledgers", {"transaction": transaction, "partition": partition}, at=at
     )
     ledger_id: int = made["ledger_id"]
-    for batch in batches:
-        answer = await append(http, ledger_id, batch, at=at)
-        assert answer.status == 201, answer
+    for number, batch in enumerate(batches):
+        await _append_once(http, ledger_id, number, batch, at=at)
     if seal:
         await http.done("POST", f"/v1/ledgers/{ledger_id}/close", at=at)
     return ledger_id
 
 
-async def append(http: Http, ledger_id: int, batch: Sequence[str], *, at: int = 0) -> Answer:
+async def _append_once(
+    http: Http, ledger_id: int, number: int, batch: Sequence[str], *, at: int
+) -> None:
+    """Append as the entry of this number, again where a slow machine had no answer in time."""
+
+    async def ask() -> bool:
+        answer = await append(http, ledger_id, batch, at=at, query=f"?expect={number}")
+        if answer.status == 412:
+            return bool(answer.json["next_entry_id"] == number + 1)
+        assert (
+            answer.status == 201 or answer.json["outcome"] == "unknown" or answer.json["retryable"]
+        )
+        return answer.status == 201
+
+    await until(ask, f"entry {number} of ledger {ledger_id}", SETTLED_S)
+
+
+async def append(
+    http: Http, ledger_id: int, batch: Sequence[str], *, at: int = 0, query: str = ""
+) -> Answer:
     """One request."""
     entries = [{"text": value} for value in batch]
-    path = f"/v1/ledgers/{ledger_id}/entries"
+    path = f"/v1/ledgers/{ledger_id}/entries{query}"
     return await http.ask("POST", path, {"entries": entries}, at=at)
 
 
