@@ -1,5 +1,6 @@
 """The sweep: ages, abandoned owners, and ledgers that nobody names."""
 
+import asyncio
 from dataclasses import replace
 
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
@@ -11,6 +12,7 @@ from services.gateway.logs.ports import Append
 from services.gateway.logs.sweep import Sweep, retained_from
 from tests.logs.model import Gateway, Store
 from tests.logs.test_manager import SETTINGS, a_cluster, contents, records
+from tests.support.virtual import run_virtual
 from tests.support.waiting import until
 
 
@@ -124,3 +126,33 @@ async def test_a_roll_by_time_comes_with_the_sweep_of_the_owner() -> None:
 
 def _options() -> LedgerOptions:
     return options_of(LogMetadata("log", SETTINGS))
+
+
+def test_a_log_that_nobody_asks_for_is_sealed_within_ten_seconds_of_its_owner_s_death() -> None:
+    async def main() -> float:
+        async with a_cluster(seed=3) as (cluster, (one, two)):
+            sweep = asyncio.create_task(Sweep(two.logs, Store(two)).run())
+            await one.logs.append("log", Append(records("a")))
+            died_s = asyncio.get_running_loop().time()
+            one.kill()
+            await until(lambda: cluster.logs["log"].end_offset is not None, "it is sealed")
+            sweep.cancel()
+            return asyncio.get_running_loop().time() - died_s
+
+    assert run_virtual(main, seed=3) < 10
+
+
+def test_a_ledger_that_was_made_for_a_log_by_a_gateway_that_died_is_deleted() -> None:
+    async def main() -> None:
+        async with a_cluster(seed=4) as (cluster, (one, two)):
+            await one.logs.append("log", Append(records("a")))
+            # It dies between creating a ledger and naming it: nobody else knows of that.
+            left = await one.create(_options())
+            one.kill()
+            sweep = asyncio.create_task(Sweep(two.logs, Store(two)).run())
+            await until(lambda: left.ledger_id not in cluster.ledgers, "it is deleted", 1000)
+            sweep.cancel()
+            assert await contents(two) == ["a"]
+            assert len(cluster.ledgers) == 1
+
+    run_virtual(main, seed=4)

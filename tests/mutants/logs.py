@@ -1,9 +1,21 @@
-"""Mutants of logs: the guards of rules 22 to 28, which seeds of the log simulation must miss."""
+"""Mutants of logs: the guards of rules 22 to 29, which seeds of the log simulation must miss."""
 
-from typing import Any, Final
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
+from quorumlog.errors import OwnedByLog
+from quorumlog.net import directory
+from quorumlog.net.directory import Directory
 from quorumlog.protocol import batch
+from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
+from services.gateway.engine import records
+from services.gateway.engine.records import RecordAppends
 from services.gateway.logs import manager, owner, takeover
 from services.gateway.logs.owner import LogOwner
 from services.gateway.logs.ownership import Ownership, Slot
@@ -18,8 +30,14 @@ LOG_SEEDS: Final = range(1, 401)
 
 
 def by_logs(mutant: Mutant, seeds: range = LOG_SEEDS) -> Find | None:
-    """Seeds of the log simulation against a mutant until one shows it."""
+    """Seeds of the log simulation against a mutant until one shows it; or the claim that the rule
+    makes of the gateway's engine, where its guard is not the logs'.
+    """
+    claim = CLAIMS.get(mutant.name)
     with applied(mutant):
+        if claim is not None:
+            said = asyncio.run(claim())
+            return None if said is None else Find("claim", said, "one call")
         for count, seed in enumerate(seeds, 1):
             violation = run_seed(seed).violation
             if violation is not None:
@@ -139,6 +157,55 @@ def any_row(original: Any) -> Any:
     return fill
 
 
+def any_absent(_original: Any) -> Any:
+    """Absent bookies fill an ensemble up, however few live."""
+    return lambda live, absent, size, *_: ((*live, *absent)[:size], True)
+
+
+async def ledger_of_a_log_is_refused() -> str | None:
+    """Rule 27: the ledger API appends to no ledger of a log, whoever holds its handle."""
+    row = LedgerMetadata(
+        7, Quorum(3, 3, 2), DigestKind.CRC32C, (Fragment(0, ("b1@1", "b2@1", "b3@1")),), log="log"
+    )
+    handles = {7: SimpleNamespace(access_row=row, records=0)}
+    appends = RecordAppends(
+        cast(Any, handles), cast(Any, None), cast(Any, None), writer_of=_no, end_or=_no
+    )
+    try:
+        await appends.append_here(7, (Record(b"x"),))
+    except OwnedByLog:
+        return None
+    except AttributeError:
+        return "rule 27: an append to a log's ledger was handed to its handle"
+    return "rule 27: an append to a log's ledger was taken"
+
+
+def _no(*_args: Any) -> Any:
+    raise NotImplementedError
+
+
+async def too_few_live_bookies_are_refused() -> str | None:
+    """Rule 29: every write set of a degraded ensemble reaches Qa with bookies that live."""
+
+    async def fetch() -> BookieList:
+        states: tuple[BookieState, ...] = ("writable", "lost", "lost", "lost")
+        return BookieList(
+            bookies=tuple(
+                BookieInfo(id=f"b{n}@1", state=state, url="") for n, state in enumerate(states)
+            )
+        )
+
+    known = Directory(fetch)
+    await known.refresh()
+    found = known.new_ensemble(3, degraded_ack=(3, 2))
+    return None if found is None else f"rule 29: {found[0]} with one bookie that lives"
+
+
+CLAIMS: Final[dict[str, Callable[[], Coroutine[Any, Any, str | None]]]] = {
+    "the ledger API writes to a log's ledgers": ledger_of_a_log_is_refused,
+    "a degraded ensemble need not reach Qa": too_few_live_bookies_are_refused,
+}
+
 LOG_MUTANTS: Final = (
     Mutant(
         "a takeover closes the last ledger only",
@@ -219,5 +286,15 @@ LOG_MUTANTS: Final = (
         "a read takes an old row's end for the log's",
         "I33",
         (Patch(LogReader, "_fill", any_row),),
+    ),
+    Mutant(
+        "the ledger API writes to a log's ledgers",
+        "rule 27",
+        (Patch(records, "transaction_of", always("one")),),
+    ),
+    Mutant(
+        "a degraded ensemble need not reach Qa",
+        "rule 29",
+        (Patch(directory, "_mixed", any_absent),),
     ),
 )

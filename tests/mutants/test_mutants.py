@@ -43,6 +43,8 @@ BY_LOGS = (
     "a batch does not count the records before it",
     "a producer's repeat is appended again",
     "what an ended ledger has kept is appended again",
+    "the ledger API writes to a log's ledgers",
+    "a degraded ensemble need not reach Qa",
 )
 
 
