@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from quorumlog.errors import EntryUnavailable, NotAcceptable, OffsetTruncated
 from quorumlog.spark.http import Gateways
+from quorumlog.spark.options import ReadOptions
 from quorumlog.spark.plan import DataLoss, Range
 from quorumlog.wire.columns import HEADERS, MEDIA, TIME
 
@@ -32,6 +33,18 @@ TYPES: Final = {
     "entry": pa.int64(),
 }
 """What Spark makes of the columns' types (`to_arrow_schema`); a batch must have exactly these."""
+
+
+def read_range(options: ReadOptions, partition: object) -> Iterator[Any]:
+    """The rows of one range; none of the empty partition that Spark makes of an empty plan."""
+    if not isinstance(partition, Range):
+        return
+    connection = options.connection
+    gateways = Gateways(connection.urls, headers=connection.headers)
+    try:
+        yield from rows(gateways, partition, options.columns, fails_on_loss=options.fails_on_loss)
+    finally:
+        gateways.close()
 
 
 def rows(
@@ -58,10 +71,20 @@ def rows(
         at = following
 
 
+def page_sizes(gateways: Gateways, log: str, first: int, bytes_max: int) -> tuple[int, int]:
+    """Rows of a page from `first` on, and their bytes: what a record weighs there."""
+    ask = _Asker(gateways, f"/v1/logs/{log}/entries", is_log=True, bytes_max=bytes_max)
+    page, _ = ask.page(first, first + _PAGE_ROWS)
+    return page.num_rows, page.column("value").nbytes + page.column("key").nbytes
+
+
 class _Asker:
     """Asks for pages: as Arrow, or as JSON where a gateway can't."""
 
-    def __init__(self, gateways: Gateways, path: str, *, is_log: bool) -> None:
+    def __init__(
+        self, gateways: Gateways, path: str, *, is_log: bool, bytes_max: int = _PAGE_BYTES
+    ) -> None:
+        self._bytes_max = min(bytes_max, _PAGE_BYTES)
         self._gateways, self._path, self._is_log = gateways, path, is_log
         self._speaks_arrow = True
 
@@ -70,7 +93,7 @@ class _Asker:
         params: dict[str, str | int] = {
             "from": first,
             "limit": min(_PAGE_ROWS, end - first),
-            "max_bytes": _PAGE_BYTES,
+            "max_bytes": self._bytes_max,
         }
         if self._speaks_arrow:
             try:

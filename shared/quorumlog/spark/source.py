@@ -3,14 +3,23 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
 from quorumlog.spark import options as opt
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import ReadOptions
 from quorumlog.spark.plan import Range, batch_plan
-from quorumlog.spark.reading import rows
+from quorumlog.spark.reading import read_range
+from quorumlog.spark.streaming import StreamReader
+from quorumlog.spark.writers import BatchWriter, StreamWriter
 
 
 class QuorumLogSource(DataSource):
@@ -31,6 +40,21 @@ class QuorumLogSource(DataSource):
         del schema
         return Reader(self.options)
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+        """A streaming read."""
+        del schema
+        return StreamReader(self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A batch write: append, or overwrite."""
+        return BatchWriter(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(  # noqa: N802 - Spark's
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """A streaming write; `complete` mode overwrites."""
+        return StreamWriter(self.options, schema, overwrite=overwrite)
+
 
 class Reader(DataSourceReader):
     """Reads what there is when it is planned."""
@@ -50,15 +74,3 @@ class Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """One task's rows as Arrow batches."""
         return read_range(self._options, partition)
-
-
-def read_range(options: ReadOptions, partition: InputPartition) -> Iterator[Any]:
-    """The rows of one range; none of the empty partition that Spark makes of an empty plan."""
-    if not isinstance(partition, Range):
-        return
-    connection = options.connection
-    gateways = Gateways(connection.urls, headers=connection.headers)
-    try:
-        yield from rows(gateways, partition, options.columns, fails_on_loss=options.fails_on_loss)
-    finally:
-        gateways.close()

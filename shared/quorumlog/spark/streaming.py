@@ -1,0 +1,200 @@
+"""A log as a stream: offsets as Kafka writes them, and how much one batch takes.
+
+An offset is `{"log":{"0":next}}`, exclusive. It is dense and never moves, whatever retention does
+to ledgers, so a checkpoint stays good. Reads are those of a batch: nothing above what is confirmed.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from quorumlog.spark.http import Gateways
+from quorumlog.spark.options import BadOption, ReadOptions
+from quorumlog.spark.plan import (
+    Extent,
+    Range,
+    next_offsets,
+    offset_at,
+    offset_of_time,
+    stream_plan,
+)
+from quorumlog.spark.reading import page_sizes, read_range
+
+Offset = dict[str, dict[str, int]]
+
+LAG: Final = "lag"
+"""Beside "0" in the latest offset that a query's progress shows: records that it is behind."""
+
+
+def lag(progress: Mapping[str, Any]) -> dict[str, int]:
+    """How many records a query is behind in each log, of the progress that Spark reports of it."""
+    found: dict[str, int] = {}
+    for source in progress["sources"]:
+        latest = source.get("latestOffset")
+        latest = json.loads(latest) if isinstance(latest, str) else latest
+        for name, places in (latest or {}).items():
+            if isinstance(places, dict) and LAG in places:
+                found[name] = found.get(name, 0) + int(places[LAG])
+    return found
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives at the driver for as long as the query runs, but for `read`, which runs in tasks."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        parsed = ReadOptions.of(options)
+        if parsed.subject.ledgers:
+            raise BadOption("a stream reads logs; ledgers are for batches")
+        if "endingOffsets" in options or "endingTimestamp" in options:
+            raise BadOption(
+                "a stream has no end: endingOffsets and endingTimestamp are for batches"
+            )
+        self._options = parsed
+        self._target: dict[str, int] | None = None
+        self._triggered_at = float("-inf")
+        self._end: dict[str, int] = {}
+        self._gateways_: Gateways | None = None
+
+    @property
+    def _gateways(self) -> Gateways:
+        if self._gateways_ is None:
+            connection = self._options.connection
+            self._gateways_ = Gateways(connection.urls, headers=connection.headers)
+        return self._gateways_
+
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's
+        """Where a query without a checkpoint begins."""
+        options, found = self._options, {}
+        for name, whole in next_offsets(options, self._gateways, {}).items():
+            start = offset_at(options.starting or "latest", whole, whole.first)
+            if options.starting_ms is not None:
+                by_time = offset_of_time(self._gateways, whole, options.starting_ms)
+                if by_time is None and not options.starts_late:
+                    raise BadOption(f"{name} has nothing as late as startingTimestamp")
+                start = whole.end if by_time is None else by_time
+            found[name] = start
+        return _offset(found)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
+        """`maxOffsetsPerTrigger` or `maxBytesPerTrigger`."""
+        if self._options.rows_per_trigger_max is not None:
+            return ReadMaxRows(self._options.rows_per_trigger_max)
+        if self._options.bytes_per_trigger_max is not None:
+            return ReadMaxBytes(self._options.bytes_per_trigger_max)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
+        """What is there now is all that this run reads."""
+        found = next_offsets(self._options, self._gateways, {})
+        self._target = {name: whole.end for name, whole in found.items()}
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's
+        """Where the next batch ends."""
+        known = _plain(start)
+        found = next_offsets(self._options, self._gateways, known)
+        ends = {name: self._end_of(whole) for name, whole in found.items()}
+        # A log that is new to the query begins at its beginning.
+        starts = {name: known.get(name, whole.first) for name, whole in found.items()}
+        left = {name: max(0, ends[name] - starts[name]) for name in found}
+        if self._waits(sum(left.values())):
+            self._end = known
+            return start
+        taken = _share(left, self._rows_of(limit, starts, left))
+        self._end = {
+            **known,
+            **{
+                name: starts[name] + taken[name]
+                for name in found
+                if name in known or taken[name] or not left[name]
+            },
+        }
+        return _offset(self._end)
+
+    def _end_of(self, whole: Extent) -> int:
+        """Where a log ends for this run."""
+        return (
+            whole.end if self._target is None else min(whole.end, self._target.get(whole.name, 0))
+        )
+
+    def _waits(self, rows: int) -> bool:
+        """Whether there is too little to begin with, and time to wait for more."""
+        least, now = self._options.rows_per_trigger_min, time.monotonic()
+        is_early = now - self._triggered_at < self._options.trigger_delay_s
+        if least is not None and self._target is None and rows < least and is_early:
+            return True
+        if rows:
+            self._triggered_at = now
+        return False
+
+    def _rows_of(
+        self, limit: ReadLimit, starts: Mapping[str, int], left: Mapping[str, int]
+    ) -> int | None:
+        """How many rows a batch may have; None for all."""
+        if isinstance(limit, ReadMaxRows):
+            return limit.max_rows
+        if not isinstance(limit, ReadMaxBytes):
+            return None
+        rows = total = 0
+        for name, count in left.items():
+            if count:
+                page = page_sizes(self._gateways, name, starts[name], limit.max_bytes)
+                rows, total = rows + page[0], total + page[1]
+        return max(1, limit.max_bytes * rows // max(total, 1)) if rows else None
+
+    def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's
+        """The ends of the logs, and how far behind them this query is, for its progress."""
+        found = next_offsets(self._options, self._gateways, {})
+        return {
+            name: {"0": whole.end, LAG: max(0, whole.end - self._end.get(name, whole.first))}
+            for name, whole in sorted(found.items())
+        }
+
+    def partitions(self, start: Offset, end: Offset) -> list[Range]:
+        """The ranges of one batch's tasks; the same again for a batch that is repeated."""
+        return stream_plan(self._options, self._gateways, _plain(start), _plain(end))
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """In a task: its rows as Arrow batches."""
+        return read_range(self._options, partition)
+
+    def stop(self) -> None:
+        """The query has ended."""
+        if self._gateways_ is not None:
+            self._gateways_.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tasks get the options; a connection stays where it is."""
+        return {**self.__dict__, "_gateways_": None}
+
+
+def _plain(offset: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    return {name: int(places["0"]) for name, places in offset.items()}
+
+
+def _offset(plain: Mapping[str, int]) -> Offset:
+    """In one order, because Spark compares offsets as text."""
+    return {name: {"0": at} for name, at in sorted(plain.items())}
+
+
+def _share(left: Mapping[str, int], rows: int | None) -> dict[str, int]:
+    """What each log gives to a batch: all, or a share of `rows` that is fair to what it has."""
+    total = sum(left.values())
+    if rows is None or rows >= total:
+        return dict(left)
+    taken = {name: count * rows // total for name, count in left.items()}
+    rest = rows - sum(taken.values())
+    for name, count in left.items():
+        more = min(rest, count - taken[name], 1)
+        taken[name] += more
+        rest -= more
+    return taken

@@ -1,0 +1,107 @@
+"""The writers that Spark calls: in tasks, then once at the driver."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from quorumlog.spark.http import Gateways
+from quorumlog.spark.options import WriteOptions
+from quorumlog.spark.rows import check_schema
+from quorumlog.spark.writing import (
+    Part,
+    Whose,
+    Written,
+    abort,
+    begin,
+    fresh_app,
+    publish,
+    query_of,
+    write_task,
+)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One batch write: all of its rows come onto the log, or none.
+
+    Spark pickles this object once for all tasks, the commit and the abort, so what is chosen here
+    holds for all of them.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        parsed = WriteOptions.of(options, is_stream=False)
+        check_schema(schema, has_log=parsed.log is not None)
+        self._options, self._overwrite = parsed, overwrite
+        self._whose = _batch_of(parsed)
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """In a task: its rows into ledgers of its own."""
+        return write_task(self._options, self._whose, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """At the driver: what the tasks have written comes onto the log."""
+        publish(
+            self._options,
+            self._whose,
+            _parts(messages),
+            overwrite=self._overwrite,
+            even_if_empty=self._options.app is not None,
+        )
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """At the driver: nothing of it does; unless it did, and only the answer was lost."""
+        abort(self._options, _transactions(messages, self._whose))
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """A streaming write: each batch comes onto the log once.
+
+    Each batch is committed by a new object in a new process; what it needs is in the messages.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        parsed = WriteOptions.of(options, is_stream=True)
+        check_schema(schema, has_log=parsed.log is not None)
+        self._options, self._overwrite = parsed, overwrite
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """In a task: its rows into ledgers of its own."""
+        return write_task(self._options, query_of(self._options), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+        """At the driver: the batch comes onto the log, unless it is there."""
+        del batchId
+        publish(self._options, Whose(), _parts(messages), overwrite=self._overwrite)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+        """At the driver: what is known of the batch is dropped; the rest expires."""
+        del batchId
+        abort(self._options, _transactions(messages, Whose()))
+
+
+def _batch_of(options: WriteOptions) -> Whose:
+    if options.app is not None:
+        return Whose(options.app, options.version)
+    if options.log is None:
+        return fresh_app()
+    gateways = Gateways(options.connection.urls)
+    try:
+        transaction, _ = begin(gateways, options, options.log, Whose())
+    finally:
+        gateways.close()
+    return replace(Whose(), transaction=transaction)
+
+
+def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
+    return [part for found in messages if isinstance(found, Written) for part in found.parts]
+
+
+def _transactions(messages: Sequence[WriterCommitMessage | None], whose: Whose) -> set[str]:
+    own = {whose.transaction} if whose.transaction is not None else set()
+    return own | {part.transaction for part in _parts(messages)}

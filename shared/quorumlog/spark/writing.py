@@ -1,0 +1,426 @@
+"""What an executor does to write, and what the driver does to publish it: exactly once.
+
+A task attempt writes into a ledger of its own, tagged with the transaction, and seals it. Nobody
+sees it before the driver's one commit has put the ledgers of the attempts that Spark chose onto the
+log. What was not chosen, and what a dead driver leaves behind, the cluster deletes. A transaction
+of an app and a version is committed once, however often somebody begins it.
+
+Invariant of a `LogWriter`: entries below `_next` of the open ledger are acknowledged, each one is
+a batch of rows in the order in which they came, and at most one is in flight. So where a gateway is
+lost, its ledger's end says whether that one arrived.
+"""
+
+import base64
+import json
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from quorumlog.errors import (
+    LedgerClosed,
+    LedgerFenced,
+    NoSuchTransaction,
+    QuorumTimeout,
+    TransactionCommitted,
+    UnexpectedEntryId,
+    UnsupportedMediaType,
+    WriterLost,
+)
+from quorumlog.spark.http import Gateways
+from quorumlog.spark.options import WriteOptions
+from quorumlog.spark.rows import body, by_log, sizes
+from quorumlog.wire.columns import MEDIA
+
+_WRITER_GONE: Final = (WriterLost, LedgerFenced, LedgerClosed, QuorumTimeout)
+"""The ledger takes nothing more from us; it is ended, and another one takes the rest."""
+
+_LEDGER_BYTES: Final = 64 << 20
+"""What a ledger should hold at least, for the advice on how many there should be (taste)."""
+
+
+class TooManyLedgers(RuntimeError):
+    """A write of many small partitions; says how many there should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """Which transaction a write is of: one that was begun, or that of an app's version."""
+
+    app: str | None = None
+    version: int | None = None
+    transaction: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a task has written to one log."""
+
+    log: str
+    transaction: str
+    ledgers: tuple[tuple[int, int], ...]
+    """(ledger, last entry), in the order of the rows."""
+    rows: int
+    bytes: int
+    is_duplicate: bool = False
+    """This version is on the log already, so nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a commit has put onto a log. `is_duplicate`: an earlier one did, and nothing is new."""
+
+    log: str
+    transaction: str
+    first_offset: int | None
+    last_offset: int | None
+    rows: int
+    is_duplicate: bool
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """A task's message to the driver."""
+
+    parts: tuple[Part, ...]
+
+
+def begin(gateways: Gateways, options: WriteOptions, log: str, whose: Whose) -> tuple[str, bool]:
+    """The transaction of a write, and whether it is done already. Raises: NoSuchLog."""
+    if whose.transaction is not None:
+        return whose.transaction, False
+    wanted: dict[str, Any] = {"log": log}
+    if whose.app is not None:
+        wanted |= {"app": whose.app, "version": whose.version}
+    if options.expires_in_s is not None:
+        wanted["expires_in_s"] = options.expires_in_s
+    found = gateways.request("POST", "/v1/transactions", value=wanted, is_repeatable=True).json()
+    return str(found["transaction"]), found["state"] == "COMMITTED"
+
+
+def write_task(options: WriteOptions, whose: Whose, batches: Iterable[Any]) -> Written:
+    """Write all rows of a task into ledgers that nobody sees yet."""
+    context = TaskContext.get()
+    assert context is not None, "runs in a task"
+    gateways = Gateways(options.connection.urls)
+    writers: dict[str, LogWriter] = {}
+    try:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            for log, table in by_log(batch, options.log):
+                writer = writers.get(log)
+                if writer is None:
+                    at = (context.partitionId(), context.attemptNumber())
+                    writer = writers[log] = LogWriter(gateways, options, log, whose, at)
+                writer.add(table)
+        return Written(tuple(writer.seal() for _, writer in sorted(writers.items())))
+    finally:
+        gateways.close()
+
+
+class LogWriter:
+    """Writes a task's rows for one log."""
+
+    def __init__(
+        self,
+        gateways: Gateways,
+        options: WriteOptions,
+        log: str,
+        whose: Whose,
+        at: tuple[int, int],
+    ) -> None:
+        """`at`: the task's partition and attempt."""
+        self._gateways, self._options, self._log, self._at = gateways, options, log, at
+        self._transaction, self._is_duplicate = begin(gateways, options, log, whose)
+        self._speaks_arrow = True
+        self._waiting: list[Any] = []
+        self._waiting_rows = self._waiting_bytes = 0
+        self._rows = self._bytes = 0
+        self._ledger: int | None = None
+        self._next = 0
+        self._sealed: list[tuple[int, int]] = []
+
+    def add(self, table: Any) -> None:
+        """Take rows; they are sent as soon as they fill a request."""
+        if self._is_duplicate:
+            return
+        self._waiting.append(table)
+        self._waiting_rows += table.num_rows
+        self._waiting_bytes += int(sizes(table).sum())
+        most = self._options
+        if (
+            self._waiting_rows >= most.rows_per_request
+            or self._waiting_bytes >= most.bytes_per_request
+        ):
+            self._flush()
+
+    def seal(self) -> Part:
+        """Send the rest and end the ledger; only then is there something to commit."""
+        self._flush()
+        if self._ledger is not None:
+            self._end_ledger(is_lost=False)
+        return Part(
+            self._log,
+            self._transaction,
+            tuple(self._sealed),
+            self._rows,
+            self._bytes,
+            self._is_duplicate,
+        )
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        table = pa.concat_tables(self._waiting, promote_options="default")
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+        for part in _requests(table, self._options):
+            self._append(part)
+            self._rows += part.num_rows
+            self._bytes += int(sizes(part).sum())
+
+    def _append(self, table: Any) -> None:
+        """Append rows as one entry, once, into this ledger or the next one."""
+        while True:
+            ledger = self._ledger if self._ledger is not None else self._open()
+            try:
+                self._post(ledger, table)
+            except UnexpectedEntryId as error:
+                # A repeat of what was taken, though its answer was lost: `seal` sees that it stays.
+                if error.members.get("next_entry_id") != self._next + 1:
+                    raise
+            except _WRITER_GONE:
+                if self._end_ledger(is_lost=True) >= self._next:
+                    return
+                continue
+            self._next += 1
+            return
+
+    def _post(self, ledger: int, table: Any) -> None:
+        path = f"/v1/ledgers/{ledger}/entries"
+        if self._speaks_arrow:
+            try:
+                self._gateways.request(
+                    "POST",
+                    path,
+                    body=body(table),
+                    headers={"Content-Type": MEDIA},
+                    params={"expect": self._next},
+                    # Twice is once: the second one would get another id than it expects.
+                    is_repeatable=True,
+                )
+            except UnsupportedMediaType:
+                self._speaks_arrow = False
+            else:
+                return
+        value = {"entries": _json(table)}
+        self._gateways.request(
+            "POST", path, value=value, params={"expect": self._next}, is_repeatable=True
+        )
+
+    def _open(self) -> int:
+        partition, attempt = self._at
+        found = self._gateways.request(
+            "POST",
+            "/v1/ledgers",
+            value={
+                "transaction": self._transaction,
+                "partition": partition,
+                "attempt": attempt,
+            },
+            headers={"Idempotency-Key": uuid.uuid4().hex},
+            is_repeatable=True,
+        ).json()
+        ledger = int(found["ledger_id"])
+        self._ledger, self._next = ledger, 0
+        return ledger
+
+    def _end_ledger(self, *, is_lost: bool) -> int:
+        """Close the ledger, through its writer or, where that is lost, by recovery; its end."""
+        ledger = self._ledger
+        assert ledger is not None
+        path = f"/v1/ledgers/{ledger}"
+        try:
+            if is_lost:
+                raise WriterLost
+            found = self._gateways.request("POST", f"{path}/close", is_repeatable=True).json()
+        except _WRITER_GONE:
+            found = self._gateways.request("POST", f"{path}/recover", is_repeatable=True).json()
+        end = int(found["last_entry"])
+        assert end >= self._next - 1, f"ledger {ledger} ends at {end}, below what was acknowledged"
+        assert is_lost or end == self._next - 1, f"ledger {ledger} ends at {end}: not ours alone"
+        if end >= 0:
+            self._sealed.append((ledger, end))
+        self._ledger = None
+        return end
+
+
+def _requests(table: Any, options: WriteOptions) -> Iterable[Any]:
+    """The rows in parts that one request may hold: so many rows, so many bytes."""
+    ends = np.cumsum(sizes(table))
+    at = 0
+    while at < table.num_rows:
+        before = int(ends[at - 1]) if at else 0
+        by_bytes = int(np.searchsorted(ends, before + options.bytes_per_request, "right"))
+        end = min(max(by_bytes, at + 1), at + options.rows_per_request)
+        yield table.slice(at, end - at)
+        at = end
+
+
+def _json(table: Any) -> list[dict[str, Any]]:
+    """Rows as JSON records, for a gateway that knows no Arrow."""
+    found = []
+    for row in table.to_pylist():
+        entry: dict[str, Any] = {"data": base64.b64encode(row["value"]).decode()}
+        if row.get("key") is not None:
+            entry["key"] = base64.b64encode(row["key"]).decode()
+        if row.get("headers"):
+            entry["headers"] = dict(row["headers"])
+        if row.get("timestamp") is not None:
+            entry["timestamp"] = row["timestamp"].isoformat()
+        found.append(entry)
+    return found
+
+
+# --- the driver ----------------------------------------------------------------------------------
+
+
+def publish(
+    options: WriteOptions,
+    whose: Whose,
+    parts: Sequence[Part],
+    *,
+    overwrite: bool = False,
+    even_if_empty: bool = False,
+) -> list[Published]:
+    """Commit what the tasks have written, log by log, in the order of the partitions.
+
+    A commit whose answer is lost is asked for again until there is one: it is done once.
+    `even_if_empty`: without any row the version counts as done too. Raises: TooManyLedgers.
+    """
+    gateways = Gateways(options.connection.urls)
+    try:
+        grouped: dict[str, list[Part]] = {}
+        for part in parts:
+            grouped.setdefault(part.log, []).append(part)
+        if options.log is not None and (overwrite or even_if_empty):
+            grouped.setdefault(options.log, [])
+        for log, own in grouped.items():
+            _check_count(log, own, options.ledgers_max)
+        return [
+            _commit(gateways, options, replace(whose), log, own, overwrite=overwrite)
+            for log, own in sorted(grouped.items())
+        ]
+    finally:
+        gateways.close()
+
+
+def _commit(
+    gateways: Gateways,
+    options: WriteOptions,
+    whose: Whose,
+    log: str,
+    parts: Sequence[Part],
+    *,
+    overwrite: bool,
+) -> Published:
+    live = [part for part in parts if not part.is_duplicate]
+    if live:
+        transaction = live[0].transaction
+    else:
+        transaction, is_done = begin(gateways, options, log, whose)
+        if parts or is_done:
+            return Published(log, transaction, None, None, 0, is_duplicate=True)
+    ledgers = [
+        {"ledger_id": ledger, "last_entry": last} for part in live for ledger, last in part.ledgers
+    ]
+    found = gateways.request(
+        "POST",
+        f"/v1/transactions/{transaction}/commit",
+        value={"ledgers": ledgers, "overwrite": overwrite},
+        is_repeatable=True,
+    ).json()
+    is_duplicate = bool(found["duplicate"])
+    return Published(
+        log,
+        transaction,
+        found["first_offset"],
+        found["last_offset"],
+        0 if is_duplicate else sum(part.rows for part in live),
+        is_duplicate,
+    )
+
+
+def _check_count(log: str, parts: Sequence[Part], most: int) -> None:
+    """Raise TooManyLedgers where a commit would bring more ledgers than it may."""
+    count = sum(len(part.ledgers) for part in parts)
+    if count > most:
+        total = sum(part.bytes for part in parts)
+        wanted = min(most, max(1, -(-total // _LEDGER_BYTES)))
+        raise TooManyLedgers(
+            f"{count} partitions would become {count} ledgers of {log}, with {total} bytes in all; "
+            f"the option maxLedgersPerCommit allows {most}: write df.coalesce({wanted})"
+        )
+
+
+def abort(options: WriteOptions, transactions: Iterable[str]) -> None:
+    """End transactions without a trace. One that is committed stays so: Spark asks for an abort
+    after a commit whose answer was lost, too.
+    """
+    gateways = Gateways(options.connection.urls)
+    try:
+        for transaction in transactions:
+            try:
+                gateways.request(
+                    "POST", f"/v1/transactions/{transaction}/abort", is_repeatable=True
+                )
+            except (TransactionCommitted, NoSuchTransaction):
+                continue
+    finally:
+        gateways.close()
+
+
+def query_of(options: WriteOptions) -> Whose:
+    """Whose a streaming task's write is: its query's, or `txnAppId`'s, in this batch.
+
+    Not the checkpoint's path: one that is wiped begins with batch 0 again, which would then be
+    taken for a repeat and dropped.
+    """
+    context = TaskContext.get()
+    assert context is not None, "runs in a task"
+    query = context.getLocalProperty("sql.streaming.queryId")
+    batch = context.getLocalProperty("streaming.sql.batchId")
+    if query is None or batch is None:
+        raise RuntimeError("Spark does not say which query and batch this task is of")
+    return Whose(options.app or query, int(batch))
+
+
+def fresh_app() -> Whose:
+    """For a write that names no app, to logs that nobody knows yet."""
+    return Whose(f"spark-{uuid.uuid4().hex}", 0)
+
+
+def receipt(part: Part) -> str:
+    """A part as text, as a DataFrame of receipts holds it."""
+    return json.dumps(
+        {
+            "log": part.log,
+            "transaction": part.transaction,
+            "ledgers": part.ledgers,
+            "rows": part.rows,
+            "bytes": part.bytes,
+            "is_duplicate": part.is_duplicate,
+        }
+    )
+
+
+def part_of(text: str) -> Part:
+    """The part that a receipt tells of."""
+    found = json.loads(text)
+    ledgers = tuple((int(ledger), int(last)) for ledger, last in found.pop("ledgers"))
+    return Part(ledgers=ledgers, **found)
