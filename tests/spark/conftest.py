@@ -5,20 +5,40 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from loadtest.spark_cluster import SparkCluster, spark_cluster
+from loadtest.stores import StoreServers
 from quorumlog.spark import config
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.fixture(scope="package")
+def cluster(servers: StoreServers) -> Iterator[SparkCluster]:
+    """One cluster for all tests that hurt nobody."""
+    with spark_cluster(servers.fresh(), bookies=3, gateways=2) as started:
+        yield started
+
+
+@pytest.fixture
+def spark(session: "SparkSession") -> "SparkSession":
+    """The session, made the active one again: a fork in a thread of another test may have ended
+    the connection on which it was that.
+    """
+    session.createDataFrame([], "value string")
+    return session
+
+
 @pytest.fixture(scope="session")
-def spark() -> "Iterator[SparkSession]":
+def session() -> "Iterator[SparkSession]":
     """A small local session; a JVM takes 10 s to start, so there is one."""
     pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
     from pyspark.sql import SparkSession
 
+    from quorumlog.spark.source import QuorumLogSource
+
     config.prepare()
-    session = (
+    made = (
         SparkSession.builder.master("local[2,4]")
         .appName("quorumlog-tests")
         .config("spark.ui.enabled", "false")
@@ -31,5 +51,7 @@ def spark() -> "Iterator[SparkSession]":
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -Xlog:disable")
         .getOrCreate()
     )
-    yield session
-    session.stop()
+    # Found by its name, too; but where the machine is slow Spark gives up on looking, for good.
+    made.dataSource.register(QuorumLogSource)
+    yield made
+    made.stop()

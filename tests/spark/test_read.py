@@ -1,21 +1,13 @@
 """Batch reads of logs and ledgers by Spark, against a cluster."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loadtest.stores import StoreServers
-from tests.spark.support import SparkCluster, spark_cluster
+from loadtest.spark_cluster import SparkCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-@pytest.fixture(scope="module")
-def cluster(servers: StoreServers) -> Iterator[SparkCluster]:
-    with spark_cluster(servers.fresh(), bookies=3, gateways=2) as started:
-        yield started
 
 
 @pytest.fixture

@@ -1,0 +1,149 @@
+"""A cluster in a process of its own, for whoever holds a JVM: Spark's tests, chaos and benchmark.
+
+A fork from any thread but the main one ends py4j's connection of the main thread, and with it what
+Spark knows of the active session. So nothing is started from the process that has the session.
+Commands are lines of JSON on standard input; the end of the input ends the cluster.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, Final
+
+from loadtest.cluster import Cluster, running
+from loadtest.stores import Stores
+from loadtest.waiting import until_sync
+from quorumlog.spark.http import Gateways
+
+_WAIT_S: Final = 300.0
+
+
+class SparkCluster:
+    """A running cluster, for callers that block."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        self.urls = ",".join(self._answer())
+        self.http = Gateways(self.urls)
+
+    def kill(self, name: str) -> None:
+        """End a process of it (SIGKILL)."""
+        self._ask("kill", name)
+
+    def restart(self, name: str) -> None:
+        """Start one that was killed, and wait until it is ready."""
+        self._ask("restart", name)
+
+    def _ask(self, *command: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the cluster's process ended; its last lines are on standard error")
+        return json.loads(line)
+
+    def until(self, predicate: Callable[[], Any], what: str) -> None:
+        """Wait until the answer is true."""
+        until_sync(predicate, what, _WAIT_S)
+
+    def create(self, name: str, **settings: Any) -> str:
+        """A new log."""
+        self.http.request("PUT", f"/v1/logs/{name}", value=settings, is_repeatable=True)
+        return name
+
+    def append(self, log: str, *values: str) -> None:
+        """One batch of records."""
+        self.http.request(
+            "POST",
+            f"/v1/logs/{log}/entries",
+            value={"entries": [{"text": value} for value in values]},
+            is_repeatable=False,
+        )
+
+    def values(self, log: str) -> list[str]:
+        """All records of a log as text; asserts that their offsets are dense."""
+        found: list[str] = []
+        at: int | None = None
+        while True:
+            page = self.http.get(
+                f"/v1/logs/{log}/entries",
+                {
+                    "from": "earliest" if at is None else at,
+                    "limit": 10_000,
+                    "encoding": "text",
+                    "max_bytes": 8 << 20,
+                },
+            )
+            entries = page["entries"]
+            if not entries:
+                return found
+            first = entries[0]["offset"] if at is None else at
+            assert [e["offset"] for e in entries] == list(range(first, first + len(entries)))
+            found += [entry["text"] for entry in entries]
+            at = page["next"]
+
+    def ledgers(self) -> set[int]:
+        """Every ledger that there is."""
+        return {int(ledger["ledger_id"]) for ledger in self.http.pages("/v1/ledgers", "ledgers")}
+
+    def on_log(self, log: str) -> set[int]:
+        """The ledgers of a log."""
+        return {int(item["ledger_id"]) for item in self.http.get(f"/v1/logs/{log}")["ledgers"]}
+
+
+@contextmanager
+def spark_cluster(stores: Stores | None, **settings: Any) -> Iterator[SparkCluster]:
+    """Run a cluster until the end of the block."""
+    wanted = {"stores": asdict(stores) if stores else None, "settings": settings}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "loadtest.spark_cluster", json.dumps(wanted)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    try:
+        cluster = SparkCluster(process)
+        try:
+            yield cluster
+        finally:
+            cluster.http.close()
+    finally:
+        process.stdin.close()
+        process.wait(_WAIT_S)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+async def _serve(wanted: Any) -> None:
+    stores = Stores(**wanted["stores"]) if wanted["stores"] else None
+    async with running(stores, **wanted["settings"]) as cluster:
+        _say(cluster.gateways)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            await _do(cluster, *json.loads(line))
+            _say("done")
+
+
+async def _do(cluster: Cluster, verb: str, name: str) -> None:
+    if verb == "kill":
+        await cluster.kill(name)
+    else:
+        await cluster.restart(name)
+
+
+def _say(value: Any) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(json.loads(sys.argv[1])))
