@@ -1,7 +1,6 @@
 """The writers that Spark calls: in tasks, then once at the driver."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -11,7 +10,6 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import WriteOptions
 from quorumlog.spark.rows import check_schema
 from quorumlog.spark.writing import (
@@ -19,8 +17,7 @@ from quorumlog.spark.writing import (
     Whose,
     Written,
     abort,
-    begin,
-    fresh_app,
+    batch_of,
     publish,
     query_of,
     write_task,
@@ -38,7 +35,7 @@ class BatchWriter(DataSourceArrowWriter):
         parsed = WriteOptions.of(options, is_stream=False)
         check_schema(schema, has_log=parsed.log is not None)
         self._options, self._overwrite = parsed, overwrite
-        self._whose = _batch_of(parsed)
+        self._whose = batch_of(parsed)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """In a task: its rows into ledgers of its own."""
@@ -83,19 +80,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """At the driver: what is known of the batch is dropped; the rest expires."""
         del batchId
         abort(self._options, _transactions(messages, Whose()))
-
-
-def _batch_of(options: WriteOptions) -> Whose:
-    if options.app is not None:
-        return Whose(options.app, options.version)
-    if options.log is None:
-        return fresh_app()
-    gateways = Gateways(options.connection.urls)
-    try:
-        transaction, _ = begin(gateways, options, options.log, Whose())
-    finally:
-        gateways.close()
-    return replace(Whose(), transaction=transaction)
 
 
 def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:

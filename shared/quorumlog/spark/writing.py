@@ -14,7 +14,7 @@ import base64
 import json
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -313,7 +313,7 @@ def publish(
         for log, own in grouped.items():
             _check_count(log, own, options.ledgers_max)
         return [
-            _commit(gateways, options, replace(whose), log, own, overwrite=overwrite)
+            _commit(gateways, options, whose, log, own, overwrite=overwrite)
             for log, own in sorted(grouped.items())
         ]
     finally:
@@ -400,9 +400,22 @@ def query_of(options: WriteOptions) -> Whose:
     return Whose(options.app or query, int(batch))
 
 
-def fresh_app() -> Whose:
-    """For a write that names no app, to logs that nobody knows yet."""
-    return Whose(f"spark-{uuid.uuid4().hex}", 0)
+def batch_of(options: WriteOptions) -> Whose:
+    """Whose a batch write is: the app's that is named, else nobody else's.
+
+    A transaction without an app leaves no trace when it is over, so one is begun where it is known
+    for which log.
+    """
+    if options.app is not None:
+        return Whose(options.app, options.version)
+    if options.log is None:
+        return Whose(f"spark-{uuid.uuid4().hex}", 0)
+    gateways = Gateways(options.connection.urls)
+    try:
+        transaction, _ = begin(gateways, options, options.log, Whose())
+    finally:
+        gateways.close()
+    return Whose(transaction=transaction)
 
 
 def receipt(part: Part) -> str:

@@ -1,0 +1,159 @@
+"""Streams from a log to a log: nothing is lost or doubled, however often the query begins again."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loadtest.spark_cluster import SparkCluster
+
+pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
+
+from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
+
+from quorumlog.spark.streaming import StreamReader, lag
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+
+def copy(
+    spark: "SparkSession",
+    cluster: SparkCluster,
+    source: dict[str, Any],
+    target: str,
+    checkpoint: Path,
+) -> "StreamingQuery":
+    """Copy what there is now, and wait for the end."""
+    stream = spark.readStream.format("quorumlog").option("gateway.url", cluster.urls)
+    sink = (
+        stream.options(startingOffsets="earliest", **source)
+        .load()
+        .select("key", "value")
+        .writeStream.format("quorumlog")
+        .option("gateway.url", cluster.urls)
+        .options(topic=target, checkpointLocation=str(checkpoint))
+    )
+    query = sink.trigger(availableNow=True).start()
+    query.awaitTermination(300)
+    assert query.exception() is None
+    assert not query.isActive
+    return query
+
+
+def test_batches_of_a_stream_take_no_more_than_they_may_and_all_arrives_once(
+    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+) -> None:
+    source, target = cluster.create("stream-a", roll_entries=2), cluster.create("stream-b")
+    for n in range(5):
+        cluster.append(source, *(f"{n}-{m}" for m in range(20)))
+
+    options = {"subscribe": source, "maxOffsetsPerTrigger": "40"}
+    query = copy(spark, cluster, options, target, tmp_path)
+    assert cluster.values(target) == cluster.values(source)
+    sizes = [progress["numInputRows"] for progress in query.recentProgress]
+    assert max(sizes) <= 40
+    assert lag(query.recentProgress[-1]) == {source: 0}
+
+    cluster.append(source, "late")
+    copy(spark, cluster, options, target, tmp_path)
+    assert cluster.values(target) == cluster.values(source)
+
+
+def test_a_batch_that_is_repeated_after_its_commit_is_not_there_twice(
+    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+) -> None:
+    """As after a driver that was killed between the sink's commit and Spark's own log."""
+    source, target = cluster.create("repeat-a"), cluster.create("repeat-b")
+    cluster.append(source, "1", "2", "3")
+    copy(spark, cluster, {"subscribe": source}, target, tmp_path)
+
+    for file in (tmp_path / "commits").iterdir():
+        file.unlink()
+    cluster.append(source, "4")
+    copy(spark, cluster, {"subscribe": source}, target, tmp_path)
+
+    assert cluster.values(target) == ["1", "2", "3", "4"]
+
+
+def reader(cluster: SparkCluster, **options: str) -> StreamReader:
+    return StreamReader({"gateway.url": cluster.urls, "startingOffsets": "earliest", **options})
+
+
+def test_a_stream_shares_its_batch_among_logs_and_finds_new_ones(cluster: SparkCluster) -> None:
+    cluster.create("found-a")
+    cluster.append("found-a", *map(str, range(30)))
+    stream = reader(cluster, subscribePattern="found-.*")
+    start = stream.initialOffset()
+    cluster.create("found-b")
+    cluster.append("found-b", *map(str, range(10)))
+
+    first = stream.latestOffset(start, ReadMaxRows(20))
+    behind = stream.reportLatestOffset()
+    second = stream.latestOffset(first, ReadMaxRows(1000))
+
+    assert start == {"found-a": {"0": 0}}
+    assert first == {"found-a": {"0": 15}, "found-b": {"0": 5}}
+    assert {name: places["lag"] for name, places in behind.items()} == {"found-a": 15, "found-b": 5}
+    assert second == {"found-a": {"0": 30}, "found-b": {"0": 10}}
+    covered = [(part.log, part.first, part.end) for part in stream.partitions(start, first)]
+    assert covered == [("found-a", 0, 15), ("found-b", 0, 5)]
+    stream.stop()
+
+
+def test_a_batch_may_be_limited_by_bytes(cluster: SparkCluster) -> None:
+    cluster.create("bytes")
+    cluster.append("bytes", *["x" * 1000] * 50)
+    stream = reader(cluster, subscribe="bytes", maxBytesPerTrigger="10000")
+
+    limit = stream.getDefaultReadLimit()
+    taken = stream.latestOffset(stream.initialOffset(), limit)["bytes"]["0"]
+
+    assert limit == ReadMaxBytes(10_000)
+    assert 1 <= taken <= 10
+    stream.stop()
+
+
+def test_a_stream_waits_for_the_least_that_a_batch_should_have(cluster: SparkCluster) -> None:
+    cluster.create("least")
+    stream = reader(cluster, subscribe="least", minOffsetsPerTrigger="5", maxTriggerDelay="1d")
+    start = stream.initialOffset()
+    cluster.append("least", *map(str, range(6)))
+    first = stream.latestOffset(start, ReadMaxRows(1000))
+    cluster.append("least", "more")
+
+    assert first == {"least": {"0": 6}}
+    assert stream.latestOffset(first, ReadMaxRows(1000)) == first
+    stream.stop()
+
+
+def test_what_a_run_reads_is_fixed_when_it_is_to_read_what_there_is(
+    cluster: SparkCluster,
+) -> None:
+    cluster.create("frozen")
+    cluster.append("frozen", "1", "2")
+    stream = reader(cluster, subscribe="frozen")
+    stream.prepareForTriggerAvailableNow()
+    cluster.append("frozen", "3")
+
+    taken = stream.latestOffset(stream.initialOffset(), ReadMaxRows(1000))
+
+    assert taken == {"frozen": {"0": 2}}
+    stream.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"ledgers": "1"}, "ledgers are for batches"),
+        ({"subscribe": "a", "endingOffsets": "latest"}, "has no end"),
+        ({"subscribe": "a", "maxTriggerDelay": "soon"}, "a time like 15m"),
+        ({"subscribe": "a", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "is above"),
+    ],
+)
+def test_options_that_mean_nothing_in_a_stream_are_refused(
+    options: dict[str, str], what: str
+) -> None:
+    with pytest.raises(ValueError, match=what):
+        StreamReader(options)
