@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 from loadtest.cluster import Cluster, running
@@ -27,8 +28,16 @@ class SparkCluster:
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
-        self.urls = ",".join(self._answer())
+        told = self._answer()
+        self._urls: dict[str, str] = told["urls"]
+        self.data = Path(told["data"])
+        gateways = (url for name, url in self._urls.items() if name.startswith("gateway-"))
+        self.urls = ",".join(gateways)
         self.http = Gateways(self.urls)
+
+    def url(self, name: str) -> str:
+        """Where a process listens."""
+        return self._urls[name]
 
     def kill(self, name: str) -> None:
         """End a process of it (SIGKILL)."""
@@ -127,7 +136,8 @@ def spark_cluster(stores: Stores | None, **settings: Any) -> Iterator[SparkClust
 async def _serve(wanted: Any) -> None:
     stores = Stores(**wanted["stores"]) if wanted["stores"] else None
     async with running(stores, **wanted["settings"]) as cluster:
-        _say(cluster.gateways)
+        urls = {name: cluster.url(name) for name in cluster.names}
+        _say({"urls": urls, "data": str(cluster.data)})
         while line := await asyncio.to_thread(sys.stdin.readline):
             await _do(cluster, *json.loads(line))
             _say("done")

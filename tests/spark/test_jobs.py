@@ -1,5 +1,6 @@
 """The jobs against a cluster: what was planted is found, what is archived is there."""
 
+import asyncio
 import datetime as dt
 import json
 import threading
@@ -11,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from loadtest.spark_cluster import SparkCluster, spark_cluster
 from loadtest.stores import StoreServers
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Entry, pack
-from tests.spark.support import SparkCluster, spark_cluster
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
@@ -35,7 +36,7 @@ MARK = "a-payload-to-be-flipped"
 def cluster(servers: StoreServers) -> Iterator[SparkCluster]:
     with spark_cluster(servers.fresh(), bookies=4, gateways=1) as started:
         # Nobody may mend what is planted before it is found.
-        started.run(started.cluster.kill("autorecovery-1"))
+        started.kill("autorecovery-1")
         yield started
 
 
@@ -50,7 +51,7 @@ class Planter:
         members = tuple(f"bookie-{number}@1" for number in bookies)
 
         async def create() -> int:
-            client = MetadataClient([self._cluster.cluster.url("metadata-1")])
+            client = MetadataClient([self._cluster.url("metadata-1")])
             try:
                 row = LedgerMetadata(
                     ledger_id=-1,
@@ -69,7 +70,7 @@ class Planter:
             finally:
                 await client.close()
 
-        return self._cluster.run(create())
+        return asyncio.run(create())
 
     def copy(self, ledger: int, bookie: int, entries: list[int], text: str = "0123456789") -> None:
         """Give a bookie its copy of some entries."""
@@ -77,7 +78,7 @@ class Planter:
             [Entry(ledger, e, NO_ENTRY, 10 * (e + 1), b"", text.encode()) for e in sorted(entries)],
             DigestKind.NONE,
         )
-        url = f"{self._cluster.cluster.url(f'bookie-{bookie}')}/v1/ledgers/{ledger}/entries"
+        url = f"{self._cluster.url(f'bookie-{bookie}')}/v1/ledgers/{ledger}/entries"
         request = urllib.request.Request(
             url,
             data=run.body,
@@ -89,7 +90,7 @@ class Planter:
     def flip(self, bookie: int, text: str) -> None:
         """Flip a bit of a payload in the bookie's files."""
         found = 0
-        for path in sorted((self._cluster.cluster.data / f"bookie-{bookie}").rglob("*")):
+        for path in sorted((self._cluster.data / f"bookie-{bookie}").rglob("*")):
             if not path.is_file() or "index" in path.parts:
                 continue
             data = path.read_bytes()
@@ -176,12 +177,12 @@ def test_scrub_finds_exactly_what_was_planted_while_writers_run(
         spark,
         cluster.urls,
         findings=again,
-        metadata=cluster.cluster.url("metadata-1"),
+        metadata=cluster.url("metadata-1"),
         apply=True,
     )
     assert plan.report["actions"] == {"copy": 3, "operator": 1}
     assert plan.report["queued"] == 3
-    with urllib.request.urlopen(f"{cluster.cluster.url('metadata-1')}/v1/repairs") as answer:
+    with urllib.request.urlopen(f"{cluster.url('metadata-1')}/v1/repairs") as answer:
         queued = json.loads(answer.read())["repairs"]
     assert {
         (item["ledger_id"], item["member"], tuple(map(tuple, item["ranges"])))

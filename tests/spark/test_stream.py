@@ -15,7 +15,7 @@ from quorumlog.spark.streaming import StreamReader, lag
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 def copy(
