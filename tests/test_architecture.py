@@ -12,7 +12,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 _CODE = ("shared", "services", "loadtest")
 
 _ONLY_IN: dict[str, str | tuple[str, ...]] = {
-    "asyncpg": ("services/metadata",),
+    "asyncpg": ("services/metadata", "loadtest/many"),
     "redis": ("services/metadata",),
     "rocksdict": ("services/bookie",),
     "pyspark": ("shared/quorumlog/spark", "loadtest/spark"),
