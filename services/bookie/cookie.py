@@ -35,6 +35,8 @@ class LocalCookie(BaseModel):
     boots: int
     registered: bool = False
     durability: str = "fsync"
+    salvaged: bool = False
+    """What could be read of a damaged log was kept, by an operator's command."""
 
     @property
     def cookie(self) -> Cookie:
@@ -105,7 +107,8 @@ def decide(found: Situation) -> tuple[LocalCookie, str]:
             " empty DATA_DIR."
         )
     reason = _reason(found)
-    if reason and not (found.may_fix or found.lost_unsynced):
+    is_salvaged = local is not None and local.salvaged
+    if reason and not (found.may_fix or found.lost_unsynced or is_salvaged):
         raise CookieRefused(
             f"{reason}. Entries that this bookie acknowledged may be missing, so it does not"
             " start. Put the right directory back; or, if it is lost, say"
@@ -147,6 +150,8 @@ def _reason(found: Situation) -> str:
         if remote is not None:
             return f"{directory} has no cookie, but bookie {name} was registered before"
         return f"{directory} has no cookie, but a log" if found.has_data else ""
+    if local.salvaged:
+        return "a part of the log could not be read and was given up"
     if found.lost_unsynced:
         return "DURABILITY=deferred, and the bookie did not stop in order"
     if remote is None:

@@ -206,7 +206,8 @@ def _copied(record: StoredRecord) -> LogRecord:
 def _message(segments: Segments, segment: int, offset: int, reason: str) -> str:
     return (
         f"{segments.path(segment)} is damaged at offset {offset}: {reason}. This bookie does not"
-        " start, since it might deny entries that it has acknowledged. Restore the file, or move"
-        " the data directory away and start with AUTO_FIX_COOKIES=1: it then comes back as a new"
+        " start, since it might deny entries that it has acknowledged. Restore the file; or keep"
+        " what can be read with `python -m services.bookie salvage DATA_DIR`; or move the data"
+        " directory away and start with AUTO_FIX_COOKIES=1. It then comes back as a new"
         " incarnation and is filled from its peers."
     )

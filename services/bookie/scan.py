@@ -4,7 +4,7 @@ Unlike a replay it does not stop where something is wrong: it goes on at the nex
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Final, NamedTuple
 
 from services.bookie.log import (
@@ -39,7 +39,7 @@ def end_of(segments: Segments, segment: int) -> int:
         return segments.path(segment).stat().st_size
 
 
-def scan(segments: Segments, segment: int) -> Iterator[Scanned]:
+def scan(segments: Segments, segment: int) -> Generator[Scanned]:
     """All of a segment that has a successor, in order. Raises OSError, LogDamaged (its head)."""
     head, end = segments.head(segment), end_of(segments, segment)
     fd = os.open(segments.path(segment), os.O_RDONLY | os.O_CLOEXEC)

@@ -13,6 +13,7 @@ import google_crc32c
 import orjson
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from quorumlog.protocol.record import Run
@@ -27,6 +28,7 @@ from services.bookie.log import (
     Stop,
     read_batches,
 )
+from services.bookie.salvage import restored, salvaged
 from services.bookie.segments import Segments
 from services.bookie.store import DirectoryInUse, Store, StoreOptions, locked
 
@@ -56,13 +58,21 @@ class Report:
 def segment_batches(segments: Segments) -> Iterator[tuple[int, Batch | Stop, bool]]:
     """Segment, batch or stop, and whether it is the last segment; all of the log."""
     numbers = segments.numbers()
-    for number in numbers:
+    for number in _with_bar(numbers):
         head = segments.head(number)
         is_last = number == numbers[-1]
         end = None if is_last else segments.head(number + 1).previous_end
         data = segments.read_from(number, SEGMENT_HEAD.size)
         for item in read_batches(head, data, SEGMENT_HEAD.size, end):
             yield number, item, is_last
+
+
+def _with_bar(numbers: list[int]) -> Iterator[int]:
+    """Segments one after another, with a bar on standard error."""
+    console = Console(stderr=True)
+    yield from track(
+        numbers, "segments", console=console, transient=True, disable=not console.is_terminal
+    )
 
 
 def verified(directory: Path) -> Report:
@@ -207,13 +217,44 @@ def rebuild_index(directory: Directory, *, json: AsJson = False) -> None:
     lock = _taken(directory)
     shutil.rmtree(directory / "index", ignore_errors=True)
     cookie = read_cookie(directory)
-    store = Store(
-        directory, cookie.member if cookie else "bookie@0", StoreOptions(), lock_held=lock
-    )
-    store.write_index()
+    with Console(stderr=True).status("reading the log"):
+        store = Store(
+            directory, cookie.member if cookie else "bookie@0", StoreOptions(), lock_held=lock
+        )
+        store.write_index()
     ledgers = sum(1 for _ in store.ledgers())
     store.close()
     if json:
         typer.echo(orjson.dumps({"ledgers": ledgers}))
     else:
         typer.echo(f"the index is built anew: {ledgers:,} ledgers")
+
+
+@app.command()
+def salvage(
+    directory: Directory,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    json: AsJson = False,
+) -> None:
+    """Keep what can be read of a log that is damaged and does not start; the bookie comes back as a
+    new incarnation. The old log stays as log.damaged.
+    """
+    with _alone(directory):
+        restored(directory)
+        if not yes:
+            typer.confirm(
+                "What can't be read is given up here, and asked of the peers?", abort=True
+            )
+        numbers = Segments(directory / "log", 0).numbers()
+        try:
+            report = salvaged(directory, StoreOptions().segment_bytes, _with_bar(numbers))
+        except OSError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(1) from None
+    if json:
+        typer.echo(orjson.dumps(asdict(report), option=orjson.OPT_INDENT_2))
+        return
+    typer.echo(f"kept {report.records:,} records of {report.ledgers:,} ledgers")
+    for place in report.unreadable:
+        typer.echo(f"given up: {place}")

@@ -1,13 +1,17 @@
 """What a person can ask of a stopped bookie's directory."""
 
 import json
+import shutil
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from loadtest.stores import scratch
+from services.bookie.cookie import decide, read_cookie, write_cookie
+from services.bookie.log import LogDamaged
 from services.bookie.tools import app
 from tests.bookie.support import (
     add,
@@ -20,6 +24,7 @@ from tests.bookie.support import (
     run_of,
     started,
 )
+from tests.bookie.test_cookie import FOUND, LOCAL
 
 
 @pytest.fixture
@@ -87,3 +92,47 @@ def test_a_bookie_that_runs_is_not_touched(directory: Path) -> None:
         assert "stop the bookie first" in result.output
 
     store.close()
+
+
+async def test_what_can_be_read_of_a_damaged_log_is_salvaged_and_starts_as_another_incarnation(
+    directory: Path,
+) -> None:
+    write_cookie(directory, LOCAL)
+    path = last_segment(directory)
+    data = bytearray(path.read_bytes())
+    data[batches_of(path)[2].end - 3] ^= 8
+    path.write_bytes(data)
+    shutil.rmtree(directory / "index")
+    with pytest.raises(LogDamaged, match="salvage"):
+        opened(directory)
+
+    result = CliRunner().invoke(app, ["salvage", str(directory), "--yes", "--json"])
+
+    report = json.loads(result.stdout)
+    assert (report["records"], report["ledgers"], len(report["unreadable"])) == (6, 1, 1)
+    store = started(directory, me="b1@3")
+    old = await read(store, 7, 0, 99, member="b1@2")
+    assert ids_of(old) == [*range(20), *range(30, 60)]
+    assert old.absent == ()
+    row = store.row(7)
+    assert row is not None
+    assert row.is_fenced
+    await store.stop()
+    local = read_cookie(directory)
+    cookie, reason = decide(replace(FOUND, local=local))
+    assert (cookie.member, bool(reason)) == ("b1@3", True)
+    again = CliRunner().invoke(app, ["salvage", str(directory), "--yes"])
+    assert again.exit_code == 1
+    assert "log.damaged" in again.output
+
+
+async def test_a_salvage_that_was_cut_off_begins_again(directory: Path) -> None:
+    (directory / "log").rename(directory / "log.damaged")
+    (directory / "log.salvaged").mkdir()
+
+    result = CliRunner().invoke(app, ["salvage", str(directory), "--yes", "--json"])
+
+    assert json.loads(result.stdout)["records"] == 7
+    store = started(directory)
+    assert ids_of(await read(store, 7, 0, 99)) == list(range(60))
+    await store.stop()

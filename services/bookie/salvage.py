@@ -1,0 +1,122 @@
+"""Salvage: a log that is damaged below its tail, and does not start, becomes one that does.
+
+What can be read is copied to a new log in order; the old one is kept as `log.damaged`. What could not
+be read may have been acknowledged, so the cookie is marked first: the next start is a new
+incarnation, which denies nothing that older ones were asked to keep (rule 15).
+"""
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.bookie.cookie import read_cookie, write_cookie
+from services.bookie.log import LogDamaged, LogRecord
+from services.bookie.scan import scan
+from services.bookie.segments import Segments, sync_directory
+from services.bookie.writer import LogWriter, Position
+
+
+@dataclass
+class Salvaged:
+    """What came of it."""
+
+    records: int = 0
+    ledgers: int = 0
+    unreadable: list[str] = field(default_factory=list)
+    """Places of the old log, as segment and offsets."""
+
+
+def restored(directory: Path) -> None:
+    """Take back a salvage that was cut off: the damaged log is still whole."""
+    log, damaged = directory / "log", directory / "log.damaged"
+    if not log.exists() and damaged.exists():
+        damaged.rename(log)
+    shutil.rmtree(directory / "log.salvaged", ignore_errors=True)
+
+
+def salvaged(directory: Path, segment_bytes: int, numbers: Iterable[int]) -> Salvaged:
+    """Copy what can be read of these segments, in order, and put it in the log's place.
+
+    The caller owns the directory. Raises: OSError; FileExistsError where a salvage was made before
+    and its `log.damaged` is still there.
+    """
+    report = Salvaged()
+    damaged, made = directory / "log.damaged", directory / "log.salvaged"
+    if damaged.exists():
+        raise FileExistsError(f"{damaged} is of an earlier salvage: move it away first")
+    cookie = read_cookie(directory)
+    if cookie is not None:
+        write_cookie(directory, cookie.model_copy(update={"salvaged": True}))
+    made.mkdir()
+    ledgers = _copy(Segments(directory / "log", 0), Segments(made, segment_bytes), numbers, report)
+    report.ledgers = len(ledgers)
+    (directory / "log").rename(damaged)
+    made.rename(directory / "log")
+    sync_directory(directory)
+    shutil.rmtree(directory / "index", ignore_errors=True)
+    return report
+
+
+def _copy(old: Segments, new: Segments, numbers: Iterable[int], report: Salvaged) -> set[int]:
+    ledgers: set[int] = set()
+    failed: list[BaseException] = []
+    written = threading.Semaphore(0)
+
+    def on_fatal(error: BaseException) -> None:
+        failed.append(error)
+        written.release()
+
+    head, fd, end = new.create(1, 1, 0)
+    writer = LogWriter(
+        new,
+        head,
+        fd,
+        Position(1, end, 1),
+        reserve=new.directory / "reserve",
+        on_synced=lambda records, _: written.release(len(records)),
+        on_fatal=on_fatal,
+    )
+    writer.start()
+    try:
+        for number in numbers:
+            for record in _records(old, number, report):
+                ledgers.add(record.ledger_id)
+                report.records += 1
+                writer.append(record)
+                written.acquire()
+                if failed:
+                    raise failed[0]
+    finally:
+        writer.stop()
+    return ledgers
+
+
+def _records(segments: Segments, number: int, report: Salvaged) -> Iterable[LogRecord]:
+    with contextlib.ExitStack() as stack:
+        try:
+            batches = stack.enter_context(contextlib.closing(scan(segments, number)))
+            for start, end, records in batches:
+                if records is None:
+                    if not _is_blank(segments, number, start, end):
+                        report.unreadable.append(f"segment {number}, {start} to {end}")
+                    continue
+                for record in records:
+                    yield LogRecord(
+                        record.kind, record.ledger_id, (record.body,), record.size, record.flags
+                    )
+        except (OSError, LogDamaged) as error:
+            report.unreadable.append(f"segment {number}: {error}")
+
+
+def _is_blank(segments: Segments, number: int, start: int, end: int) -> bool:
+    """Nothing was ever written there: the end of a segment that was not closed."""
+    with segments.path(number).open("rb") as file:
+        file.seek(start)
+        while start < end and (data := file.read(min(1 << 20, end - start))):
+            if data.count(0) != len(data):
+                return False
+            start += len(data)
+    return True
