@@ -8,7 +8,6 @@ never written, an entry denied that was proven to be on disk, a fence or a LAC f
 
 import argparse
 import asyncio
-import logging
 import random
 import shutil
 import sys
@@ -22,6 +21,7 @@ from rich.progress import Progress
 from loadtest.stores import scratch
 from quorumlog.protocol.record import Run
 from services.bookie.store import Store, StoreOptions
+from tests.bookie.crash import silenced
 from tests.bookie.support import (
     add,
     entry_of,
@@ -138,32 +138,28 @@ def change(directory: Path, chance: random.Random) -> str:
 def run(flips: int, seed: int, *, quiet: bool = False) -> Tally:
     """Make so many changes, each alone."""
     tally = Tally()
-    logging.disable(logging.CRITICAL)
     console = Console(stderr=True, quiet=quiet)
-    try:
-        with scratch("ql-flips-") as root, Progress(console=console) as progress:
-            task = progress.add_task("flips", total=flips)
-            pristine = asyncio.run(made(root))
-            for number in range(flips):
-                chance = random.Random(f"{seed} {number}")
-                directory = root / "changed"
-                which = chance.randrange(2)
-                shutil.copytree(pristine[which], directory)
-                what = change(directory, chance)
-                is_detected, wrong = asyncio.run(looked(directory))
-                shutil.rmtree(directory)
-                tally.flips += 1
-                if wrong:
-                    how = ("clean", "crashed")[which]
-                    tally.wrong.append(f"seed {seed} {number}: {what} ({how}): {wrong}")
-                elif is_detected:
-                    tally.detected += 1
-                else:
-                    tally.harmless += 1
-                tally.where[what.split(":")[0] + (" detected" if is_detected else " harmless")] += 1
-                progress.advance(task)
-    finally:
-        logging.disable(logging.NOTSET)
+    with scratch("ql-flips-") as root, Progress(console=console) as progress, silenced():
+        task = progress.add_task("flips", total=flips)
+        pristine = asyncio.run(made(root))
+        for number in range(flips):
+            chance = random.Random(f"{seed} {number}")
+            directory = root / "changed"
+            which = chance.randrange(2)
+            shutil.copytree(pristine[which], directory)
+            what = change(directory, chance)
+            is_detected, wrong = asyncio.run(looked(directory))
+            shutil.rmtree(directory)
+            tally.flips += 1
+            if wrong:
+                how = ("clean", "crashed")[which]
+                tally.wrong.append(f"seed {seed} {number}: {what} ({how}): {wrong}")
+            elif is_detected:
+                tally.detected += 1
+            else:
+                tally.harmless += 1
+            tally.where[what.split(":")[0] + (" detected" if is_detected else " harmless")] += 1
+            progress.advance(task)
     return tally
 
 
