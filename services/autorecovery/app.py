@@ -134,6 +134,15 @@ def _routes(parts: Parts, done: Done) -> Sequence[tuple[str, str, str, _Handler]
                 "repaired": done.repaired,
                 "failed": done.failed,
                 "audit_s": auditor.audit_s,
+                "blocked_recoveries": [
+                    {
+                        "ledger_id": ledger_id,
+                        "bookie": error.bookie,
+                        "entry_id": error.entry_id,
+                        "why": error.detail,
+                    }
+                    for ledger_id, error in auditor.blocked.items()
+                ],
                 "checked": parts.checker.checked,
                 "check_s": parts.checker.pass_s,
                 "misplaced": parts.checker.misplaced_count,

@@ -45,6 +45,7 @@ _DRAIN_SHARE: Final = 20
 """Of so many parts of its time the auditor spends one on what a drain still needs, and one on open
 ledgers: with very many of them it looks less often.
 """
+_BLOCKED_MAX: Final = 100
 _LEASE: Final = "auditor"
 
 
@@ -88,6 +89,8 @@ class Auditor:
         self.audit_s = 0.0
         self.recovered = 0
         self.blocked_count = 0
+        self.blocked: dict[int, QuorumLogError] = {}
+        """Recoveries that could not end: the errors name the bookie and the entry in the way."""
         self.lost: tuple[str, ...] = ()
         self.draining: tuple[str, ...] = ()
 
@@ -259,6 +262,7 @@ class Auditor:
             async with self._room:
                 row = await self._metadata.get(ledger_id)
                 if row.state is State.CLOSED:
+                    self.blocked.pop(ledger_id, None)
                     return
                 writer = row.writer if row.state is State.OPEN else None
                 if writer is not None and await self._is_there(writer):
@@ -269,9 +273,12 @@ class Auditor:
                     machine, ledger_id, self._ports, RecoverRequested(row), deadline_s=_RECOVERY_S
                 )
                 self.recovered += 1
+                self.blocked.pop(ledger_id, None)
                 log.info("recovered", extra={"ledger": ledger_id, "last": closed.last_entry})
         except QuorumLogError as error:
             self.blocked_count += 1
+            if len(self.blocked) < _BLOCKED_MAX or ledger_id in self.blocked:
+                self.blocked[ledger_id] = error
             log.warning(
                 "recovery-failed",
                 extra={

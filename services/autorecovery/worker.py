@@ -29,6 +29,7 @@ _LEASE_S: Final = 60.0
 _REPAIR_S: Final = 24 * 3600.0
 """Against a defect only: a repair under a small limit may take hours, and its lease is renewed."""
 _IDLE_S: Final = 1.0
+_BUSY_S: Final = 0.1
 _ASK_S: Final = 5.0
 _CHANGE_S: Final = 3.0
 """For a writer that was told to have changed its ensemble; else the item comes again later."""
@@ -82,7 +83,7 @@ class Workers:
             for item in items:
                 self.working += 1
                 tasks.start(self._work(item))
-            await asyncio.sleep(_LOOK_S if self.working or items else _IDLE_S)
+            await asyncio.sleep(_BUSY_S if self.working else _IDLE_S)
 
     async def _work(self, item: Repair) -> None:
         try:

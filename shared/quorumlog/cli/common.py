@@ -57,7 +57,10 @@ def run(gateway: str, work: Callable[[Client], Awaitable[T]]) -> T:
 
 def failed(error: QuorumLogError) -> typer.Exit:
     """Says what went wrong; the exit status that tells it to programs."""
-    Console(stderr=True, highlight=False).print(f"{error.code}: {error.detail}", markup=False)
+    named = {"bookie": error.bookie, "entry": error.entry_id}
+    where = ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
+    told = f"{error.code}: {error.detail}" + (f" ({where})" if where else "")
+    Console(stderr=True, highlight=False).print(told, markup=False)
     if error.outcome == UNKNOWN:
         return typer.Exit(3)
     return typer.Exit(4 if isinstance(error, NotFound) else 1)
