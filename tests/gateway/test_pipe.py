@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from quorumlog.errors import Overloaded
+from quorumlog.errors import Overloaded, UnexpectedEntryId
 from services.gateway.edge.body import Room
 from services.gateway.edge.limits import Limits
 from services.gateway.edge.pipe import Pipe
@@ -60,3 +60,21 @@ async def test_a_stream_for_which_there_is_no_room_is_told() -> None:
         await pipe.put([bytes(2000)])
 
     assert room.held_bytes == 0
+
+
+async def test_a_stream_that_expects_its_place_stops_where_somebody_else_wrote() -> None:
+    engine, room = FakeEngine(), Room(Limits())
+    ledger_id = (await engine.create(LedgerOptions())).ledger_id
+    pipe = Pipe(engine, room, ledger_id, None, expect=0)
+    acknowledged = pipe.acknowledged()
+    await pipe.put([b"a", b"b"])
+    assert (await anext(acknowledged)).last == 1
+    await pipe.put([b"c"])
+    assert (await anext(acknowledged)).first == 2
+
+    await engine.append(ledger_id, [b"another's"])
+    await pipe.put([b"d"])
+
+    assert [run async for run in acknowledged] == []
+    assert isinstance(pipe.error, UnexpectedEntryId)
+    assert engine.entries[ledger_id] == [b"a", b"b", b"c", b"another's"]

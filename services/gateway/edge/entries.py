@@ -285,7 +285,11 @@ APPEND: Final = op.Operation(
     (
         op.LEDGER_ID,
         op.query_integer(
-            "expect", 0, ID_MAX, "The id that the first entry must get; else 412, nothing written."
+            "expect",
+            0,
+            ID_MAX,
+            "The id that the first entry must get; else 412, nothing written. The entries of a "
+            "stream must follow on without a gap.",
         ),
         op.PASSWORD,
     ),

@@ -479,7 +479,11 @@ APPEND: Final = op.Operation(
     (
         _NAME_PARAMETER,
         op.query_integer(
-            "expect", 0, ID_MAX, "The offset that the first record must get; else 412."
+            "expect",
+            0,
+            ID_MAX,
+            "The offset that the first record must get; else 412, nothing written. The records of "
+            "a stream must follow on without a gap.",
         ),
         op.Parameter(
             "Producer-Id",

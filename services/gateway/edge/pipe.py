@@ -103,7 +103,10 @@ class Pipe:
                 except QuorumLogError as error:
                     self.error = error
                     return
-                self._expect = None
+                if self._expect is not None:
+                    # What a client expects of a stream holds for all of it: one that broke may
+                    # still be appending here while its client goes on in another.
+                    self._expect = appended.last + 1
                 yield appended
         finally:
             self._room.held_bytes -= self._bytes

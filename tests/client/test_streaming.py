@@ -1,0 +1,98 @@
+"""Streams of appends that break: what was answered is there, and nothing is there twice."""
+
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from loadtest.cluster import Cluster
+from quorumlog.client import Client
+from tests.support.waiting import within
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+NDJSON = "application/x-ndjson"
+COUNT = 3000
+
+
+async def lines(cluster: Cluster, path: str) -> list[str]:
+    """All that is there, in order, through the other gateway."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(
+            f"{cluster.gateways[1]}{path}?encoding=text", headers={"Accept": NDJSON}
+        ) as answer,
+    ):
+        return [orjson.loads(line)["text"] for line in (await answer.read()).splitlines()]
+
+
+async def new_path(cluster: Cluster, kind: str) -> str:
+    async with Client(*cluster.gateways) as client:
+        if kind == "ledger":
+            return f"/v1/ledgers/{(await client.create_ledger()).ledger_id}/entries"
+        log = await client.create_log(f"stream-{random.randrange(1 << 60):x}")
+        return f"/v1/logs/{log.name}/entries"
+
+
+class Sender:
+    """Streams its lines, is cut off at random, and goes on where `expect` says."""
+
+    def __init__(self, gateways: list[str], path: str, chance: random.Random) -> None:
+        self.gateways, self.path, self.chance = gateways, path, chance
+        self.following = 0
+        """Of the lines that are there for sure, the number."""
+        self.cuts = 0
+
+    async def run(self, session: aiohttp.ClientSession) -> None:
+        while self.following < COUNT:
+            try:
+                await self._stream(session, is_cut=self.cuts < 6)
+            except aiohttp.ClientError:
+                self.cuts += 1
+
+    async def _stream(self, session: aiohttp.ClientSession, *, is_cut: bool) -> None:
+        url = self.chance.choice(self.gateways) + self.path
+        end = self.following + self.chance.randrange(100, 500) if is_cut else COUNT
+
+        async def body() -> AsyncIterator[bytes]:
+            for n in range(self.following, min(end, COUNT)):
+                yield b'{"text":"%d"}\n' % n
+            if is_cut:
+                raise aiohttp.ClientError("cut off by the test")
+
+        async with session.post(
+            url, params={"expect": self.following}, data=body(), headers={"Content-Type": NDJSON}
+        ) as answer:
+            if answer.status == 412:
+                header = "Next-Entry-Id" if "ledgers" in self.path else "Next-Offset"
+                self.following = int(answer.headers[header])
+                return
+            assert answer.status == 200, await answer.text()
+            async for line in answer.content:
+                self._take(orjson.loads(line))
+
+    def _take(self, told: dict[str, Any]) -> None:
+        if "code" in told:
+            return  # where the next one begins is asked by `expect`
+        first = told.get("first_entry", told.get("first_offset"))
+        last = told.get("last_entry", told.get("last_offset"))
+        assert isinstance(last, int)
+        assert first == self.following, "acknowledgements are without a gap"
+        self.following = last + 1
+
+
+@pytest.mark.parametrize("kind", ["ledger", "log"])
+async def test_a_stream_that_is_cut_off_again_and_again_loses_and_repeats_nothing(
+    cluster: Cluster, kind: str
+) -> None:
+    path = await new_path(cluster, kind)
+    sender = Sender(cluster.gateways, path, random.Random(11))
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(timeout=timeout) as session, within("all is sent", 240):
+        await sender.run(session)
+
+    assert sender.cuts
+    assert await lines(cluster, path) == [str(n) for n in range(COUNT)]
