@@ -112,7 +112,8 @@ class Index:
         """Opens or creates it. Raises Exception where RocksDB finds it damaged."""
         self.is_suspect = False
         """It could not be read: it is to be built anew."""
-        self._is_failed = False
+        self.is_failed = False
+        """The last checkpoint could not be written: the next one opens it again."""
         self.path = path
         self._db = self._opened()
         if self._db.get(_FORMAT_KEY) is None:
@@ -154,21 +155,21 @@ class Index:
                     time.sleep(PAUSE_S)
         if position is not None:
             batch.put(_CHECKPOINT_KEY, _POSITION.pack(*position))
-        if self._is_failed:
+        if self.is_failed:
             # RocksDB takes nothing after an error, as of a full disk, until it is opened again. That
             # takes room, and until there is some this one can still be read.
             if shutil.disk_usage(self.path).free < REOPEN_BYTES:
                 raise OSError(errno.ENOSPC, "No space left to open the index again")
             self.close()
             self._db = self._opened()
-            self._is_failed = False
+            self.is_failed = False
         try:
             options = WriteOptions()
             options.disable_wal = True
             self._db.write(batch, options)
             self._db.flush(True)
         except Exception:
-            self._is_failed = True
+            self.is_failed = True
             raise
 
     def row(self, ledger_id: int) -> LedgerRow | None:
@@ -177,7 +178,8 @@ class Index:
             value = self._db.get(_LEDGER_KEY.pack(b"L", ledger_id))
             return None if value is None else decode_row(value)
         except Exception:
-            self.is_suspect = True
+            # While it is opened again, what can't be read just now is only unknown.
+            self.is_suspect = self.is_suspect or not self.is_failed
             raise
 
     def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:
@@ -194,7 +196,8 @@ class Index:
         try:
             yield from self._parts(ledger_id, first, last, sparse_span)
         except Exception:
-            self.is_suspect = True
+            # While it is opened again, what can't be read just now is only unknown.
+            self.is_suspect = self.is_suspect or not self.is_failed
             raise
 
     def _parts(self, ledger_id: int, first: int, last: int, sparse_span: int) -> Iterator[Part]:

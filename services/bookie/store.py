@@ -782,6 +782,8 @@ class Store:
         elif free >= threshold + threshold // 4:
             self.is_read_only = False
         self.is_full = free < threshold // 4
+        if self.index.is_failed and self._writer is not None and self._checkpointing is None:
+            self._checkpointing = asyncio.create_task(self._checkpoint_quietly())
         if was != self.is_read_only:
             log.warning("read-only" if self.is_read_only else "writable", extra={"free": free})
 
