@@ -15,12 +15,12 @@ FOUND = [(n, value_of(*which)) for n, which in enumerate((("a", 0), ("a", 1), ("
 async def test_each_record_is_there_once_at_its_offset_while_one_process_after_another_dies(
     stores: Stores,
 ) -> None:
-    plan = Plan(records=3200, batch=8, every_s=0.2, down_s=0.2, pause_s=0.1)
+    plan = Plan(records=1600, batch=8, every_s=0.2, down_s=0.2, pause_s=0.1)
 
     result = await produce(plan, stores=stores)
 
     assert result.is_good, result
-    assert result.records == 3200
+    assert result.records == 1600
     assert result.kills > 0
 
 

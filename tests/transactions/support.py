@@ -1,6 +1,6 @@
 """Writers of transactions over plain HTTP, as curl does it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.logs.support import SETTLED_S, Answer, Http
@@ -66,7 +66,26 @@ async def append(
 
 async def end(http: Http, transaction: str, how: str, body: Any = None, *, at: int = 0) -> Answer:
     """`commit` or `abort`."""
-    return await http.ask("POST", f"{TRANSACTIONS}/{transaction}/{how}", body, at=at)
+    return await settled(http, f"{TRANSACTIONS}/{transaction}/{how}", body, at=at)
+
+
+async def settled(
+    http: Http,
+    path: str,
+    body: Any = None,
+    *,
+    at: int = 0,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    """The answer to a POST that may be repeated, once it does not say that the cluster is slow."""
+
+    async def ask() -> Answer | None:
+        answer = await http.ask("POST", path, body, at=at, headers=headers)
+        return None if answer.status in (429, 503, 504) else answer
+
+    answer = await until(ask, f"POST {path}", SETTLED_S)
+    assert answer is not None
+    return answer
 
 
 def code(answer: Answer) -> tuple[int, str]:

@@ -14,7 +14,7 @@ from services.gateway.edge.models import Ledger
 from services.gateway.edge.transaction_models import TransactionModel
 from tests.logs.support import Http
 from tests.support.waiting import until
-from tests.transactions.support import LOG, TRANSACTIONS, append, begin, code, end, write
+from tests.transactions.support import LOG, TRANSACTIONS, append, begin, code, end, settled, write
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -67,13 +67,15 @@ async def _commits_and_repeats(http: Http) -> None:
 
 async def _keeps_order_with_appends(http: Http) -> None:
     producer = {"Producer-Id": "p", "Producer-Epoch": "0", "Producer-Seq": "0"}
-    first = await http.ask("POST", f"{LOG}/entries", {"text": "e"}, at=1, headers=producer)
+    entries = f"{LOG}/entries"
+    first = await settled(http, entries, {"text": "e"}, at=1, headers=producer)
     name = await begin(http)
     one = await write(http, name, [["f", "g"]])
 
     done = await end(http, name, "commit", {"ledgers": [one]})
-    again = await http.ask("POST", f"{LOG}/entries", {"text": "e"}, headers=producer)
-    after = await http.ask("POST", f"{LOG}/entries", {"text": "h"}, at=1)
+    again = await settled(http, entries, {"text": "e"}, headers=producer)
+    following = producer | {"Producer-Seq": "1"}
+    after = await settled(http, entries, {"text": "h"}, at=1, headers=following)
 
     assert (first.json["first_offset"], done.json["first_offset"]) == (4, 5)
     assert again.headers["Producer-Duplicate"] == "true"
@@ -93,7 +95,7 @@ async def _refuses_what_is_over(http: Http) -> None:
         # Or its deletion was faster.
         refusals = [(409, "transaction-aborted"), (404, "no-such-ledger")]
         assert code(await append(http, one, ["y"], at=at)) in refusals
-        more = await http.ask("POST", "/v1/ledgers", {"transaction": name}, at=at)
+        more = await settled(http, "/v1/ledgers", {"transaction": name}, at=at)
         assert code(more) == (409, "transaction-aborted")
         refused = await end(http, name, "commit", {"ledgers": [one]}, at=at)
         assert code(refused) == (409, "transaction-aborted")
@@ -110,8 +112,8 @@ async def _counts_versions(http: Http) -> None:
         end(http, name, "commit", {"ledgers": [mine]}),
         end(http, name, "commit", {"ledgers": [theirs]}, at=1),
     )
-    later = await http.ask("POST", TRANSACTIONS, {"log": "log", **once})
-    earlier = await http.ask("POST", TRANSACTIONS, {"log": "log", "app": "nightly", "version": 6})
+    later = await settled(http, TRANSACTIONS, {"log": "log", **once})
+    earlier = await settled(http, TRANSACTIONS, {"log": "log", "app": "nightly", "version": 6})
 
     assert [answer.status for answer in both] == [200, 200], both
     assert sorted(answer.json["duplicate"] for answer in both) == [False, True]
