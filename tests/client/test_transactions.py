@@ -49,7 +49,7 @@ async def test_a_transaction_is_written_sealed_and_committed_once(client: Client
 @IN_PACKAGE
 async def test_an_aborted_one_leaves_nothing(client: Client) -> None:
     log = await client.create_log("aborted")
-    begun = await client.begin("aborted", expires_in_s=60)
+    begun = await client.begin("aborted", expires_in_s=3600)
     ledger = await begun.ledger()
     await ledger.append(b"a")
     await ledger.close()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
+from loadtest.stores import Stores
 from quorumlog.errors import (
     InvalidRequest,
     LogClosed,
@@ -18,13 +19,16 @@ from quorumlog.errors import (
     TransactionCommitted,
 )
 from quorumlog.net.log_client import LogClient
+from quorumlog.net.metadata_client import new_attempt
 from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
-from tests.metadata.support import DRAFT, Service
+from quorumlog.wire.log_bodies import LogRow
+from quorumlog.wire.transaction_bodies import SealedBody, TransactionCommit
+from tests.metadata.support import DRAFT, Service, serving
 from tests.support.waiting import until
 
 LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
@@ -40,7 +44,9 @@ class World:
         self.log = LOG
 
     async def begin(self, app: str | None = None, version: int | None = None) -> Transaction:
-        found, _ = await self.transactions.begin("a-log", app=app, version=version, expires_in_s=60)
+        found, _ = await self.transactions.begin(
+            "a-log", app=app, version=version, expires_in_s=3600
+        )
         return found
 
     async def ledger(self, transaction: str | None, last: int | None = 0) -> int:
@@ -388,3 +394,62 @@ async def test_a_transaction_that_nobody_renews_is_ended_and_leaves_no_ledger(
     assert await world.transactions.renew(lives.id) is TransactionState.OPEN
     with pytest.raises(QuorumLogError):
         await world.logs.delete_unnamed(two)
+
+
+async def test_a_commit_whose_answer_got_lost_is_told_as_done_with_the_log_s_row(
+    world: World,
+) -> None:
+    begun = await world.begin()
+    one = await world.ledger(begun.id)
+    new = await world.ledger(None, last=None)
+    body = TransactionCommit(
+        ledgers=(SealedBody(ledger_id=one),),
+        row=LogRow.from_core(world.published(new, [one])),
+        attempt=new_attempt(),
+    ).model_dump(mode="json")
+    path = f"/v1/transactions/{begun.id}/commit"
+
+    answers = [await world.service.send("POST", path, body) for _ in range(2)]
+    other = await world.service.send("POST", path, body | {"attempt": new_attempt()})
+
+    assert answers[0] == answers[1]
+    status, told = answers[0]
+    assert (status, told["row"]["items"][0]["ledger_id"]) == (200, one)
+    # Another attempt at the same: the transaction is the same, but this one did not change the log.
+    assert other == (200, told | {"row": None})
+
+
+async def test_the_metrics_count_transactions_and_what_waits_for_its_deletion(
+    stores: Stores,
+) -> None:
+    async with serving(stores, expiry_every_s=0.1) as service:
+        world = World(service)
+        world.log, _ = await world.logs.create(LOG)
+        lives, aborted, committed = [await world.begin() for _ in range(3)]
+        await world.ledger(aborted.id)
+        await world.transactions.abort(aborted.id)
+        await world.commit(committed.id, [await world.ledger(committed.id)])
+        await world.transactions.begin("a-log", app=None, version=None, expires_in_s=1)
+
+        async def counted() -> dict[str, float]:
+            async with service.session.get(service.url + "/metrics") as response:
+                lines = (await response.text()).splitlines()
+            return {
+                name.removeprefix("quorumlog_metadata_"): float(value)
+                for name, _, value in (line.partition(" ") for line in lines if line[0] != "#")
+                if "transactions_" in name or "orphan" in name
+            }
+
+        wanted = {
+            "transactions_open": 1.0,
+            "transactions_committed_total": 1.0,
+            "transactions_aborted_total": 1.0,
+            "transactions_expired_total": 1.0,
+            "orphan_ledgers": 1.0,
+        }
+
+        async def is_counted() -> bool:
+            return await counted() == wanted
+
+        await until(is_counted, "all are counted")
+        assert (await world.transactions.get(lives.id)).is_open
