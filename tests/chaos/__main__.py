@@ -53,14 +53,16 @@ def parsed() -> argparse.Namespace:
 class Plan:
     """When it is enough."""
 
-    def __init__(self, asked: argparse.Namespace, machine: Machine, share: float) -> None:
+    def __init__(
+        self, asked: argparse.Namespace, machine: Machine, share: float, *, with_sites: bool
+    ) -> None:
         counts = {
             "kills": asked.kills,
             "power_cuts": 0 if "power cut" in machine.lacks else asked.power_cuts,
             "partitions": 0 if "partition" in machine.lacks else asked.partitions,
         }
         self.counts = {name: int(count * share) for name, count in counts.items() if count}
-        self.sites = asked.sites and "failing call" not in machine.lacks
+        self.sites = with_sites and asked.sites and "failing call" not in machine.lacks
         has_counts = bool(self.counts or self.sites)
         limit = asked.time if asked.time or has_counts else 60.0
         self._end = None if limit is None else time.monotonic() + limit * share
@@ -102,7 +104,9 @@ async def storm(asked: argparse.Namespace, machine: Machine, *, is_deferred: boo
     share = {"both": 0.25 if is_deferred else 0.75}.get(asked.durability, 1.0)
     console = Console(stderr=True)
     async with machine.world(is_deferred=is_deferred) as world:
-        plan = Plan(asked, machine, share)
+        # Where both are asked for, the calls fail in the first storm.
+        with_sites = not is_deferred or asked.durability == "deferred"
+        plan = Plan(asked, machine, share, with_sites=with_sites)
         storm = Storm(world, asked.seed, weights=weights(asked))
         with told(storm.report, console), interruptible(plan, console):
             try:
@@ -172,7 +176,7 @@ def main() -> int:
             continue
         try:
             report = asyncio.run(storm(asked, machine, is_deferred=is_deferred))
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, KeyboardInterrupt):
             print("chaos: interrupted, nothing judged")
             return 130
         except BaseExceptionGroup as group:

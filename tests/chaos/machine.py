@@ -62,7 +62,10 @@ def own_network() -> None:
     """
     need("ip", "nsenter")
     names = Path("/run/netns")
-    names.mkdir(exist_ok=True)
+    try:
+        names.mkdir(exist_ok=True)
+    except OSError as error:
+        raise Unusable(f"{names}: {error}") from None
     call("mount", "-t", "tmpfs", "tmpfs", str(names))
     call("ip", "netns", "add", "probe")  # before we leave ours, for which there is no way back
     call("ip", "netns", "delete", "probe")

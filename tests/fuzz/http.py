@@ -58,7 +58,11 @@ async def _ask(cluster: Cluster, kind: str, seconds: int, seed: int, build: Path
     process = await asyncio.create_subprocess_exec(
         *argv,
         cwd=build,
-        env=os.environ | {"SCHEMATHESIS_HOOKS": "tests.gateway.schemathesis_hooks"},
+        env=os.environ
+        | {
+            "SCHEMATHESIS_HOOKS": "tests.gateway.schemathesis_hooks",
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "shared"))),
+        },
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         preexec_fn=in_child(Become.SELF, signal.SIGKILL),
