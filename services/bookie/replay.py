@@ -138,6 +138,10 @@ def _last_segment(
     if stop is not None and not stop.is_blank:
         _judge(segments, head, data, start, stop)
         cut_bytes = len(data.rstrip(b"\0")) - (stop.offset - start)
+    if was_clean and not batches[-1].records:
+        # The end itself may be in the page cache only: the start that read it there must not
+        # promise it to later ones. Everything before it was synced before it was written.
+        end = batches.pop().offset
     tail = [] if was_clean else [batch for batch in batches if batch.offset >= proven]
     for batch in batches[: len(batches) - len(tail)]:
         _apply(number, batch, apply)

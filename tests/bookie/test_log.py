@@ -101,6 +101,26 @@ async def test_what_was_acknowledged_after_the_last_sync_point_is_copied_to_a_ne
     await store.stop()
 
 
+async def test_an_end_in_order_that_never_reached_the_disk_is_no_damage_to_later_starts(
+    root: Path,
+) -> None:
+    store = await filled(root / "d")
+    await store.stop()
+    path = last_segment(root / "d")
+    end = batches_of(path)[-1]
+    again = started(root / "d")
+    assert again.replayed.was_clean
+    await add(again, run_of(8, range(5)))
+    crashed = image(again, root / "crashed")
+    await again.stop()
+
+    # Its sync failed, or the process was killed before it: the page cache had it, the disk had not.
+    damaged = crashed / path.relative_to(root / "d")
+    damaged.write_bytes(damaged.read_bytes()[: end.offset] + bytes(end.end - end.offset))
+
+    assert await entries_in(crashed) == list(range(60))
+
+
 async def test_damage_below_the_sync_point_is_refused_and_nothing_is_changed(root: Path) -> None:
     store = await filled(root / "d")
     for kind in ("flip", "zero", "missing batch"):
