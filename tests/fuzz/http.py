@@ -60,7 +60,7 @@ async def _ask(cluster: Cluster, kind: str, seconds: int, seed: int, build: Path
         cwd=build,
         env=os.environ
         | {
-            "SCHEMATHESIS_HOOKS": "tests.gateway.schemathesis_hooks",
+            "SCHEMATHESIS_HOOKS": "tests.client.schemathesis_hooks",
             "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "shared"))),
         },
         stdout=asyncio.subprocess.PIPE,
