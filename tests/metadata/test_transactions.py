@@ -380,10 +380,20 @@ async def test_a_transaction_that_nobody_renews_is_ended_and_leaves_no_ledger(
 ) -> None:
     world = World(service)
     await world.logs.create(LOG)
-    expired, _ = await world.transactions.begin("a-log", app=None, version=None, expires_in_s=1)
     lives, _ = await world.transactions.begin("a-log", app=None, version=None, expires_in_s=3600)
-    one = await world.ledger(expired.id, last=None)
     two = await world.ledger(lives.id, last=None)
+
+    async def written() -> tuple[Transaction, int] | None:
+        """One that expires soon; on a slow machine maybe before its ledger is made."""
+        begun, _ = await world.transactions.begin("a-log", app=None, version=None, expires_in_s=1)
+        try:
+            return begun, await world.ledger(begun.id, last=None)
+        except TransactionAborted:
+            return None
+
+    made = await until(written, "a ledger is made in time")
+    assert made is not None
+    expired, one = made
 
     async def is_ended() -> bool:
         return not (await world.transactions.get(expired.id)).is_open
