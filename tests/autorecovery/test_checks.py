@@ -81,6 +81,11 @@ async def test_lacking_copies_are_found_told_and_mended(stores: Stores) -> None:
         missing = lacking["bookie-3@1", "missing"]
         assert (missing["first"], missing["last"]) == (11, 11)
 
+        async def is_queued() -> bool:
+            status, told = await quorumlog(cluster, "repair", "status")
+            return status == 0 and "bookie-2@1" in {item["member"] for item in told["first"]}
+
+        await until(is_queued, "what a bookie itself finds damaged is queued unasked", HEAL_S)
         await quorumlog(cluster, "repair", "resume")
         await quorumlog(cluster, "repair", "check")
 
