@@ -22,7 +22,7 @@ from quorumlog.protocol.record import Entry, pack
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
-from quorumlog.spark.jobs import archive, job, repair_plan, retention_stats, scrub
+from quorumlog.spark.jobs import archive, ingest, job, repair_plan, retention_stats, scrub
 from quorumlog.spark.jobs.spans import CORRUPT, DIVERGENT, EXTRA, MISSING
 
 if TYPE_CHECKING:
@@ -258,3 +258,57 @@ def test_statistics_say_what_there_is_and_what_may_go(
     assert "src=" not in text
     assert "<script" not in text
     assert f"quorumlog_stats_ledgers {len(rows)}" in metrics.read_text()
+
+
+def test_what_spark_reads_is_ingested_once(
+    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+) -> None:
+    spark.range(10).selectExpr("id", "id * id as square").write.parquet(str(tmp_path / "in"))
+    asked: dict[str, Any] = {
+        "log": "ingested",
+        "path": str(tmp_path / "in"),
+        "key": "cast(id as string)",
+        "app": "nightly",
+        "version": 3,
+        "partitions": 1,
+        "create": {"roll_entries": 100},
+    }
+
+    planned = ingest.run(spark, cluster.urls, **asked, dry_run=True)
+    first = ingest.run(spark, cluster.urls, **asked)
+    again = ingest.run(spark, cluster.urls, **asked)
+
+    assert (planned.report["rows"], planned.report["ledgers"]) == (10, 1)
+    assert (first.report["rows"], first.report["last_offset"]) == (10, 9)
+    assert (again.report["rows"], again.report["is_duplicate"]) == (0, True)
+    values = cluster.values("ingested")
+    assert sorted(json.loads(text)["square"] for text in values) == [n * n for n in range(10)]
+    with pytest.raises(job.JobFailed, match="no-such-log"):
+        ingest.run(spark, cluster.urls, **{**asked, "log": "absent", "create": None})
+    with pytest.raises(job.JobFailed, match="nowhere"):
+        ingest.run(spark, cluster.urls, **{**asked, "value": "nowhere"})
+
+
+def test_a_stream_of_files_takes_each_file_once(
+    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+) -> None:
+    log, files = cluster.create("streamed"), tmp_path / "files"
+    files.mkdir()
+
+    def take() -> int:
+        result = ingest.stream(
+            spark,
+            cluster.urls,
+            log=log,
+            path=str(files),
+            checkpoint=str(tmp_path / "checkpoint"),
+            value="value",
+        )
+        return int(result.report["rows"])
+
+    (files / "1.txt").write_text("a\nb\n")
+    assert take() == 2
+    (files / "2.txt").write_text("c\n")
+    assert take() == 1
+    assert take() == 0
+    assert sorted(cluster.values(log)) == ["a", "b", "c"]

@@ -1,0 +1,269 @@
+"""Put what Spark can read onto a log: files, a table, or a query, all of it once, or none.
+
+Rows become records by two SQL expressions: `--value` (by default the row as JSON) and `--key`. With
+`--app` and `--version` a second run of the same version is a no-op, so a scheduler may repeat it.
+`--stream` takes what is new among files since the last run, as `--checkpoint` remembers it, and ends.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from quorumlog.errors import NoSuchLog, QuorumLogError
+from quorumlog.spark.append import append_batches
+from quorumlog.spark.jobs import job
+
+RECEIPTS: Final = (
+    "log string, transaction string, first_offset long, last_offset long, rows long,"
+    " is_duplicate boolean"
+)
+AS_JSON: Final = "to_json(struct(*))"
+_SETTING: Final = re.compile(r"([a-z_]+)=([A-Za-z0-9-]+)")
+
+
+def run(
+    spark: SparkSession,
+    gateway: str | Sequence[str],
+    *,
+    log: str,
+    frame: DataFrame | None = None,
+    path: str | None = None,
+    query: str | None = None,
+    kind: str = "parquet",
+    options: Mapping[str, str] | None = None,
+    value: str = AS_JSON,
+    key: str | None = None,
+    app: str | None = None,
+    version: int | None = None,
+    partitions: int | None = None,
+    create: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+) -> job.Result:
+    """Ingest a DataFrame, or what `path` (of the format `kind`) or a SQL `query` gives.
+
+    `partitions`: so many ledgers at most. `create`: settings for a log that does not exist yet.
+    The frame has a row a log (`RECEIPTS`). Raises: JobFailed.
+    """
+    if frame is None:
+        frame = _read(spark, path, query, kind, options or {})
+    records = _records(frame, value, key)
+    if partitions is not None:
+        records = records.coalesce(partitions)
+    report: dict[str, Any] = {"job": "ingest", "dry_run": dry_run, "log": log}
+    if dry_run:
+        report |= {"rows": records.count(), "ledgers": records.rdd.getNumPartitions()}
+        return job.Result(spark.createDataFrame([], RECEIPTS), report)
+    urls = gateway if isinstance(gateway, str) else ",".join(gateway)
+    try:
+        _ensure(gateway, log, create)
+        job.say(f"ingest: onto {log}")
+        done = append_batches(records, log=log, app=app, version=version, gateway_url=urls)
+    except QuorumLogError as error:
+        raise job.JobFailed(f"{error.code}: {error.detail}") from None
+    rows = [
+        (
+            item.log,
+            item.transaction,
+            item.first_offset,
+            item.last_offset,
+            item.rows,
+            item.is_duplicate,
+        )
+        for item in done
+    ]
+    report |= {
+        "rows": sum(item.rows for item in done if not item.is_duplicate),
+        "is_duplicate": any(item.is_duplicate for item in done),
+        "first_offset": done[0].first_offset if done else None,
+        "last_offset": done[-1].last_offset if done else None,
+    }
+    return job.Result(spark.createDataFrame(rows, RECEIPTS), report)
+
+
+def stream(
+    spark: SparkSession,
+    gateway: str | Sequence[str],
+    *,
+    log: str,
+    path: str,
+    checkpoint: str,
+    kind: str = "text",
+    schema: str | None = None,
+    options: Mapping[str, str] | None = None,
+    value: str = AS_JSON,
+    key: str | None = None,
+    create: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+) -> job.Result:
+    """Ingest the files of a folder that were not there at the last run, then end.
+
+    `checkpoint`: a folder of this stream alone. `schema`: of files that do not carry one.
+    Raises: JobFailed.
+    """
+    reader = spark.readStream.format(kind).options(**(options or {}))
+    urls = gateway if isinstance(gateway, str) else ",".join(gateway)
+    report: dict[str, Any] = {"job": "ingest", "dry_run": dry_run, "log": log}
+    try:
+        records = _records((reader.schema(schema) if schema else reader).load(path), value, key)
+        if dry_run:
+            return job.Result(spark.createDataFrame([], RECEIPTS), report)
+        _ensure(gateway, log, create)
+        running = (
+            records.writeStream.format("quorumlog")
+            .option("gateway.url", urls)
+            .option("topic", log)
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        running.awaitTermination()
+    except AnalysisException as error:
+        raise job.JobFailed(str(error).splitlines()[0]) from None
+    except QuorumLogError as error:
+        raise job.JobFailed(f"{error.code}: {error.detail}") from None
+    progress = running.recentProgress
+    report |= {
+        "batches": sum(item["numInputRows"] > 0 for item in progress),
+        "rows": sum(item["numInputRows"] for item in progress),
+    }
+    return job.Result(spark.createDataFrame([], RECEIPTS), report)
+
+
+def _read(
+    spark: SparkSession,
+    path: str | None,
+    query: str | None,
+    kind: str,
+    options: Mapping[str, str],
+) -> DataFrame:
+    if (path is None) == (query is None):
+        raise job.JobFailed("name what to read: either --path or --query")
+    try:
+        if query is not None:
+            return spark.sql(query)
+        return spark.read.format(kind).options(**options).load(path)
+    except AnalysisException as error:
+        raise job.JobFailed(str(error).splitlines()[0]) from None
+
+
+def _records(frame: DataFrame, value: str, key: str | None) -> DataFrame:
+    """The columns that the log takes."""
+    columns = [f.expr(value).alias("value")]
+    if key is not None:
+        columns.append(f.expr(key).alias("key"))
+    try:
+        return frame.select(*columns)
+    except AnalysisException as error:
+        raise job.JobFailed(str(error).splitlines()[0]) from None
+
+
+def _ensure(gateway: str | Sequence[str], log: str, create: Mapping[str, Any] | None) -> None:
+    """See that the log is there; make it, where we were told how."""
+    with job.gateways(gateway) as gateways:
+        try:
+            gateways.get(f"/v1/logs/{log}")
+        except NoSuchLog:
+            if create is None:
+                raise
+            gateways.request("PUT", f"/v1/logs/{log}", value=dict(create), is_repeatable=True)
+
+
+def _settings(texts: Sequence[str]) -> dict[str, Any]:
+    """`name=value` each. Raises: JobFailed."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        parts = _SETTING.fullmatch(text)
+        if parts is None:
+            raise job.JobFailed(f"{text!r} is no setting: name=value")
+        found[parts[1]] = int(parts[2]) if parts[2].isdecimal() else parts[2]
+    return found
+
+
+def _pairs(texts: Sequence[str]) -> dict[str, str]:
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help=__doc__)
+def _main(
+    gateway: job.GatewayOption,
+    log: Annotated[str, typer.Option(help="The log.")],
+    path: Annotated[str | None, typer.Option(help="Files to read.")] = None,
+    query: Annotated[str | None, typer.Option(help="SQL to read from, in place of --path.")] = None,
+    kind: Annotated[str, typer.Option("--format", help="Of the files.")] = "parquet",
+    option: Annotated[
+        list[str] | None, typer.Option(help="name=value for the reader; may be repeated.")
+    ] = None,
+    value: Annotated[str, typer.Option(help="SQL expression for a record's value.")] = AS_JSON,
+    key: Annotated[str | None, typer.Option(help="SQL expression for a record's key.")] = None,
+    txn_app: Annotated[
+        str | None, typer.Option("--app", help="Whose version this is; with --version.")
+    ] = None,
+    version: Annotated[int | None, typer.Option(min=0, help="A repeat is a no-op.")] = None,
+    partitions: Annotated[int | None, typer.Option(min=1, help="So many ledgers at most.")] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the log if there is none, with --setting.")
+    ] = False,
+    setting: Annotated[
+        list[str] | None, typer.Option(help="name=value of a new log, such as write_quorum=3.")
+    ] = None,
+    is_stream: Annotated[
+        bool, typer.Option("--stream", help="Only what is new in --path.")
+    ] = False,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Where a stream remembers what it has done.")
+    ] = None,
+    schema: Annotated[
+        str | None, typer.Option(help="Of a stream's files, where they carry none: a string, …")
+    ] = None,
+    dry_run: job.DryRunOption = False,
+    as_json: job.JsonOption = False,
+) -> None:
+    def work(spark: SparkSession) -> job.Result:
+        made = _settings(setting or ()) if create else None
+        if not is_stream:
+            return run(
+                spark,
+                gateway,
+                log=log,
+                path=path,
+                query=query,
+                kind=kind,
+                options=_pairs(option or ()),
+                value=value,
+                key=key,
+                app=txn_app,
+                version=version,
+                partitions=partitions,
+                create=made,
+                dry_run=dry_run,
+            )
+        if path is None or checkpoint is None:
+            raise job.JobFailed("--stream needs --path and --checkpoint")
+        return stream(
+            spark,
+            gateway,
+            log=log,
+            path=path,
+            checkpoint=checkpoint,
+            kind=kind,
+            schema=schema,
+            options=_pairs(option or ()),
+            value=value,
+            key=key,
+            create=made,
+            dry_run=dry_run,
+        )
+
+    job.main("ingest", work, as_json=as_json)
+
+
+if __name__ == "__main__":
+    app()
