@@ -267,9 +267,14 @@ async def test_a_log_without_an_event_loop(cluster: Cluster) -> None:
     assert "quorumlog-client" not in names
 
 
-async def test_every_public_name_is_used_here() -> None:
-    source = await asyncio.to_thread(Path(__file__).read_text)
-    for name in ("Client", "Ledger", "Log", "Producer"):
+def text_of_the_tests() -> str:
+    here = Path(__file__)
+    return "".join(file.read_text() for file in (here, here.with_name("test_transactions.py")))
+
+
+async def test_every_public_name_is_used_in_these_tests() -> None:
+    source = await asyncio.to_thread(text_of_the_tests)
+    for name in ("Client", "Ledger", "Log", "Producer", "Transaction", "TransactionLedger"):
         methods = [n for n, _ in inspect.getmembers(getattr(sdk, name), inspect.isfunction)]
         for method in methods:
             if method[0] != "_":

@@ -20,7 +20,8 @@ wheel, *here = sys.argv[1:]
 class Bare:
     '''What the wheel does not require is as good as not there.'''
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] not in {"quorumlog", *here, *sys.stdlib_module_names}:
+        top = name.partition(".")[0]
+        if top[0] != "_" and top not in {"quorumlog", *here, *sys.stdlib_module_names}:
             raise ModuleNotFoundError(name, name=name)
 
 sys.path.insert(0, wheel)
