@@ -28,6 +28,6 @@ class Config(ServiceSettings):
         5.0, gt=0, le=60, description="between signs of life on a quiet stream of changes"
     )
     expiry_every_s: float = Field(
-        5.0, gt=0, le=3600, description="between looks for transactions that nobody ended"
+        5.0, gt=0, le=1000, description="between looks for transactions that nobody ended"
     )
     body_bytes_max: int = Field(16 << 20, ge=1 << 16, le=1 << 30, description="largest body")

@@ -16,6 +16,7 @@ from services.metadata.logs import ORPHANS
 from services.metadata.logs import PAGE as LOG_PAGE
 from services.metadata.repairs import ADD, CLAIM, HURRY
 from services.metadata.repairs import PAGE as REPAIR_PAGE
+from services.metadata.transactions import EXPIRED
 from tests.metadata.support import DRAFT, Service
 
 
@@ -112,6 +113,10 @@ QUERIES: list[tuple[tuple[str, list[Any]], str]] = [
     ((USES, ["b7", 9]), "ledger_members_pkey"),
     ((USES_COUNT, ["b7"]), "ledger_members_pkey"),
     ((REPAIRS_COUNT, ["b7"]), "repairs_by_name"),
+    ((EXPIRED, [9]), "transactions_by_expiry"),
+    (("SELECT FROM transactions WHERE id = $1 FOR UPDATE", ["7"]), "transactions_pkey"),
+    (("SELECT FROM transaction_ledgers WHERE transaction = $1", ["7"]), "transaction_ledgers_of"),
+    (("SELECT FROM app_versions WHERE log = $1 AND app = $2", ["log-7", "a"]), "app_versions_pkey"),
 ]
 
 FILL = """
@@ -133,6 +138,12 @@ INSERT INTO repairs (ledger_id, member, ranges, survivors, failures, next_try_at
     SELECT n, 'b' || n % 500 || '@1', '{[0,9]}', n % 9, 1,
     now() + make_interval(mins => CASE WHEN n % 500 = 0 THEN 1 ELSE -1 END)
     FROM generate_series(1, 5000) n;
+INSERT INTO transactions (id, log, app, app_version, state, ttl_s, expires_at, ended_at)
+    SELECT n::text, 'log-' || n, 'a', n, CASE WHEN n % 100 = 0 THEN 'OPEN' ELSE 'ABORTED' END, 9,
+    now() + make_interval(secs => n - 2500), CASE WHEN n % 100 > 0 THEN now() END
+    FROM generate_series(1, 5000) n;
+INSERT INTO transaction_ledgers SELECT n, (n / 10 + 1)::text FROM generate_series(1, 5000) n;
+INSERT INTO app_versions SELECT 'log-' || n, 'a', n, n::text FROM generate_series(1, 5000) n;
 ANALYZE;
 """
 
