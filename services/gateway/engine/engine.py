@@ -460,6 +460,12 @@ class Engine:
         return [ledger for ledger, handle in self._handles.items() if handle.is_degraded]
 
     @property
+    def ensemble_changes(self) -> int:
+        """By writers of this process, so far."""
+        narrow = self._ports.metadata
+        return narrow.ensemble_changes if isinstance(narrow, NarrowMetadata) else 0
+
+    @property
     def quarantined(self) -> Sequence[str]:
         """Bookies that fail here though they are called live: new places go to others."""
         return self._directory.quarantine.names

@@ -1,8 +1,10 @@
 """What operators watch of an engine: read when somebody scrapes, never on the hot path."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from services.gateway.engine.engine import Engine
 
@@ -42,5 +44,21 @@ def add_metrics(engine: Engine, registry: CollectorRegistry) -> None:
             lambda: engine.placing.narrow_count,
         ),
     )
+    registry.register(_Changes(engine))
     for name, text, read in gauges:
         Gauge(f"quorumlog_gateway_{name}", text, registry=registry).set_function(read)
+
+
+class _Changes(Collector):
+    """A counter that the engine keeps itself."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterable[Metric]:
+        """As it is now."""
+        yield CounterMetricFamily(
+            "quorumlog_gateway_ensemble_changes",
+            "Times that a writer here put another bookie in a place.",
+            value=self._engine.ensemble_changes,
+        )
