@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import orjson
@@ -165,6 +165,8 @@ class Worker:
         """
         row = await self._row(item.ledger_id)
         if self._may_stay(item.member):
+            if await self._is_later(item.member, row.ledger_id):
+                raise Away("it came back as a later incarnation just now", bookie=item.member)
             for first, last in item.ranges:
                 for part in parts(row, MissedRange(item.member, first, last)):
                     repair = FragmentRepair(
@@ -244,11 +246,29 @@ class Worker:
             raise NotEnoughBookies("no bookie is free to take its place", ledger_id=row.ledger_id)
         return found[0]
 
+    async def _is_later(self, member: str, ledger_id: int) -> bool:
+        """Whether a later incarnation answers, of which the directory has not heard yet: to fill
+        the earlier one would end the item, and leave the place to a name that is gone (rule 15).
+        """
+        found = await self._said_by(member, ledger_id)
+        bookie = found.get("bookie")
+        return isinstance(bookie, str) and bookie != member
+
     async def _held_by(self, target: str, ledger_id: int) -> tuple[tuple[int, int], ...]:
         """What a target has of a ledger by its own word, so that a repair goes on where an earlier
         one ended. It is verified in the end as all else is.
         """
-        url = self._directory.address(member_name(target))
+        found = await self._said_by(target, ledger_id)
+        try:
+            if found["bookie"] != target:
+                return ()
+            return tuple((int(first), int(last)) for first, last in found["ranges"] or ())
+        except (ValueError, KeyError, TypeError):
+            return ()
+
+    async def _said_by(self, member: str, ledger_id: int) -> dict[str, Any]:
+        """What a bookie says of a ledger; {} where it does not answer or holds nothing."""
+        url = self._directory.address(member_name(member))
         try:
             async with self._session.get(
                 f"{url}/v1/ledgers/{ledger_id}",
@@ -256,13 +276,11 @@ class Worker:
                 allow_redirects=False,
             ) as response:
                 if response.status != 200:
-                    return ()
+                    return {}
                 found = orjson.loads(await response.read())
-            if found["bookie"] != target:
-                return ()
-            return tuple((int(first), int(last)) for first, last in found["ranges"] or ())
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
-            return ()
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     async def _told(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
         """Rule 21: a live writer changes its ensemble itself; nobody fences it. Gives the row that
