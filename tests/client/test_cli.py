@@ -28,7 +28,9 @@ def words(*arguments: str) -> list[str]:
 
 
 def environment(cluster: Cluster) -> dict[str, str]:
-    return {**os.environ, "QUORUMLOG_GATEWAY": ",".join(cluster.gateways)}
+    # What a terminal can do must not depend on where the tests run.
+    given = {name: value for name, value in os.environ.items() if name[:4] not in ("TTY_", "FORC")}
+    return {**given, "TERM": "xterm", "QUORUMLOG_GATEWAY": ",".join(cluster.gateways)}
 
 
 async def run(cluster: Cluster, *arguments: str, given: bytes = b"") -> tuple[int, bytes, str]:
@@ -227,6 +229,7 @@ async def test_a_reader_that_closes_the_pipe_ends_the_output_quietly(cluster: Cl
 async def test_a_terminal_is_shown_how_far_it_is(cluster: Cluster) -> None:
     log = await new_log(cluster)
     ours, theirs = os.openpty()
+    os.set_blocking(ours, False)
     try:
         async with started(cluster, "log", "append", log, stderr=theirs) as process:
             assert process.stdin
