@@ -126,14 +126,13 @@ class DeferringBookie(LosingBookie):
 
     def crash(self, kind: str) -> None:
         """Each crash may lose copies: no more of them than an ack quorum survives."""
-        if kind == "wipe" or not self.is_up:
-            super().crash(kind)
+        if (kind != "wipe" and not self.is_up) or not self.world.may_lose_a_copy():
             return
-        if not self.world.may_lose_a_copy():
-            return
-        del self.log[self.world.rng.randint(self.synced, len(self.log)) :]
-        self.incarnation += 1
-        super().crash("kill")
+        if kind != "wipe":
+            del self.log[self.world.rng.randint(self.synced, len(self.log)) :]
+            self.incarnation += 1
+            kind = "kill"
+        self.fall(kind)
 
     def restart(self) -> None:
         """What is left of the log is the new incarnation's."""

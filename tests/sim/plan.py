@@ -45,6 +45,7 @@ FAULT_KINDS = (
     "corrupt",
     "flip",
     "writer-dies",
+    "clock",
 )
 
 

@@ -85,6 +85,9 @@ class Client:
     machine: Machine
     is_alive: bool = True
     paused_until: int = 0
+    clock_until: int = 0
+    clock_rate: float = 1.0
+    """Until then its timers run so much slower or faster: its clock jumps, forwards or back."""
     failed: Failed | None = None
     closed: LedgerMetadata | None = None
     wants_recovery: bool = False
@@ -257,6 +260,8 @@ class World:
                 self._find(client, effect)
             case StartTimer():
                 factor = 1.0 if self.is_healed else self.plan.timers
+                if client.clock_until > self.now:
+                    factor *= client.clock_rate
                 time = int(TIMER_TIMES[effect.timer] * factor * self.rng.uniform(0.9, 1.1))
                 self.after(time, self.deliver, client, TimerFired(effect.timer, effect.tag))
             case Confirmed(_, last):
@@ -405,6 +410,11 @@ class World:
                 if self.clients:
                     client = self.clients[fault.target % len(self.clients)]
                     client.paused_until = max(client.paused_until, self.now + fault.lasts)
+            case "clock":
+                if self.clients:
+                    client = self.clients[fault.target % len(self.clients)]
+                    client.clock_until = until
+                    client.clock_rate = (0.0, 0.001, 30.0)[fault.other % 3]
             case "slow":
                 bookie.slow_until = until
             case "flip":
@@ -441,6 +451,7 @@ class World:
         self.lies_until = 0
         for client in self.clients:
             client.paused_until = min(client.paused_until, self.now)
+            client.clock_until = 0
         for bookie in self.bookies.values():
             bookie.slow_until = bookie.full_until = bookie.flips_until = 0
             if not bookie.is_up:

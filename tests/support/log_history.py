@@ -1,0 +1,213 @@
+"""What clients of a log saw, and whether a log may look like that (reliability I5 to I9, I30, I33).
+
+One pass, linear in the events. What is checked, by the name of the violation:
+  - lost: acknowledged, and not in the log as it is at the end;
+  - gone: read by somebody, and not there at the end;
+  - phantom: read and never produced, not yet produced, or definitely refused;
+  - duplicate: one request of a producer under two offsets, or a plain one more often than it was
+    sent (a plain client's retry may duplicate: rule 24);
+  - reordered: a request that began after another was known has the lower offset, or a producer's
+    requests stand in another order than their numbers;
+  - divergent: two records under one offset;
+  - torn: of one request (rule 25: a batch is atomic) records are missing or apart;
+  - end: an end beyond what was ever produced, or beyond the log's end;
+  - gap: offsets of a read or of the log that are not dense.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tests.support.history import Violation
+
+
+@dataclass(frozen=True, slots=True)
+class Produce:
+    """A request: records that no other request has. `sent` counts the tries of a plain client."""
+
+    op: int
+    log: int
+    records: tuple[bytes, ...]
+    producer: tuple[str, int] | None = None
+    """Id and epoch, where the request carries them."""
+    seq: int = 0
+    sent: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """The request was acknowledged; its first record has this offset."""
+
+    op: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request was definitely not done."""
+
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A read from `offset` on returned these (offset, record)."""
+
+    log: int
+    offset: int
+    entries: tuple[tuple[int, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A client was told the log's next offset."""
+
+    log: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The whole log, read after everything else; `start` is what retention has left."""
+
+    log: int
+    start: int
+    entries: tuple[tuple[int, bytes], ...]
+
+
+Event = Produce | Produced | Refused | Fetched | End | Content
+
+
+@dataclass(slots=True)
+class _Log:
+    known: dict[int, bytes] = field(default_factory=dict)
+    acked: set[int] = field(default_factory=set)
+    highest: int = -1
+    sent: int = 0
+    end: int = 0
+    content: dict[int, bytes] | None = None
+    start: int = 0
+
+
+@dataclass(slots=True)
+class _Request:
+    asked: Produce
+    floor: int
+    is_refused: bool = False
+
+
+class _Checker:
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+        self.logs: dict[int, _Log] = {}
+        self.requests: dict[int, _Request] = {}
+        self.of_record: dict[bytes, tuple[int, int]] = {}
+        """The request of a record, and its place in it."""
+        self.places: dict[bytes, set[int]] = {}
+
+    def say(self, kind: str, log: int, offset: int | None, detail: str) -> None:
+        self.violations.append(Violation(kind, log, offset, detail))
+
+    def log(self, number: int) -> _Log:
+        return self.logs.setdefault(number, _Log())
+
+    def learn(self, number: int, offset: int, record: bytes) -> None:
+        """Somebody was told that this record has this offset."""
+        log = self.log(number)
+        before = log.known.setdefault(offset, record)
+        if before != record:
+            self.say("divergent", number, offset, f"{record!r}, was {before!r}")
+            return
+        log.highest = max(log.highest, offset)
+        found = self.of_record.get(record)
+        request = None if found is None else self.requests[found[0]]
+        if request is None or request.asked.log != number:
+            self.say("phantom", number, offset, f"{record!r}, which nobody produced")
+            return
+        if request.is_refused:
+            self.say("phantom", number, offset, f"{record!r}, which was refused")
+        if offset <= request.floor:
+            self.say("reordered", number, offset, f"{record!r} began after {request.floor}")
+        places = self.places.setdefault(record, set())
+        places.add(offset)
+        if len(places) > request.asked.sent:
+            self.say("duplicate", number, offset, f"{record!r} is at {sorted(places)}")
+
+    def step(self, event: Event) -> None:
+        match event:
+            case Produce(op, number, records):
+                log = self.log(number)
+                log.sent += len(records) * event.sent
+                self.requests[op] = _Request(event, log.highest)
+                for place, record in enumerate(records):
+                    assert record not in self.of_record, "records of a history are different"
+                    self.of_record[record] = op, place
+            case Produced(op, first):
+                asked = self.requests[op].asked
+                for place, record in enumerate(asked.records):
+                    self.learn(asked.log, first + place, record)
+                    self.log(asked.log).acked.add(first + place)
+            case Refused(op):
+                self.requests[op].is_refused = True
+                asked = self.requests[op].asked
+                for record in asked.records:
+                    if self.places.get(record):
+                        self.say("phantom", asked.log, None, f"{record!r} was seen and refused")
+            case Fetched(number, offset, entries):
+                for at, record in entries:
+                    self.learn(number, at, record)
+                if [at for at, _ in entries] != list(range(offset, offset + len(entries))):
+                    self.say("gap", number, offset, "what was read is not dense")
+            case End(number, next_offset):
+                log = self.log(number)
+                log.end = max(log.end, next_offset)
+                if next_offset > log.sent:
+                    self.say("end", number, next_offset, f"only {log.sent} were produced")
+            case Content(number, start, entries):
+                for at, record in entries:
+                    self.learn(number, at, record)
+                log = self.log(number)
+                log.content, log.start = dict(entries), start
+                if [at for at, _ in entries] != list(range(start, start + len(entries))):
+                    self.say("gap", number, start, "the log is not dense")
+
+    def finish(self) -> None:
+        for number, log in self.logs.items():
+            if log.content is None:
+                continue
+            end = log.start + len(log.content)
+            if log.end > end:
+                self.say("end", number, log.end, f"the log ends at {end}")
+            for offset in sorted(log.known.keys() - log.content.keys()):
+                if offset >= log.start:
+                    kind = "lost" if offset in log.acked else "gone"
+                    self.say(kind, number, offset, f"known; the log is {log.start}..{end - 1}")
+            self._order(number, log.content)
+
+    def _order(self, number: int, content: dict[int, bytes]) -> None:
+        """Requests are whole, and a producer's are in the order of their numbers."""
+        last: dict[tuple[str, int], int] = {}
+        for offset in sorted(content):
+            found = self.of_record.get(content[offset])
+            if found is None:
+                continue
+            op, place = found
+            asked = self.requests[op].asked
+            if place == 0 and asked.producer is not None:
+                if asked.seq <= last.get(asked.producer, -1):
+                    self.say("reordered", number, offset, f"{asked.producer} {asked.seq}")
+                last[asked.producer] = asked.seq
+            begins = offset - place
+            if begins < min(content):
+                continue  # retention goes by ledgers; a request never lies in two
+            whole = tuple(content.get(begins + n) for n in range(len(asked.records)))
+            if whole != asked.records:
+                self.say("torn", number, offset, f"of request {op}")
+
+
+def check(events: Iterable[Event]) -> list[Violation]:
+    """All violations of a history, in the order in which they show."""
+    checker = _Checker()
+    for event in events:
+        checker.step(event)
+    checker.finish()
+    return checker.violations
