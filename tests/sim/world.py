@@ -414,7 +414,7 @@ class World:
                 if self.clients:
                     client = self.clients[fault.target % len(self.clients)]
                     client.clock_until = until
-                    client.clock_rate = (0.0, 0.001, 30.0)[fault.other % 3]
+                    client.clock_rate = (0.02, 0.2, 30.0)[fault.other % 3]
             case "slow":
                 bookie.slow_until = until
             case "flip":
