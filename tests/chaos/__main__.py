@@ -14,6 +14,7 @@ from typing import Final
 
 from rich.console import Console
 
+from services.local.cluster import StartTimeout
 from tests.chaos.report import Report
 from tests.chaos.setting import Machine
 from tests.chaos.storm import Storm, Weights
@@ -180,12 +181,12 @@ def main() -> int:
             print("chaos: interrupted, nothing judged")
             return 130
         except BaseExceptionGroup as group:
-            missed, others = group.split(DeadlineMissed)
+            missed, others = group.split((DeadlineMissed, StartTimeout))
             print(f"seed {asked.seed}: {others or missed!r}")
             if others is not None:
                 raise
             return MISSED_STATUS
-        except DeadlineMissed as error:
+        except (DeadlineMissed, StartTimeout) as error:
             print(f"seed {asked.seed}: {error}")
             return MISSED_STATUS
         print(report.page())

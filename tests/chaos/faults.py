@@ -18,7 +18,7 @@ from loadtest.cluster import Cluster
 from tests.chaos.disks import KEEP_JOURNAL, LOSE_JOURNAL, Disk, is_frozen
 from tests.chaos.network import SHAPES, Network
 from tests.chaos.report import Report
-from tests.chaos.stores import StoreHands
+from tests.chaos.stores import OutOfReach, StoreHands
 from tests.chaos.syscalls import SITES, Site, Tracer
 from tests.support.history import Violation
 from tests.support.waiting import DeadlineMissed, until
@@ -186,6 +186,8 @@ class Faults:
         try:
             await work(dice)
             self._report.others[what] += 1
+        except OutOfReach:
+            self._report.others[f"{store} out of reach"] += 1
         finally:
             self._give([store])
         return None

@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 import asyncpg
 import orjson
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
-from loadtest.waiting import until
+from loadtest.waiting import DeadlineMissed, until
 from tests.support.proxy import Proxy, proxy_to
 
 _FOREVER_MS: Final = 60_000
@@ -22,7 +23,15 @@ _END_ALL: Final = (
 )
 
 _GARBAGE: Final = b"\xff{not json"
-_WORDS: Final = (b"COMMIT", b"UPDATE", b"INSERT")
+# Statements are prepared once in a session, so that their words are seldom said.
+_WORDS: Final = (*[b"COMMIT"] * 4, b"UPDATE", b"INSERT")
+
+_CHANGE_S: Final = 5.0
+"""How long a change is waited for."""
+
+
+class OutOfReach(Exception):
+    """The store did not let us do it: nothing was done."""
 
 
 class StoreHands:
@@ -45,12 +54,14 @@ class StoreHands:
 
     async def end_backends(self, dice: random.Random) -> None:
         """End sessions of the metadata service, in whatever they are."""
-        connection = await asyncpg.connect(self._dsn, timeout=20)
         try:
-            await connection.execute("SET statement_timeout = 20000")
-            await connection.fetchval(_END_ALL, dice.choice((0.3, 1.0)))
-        finally:
-            connection.terminate()
+            connection = await asyncpg.connect(self._dsn, timeout=20)
+            try:
+                await connection.fetchval(_END_ALL, dice.choice((0.3, 1.0)), timeout=20)
+            finally:
+                connection.terminate()
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise OutOfReach from error
 
     async def cut_in_a_change(self, dice: random.Random) -> None:
         """Cut the next connection that says something of a change: before the server has heard it,
@@ -61,7 +72,12 @@ class StoreHands:
         plan = (dice.choice(_WORDS), dice.random() < 0.7)
         cuts = proxy.cuts
         proxy.cut_around.append(plan)
-        await until(lambda: proxy.cuts > cuts, "a change was cut")
+        try:
+            await until(lambda: proxy.cuts > cuts, "a change was cut", _CHANGE_S)
+        except DeadlineMissed as error:
+            if plan in proxy.cut_around:
+                proxy.cut_around.remove(plan)
+            raise OutOfReach from error
 
     async def flush(self, _dice: random.Random) -> None:
         """Redis forgets all."""
@@ -88,6 +104,8 @@ class StoreHands:
         redis = Redis.from_url(self._redis_url, socket_timeout=20, socket_connect_timeout=20)
         try:
             yield redis
+        except (OSError, RedisError) as error:
+            raise OutOfReach from error
         finally:
             await redis.aclose()
 

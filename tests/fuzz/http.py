@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from loadtest.cluster import Cluster, running
+from quorumlog.client import Client
 from services.local.process import Become, in_child
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -35,6 +36,7 @@ async def ask_all(seconds: float, seed: int, build: Path) -> list[Heard]:
     """A cluster of its own is asked, one kind of service after another."""
     heard = []
     async with running(None, bookies=4, gateways=1) as cluster:
+        await _fill(cluster)
         for kind, share in _TIMES.items():
             heard.append(await _ask(cluster, kind, max(1, int(seconds * share)), seed, build))
             names = [name for name in cluster.names if not cluster.is_alive(name)]
@@ -42,6 +44,18 @@ async def ask_all(seconds: float, seed: int, build: Path) -> list[Heard]:
                 heard.append(Heard(kind, 0, False, f"{names} ended under its requests"))
                 break
     return heard
+
+
+async def _fill(cluster: Cluster) -> None:
+    """What requests may be about: ledgers 1 to 4 and a log (`hooks.py`)."""
+    async with Client(*cluster.gateways) as client:
+        for state in ("empty", "written", "closed", "of bytes"):
+            ledger = await client.create_ledger()
+            if state != "empty":
+                await ledger.append_batch([b'{"json":1}', b"\xff"[: state == "of bytes"]])
+            if state == "closed":
+                await ledger.close()
+        await (await client.create_log("events")).append(b'{"in":"events"}')
 
 
 async def _ask(cluster: Cluster, kind: str, seconds: int, seed: int, build: Path) -> Heard:
@@ -52,15 +66,15 @@ async def _ask(cluster: Cluster, kind: str, seconds: int, seed: int, build: Path
         # What fits together is for the tests of the API; here is only what is never right.
         "--checks", ("not_a_server_error,status_code_conformance,content_type_conformance,"
         "response_schema_conformance,response_headers_conformance"),
-        "--no-color", "--suppress-health-check", "all", "--request-timeout", "300",
-        "--workers", "1", "--continue-on-failure", "--exclude-path-regex", "/(ws|sse|channel)$",
+        "--no-color", "--suppress-health-check", "all", "--request-timeout", "120",
+        "--workers", "1", "--continue-on-failure", "--exclude-path-regex", "/(ws|sse|channel|changes)$",
     )  # fmt: skip
     process = await asyncio.create_subprocess_exec(
         *argv,
         cwd=build,
         env=os.environ
         | {
-            "SCHEMATHESIS_HOOKS": "tests.client.schemathesis_hooks",
+            "SCHEMATHESIS_HOOKS": "tests.fuzz.hooks",
             "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "shared"))),
         },
         stdout=asyncio.subprocess.PIPE,
@@ -70,6 +84,8 @@ async def _ask(cluster: Cluster, kind: str, seconds: int, seed: int, build: Path
     try:
         async with asyncio.timeout(seconds + _GRACE_S):
             said, _ = await process.communicate()
+    except TimeoutError:
+        return Heard(kind, 0, False, f"the requests to {kind} do not end")
     finally:
         if process.returncode is None:
             process.kill()
