@@ -1,0 +1,79 @@
+"""A producer's request whose outcome is unknown keeps its number until it is settled."""
+
+import pytest
+from aiohttp import web
+
+from quorumlog.client import Client, ConnectionLost, Unsettled
+from quorumlog.errors import NOT_DONE, UNKNOWN, StaleProducer
+from tests.client.test_transport import Gateway, serving
+from tests.support.waiting import DEADLINE_S
+
+
+class Log(Gateway):
+    """Cuts every connection until it is told to answer; remembers what it was sent."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.sent: list[tuple[str, bytes]] = []
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.sent.append((request.headers["Producer-Seq"], await request.read()))
+        return await super().handle(request)
+
+    def answer(self, first: int, last: int) -> None:
+        told = {"first_offset": first, "last_offset": last, "ledger_id": 1, "entry_id": first}
+        self.replies = [told]
+
+
+async def test_the_same_records_again_settle_it_and_nothing_else_is_sent_before() -> None:
+    log = Log()
+    async with serving(log) as url, Client(url, deadline_s=0.2) as client:
+        producer = client.log("log").producer("p", epoch=1)
+        with pytest.raises(ConnectionLost) as lost:
+            await producer.append(b"a")
+        tries = len(log.sent)
+        with pytest.raises(Unsettled) as refused:
+            await producer.append(b"b")
+
+        assert (lost.value.outcome, refused.value.outcome) == (UNKNOWN, NOT_DONE)
+        assert len(log.sent) == tries
+        client._transport._deadline_s = DEADLINE_S
+        log.answer(7, 7)
+        assert (await producer.append(b"a")).first_offset == 7
+        log.answer(8, 8)
+        assert (await producer.append(b"b")).first_offset == 8
+
+    assert {seq for seq, _ in log.sent[:-1]} == {"0"}
+    assert len({body for _, body in log.sent[:-1]}) == 1
+    assert log.sent[-1][0] == "1"
+
+
+async def test_records_that_travelled_together_are_settled_together() -> None:
+    log = Log()
+    async with serving(log) as url, Client(url, deadline_s=0.2) as client:
+        producer = client.log("log").producer("p", epoch=1)
+        futures = [await producer.submit(b"a"), await producer.submit(b"b")]
+        for future in futures:
+            with pytest.raises(ConnectionLost):
+                await future
+        with pytest.raises(Unsettled):
+            await producer.append(b"a")
+        client._transport._deadline_s = DEADLINE_S
+        log.answer(7, 8)
+        done = await producer.settle()
+
+        assert done is not None
+        assert (done.first_offset, done.last_offset) == (7, 8)
+        assert await producer.settle() is None
+        assert producer.seq == 1
+
+
+async def test_an_error_that_says_not_done_keeps_nothing_open() -> None:
+    log = Log()
+    log.replies = [StaleProducer("a newer one exists")]
+    async with serving(log) as url, Client(url) as client:
+        producer = client.log("log").producer("p", epoch=1)
+        for value in (b"a", b"b"):
+            with pytest.raises(StaleProducer):
+                await producer.append(value)
+        assert await producer.settle() is None
