@@ -45,6 +45,8 @@ class PacedBookies:
                 self.copied_bytes += size
                 self.copied_entries += count
                 send()
+                # Paid off from here on: a process that stood still while it sent saves nothing up.
+                self._seen_at = self._loop.time()
             self._wake.clear()
             await self._wake.wait()
 
