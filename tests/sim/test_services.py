@@ -46,7 +46,7 @@ def test_a_seed_of_whole_services_is_the_same_run_under_every_hash_seed() -> Non
             cwd=root,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=250,
             check=True,
         ).stdout
 

@@ -45,7 +45,7 @@ def test_a_seed_is_the_same_run_under_every_hash_seed() -> None:
             cwd=root,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=250,
             check=True,
         )
         return done.stdout
