@@ -10,7 +10,7 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie bench-tail load scenarios sim logsim explore mutants chaos fuzz heal produce lock crash flips clean many
+.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie bench-tail load scenarios sim logsim explore mutants chaos fuzz heal produce lock crash flips clean many chaos-spark bench-spark
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -109,6 +109,13 @@ heal: setup ## bookies die with their disks under load and all copies come back;
 
 many: setup ## what an audit and cluster status cost with 10,000 and 100,000 ledgers
 	@exec $(PY) -m loadtest.many $(ARGS)
+
+chaos-spark: setup ## Spark jobs and streams whose drivers and gateways are killed, for TIME=: ROWS= RESTARTS=
+	@exec $(PY) -m loadtest.spark_chaos --time $(or $(TIME),60s) --seed $(or $(SEED),1) \
+		$(if $(ROWS),--rows $(ROWS)) $(if $(RESTARTS),--restarts $(RESTARTS))
+
+bench-spark: setup ## measure Spark's ways onto a log and back with ROWS= rows
+	@exec $(PY) -m loadtest.spark_bench $(if $(ROWS),--rows $(ROWS))
 
 crash: setup ## cut a bookie's storage off at POINTS= moments, by power or by a kill
 	@$(PY) -m tests.bookie.crash --points $(or $(POINTS),1000) --seed $(or $(SEED),1)

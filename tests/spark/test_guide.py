@@ -1,0 +1,33 @@
+"""The examples of docs/guides/spark.md, run as they stand there."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loadtest.spark_cluster import SparkCluster
+
+pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "spark.md"
+
+
+def test_the_examples_of_the_guide_do_what_it_says(
+    spark: "SparkSession", cluster: SparkCluster
+) -> None:
+    examples = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {"spark": spark, "__name__": "guide"}
+
+    for example in examples:
+        code = example.replace("http://127.0.0.1:8080", cluster.url("gateway-1"))
+        exec(compile(code, str(GUIDE), "exec"), names)
+    names["http"].close()
+
+    assert len(examples) >= 9
+    # 1000 copied as a stream, 100 by a UDF, 1010 by foreachBatch.
+    assert len(cluster.values("copy")) == 1000 + 100 + 1010
+    assert len(cluster.values("orders")) == 1010
