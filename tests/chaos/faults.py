@@ -8,6 +8,7 @@ because an ack quorum of bookies that lose power together is loss by design (rul
 import asyncio
 import random
 import signal
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,6 +29,9 @@ Mend = Callable[[], Awaitable[None]]
 PATIENCE_S: Final = 90.0
 FIRE_S: Final = 4.0
 """How long a call is waited for that is to fail: some are made in few moments only."""
+
+TRIES: Final = 3
+"""How often a call that is made in few moments only is waited for, in each turn."""
 
 DEAD_S: Final = (0.0, 0.0, 0.2, 1.0)
 PAUSED_S: Final = (0.1, 0.5, 3.0)
@@ -62,6 +66,7 @@ class Faults:
         self._gateways = [name for name in names if name.startswith("gateway")]
         self._hurt: set[str] = set()
         self._sites: list[Site] = []
+        self._tries: Counter[Site] = Counter()
 
     # --- processes -------------------------------------------------------------------------------
 
@@ -226,6 +231,9 @@ class Faults:
             self._report.sites[str(site)] += 1
         else:
             self._report.others["call not made"] += 1
+            self._tries[site] += 1
+            if self._tries[site] % TRIES:
+                self._sites.insert(0, site)
         return self._revival(victims, 0)
 
     async def _fired(self, tracer: Tracer, name: str) -> None:

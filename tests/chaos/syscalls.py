@@ -42,7 +42,7 @@ class Site:
 _START: Final = (
     *(("fsync", "EIO", nth) for nth in (1, 2, 3, 4, 5, 6)),
     *(("fdatasync", "EIO", nth) for nth in (1, 2)),
-    *(("pwritev", "ENOSPC", nth) for nth in (1, 2, 3)),
+    *(("pwritev2", "ENOSPC", nth) for nth in (1, 2, 3)),
     *(("fallocate", "ENOSPC", nth) for nth in (1, 2)),
     *(("rename", "EIO", nth) for nth in (1, 2, 3)),
     ("ftruncate", "EIO", 1),
@@ -50,15 +50,15 @@ _START: Final = (
 )
 _RUNNING: Final = (
     ("fdatasync", "EIO", 1), ("fdatasync", "EIO", 3), ("fdatasync", "ENOSPC", 1),
-    ("pwritev", "ENOSPC", 1), ("pwritev", "ENOSPC", 3), ("pwritev", "EIO", 1),
+    ("pwritev2", "ENOSPC", 1), ("pwritev2", "ENOSPC", 3), ("pwritev2", "EIO", 1),
     ("fallocate", "ENOSPC", 1), ("fallocate", "EIO", 1),
     ("fsync", "EIO", 1), ("fsync", "EIO", 2), ("fsync", "EIO", 3),
     ("rename", "EIO", 1), ("rename", "ENOSPC", 1), ("ftruncate", "EIO", 1),
     ("openat", "ENOSPC", 1), ("openat", "EMFILE", 1),
-    ("write", "ENOSPC", 1), ("pwrite64", "ENOSPC", 1), ("pread64", "EIO", 1),
+    ("write", "ENOSPC", 1), ("pread64", "EIO", 1),
 )  # fmt: skip
 _STOP: Final = (
-    ("fsync", "EIO", 1), ("fsync", "EIO", 2), ("fdatasync", "EIO", 1), ("pwritev", "ENOSPC", 1),
+    ("fsync", "EIO", 1), ("fsync", "EIO", 2), ("fdatasync", "EIO", 1), ("pwritev2", "ENOSPC", 1),
     ("ftruncate", "EIO", 1),
 )  # fmt: skip
 
