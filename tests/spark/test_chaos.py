@@ -1,0 +1,21 @@
+"""A short form of `make chaos-spark`."""
+
+import pytest
+
+from loadtest.stores import StoreServers
+
+pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
+
+from loadtest.spark_chaos import storm
+
+
+# Two JVMs, which take a minute each to start where the machine is slow.
+@pytest.mark.timeout(1500)
+async def test_a_driver_and_a_gateway_are_killed_and_each_row_is_there_once(
+    servers: StoreServers,
+) -> None:
+    counts = await storm(servers.fresh(), rows=20_000, restarts=0, time_s=0, seed=7)
+
+    assert counts.is_right, str(counts)
+    assert counts.rows == 20_000
+    assert counts.gateway_kills >= 1
