@@ -39,8 +39,9 @@ from services.local.process import Program, start
 _WAIT_S: Final = 900.0
 """For a driver that nobody kills, on a machine that may be shared and slow."""
 
-_SETTLED_S: Final = 300.0
-"""For what was not published to go: a transaction's expiry, then the sweep of orphans."""
+_SETTLED_S: Final = 600.0
+"""For what was not published to go: a transaction's expiry, or the five minutes of a log's own
+ledgers, then the sweep."""
 
 _COMMIT: Final = re.compile(rb"POST /v1/transactions/[^ /]+/commit ")
 _PARTITIONS: Final = 8
@@ -161,7 +162,8 @@ class Chaos:
         for log in (source, target):
             await asyncio.to_thread(self._count, log)
         self.counts.rows += self.rows
-        await self._settle(source, target)
+        await self.settle(all_ledgers=False)
+        _tell(f"round {number}: {self.counts}")
 
     async def _batch(self, asked: dict[str, Any], log: str) -> None:
         """Kill a gateway while rows are on their way, and the driver once the commit is seen."""
@@ -277,35 +279,45 @@ class Chaos:
             at, is_end = int(answer.headers["Next-Offset"]), page.num_rows == 0
         self.counts.lost += seen.count(0)
 
-    async def _settle(self, *logs: str) -> None:
-        """Wait until what was not published is gone; what stays is counted."""
-        named: set[int] = set()
+    async def settle(self, *, all_ledgers: bool) -> None:
+        """Wait until what was not published is gone; what stays is counted.
 
-        async def left() -> set[int]:
-            for log in logs:
-                shown = await self._ask("GET", f"/v1/logs/{log}")
-                named.update(int(item["ledger_id"]) for item in shown["ledgers"])
-            return await self._ledgers() - named - self.settled
+        `all_ledgers`: the empty ones too that a log drops as it goes on, which wait five minutes
+        for a roll that might still name them (rule 22); else those of transactions.
+        """
 
         async def is_clean() -> bool:
-            return not await left()
+            return not await self._left(all_ledgers=all_ledgers)
 
         with contextlib.suppress(DeadlineMissed):
             await until(is_clean, "nothing is left of what was not published", _SETTLED_S)
-        self.counts.orphans += len(await left())
-        self.settled |= named
-        _tell(f"{logs}: {self.counts}")
+        self.counts.orphans += len(await self._left(all_ledgers=all_ledgers))
 
-    settled: set[int] = field(default_factory=set)
+    async def _left(self, *, all_ledgers: bool) -> set[int]:
+        """Ledgers that are on no log."""
+        found = await asyncio.to_thread(self.http.pages, "/v1/ledgers", "ledgers")
+        logs = await asyncio.to_thread(self.http.pages, "/v1/logs", "logs")
+        named = {int(item["ledger_id"]) for log in logs for item in log["ledgers"]}
+        mine = {int(f["ledger_id"]) for f in found if all_ledgers or "transaction" in f}
+        return mine - named
 
 
 _PASSING: Final = (QuorumLogError, aiohttp.ClientError, OSError)
 
 
 async def storm(
-    stores: Stores | None, *, rows: int, restarts: int, time_s: float, seed: int
+    stores: Stores | None,
+    *,
+    rows: int,
+    restarts: int,
+    time_s: float,
+    seed: int,
+    waits_for_all: bool = False,
 ) -> Counts:
-    """Rounds until the time is over, at least one."""
+    """Rounds until the time is over, at least one.
+
+    `waits_for_all`: until ledgers that a log dropped are gone too, which takes five minutes.
+    """
     counts = Counts()
     loop = asyncio.get_running_loop()
     end = loop.time() + time_s
@@ -324,10 +336,13 @@ async def storm(
             random.Random(seed),
             counts,
         )
+        stack.callback(chaos.http.close)
         number = 0
         while number == 0 or loop.time() < end:
             await chaos.round(number)
             number += 1
+        if waits_for_all:
+            await chaos.settle(all_ledgers=True)
     return counts
 
 
@@ -349,7 +364,14 @@ def main() -> None:
     time_s = int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
     print(f"seed {asked.seed}, {asked.rows} rows, {asked.restarts} restarts a round", flush=True)
     counts = asyncio.run(
-        storm(None, rows=asked.rows, restarts=asked.restarts, time_s=time_s, seed=asked.seed)
+        storm(
+            None,
+            rows=asked.rows,
+            restarts=asked.restarts,
+            time_s=time_s,
+            seed=asked.seed,
+            waits_for_all=True,
+        )
     )
     print(f"answers of commits that were lost: {counts.answers_lost}")
     print(counts)
