@@ -60,7 +60,7 @@ GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
         test_replica_check.test_what_is_not_a_bookies_word_on_what_was_asked_is_silence,
     ),
     (
-        Mutant("a finding is not checked again", "issue 5.1", (Patch(ReplicaCheck, "still", believed),)),
+        Mutant("a finding is not checked again", "findings are judged twice", (Patch(ReplicaCheck, "still", believed),)),
         test_replica_check.test_what_was_mended_or_moved_meanwhile_is_no_finding,
     ),
     (
@@ -69,17 +69,17 @@ GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
         test_findings.test_a_bookie_is_lost_only_after_the_delay,
     ),
     (
-        Mutant("the copy rate has no limit", "issue 5.2",
+        Mutant("the copy rate has no limit", "copying has a limit",
                (Patch(PacedBookies, "_until_free", unlimited),)),
         test_pace.test_in_no_stretch_of_time_more_is_handed_over_than_the_limit_and_one_run,
     ),
     (
-        Mutant("a pause stops nothing", "issue 5.7",
+        Mutant("a pause stops nothing", "operators can pause",
                (Patch(PacedBookies, "_until_free", unlimited),)),
         test_pace.test_nothing_is_handed_over_while_repair_is_paused_and_all_of_it_afterwards,
     ),
     (
-        Mutant("zones do not count", "issue 5.3", (Patch(test_findings, "missing_zones", always(0)),)),
+        Mutant("zones do not count", "placement spreads over zones", (Patch(test_findings, "missing_zones", always(0)),)),
         test_findings.test_a_ledger_in_fewer_zones_than_there_are_is_told,
     ),
 ]  # fmt: skip
