@@ -445,7 +445,8 @@ class World:
         """The faults are over: all that is left must come to rest (liveness)."""
         self.note("healed")
         self.is_healed = True
-        self._messages_in_storm = self.messages
+        # What is on its way arrives yet, and is answered: that is the storm's noise.
+        self._messages_in_storm = self.messages + 2 * len(self._heap)
         self.network = Network(last=self.network.last)
         self._store_up()
         self.lies_until = 0
