@@ -70,9 +70,23 @@ class Disk:
     async def come_back(self) -> None:
         """Mount it again, once the processes that used it are gone."""
         await until(
-            lambda: asyncio.to_thread(self.unmount), f"nobody uses {self.folder} any more", 90
+            lambda: asyncio.to_thread(self._mount_anew), f"{self.folder} can be mounted anew", 90
         )
-        await asyncio.to_thread(self.mount)
+
+    def _mount_anew(self) -> bool:
+        """Whether it is mounted and has power. While the kernel has not let go of the file system
+        that was cut off, mounting it gives that one again.
+        """
+        if not self.unmount():
+            return False
+        self.mount()
+        probe = self.folder / ".power"
+        try:
+            probe.touch()
+            probe.unlink()
+        except OSError:
+            return False
+        return True
 
 
 @contextmanager
