@@ -57,6 +57,7 @@ _ROUTES: Final[tuple[tuple[str, str, _Handler, type[Body] | None], ...]] = (
     ("GET", f"{_LEDGER}/last-add-confirmed", handlers.last_add_confirmed, VerdictBody),
     ("POST", f"{_LEDGER}/digests", handlers.digest_ranges, DigestsBody),
 )
+_VERDICTS: Final = (VerdictBody, EntriesBody)
 _QUERIES: Final[Mapping[str, tuple[str, ...]]] = {
     "add_entries": ("kind",),
     "read_entries": ("from", "to"),
@@ -168,6 +169,11 @@ def _openapi() -> Mapping[str, Any]:
                 "description": "the answer",
                 "content": {"application/json": {"schema": schema}},
             }
+            if gives in _VERDICTS:
+                # What a bookie refuses or does not know is a verdict as well, under its own status.
+                operation["responses"]["default"]["content"]["application/json"] = {
+                    "schema": schema
+                }
         paths.setdefault(path, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",
