@@ -24,6 +24,8 @@ class Route:
     gives: type[Body] | None = None
     status: int = 200
     query: tuple[str, ...] = ()
+    repeat_status: int | None = None
+    """Of the same answer to a repeat, where that is another one."""
 
     @property
     def summary(self) -> str:
@@ -60,7 +62,11 @@ def _operation(route: Route) -> dict[str, Any]:
         "summary": route.summary,
         "parameters": parameters,
         "responses": {
-            str(route.status): {"description": "done", **_content(route.gives)},
+            **{
+                str(status): {"description": "done", **_content(route.gives)}
+                for status in (route.status, route.repeat_status)
+                if status is not None
+            },
             "default": {
                 "description": "a problem document",
                 "content": {"application/problem+json": {"schema": {"type": "object"}}},

@@ -58,7 +58,15 @@ def _id(request: web.Request) -> str:
 _ONE: Final = "/v1/transactions/{id}"
 
 ROUTES: Final = (
-    Route("POST", "/v1/transactions", begin_transaction, TransactionBegin, TransactionRow, 201),
+    Route(
+        "POST",
+        "/v1/transactions",
+        begin_transaction,
+        TransactionBegin,
+        TransactionRow,
+        201,
+        repeat_status=200,
+    ),
     Route("GET", _ONE, get_transaction, None, TransactionRow),
     Route("POST", f"{_ONE}/commit", commit_transaction, TransactionCommit, TransactionDone),
     Route("POST", f"{_ONE}/abort", abort_transaction, None, TransactionRow),
