@@ -26,16 +26,18 @@ def spread(
     members: Sequence[str], candidates: Sequence[str], zones: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
     """The candidates that may join these members, best first: those in the zone that has the
-    fewest of them, and among equals in the order given. No bookie joins in two incarnations.
+    fewest of them, of such zones the one used longest ago, and among equals in the order given. No
+    bookie joins in two incarnations.
     """
     known = zones or {}
     taken = {member_name(member) for member in members}
-    used: dict[str, int] = {}
-    for member in members:
+    used: dict[str, tuple[int, int]] = {}
+    for place, member in enumerate(members):
         zone = known.get(member, "")
-        used[zone] = used.get(zone, 0) + 1
+        # Neighbours share a write set: a zone that has just been used comes last.
+        used[zone] = (used.get(zone, (0, 0))[0] + 1, place)
     free = [member for member in dict.fromkeys(candidates) if member_name(member) not in taken]
-    return tuple(sorted(free, key=lambda member: used.get(known.get(member, ""), 0)))
+    return tuple(sorted(free, key=lambda member: used.get(known.get(member, ""), (0, 0))))
 
 
 def replacements(
