@@ -163,7 +163,9 @@ def plan(inventory: Inventory, *, now: dt.datetime, grace_s: float) -> list[Cand
 
 
 def _expired(log: Mapping[str, Any], inventory: Inventory, now: dt.datetime) -> list[Candidate]:
-    """The sealed ledgers, oldest first, that a log's retention lets go of."""
+    """The sealed ledgers, oldest first, that a log's retention lets go of. Age is counted from their
+    creation, which the API shows; a log counts from the seal, so that this is early, never late.
+    """
     settings = log["settings"]
     most_bytes, most_s = settings["retention_bytes"], settings["retention_seconds"]
     archived = log.get("archived_through")
