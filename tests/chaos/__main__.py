@@ -7,8 +7,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -18,13 +18,20 @@ from services.local.cluster import StartTimeout
 from tests.chaos.faults import TRIES
 from tests.chaos.report import Report
 from tests.chaos.setting import Machine
-from tests.chaos.storm import Storm, Weights
+from tests.chaos.storm import RESUME_S, Storm, Weights
 from tests.chaos.syscalls import SITES
 from tests.support.waiting import DeadlineMissed
 
 BUILD: Final = Path(__file__).resolve().parents[2] / "build"
 MISSED_STATUS: Final = 3
 """Something did not go on in time: no claim, and on a machine that stalls no fault either."""
+
+SYNCED: Final = "synced"
+DEFERRED: Final = "deferred"
+"""The durabilities, in the order in which their storms come."""
+
+TELL_EVERY_S: Final = 30.0
+"""How often a line tells how far it is, where there is no terminal."""
 
 
 def seconds(text: str) -> float:
@@ -46,8 +53,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--power-cuts", type=int, default=0, help="the same of power cuts")
     parser.add_argument("--partitions", type=int, default=0, help="the same of partitions")
     parser.add_argument("--sites", action="store_true", help="the same of each call that can fail")
-    parser.add_argument("--durability", choices=("synced", "deferred", "both"), default="both")
+    parser.add_argument("--durability", choices=(SYNCED, DEFERRED, "both"), default="both")
     parser.add_argument("--only", choices=("processes",), default="", help="nothing needs root")
+    parser.add_argument(
+        "--patience", type=seconds, default=RESUME_S, help="how long appends may stand still"
+    )
     parser.add_argument("--build", type=Path, default=BUILD, help="where the report goes")
     return parser.parse_args()
 
@@ -104,44 +114,45 @@ def weights(asked: argparse.Namespace, *, is_deferred: bool) -> Weights:
     )
 
 
-async def storm(asked: argparse.Namespace, machine: Machine, *, is_deferred: bool) -> Report:
+async def storm(asked: argparse.Namespace, machine: Machine, report: Report) -> None:
     """One storm with one durability."""
+    is_deferred = report.durability == DEFERRED
     # A bookie that deferred its syncs must be filled again before the next one may be hurt.
     share = {"both": 0.1 if is_deferred else 0.9}.get(asked.durability, 1.0)
     console = Console(stderr=True)
-    async with machine.world(is_deferred=is_deferred) as world:
+    async with told(report, console), machine.world(is_deferred=is_deferred) as world:
         # Where both are asked for, the calls fail in the first storm.
-        with_sites = not is_deferred or asked.durability == "deferred"
+        with_sites = not is_deferred or asked.durability == DEFERRED
         plan = Plan(asked, machine, share, with_sites=with_sites)
-        storm = Storm(world, asked.seed, weights=weights(asked, is_deferred=is_deferred))
-        with told(storm.report, console), interruptible(plan, console):
+        storm = Storm(
+            world, report, weights=weights(asked, is_deferred=is_deferred), resume_s=asked.patience
+        )
+        with interruptible(plan, console):
             try:
-                return await storm.run(plan)
+                await storm.run(plan)
             except BaseException:
                 logs = asked.build / f"chaos-{asked.seed}-logs"
                 shutil.copytree(world.cluster.data / "log", logs, dirs_exist_ok=True)
                 raise
             finally:
-                if storm.report.violations:
-                    storm.history.write(asked.build / f"chaos-{asked.seed}-history.txt")
+                if report.violations:
+                    asked.build.mkdir(parents=True, exist_ok=True)
+                    storm.write_history(asked.build)
 
 
-@contextmanager
-def told(report: Report, console: Console) -> Iterator[None]:
-    """A line that tells how far it is, where somebody is looking."""
-    if not console.is_terminal:
-        yield
-        return
-    with console.status("") as status:
+@asynccontextmanager
+async def told(report: Report, console: Console) -> AsyncIterator[None]:
+    """A line that tells how far it is: always the last one of a terminal, else one now and then."""
+    with console.status("") if console.is_terminal else nullcontext() as status:
 
         async def tell() -> None:
             while True:
-                status.update(
-                    f"{report.durability}: {report.kills} kills, {report.power_cuts} power cuts,"
-                    f" {report.partitions} partitions, {report.sites.total()} failed calls,"
-                    f" {report.acknowledged} acknowledged"
-                )
-                await asyncio.sleep(0.5)
+                if status is not None:
+                    status.update(report.progress())
+                    await asyncio.sleep(0.5)
+                else:
+                    console.print(report.progress(), soft_wrap=True, highlight=False)
+                    await asyncio.sleep(TELL_EVERY_S)
 
         teller = asyncio.get_running_loop().create_task(tell())
         try:
@@ -177,32 +188,53 @@ def main() -> int:
     for what, why in sorted(machine.lacks.items()):
         print(f"no {what}: {why}")
     total: Report | None = None
-    for is_deferred in (False, True):
-        if asked.durability == ("synced" if is_deferred else "deferred"):
+    status = 0
+    for durability in (SYNCED, DEFERRED):
+        if asked.durability not in (durability, "both"):
             continue
-        try:
-            report = asyncio.run(storm(asked, machine, is_deferred=is_deferred))
-        except (asyncio.CancelledError, KeyboardInterrupt):
-            print("chaos: interrupted, nothing judged")
-            return 130
-        except BaseExceptionGroup as group:
-            missed, others = group.split((DeadlineMissed, StartTimeout))
-            print(f"seed {asked.seed}: {others or missed!r}")
-            if others is not None:
-                raise
-            return MISSED_STATUS
-        except (DeadlineMissed, StartTimeout) as error:
-            print(f"seed {asked.seed}: {error}")
-            return MISSED_STATUS
-        print(report.page())
+        report = Report(seed=asked.seed, durability=durability)
+        status = stormed(asked, machine, report)
+        print(report.page(), flush=True)
         if total is None:
             total = report
         else:
             total.add(report)
+        if status:
+            break
     assert total is not None
     print(f"report: {total.write(asked.build)}")
     print(total.last_line())
-    return 1 if total.has_failed else 0
+    return 1 if total.has_failed else status
+
+
+def causes(error: BaseException) -> list[str]:
+    """What ended a storm, without the groups around it."""
+    if isinstance(error, BaseExceptionGroup):
+        return [cause for part in error.exceptions for cause in causes(part)]
+    return [str(error) if isinstance(error, DeadlineMissed) else repr(error)]
+
+
+def stormed(asked: argparse.Namespace, machine: Machine, report: Report) -> int:
+    """One storm to its end, or as far as it comes: the status where nothing else is wrong.
+
+    Raises: whatever the storm did not expect, after what was done until then was told.
+    """
+    try:
+        asyncio.run(storm(asked, machine, report))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        report.broken_off = "interrupted"
+        return 130
+    except BaseExceptionGroup as group:
+        _, others = group.split((DeadlineMissed, StartTimeout))
+        report.broken_off = "; ".join(causes(group))
+        if others is not None:
+            print(report.page(), flush=True)
+            raise
+        return MISSED_STATUS
+    except (DeadlineMissed, StartTimeout) as error:
+        report.broken_off = str(error)
+        return MISSED_STATUS
+    return 0
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from quorumlog.client.log import Log
 from quorumlog.errors import QuorumLogError
 from tests.chaos.report import Report
 from tests.support.history import History
+from tests.support.log_history import LogHistory
 from tests.support.waiting import DeadlineMissed, until
 
 JUDGE_S: Final = 120.0
@@ -37,6 +38,7 @@ class Clients:
 
     def __init__(self, cluster: Cluster, seed: int, report: Report) -> None:
         self.history = History()
+        self.log_history = LogHistory()
         self._cluster = cluster
         self._seed = seed
         self._report = report
@@ -123,20 +125,25 @@ class Clients:
             self._logs.append(name)
             self._report.logs += 1
             producer = log.producer(name, epoch=1)
+            history, seq = self.log_history, 0
             while not self._is_over:
                 payloads = [self._payload(dice) for _ in range(dice.choice(BATCHES))]
-                op = self.history.append(-number - 1, *payloads)
+                op = history.produce(number, *payloads, producer=(name, 1), seq=seq)
+                seq += 1
+                is_unknown = False
                 while not self._is_over:
                     try:
                         done = await producer.append(*payloads)
                     except QuorumLogError as error:
                         if error.outcome == "not-done" and not error.retryable:
-                            self.history.failed(op)
+                            if not is_unknown:
+                                history.refused(op)
                             self._report.stuck.append(f"log {name}: {error}")
                             return
+                        is_unknown |= error.outcome != "not-done"
                         await asyncio.sleep(PACE_S)
                         continue
-                    self.history.acked(op, done.first_offset)
+                    history.produced(op, done.first_offset)
                     self._report.acknowledged += len(payloads)
                     break
                 else:
@@ -176,9 +183,14 @@ class Clients:
 
     async def _read_log(self, client: Client, dice: random.Random) -> None:
         name = dice.choice(self._logs)
-        op = self.history.read(_number_of(name))
-        page = await client.log(name).read(dice.randint(0, 400), limit=READ_MAX)
-        self.history.found(op, *((r.offset, r.value) for r in page.records))
+        number, log = _number_of(name), client.log(name)
+        if dice.random() < 0.2:
+            self.log_history.end(number, int((await log.info())["next_offset"]))
+            return
+        first, acknowledged = dice.randint(0, 400), self.log_history.acknowledged(number)
+        page = await log.read(first, limit=READ_MAX)
+        found = ((r.offset, r.value) for r in page.records)
+        self.log_history.fetched(number, first, *found, acknowledged=acknowledged)
         self._report.read += len(page.records)
 
     # --- the end -------------------------------------------------------------------------------
@@ -231,9 +243,9 @@ class Clients:
             return ([(r.offset, r.value) async for r in log.records()],)
 
         found = await until(content, f"log {log.name} is read", JUDGE_S, passing=(QuorumLogError,))
-        self.history.content(_number_of(log.name), *found[0])
+        self.log_history.content(_number_of(log.name), 0, *found[0])
 
 
 def _number_of(name: str) -> int:
-    """A log's number in the history, where ledgers have positive ones."""
-    return -int(name.rpartition("-")[2]) - 1
+    """A log's number in the history."""
+    return int(name.rpartition("-")[2])

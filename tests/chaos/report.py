@@ -16,6 +16,10 @@ class Report:
 
     seed: int = 0
     durability: str = "synced"
+    stage: str = "a cluster starts"
+    """What goes on now."""
+    broken_off: str = ""
+    """Why it did not come to its end; then only what was seen until then is judged."""
     seconds: float = 0.0
     kills: int = 0
     pauses: int = 0
@@ -62,6 +66,15 @@ class Report:
         self.stuck += other.stuck
         self.violations += other.violations
         self.durability = f"{self.durability} and {other.durability}"
+        self.broken_off = self.broken_off or other.broken_off
+
+    def progress(self) -> str:
+        """How far it is, in a line."""
+        return (
+            f"{self.durability}, {self.stage}: {self.kills} kills, {self.power_cuts} power cuts,"
+            f" {self.partitions} partitions, {self.sites.total()} failed calls,"
+            f" {self.acknowledged} acknowledged, {self.read} read"
+        )
 
     def last_line(self) -> str:
         """The last line of `make chaos`."""
@@ -69,6 +82,7 @@ class Report:
             f"chaos: {self.kills} kills, {self.power_cuts} power cuts, {self.partitions}"
             f" partitions, {self.acknowledged} acknowledged, {self.count('lost', 'gone')} lost,"
             f" {self.count('duplicate')} duplicated, {self.skipped.total()} skipped"
+            + (", broken off" if self.broken_off else "")
         )
 
     def page(self) -> str:
@@ -86,6 +100,7 @@ class Report:
                 f"  {self.ledgers} ledgers and {self.logs} logs: {self.acknowledged} acknowledged,"
                 f" {self.unknown} unknown, {self.read} read"
             ),
+            *([f"  BROKEN OFF while {self.stage}: {self.broken_off}"] if self.broken_off else []),
             *(f"  STUCK {what}" for what in self.stuck),
             *(f"  VIOLATION {violation}" for violation in self.violations),
         ]
@@ -94,7 +109,7 @@ class Report:
     def document(self) -> dict[str, Any]:
         """For programs."""
         simple = ("seed", "durability", "seconds", "kills", "pauses", "power_cuts", "partitions")
-        counts = ("ledgers", "logs", "acknowledged", "unknown", "read", "stuck")
+        counts = ("ledgers", "logs", "acknowledged", "unknown", "read", "stuck", "broken_off")
         return (
             {name: getattr(self, name) for name in simple + counts}
             | {name: dict(getattr(self, name)) for name in ("others", "sites", "skipped")}

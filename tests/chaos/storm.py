@@ -1,7 +1,7 @@
 """Processes, disks, links and stores of a real cluster are hurt while clients write and read.
 
 Everything that clients see goes into a history, and at the end every ledger is recovered, read
-whole and judged (tests/support/history.py). What is hurt, when and for how long comes from the
+whole and judged (tests/support/history.py and log_history.py). What is hurt, when and for how long comes from the
 seed; what the machine makes of it does not. The storm goes on by what happens, not by the clock:
 the next fault comes when appends are acknowledged again, so that a slow machine only takes longer.
 """
@@ -10,12 +10,13 @@ import asyncio
 import random
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from tests.chaos.clients import Clients
 from tests.chaos.faults import Faults, Mend, World
 from tests.chaos.report import IsEnough, Report
-from tests.support.history import History, check
+from tests.support import history, log_history
 from tests.support.waiting import until
 
 RESUME_S: Final = 120.0
@@ -42,29 +43,46 @@ class Storm:
     """One storm over one cluster."""
 
     def __init__(
-        self, world: World, seed: int, *, weights: Weights | None = None, writers: int = 3
+        self,
+        world: World,
+        report: Report,
+        *,
+        weights: Weights | None = None,
+        writers: int = 3,
+        resume_s: float = RESUME_S,
     ) -> None:
-        durability = "deferred" if world.is_deferred else "synced"
-        self.report = Report(seed=seed, durability=durability)
-        self._seed = seed
+        """What was done and found goes into `report`, also where the storm breaks off."""
+        self.report = report
+        self._seed = seed = report.seed
         self._weights = weights or Weights()
         self._writers = writers
-        self._faults = Faults(world, self.report)
-        self._clients = Clients(world.cluster, seed, self.report)
+        self._resume_s = resume_s
+        self._faults = Faults(world, report)
+        self._clients = Clients(world.cluster, seed, report)
 
-    @property
-    def history(self) -> History:
-        """What the clients saw."""
-        return self._clients.history
+    def write_history(self, folder: Path) -> None:
+        """Write down what the clients saw, for a person who looks for a cause."""
+        self._clients.history.write(folder / f"chaos-{self._seed}-history.txt")
+        self._clients.log_history.write(folder / f"chaos-{self._seed}-logs.txt")
 
-    async def run(self, is_enough: IsEnough) -> Report:
-        """Write and read under faults until it is enough, then recover, read and judge it all."""
+    async def run(self, is_enough: IsEnough) -> None:
+        """Write and read under faults until it is enough, then recover, read and judge it all.
+
+        Where it breaks off, what the clients saw until then is judged all the same: all but what
+        only the whole of a ledger or log shows (lost at its end).
+        """
         began = time.monotonic()
-        await self._clients.run(lambda: self._rage(is_enough), writers=self._writers)
-        self.report.seconds = time.monotonic() - began
-        await self._clients.learn()
-        self.report.violations += check(self.history)
-        return self.report
+        try:
+            self.report.stage = "storm"
+            try:
+                await self._clients.run(lambda: self._rage(is_enough), writers=self._writers)
+            finally:
+                self.report.seconds = time.monotonic() - began
+            self.report.stage = "everything is recovered and read"
+            await self._clients.learn()
+        finally:
+            self.report.violations += history.check(self._clients.history)
+            self.report.violations += log_history.check(self._clients.log_history.events)
 
     async def _rage(self, is_enough: IsEnough) -> None:
         names = [name for name in Weights.__slots__ if getattr(self._weights, name)]
@@ -84,7 +102,9 @@ class Storm:
     async def _until_going(self) -> None:
         wanted = self.report.acknowledged + QUIET_ACKS
         await until(
-            lambda: self.report.acknowledged >= wanted, "appends are acknowledged again", RESUME_S
+            lambda: self.report.acknowledged >= wanted,
+            "appends are acknowledged again",
+            self._resume_s,
         )
 
 

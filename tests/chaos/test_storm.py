@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -18,7 +19,7 @@ MISSED_STATUS: Final = 3
 LAST_LINE: Final = re.compile(
     r"chaos: (?P<kills>\d+) kills, (?P<power_cuts>\d+) power cuts, (?P<partitions>\d+) partitions,"
     r" (?P<acknowledged>\d+) acknowledged, (?P<lost>\d+) lost, (?P<duplicated>\d+) duplicated,"
-    r" (?P<skipped>\d+) skipped"
+    r" (?P<skipped>\d+) skipped(, broken off)?"
 )
 
 pytestmark = pytest.mark.timeout(900)  # each fault has its deadline; a slow machine takes longer
@@ -44,21 +45,27 @@ class Told:
                 pytest.skip(line)
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def stormed(build: Path, *options: str) -> Told:
     """One storm. It is a process of its own, because it takes mounts and a network of its own."""
-    argv = [sys.executable, "-m", "tests.chaos", "--seed", str(SEED), "--durability", "synced"]
+    argv = [sys.executable, "-m", "tests.chaos", "--seed", str(SEED), "--build", str(build)]
     done = subprocess.run(
-        [*argv, *COUNTS, "--build", str(tmp_path_factory.mktemp("chaos"))],
+        [*argv, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
         preexec_fn=in_child(Become.SELF, signal.SIGKILL),
     )
-    if done.returncode == MISSED_STATUS:
-        raise DeadlineMissed("the storm goes on", done.stdout[-20_000:], 0)
     return Told(done.returncode, done.stdout)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """A storm that several tests judge."""
+    done = stormed(tmp_path_factory.mktemp("chaos"), "--durability", "synced", *COUNTS)
+    if done.status == MISSED_STATUS:
+        raise DeadlineMissed("the storm goes on", done.output[-20_000:], 0)
+    return done
 
 
 def test_nothing_acknowledged_is_lost_or_there_twice(told: Told) -> None:
@@ -79,3 +86,18 @@ def test_the_network_was_parted(told: Told) -> None:
     told.skip_without("partition")
 
     assert told.number("partitions") >= 3
+
+
+def test_how_far_it_is_is_told_without_a_terminal(told: Told) -> None:
+    assert "synced, a cluster starts: 0 kills" in told.output
+
+
+def test_a_storm_that_breaks_off_tells_what_it_did_and_claims_nothing(tmp_path: Path) -> None:
+    told = stormed(tmp_path, "--durability", "deferred", "--only", "processes", "--patience", "0")
+
+    assert told.status == MISSED_STATUS, told.output[-20_000:]
+    assert "deferred, a cluster starts: 0 kills" in told.output
+    assert "BROKEN OFF while storm: not within 0 s: appends are acknowledged again" in told.output
+    assert told.number("lost") == 0
+    assert told.output.splitlines()[-1].endswith(", broken off")
+    assert (tmp_path / f"chaos-{SEED}.json").is_file()

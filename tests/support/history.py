@@ -26,11 +26,14 @@ class Violation:
     ledger: int
     entry_id: int | None
     detail: str
+    words: tuple[str, str] = ("ledger", "entry")
+    """What `ledger` and `entry_id` are numbers of."""
 
     def __str__(self) -> str:
         """One line for a report."""
-        where = "" if self.entry_id is None else f" entry {self.entry_id}"
-        return f"{self.kind}: ledger {self.ledger}{where}: {self.detail}"
+        whole, part = self.words
+        where = "" if self.entry_id is None else f" {part} {self.entry_id}"
+        return f"{self.kind}: {whole} {self.ledger}{where}: {self.detail}"
 
 
 @dataclass(frozen=True, slots=True)

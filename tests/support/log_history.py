@@ -10,12 +10,14 @@ One pass, linear in the events. What is checked, by the name of the violation:
     requests stand in another order than their numbers;
   - divergent: two records under one offset;
   - torn: of one request (rule 25: a batch is atomic) records are missing or apart;
+  - unseen: a read found nothing where something had been acknowledged before it began;
   - end: an end beyond what was ever produced, or beyond the log's end;
   - gap: offsets of a read or of the log that are not dense.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.support.history import Violation
 
@@ -55,6 +57,8 @@ class Fetched:
     log: int
     offset: int
     entries: tuple[tuple[int, bytes], ...]
+    acknowledged: int = 0
+    """The offset below which all was acknowledged when the read began, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,64 @@ class Content:
 Event = Produce | Produced | Refused | Fetched | End | Content
 
 
+class LogHistory:
+    """Records what clients saw, in the order in which one process saw it."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._ops = 0
+        self._asked: dict[int, Produce] = {}
+        self._acknowledged: dict[int, int] = {}
+
+    def acknowledged(self, log: int) -> int:
+        """The offset after the last acknowledged record: ask before a read begins."""
+        return self._acknowledged.get(log, 0)
+
+    def produce(
+        self,
+        log: int,
+        *records: bytes,
+        producer: tuple[str, int] | None = None,
+        seq: int = 0,
+    ) -> int:
+        """A request begins; returns the number under which its answer is told."""
+        self._ops += 1
+        self._asked[self._ops] = Produce(self._ops, log, records, producer, seq)
+        self.events.append(self._asked[self._ops])
+        return self._ops
+
+    def produced(self, op: int, first: int) -> None:
+        """The request was acknowledged; its first record has the offset `first`."""
+        self.events.append(Produced(op, first))
+        asked = self._asked.pop(op)
+        end = first + len(asked.records)
+        self._acknowledged[asked.log] = max(end, self.acknowledged(asked.log))
+
+    def refused(self, op: int) -> None:
+        """The request was answered with outcome `not-done`. Call nothing where it is unknown."""
+        self.events.append(Refused(op))
+
+    def fetched(
+        self, log: int, offset: int, *entries: tuple[int, bytes], acknowledged: int = 0
+    ) -> None:
+        """A read from `offset` on returned these (offset, record); `acknowledged` as it was told
+        before the read.
+        """
+        self.events.append(Fetched(log, offset, entries, acknowledged))
+
+    def end(self, log: int, next_offset: int) -> None:
+        """A client was told the log's next offset."""
+        self.events.append(End(log, next_offset))
+
+    def content(self, log: int, start: int, *entries: tuple[int, bytes]) -> None:
+        """The whole log, read at the end."""
+        self.events.append(Content(log, start, entries))
+
+    def write(self, path: Path) -> None:
+        """Write all of it, an event a line, for a person who looks for a cause."""
+        path.write_text("".join(f"{event}\n" for event in self.events))
+
+
 @dataclass(slots=True)
 class _Log:
     known: dict[int, bytes] = field(default_factory=dict)
@@ -95,7 +157,9 @@ class _Request:
     is_refused: bool = False
 
 
-class _Checker:
+class Checker:
+    """Takes events one after another; `violations` grows as they show."""
+
     def __init__(self) -> None:
         self.violations: list[Violation] = []
         self.logs: dict[int, _Log] = {}
@@ -105,7 +169,7 @@ class _Checker:
         self.places: dict[bytes, set[int]] = {}
 
     def say(self, kind: str, log: int, offset: int | None, detail: str) -> None:
-        self.violations.append(Violation(kind, log, offset, detail))
+        self.violations.append(Violation(kind, log, offset, detail, ("log", "offset")))
 
     def log(self, number: int) -> _Log:
         return self.logs.setdefault(number, _Log())
@@ -133,6 +197,7 @@ class _Checker:
             self.say("duplicate", number, offset, f"{record!r} is at {sorted(places)}")
 
     def step(self, event: Event) -> None:
+        """Take what was seen next."""
         match event:
             case Produce(op, number, records):
                 log = self.log(number)
@@ -152,7 +217,9 @@ class _Checker:
                 for record in asked.records:
                     if self.places.get(record):
                         self.say("phantom", asked.log, None, f"{record!r} was seen and refused")
-            case Fetched(number, offset, entries):
+            case Fetched(number, offset, entries, acknowledged):
+                if not entries and offset < acknowledged:
+                    self.say("unseen", number, offset, f"acknowledged was {acknowledged}")
                 for at, record in entries:
                     self.learn(number, at, record)
                 if [at for at, _ in entries] != list(range(offset, offset + len(entries))):
@@ -171,6 +238,7 @@ class _Checker:
                     self.say("gap", number, start, "the log is not dense")
 
     def finish(self) -> None:
+        """Judge whole logs, of which the content was told."""
         for number, log in self.logs.items():
             if log.content is None:
                 continue
@@ -206,7 +274,7 @@ class _Checker:
 
 def check(events: Iterable[Event]) -> list[Violation]:
     """All violations of a history, in the order in which they show."""
-    checker = _Checker()
+    checker = Checker()
     for event in events:
         checker.step(event)
     checker.finish()

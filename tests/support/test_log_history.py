@@ -49,7 +49,9 @@ def good(seed: int) -> list[Event]:
             events.append(Produced(done, first))
         if stored and rng.random() < 0.5:
             first = rng.randrange(len(stored))
-            events.append(Fetched(LOG, first, tuple(enumerate(stored))[first:]))
+            known = max((e.first + 1 for e in events if isinstance(e, Produced)), default=0)
+            found = tuple(enumerate(stored))[first:]
+            events.append(Fetched(LOG, first, found, acknowledged=known))
             events.append(End(LOG, len(stored)))
     events.append(Content(LOG, 0, tuple(enumerate(stored))))
     return events
@@ -102,6 +104,8 @@ def damage(events: list[Event], kind: str, rng: random.Random) -> bool:
             if two[1] >= len(entries):
                 return False
             events.insert(-1, Fetched(LOG, two[0], tuple((o, entries[o]) for o in two)))
+        case "read-sees-nothing":
+            events.insert(-1, Fetched(LOG, some.first, (), acknowledged=some.first + 1))
         case "half-a-batch":
             if len(records) < 2:
                 return False
@@ -126,6 +130,7 @@ KINDS = (
     "late-request-early-offset",
     "read-skips",
     "half-a-batch",
+    "read-sees-nothing",
 )
 
 
@@ -156,6 +161,7 @@ def test_each_of_a_thousand_damaged_histories_of_a_log_is_flagged() -> None:
         ("end-too-high", "end"),
         ("read-skips", "gap"),
         ("half-a-batch", "torn"),
+        ("read-sees-nothing", "unseen"),
         ("late-request-early-offset", "divergent"),
     ],
 )
