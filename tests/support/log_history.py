@@ -90,6 +90,10 @@ class LogHistory:
         self._asked: dict[int, Produce] = {}
         self._acknowledged: dict[int, int] = {}
 
+    def record(self, event: Event) -> None:
+        """Every event comes through here."""
+        self.events.append(event)
+
     def acknowledged(self, log: int) -> int:
         """The offset after the last acknowledged record: ask before a read begins."""
         return self._acknowledged.get(log, 0)
@@ -104,19 +108,19 @@ class LogHistory:
         """A request begins; returns the number under which its answer is told."""
         self._ops += 1
         self._asked[self._ops] = Produce(self._ops, log, records, producer, seq)
-        self.events.append(self._asked[self._ops])
+        self.record(self._asked[self._ops])
         return self._ops
 
     def produced(self, op: int, first: int) -> None:
         """The request was acknowledged; its first record has the offset `first`."""
-        self.events.append(Produced(op, first))
-        asked = self._asked.pop(op)
+        self.record(Produced(op, first))
+        asked = self._asked[op]
         end = first + len(asked.records)
         self._acknowledged[asked.log] = max(end, self.acknowledged(asked.log))
 
     def refused(self, op: int) -> None:
         """The request was answered with outcome `not-done`. Call nothing where it is unknown."""
-        self.events.append(Refused(op))
+        self.record(Refused(op))
 
     def fetched(
         self, log: int, offset: int, *entries: tuple[int, bytes], acknowledged: int = 0
@@ -124,15 +128,15 @@ class LogHistory:
         """A read from `offset` on returned these (offset, record); `acknowledged` as it was told
         before the read.
         """
-        self.events.append(Fetched(log, offset, entries, acknowledged))
+        self.record(Fetched(log, offset, entries, acknowledged))
 
     def end(self, log: int, next_offset: int) -> None:
         """A client was told the log's next offset."""
-        self.events.append(End(log, next_offset))
+        self.record(End(log, next_offset))
 
     def content(self, log: int, start: int, *entries: tuple[int, bytes]) -> None:
         """The whole log, read at the end."""
-        self.events.append(Content(log, start, entries))
+        self.record(Content(log, start, entries))
 
     def write(self, path: Path) -> None:
         """Write all of it, an event a line, for a person who looks for a cause."""

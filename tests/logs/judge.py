@@ -1,0 +1,140 @@
+"""What must hold of a log whose every step is seen (I32 to I34, rules 22 to 28).
+
+What clients were told, and what ledgers held when they were sealed or dropped, goes into one history
+(tests/support/log_history.py), judged at each event; the row and the ledgers are judged beside it.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from quorumlog.protocol import batch
+from quorumlog.protocol.log import LogItem, LogMetadata
+from quorumlog.protocol.metadata import State
+from tests.logs.model import Cluster, Ledger
+from tests.support.log_history import Checker, Event, LogHistory
+
+LOG = 1
+"""The log's number in the history."""
+
+
+class Violation(Exception):
+    """What must never be."""
+
+
+class Judge(LogHistory):
+    """Watches a cluster with one log, and raises Violation at the event that shows it."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__()
+        self._cluster = cluster
+        self._name = name
+        self._checker = Checker()
+        self._stored: dict[int, bytes] = {}
+        """Every record that a sealed ledger ever held, by offset."""
+
+    def record(self, event: Event) -> None:
+        """Judge an event of the history as it comes."""
+        super().record(event)
+        self._checker.step(event)
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._checker.violations:
+            raise Violation(str(self._checker.violations[0]))
+
+    # --- what the cluster tells ------------------------------------------------------------------
+
+    def submitted(self, ledger: Ledger) -> None:
+        """An append to an open ledger begins."""
+        self.written_is_named_last(ledger)
+        self.older_ones_are_closed(ledger)
+
+    def replaced(self, before: LogMetadata, now: LogMetadata) -> None:
+        """The row was changed."""
+        self.at_most_two_are_open(now)
+        known = {item.ledger_id: item for item in before.items}
+        for item in now.items:
+            seen = known.get(item.ledger_id)
+            if item.last_offset is not None and (seen is None or seen.last_offset is None):
+                self.sealed_as_it_is(item)
+                self._saw(item)
+        for item in before.items:
+            if now.item_of(item.ledger_id) is None and item.last_offset is None:
+                # Ended and dropped at once: it was empty, or a new generation began.
+                self._saw(item)
+
+    def _saw(self, item: LogItem) -> None:
+        values = values_of(self._cluster.ledgers[item.ledger_id].entries)
+        first = item.first_offset or 0
+        entries = tuple((first + n, value.encode()) for n, value in enumerate(values))
+        self._stored.update(entries)
+        self.fetched(LOG, first, *entries)
+
+    # --- the invariants --------------------------------------------------------------------------
+
+    def written_is_named_last(self, ledger: Ledger) -> None:
+        """I32: what is written is in the log's list, as the one that its owner writes.
+
+        Source: BookKeeper's TLA+ LedgerChaining, every non-empty ledger is in the list.
+        """
+        # The base: what was added ahead by a roll has no start yet, and is not written (rule 23).
+        item = self._cluster.logs[self._name].base
+        if item is None or item.ledger_id != ledger.row.ledger_id:
+            raise Violation(f"I32: ledger {ledger.row.ledger_id} is written, but not named last")
+
+    def sealed_as_it_is(self, item: LogItem) -> None:
+        """I33: the list's borders are those of its ledgers, so that offsets follow its order.
+
+        Source: BookKeeper's TLA+ LedgerChaining, order across ledgers is the list's.
+        """
+        values = values_of(self._cluster.ledgers[item.ledger_id].entries)
+        assert item.first_offset is not None
+        assert item.last_offset is not None
+        if len(values) != item.last_offset - item.first_offset + 1:
+            raise Violation(f"I33: ledger {item.ledger_id} has {len(values)} records: {item}")
+
+    def older_ones_are_closed(self, ledger: Ledger) -> None:
+        """I34: only the last ledger is written, and all before it are CLOSED (rule 23).
+
+        Source: BookKeeper's TLA+ LedgerChaining, at most one ledger of a log is open.
+        """
+        row = self._cluster.logs[self._name]
+        for before in row.items:
+            if before.ledger_id == ledger.row.ledger_id:
+                return
+            if self._cluster.ledgers[before.ledger_id].row.state is not State.CLOSED:
+                raise Violation(f"I34: written behind ledger {before.ledger_id}, which is open")
+
+    def at_most_two_are_open(self, row: LogMetadata) -> None:
+        """I34 of logs whose owner makes the next ledger ahead: two, of which one is written."""
+        still_open = [
+            item.ledger_id
+            for item in row.items
+            if self._cluster.ledgers[item.ledger_id].row.state is not State.CLOSED
+        ]
+        if len(still_open) > 2:
+            raise Violation(f"I34: ledgers {still_open} are open")
+
+    def whole(self, contents: Iterable[tuple[int, str]]) -> None:
+        """Judge the log as it was, truncated ledgers too; `contents` is what it holds now."""
+        self._stored |= {offset: value.encode() for offset, value in contents}
+        self.content(LOG, 0, *sorted(self._stored.items()))
+        self._checker.finish()
+        self._raise()
+
+
+class Alarms(logging.Handler):
+    """What gateways log of failures that they must never have."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self.found.append(f"{record.getMessage()}: {type(error).__name__}: {error}")
+
+
+def values_of(entries: Sequence[bytes]) -> list[str]:
+    """The records of a ledger's entries."""
+    return [record.value.decode() for data in entries for record in batch.decode(data)[1]]
