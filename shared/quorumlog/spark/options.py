@@ -118,6 +118,7 @@ class ReadOptions:
     partitions_min: int
     fails_on_loss: bool
     columns: tuple[str, ...]
+    pushes_filters: bool
     rows_per_trigger_max: int | None
     bytes_per_trigger_max: int | None
     rows_per_trigger_min: int | None
@@ -145,6 +146,7 @@ class ReadOptions:
             _count(options, "minPartitions") or 1,
             _flag(options, "failOnDataLoss", default=True),
             columns_of(options),
+            _flag(options, "pushFilters", default=False),
             most_rows,
             _count(options, "maxBytesPerTrigger"),
             least_rows,

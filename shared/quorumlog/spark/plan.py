@@ -6,16 +6,19 @@ fences, recovers or closes anything.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql.datasource import InputPartition
 
 from quorumlog.errors import NoSuchLog, OffsetTruncated
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import LATEST, BadOption, Place, ReadOptions, Subject
+
+OFFSET_MAX: Final = (1 << 63) - 1
+"""The greatest that Spark's `long` holds."""
 
 
 class DataLoss(RuntimeError):
@@ -30,6 +33,8 @@ class Range(InputPartition):
     ledger_id: int
     first: int
     end: int
+    is_sealed: bool = True
+    """Whether all of it is in this ledger for certain."""
 
     @property
     def rows(self) -> int:
@@ -48,12 +53,52 @@ class Extent:
     """(first offset, id) of each, ascending."""
 
     def ranges(self, first: int, end: int) -> Iterator[Range]:
-        """A range of offsets, cut where ledgers are."""
+        """A range of offsets, cut where ledgers are.
+
+        The end is looked up after the list of ledgers: what lies behind the start of the last one
+        may be in a ledger that came since.
+        """
         starts = [*(start for start, _ in self.ledgers[1:]), end]
+        last = self.ledgers[-1][1] if self.ledgers else None
         for (own, ledger_id), following in zip(self.ledgers, starts, strict=False):
             low, high = max(first, own), min(end, following)
             if low < high:
-                yield Range(self.name, ledger_id, low, high)
+                yield Range(self.name, ledger_id, low, high, is_sealed=ledger_id != last)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """What a plan keeps; by default all."""
+
+    names: tuple[str, ...] | None = None
+    """Of logs, sorted; None for all."""
+    first: int = 0
+    last: int = OFFSET_MAX
+    """Of offsets, or of entries where plain ledgers are read; inclusive."""
+    ledgers: tuple[int, ...] | None = None
+    ledger_first: int = 0
+    ledger_last: int = OFFSET_MAX
+
+    def has_log(self, name: str) -> bool:
+        """Whether rows of a log may be among the query's."""
+        return self.names is None or name in self.names
+
+    def has_ledger(self, ledger_id: int) -> bool:
+        """The same of a ledger."""
+        return (self.ledgers is None or ledger_id in self.ledgers) and (
+            self.ledger_first <= ledger_id <= self.ledger_last
+        )
+
+    def of(self, parts: Iterable[Range]) -> Iterator[Range]:
+        """The ranges, or what is left of them."""
+        for part in parts:
+            low, high = max(part.first, self.first), min(part.end, self.last + 1)
+            # An open ledger's range may end in a ledger that came since: see `Extent.ranges`.
+            if low < high and (not part.is_sealed or self.has_ledger(part.ledger_id)):
+                yield replace(part, first=low, end=high)
+
+
+EVERYTHING: Final = Pruning()
 
 
 def extent(gateways: Gateways, name: str) -> Extent:
@@ -111,15 +156,17 @@ def _time_of(gateways: Gateways, name: str, offset: int) -> float:
     return datetime.fromisoformat(page["entries"][0]["timestamp"]).timestamp() * 1000
 
 
-def batch_plan(options: ReadOptions, gateways: Gateways) -> list[Range]:
-    """All of a batch read."""
+def batch_plan(
+    options: ReadOptions, gateways: Gateways, pruning: Pruning = EVERYTHING
+) -> list[Range]:
+    """All of a batch read, but for what no row of the query is in."""
     if options.subject.ledgers:
         found = [part for id_ in options.subject.ledgers for part in _ledger(gateways, id_)]
-        return cut(found, options)
+        return cut(list(pruning.of(found)), options)
     if options.starting == "latest":
         raise BadOption("startingOffsets=latest means nothing in a batch")
     ranges: list[Range] = []
-    for name in logs_of(gateways, options.subject):
+    for name in filter(pruning.has_log, logs_of(gateways, options.subject)):
         whole = extent(gateways, name)
         first = offset_at(options.starting or "earliest", whole, whole.first)
         end = offset_at(options.ending, whole, whole.end)
@@ -131,7 +178,8 @@ def batch_plan(options: ReadOptions, gateways: Gateways) -> list[Range]:
         if options.ending_ms is not None:
             until = offset_of_time(gateways, whole, options.ending_ms)
             end = whole.end if until is None else until
-        ranges += whole.ranges(*checked(whole, first, end, fails=options.fails_on_loss))
+        asked = checked(whole, first, end, fails=options.fails_on_loss)
+        ranges += pruning.of(whole.ranges(*asked))
     return cut(ranges, options)
 
 
@@ -191,7 +239,7 @@ def cut(ranges: Sequence[Range], options: ReadOptions) -> list[Range]:
         for piece in range(pieces):
             low = part.first + part.rows * piece // pieces
             high = part.first + part.rows * (piece + 1) // pieces
-            found.append(Range(part.log, part.ledger_id, low, high))
+            found.append(replace(part, first=low, end=high))
     return found
 
 

@@ -1,22 +1,28 @@
 """The data source `quorumlog`: logs and ledgers as DataFrames, in batches and streams."""
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+from pyspark import SparkFiles
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.types import StructType
 
 from quorumlog.spark import options as opt
+from quorumlog.spark.filters import pruning_of
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import ReadOptions
-from quorumlog.spark.plan import Range, batch_plan
+from quorumlog.spark.plan import EVERYTHING, Pruning, Range, batch_plan
 from quorumlog.spark.reading import read_range
 from quorumlog.spark.streaming import StreamReader
 from quorumlog.spark.writers import BatchWriter, StreamWriter
@@ -25,6 +31,9 @@ from quorumlog.spark.writers import BatchWriter, StreamWriter
 class QuorumLogSource(DataSource):
     """Registered by the module `pyspark_quorumlog`, which PySpark finds by its name."""
 
+    _load: str | None = None
+    """Set once for each `load`: Spark asks for the schema, and then keeps this object pickled."""
+
     @classmethod
     def name(cls) -> str:
         """What `format` takes."""
@@ -32,13 +41,17 @@ class QuorumLogSource(DataSource):
 
     def schema(self) -> str:
         """Fixed, as Kafka's: `columns` and `includeHeaders` choose among its columns."""
+        self._load = uuid.uuid4().hex
         names = opt.columns_of(self.options)
         return ", ".join(f"{name} {opt.COLUMNS[name]}" for name in names)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read, planned at its first action and the same for the DataFrame's life."""
         del schema
-        return Reader(self.options)
+        options = ReadOptions.of(self.options)
+        if options.pushes_filters:
+            return PruningReader(options, self._load)
+        return Reader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """A streaming read."""
@@ -56,21 +69,72 @@ class QuorumLogSource(DataSource):
         return StreamWriter(self.options, schema, overwrite=overwrite)
 
 
+class OneFilter(RuntimeError):
+    """A frame loaded with `pushFilters` that is read with another filter than before."""
+
+
 class Reader(DataSourceReader):
     """Reads what there is when it is planned."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._options = ReadOptions.of(options)
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
 
     def partitions(self) -> list[Range]:
         """The ranges of all tasks."""
+        return self._plan(EVERYTHING)
+
+    def _plan(self, pruning: Pruning) -> list[Range]:
         connection = self._options.connection
         gateways = Gateways(connection.urls, headers=connection.headers)
         try:
-            return batch_plan(self._options, gateways)
+            return batch_plan(self._options, gateways, pruning)
         finally:
             gateways.close()
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """One task's rows as Arrow batches."""
         return read_range(self._options, partition)
+
+
+class PruningReader(Reader):
+    """Leaves out of its plan what a query's filters exclude.
+
+    A class of its own: with `spark.sql.python.filterPushdown.enabled` unset Spark refuses to read
+    by any reader that merely has the method.
+
+    PySpark 4.3 keeps one plan with what `load` gave, the one that was made last, and every query
+    of that frame gets it, with another filter or none: rows would be missing, silently. So a load
+    is read with one filter only, which the driver notes among the files of its session.
+    """
+
+    def __init__(self, options: ReadOptions, load: str | None) -> None:
+        super().__init__(options)
+        self._load = load
+        self._pruning = EVERYTHING
+
+    def pushFilters(self, filters: Sequence[Filter]) -> list[Filter]:  # noqa: N802 - Spark's
+        """Take what prunes; returns what Spark has to apply."""
+        of_logs = not self._options.subject.ledgers
+        self._pruning, left = pruning_of(filters, of_logs=of_logs)
+        return left
+
+    def partitions(self) -> list[Range]:
+        """The ranges of all tasks. Raises: OneFilter."""
+        if self._load is not None:
+            _note(self._load, self._pruning)
+        return self._plan(self._pruning)
+
+
+def _note(load: str, pruning: Pruning) -> None:
+    """Note at the driver by what a load is pruned, for all of its planning processes."""
+    place = Path(SparkFiles.getRootDirectory()) / f"quorumlog-{load}"
+    told = hashlib.sha256(repr(pruning).encode()).hexdigest()
+    try:
+        # A link, which is there with all of its text or not at all.
+        place.symlink_to(told)
+    except FileExistsError:
+        if str(place.readlink()) != told:
+            raise OneFilter(
+                "this frame was read with another filter, and Spark keeps one plan for each load: "
+                "load again for each filter, or leave pushFilters out"
+            ) from None

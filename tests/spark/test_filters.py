@@ -1,0 +1,233 @@
+"""Filters that prune the plan of a read: only where asked for, and never a row of the result."""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loadtest.spark_cluster import SparkCluster
+
+pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
+
+from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, In, LessThan, Not
+
+from quorumlog.spark.filters import pruning_of
+from quorumlog.spark.options import ReadOptions
+from quorumlog.spark.plan import EVERYTHING, Extent, Pruning, Range
+from quorumlog.spark.source import PruningReader, Reader
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CONF = "spark.sql.python.filterPushdown.enabled"
+LOGS = ("pruned-a", "pruned-b")
+
+
+@pytest.fixture
+def pushing(spark: "SparkSession") -> Iterator["SparkSession"]:
+    """A session whose readers may be given filters."""
+    spark.conf.set(CONF, "true")
+    yield spark
+    spark.conf.unset(CONF)
+
+
+@pytest.fixture(scope="module")
+def logs(cluster: SparkCluster) -> dict[str, list[int]]:
+    """Two logs of three ledgers with four records each; the ledgers of each log."""
+    found = {}
+    for name in LOGS:
+        cluster.create(name)
+        for n in range(3):
+            cluster.append(name, *(f"{name}-{n}-{m}" for m in range(4)))
+            if n < 2:
+                cluster.http.request("POST", f"/v1/logs/{name}/roll", is_repeatable=True)
+        items = cluster.http.get(f"/v1/logs/{name}")["ledgers"]
+        found[name] = [int(item["ledger_id"]) for item in items]
+    return found
+
+
+def load(session: "SparkSession", cluster: SparkCluster, **options: Any) -> "DataFrame":
+    reader = session.read.format("quorumlog").option("gateway.url", cluster.urls)
+    options = {"subscribe": ",".join(LOGS), **options}
+    return reader.options(**options).load()
+
+
+def plan_of(frame: "DataFrame") -> str:
+    return str(frame._jdf.queryExecution().executedPlan().toString())
+
+
+# Each with how many ranges of the six are left, and whether Spark still has something to filter.
+@pytest.mark.parametrize(
+    ("condition", "parts", "is_left"),
+    [
+        ("offset >= 5 AND offset < 7", 2, False),
+        ("offset = 4", 2, False),
+        ("offset <=> 4", 2, False),
+        ("offset > 8 AND topic = 'pruned-b'", 1, False),
+        ("topic IN ('pruned-b', 'none')", 3, False),
+        ("topic = 'none'", 0, False),
+        ("offset > 100", 0, False),
+        ("offset IN (1, 9)", 6, True),
+        ("offset IN (1, 2)", 2, True),
+        ("entry = 0", 6, True),
+        ("offset = 1 OR offset = 9", 6, True),
+        ("offset IS NOT NULL AND topic IS NOT NULL AND ledger IS NOT NULL", 6, False),
+        ("offset <> 3 AND offset < 4", 2, True),
+        ("offset < 2.5", 2, False),
+        ("topic LIKE '%b'", 6, True),
+        ("offset < 4 AND CAST(value AS string) = 'pruned-a-0-1'", 2, True),
+        ("partition = 0", 6, True),
+        ("timestamp IS NOT NULL", 6, True),
+    ],
+)
+def test_a_pruned_read_has_the_rows_of_a_whole_one(
+    pushing: "SparkSession",
+    cluster: SparkCluster,
+    logs: dict[str, list[int]],
+    condition: str,
+    parts: int,
+    is_left: bool,
+) -> None:
+    assert len(logs) == 2
+    pruned = load(pushing, cluster, pushFilters="true").filter(condition)
+    whole = load(pushing, cluster).filter(condition)
+
+    rows = pruned.collect()
+    # Spark makes an empty part of an empty plan.
+    assert pruned.rdd.getNumPartitions() == max(parts, 1)
+    assert whole.rdd.getNumPartitions() == 6
+    assert rows == whole.collect()
+    assert (parts == 0) <= (rows == [])
+    assert ("Filter " in plan_of(pruned)) == is_left, plan_of(pruned)
+
+
+def test_ledgers_prune_and_the_open_one_stays(
+    pushing: "SparkSession", cluster: SparkCluster, logs: dict[str, list[int]]
+) -> None:
+    for condition, parts in (
+        (f"ledger = {logs[LOGS[0]][1]}", 1 + 2),
+        (f"ledger IN ({logs[LOGS[0]][0]}, {logs[LOGS[1]][1]})", 2 + 2),
+        (f"ledger < {min(logs[LOGS[0]])}", 2),
+    ):
+        pruned = load(pushing, cluster, pushFilters="true").filter(condition)
+
+        assert pruned.collect() == load(pushing, cluster).filter(condition).collect()
+        assert pruned.rdd.getNumPartitions() == parts
+
+
+def test_entries_of_plain_ledgers_prune(pushing: "SparkSession", cluster: SparkCluster) -> None:
+    ledger = cluster.http.request("POST", "/v1/ledgers", is_repeatable=False).json()["ledger_id"]
+    entries = [{"text": str(n)} for n in range(30)]
+    path = f"/v1/ledgers/{ledger}/entries"
+    cluster.http.request("POST", path, value={"entries": entries}, is_repeatable=False)
+
+    def read(**options: Any) -> "DataFrame":
+        reader = pushing.read.format("quorumlog").option("gateway.url", cluster.urls)
+        options = {"ledgers": str(ledger), "maxEntriesPerPartition": "5", **options}
+        return reader.options(**options).load().filter("entry >= 10 AND entry < 20")
+
+    pruned = read(pushFilters="true")
+    assert [row.entry for row in pruned.collect()] == list(range(10, 20))
+    assert pruned.rdd.getNumPartitions() == 2
+    assert pruned.collect() == read().collect()
+
+
+def test_without_the_conf_only_who_asks_for_pruning_is_refused(
+    spark: "SparkSession", cluster: SparkCluster, logs: dict[str, list[int]]
+) -> None:
+    assert len(logs) == 2
+    spark.conf.unset(CONF)
+
+    assert load(spark, cluster).filter("offset < 2").count() == 4
+    with pytest.raises(Exception, match=CONF):
+        load(spark, cluster, pushFilters="true").filter("offset < 2").count()
+    assert "pushFilters" not in vars(Reader)
+    assert "pushFilters" in vars(PruningReader)
+
+
+def test_a_load_is_read_with_one_filter_because_spark_keeps_one_plan_for_it(
+    pushing: "SparkSession", cluster: SparkCluster, logs: dict[str, list[int]]
+) -> None:
+    """PySpark 4.3 would read both sides of this union by the plan of one of them."""
+    assert len(logs) == 2
+    frame = load(pushing, cluster, pushFilters="true")
+    low, high = frame.filter("offset < 2"), frame.filter("offset >= 10")
+
+    with pytest.raises(Exception, match="load again for each filter"):
+        low.union(high).count()
+    whole = load(pushing, cluster, pushFilters="true")
+    assert whole.count() == 24
+    with pytest.raises(Exception, match="load again for each filter"):
+        whole.filter("offset < 2").count()
+
+    again = load(pushing, cluster, pushFilters="true").filter("offset < 2")
+    assert again.count() == again.filter("value IS NOT NULL").count() == 4
+    assert again.union(load(pushing, cluster).filter("offset >= 10")).count() == 8
+
+
+def test_what_a_stream_asks_is_not_pruned(
+    pushing: "SparkSession", cluster: SparkCluster, logs: dict[str, list[int]], tmp_path: Any
+) -> None:
+    assert len(logs) == 2
+    stream = (
+        pushing.readStream.format("quorumlog")
+        .options(**{"gateway.url": cluster.urls, "subscribe": LOGS[0]})
+        .options(startingOffsets="earliest", pushFilters="true")
+        .load()
+        .filter("offset < 2")
+    )
+    query = (
+        stream.writeStream.format("memory")
+        .queryName("pruned_stream")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+    assert pushing.table("pruned_stream").count() == 2
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        [EqualTo(("offset",), None)],
+        [EqualNullSafe(("topic",), None)],
+        [In(("offset",), (1, None))],
+        [In(("topic",), ("a", None))],
+        [In(("ledger",), ())],
+        [EqualTo(("offset",), True)],
+        [LessThan(("topic",), "b")],
+        [Not(EqualTo(("offset",), 1))],
+        [EqualTo(("headers", "offset"), 1)],
+    ],
+)
+def test_what_can_not_be_told_in_numbers_and_names_stays_with_spark(filters: list[Filter]) -> None:
+    pruning, left = pruning_of(filters, of_logs=True)
+
+    assert left == filters
+    assert pruning in (EVERYTHING, Pruning(ledgers=()))
+
+
+def test_the_topic_of_a_plain_ledger_is_null_and_its_offset_the_entry() -> None:
+    filters = [EqualTo(("topic",), "a"), EqualTo(("offset",), 3), LessThan(("entry",), 9)]
+
+    assert pruning_of(filters, of_logs=False) == (Pruning(first=3, last=3), filters[:1])
+    assert pruning_of(filters, of_logs=True) == (Pruning(("a",), 3, 3), filters[2:])
+
+
+def test_the_last_ledgers_range_may_reach_into_a_ledger_that_came_since() -> None:
+    whole = Extent("a", 0, 30, ((0, 7), (10, 8)))
+
+    parts = list(whole.ranges(0, 30))
+
+    assert parts == [Range("a", 7, 0, 10), Range("a", 8, 10, 30, is_sealed=False)]
+    assert list(Pruning(ledgers=(9,)).of(parts)) == parts[1:]
+
+
+def test_pushing_is_off_by_default() -> None:
+    assert not ReadOptions.of({"subscribe": "a"}).pushes_filters
+    assert json.dumps(ReadOptions.of({"subscribe": "a", "pushFilters": "TRUE"}).pushes_filters) == (
+        "true"
+    )
