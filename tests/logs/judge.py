@@ -29,6 +29,7 @@ class Judge(LogHistory):
         self._cluster = cluster
         self._name = name
         self._checker = Checker()
+        self._told = 0
         self._stored: dict[int, bytes] = {}
         """Every record that a sealed ledger ever held, by offset."""
 
@@ -39,8 +40,10 @@ class Judge(LogHistory):
         self._raise()
 
     def _raise(self) -> None:
-        if self._checker.violations:
-            raise Violation(str(self._checker.violations[0]))
+        """Each violation is told once: who goes on after one may."""
+        told, self._told = self._told, len(self._checker.violations)
+        if self._told > told:
+            raise Violation(str(self._checker.violations[told]))
 
     # --- what the cluster tells ------------------------------------------------------------------
 

@@ -131,6 +131,14 @@ class Cluster:
         if self.lost_answers and self.random.random() < self.lost_answers:
             await asyncio.sleep(self.random.random() * 2)
 
+    def kept_of(self, in_flight: int) -> int:
+        """How much of what was in flight a recovery finds."""
+        return self.random.randint(0, in_flight)
+
+    def lac_of(self, lac: int) -> int:
+        """What bookies know of it when the writer is gone."""
+        return self.random.randint(-1, lac)
+
     def begin(self, log: str, app: str | None = None, version: int | None = None) -> str:
         name = f"t{next(self.names)}"
         self.transactions[name] = Transaction(name, log, app, version)
@@ -264,7 +272,7 @@ class Gateway:
         if closed:
             return Confirmation(lac, closed=True, lac_source="metadata")
         if lost:
-            lac = self.cluster.random.randint(-1, lac)
+            lac = self.cluster.lac_of(lac)
         return Confirmation(lac, closed=False, lac_source="bookies" if lost else "writer")
 
     async def close(self, ledger_id: int) -> LedgerMetadata:
@@ -288,7 +296,7 @@ class Gateway:
             ledger.row = ledger.row.in_recovery()
         await self.step()
         if ledger.row.state is not State.CLOSED:
-            kept = self.cluster.random.randint(0, len(ledger.in_flight))
+            kept = self.cluster.kept_of(len(ledger.in_flight))
             ledger.entries += [payload for payload, _ in ledger.in_flight[:kept]]
             self._closed(ledger)
             for _, future in ledger.in_flight:

@@ -22,22 +22,19 @@ from quorumlog.errors import (
     TransactionAborted,
     TransactionCommitted,
 )
-from quorumlog.protocol import batch
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import LogSettings
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Writer
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import (
     Sealed,
-    Transaction,
-    TransactionLedger,
     TransactionState,
 )
 from services.gateway.logs.ports import Append, LogRead
 from services.gateway.logs.sweep import Sweep
 from services.gateway.logs.transactions import Transactions
-from tests.logs.judge import LOG, Alarms, Judge, Violation, values_of
-from tests.logs.model import Cluster, Gateway, Ledger, Store
+from tests.logs.attempts import ModelClient, write
+from tests.logs.judge import LOG, Alarms, Judge, Violation
+from tests.logs.model import Cluster, Gateway, Store
 from tests.support.virtual import Deadlock, run_virtual
 
 NAME = "log"
@@ -59,23 +56,6 @@ class Outcome:
     digest: str
     virtual_s: float
     story: list[str] = field(default_factory=list)
-
-
-class ModelClient:
-    """The metadata service's transactions, as one gateway asks for them."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self.gateway = gateway
-
-    async def get(self, transaction_id: str) -> Transaction:
-        await self.gateway.step()
-        return self.gateway.cluster.transactions[transaction_id]
-
-    async def abort(self, transaction_id: str) -> Transaction:
-        await self.gateway.step()
-        done = self.gateway.cluster.abort(transaction_id)
-        await self.gateway.step()
-        return done
 
 
 class Run:
@@ -206,32 +186,6 @@ class Run:
 
     # --- transactions ---
 
-    def write(self, transaction: str, values: Sequence[Sequence[str]]) -> Sealed:
-        """A sealed ledger of a transaction, as a task attempt leaves it."""
-        ledger_id = next(self.cluster.numbers)
-        entries: list[bytes] = []
-        for records in values:
-            before = len(values_of(entries))
-            made = tuple(Record(value.encode()) for value in records)
-            entries.append(batch.encode(made, append_time_ms=0, records_before=before))
-        bookies = ("b0@1", "b1@1", "b2@1")
-        row = LedgerMetadata(
-            ledger_id,
-            Quorum(3, 3, 2),
-            DigestKind.CRC32C,
-            (Fragment(0, bookies),),
-            writer=Writer("task", "http://task"),
-            log=NAME,
-        ).closed(last_entry=len(entries) - 1, length=sum(map(len, entries)))
-        self.cluster.ledgers[ledger_id] = Ledger(row, entries, since_s=self.cluster.now())
-        found = self.cluster.transactions[transaction]
-        if found.is_open:
-            joined = (*found.ledgers, TransactionLedger(ledger_id))
-            self.cluster.transactions[transaction] = replaced(found, joined)
-        else:
-            self.cluster.ledgers[ledger_id].since_s = float("-inf")
-        return Sealed(ledger_id, len(entries) - 1)
-
     async def publish(self, name: str, count: int) -> None:
         for version in range(count):
             rng = self.random
@@ -243,9 +197,9 @@ class Run:
                 mine = [
                     [f"{transaction}/{part}.{n}", f"{transaction}/{part}.{n}+"] for n in range(size)
                 ]
-                ledgers.append(self.write(transaction, mine))
+                ledgers.append(write(self.cluster, transaction, mine))
                 values += [value for records in mine for value in records]
-            self.write(transaction, [[f"{transaction}/loser"]])
+            write(self.cluster, transaction, [[f"{transaction}/loser"]])
             order = tuple(ledgers)
             overwrite = rng.random() < 0.1
             op = self.judge.produce(LOG, *encoded(values))
@@ -420,11 +374,6 @@ class Run:
             if not page.records:
                 return found
             at = page.next
-
-
-def replaced(found: Transaction, ledgers: tuple[TransactionLedger, ...]) -> Transaction:
-    """The transaction with these ledgers."""
-    return Transaction(found.id, found.log, found.app, found.version, found.state, ledgers=ledgers)
 
 
 def encoded(values: Sequence[str]) -> tuple[bytes, ...]:

@@ -13,7 +13,7 @@ def main() -> int:
     changed = 0
     for path in paths():
         before = path.read_text(encoding="utf-8")
-        after = played(before)
+        after = played(path)
         if before != after:
             changed += 1
             sys.stdout.write(

@@ -1,18 +1,57 @@
-"""Each scenario goes as it is written down. `make scenarios` rewrites; a person reads the diff."""
+"""Each scenario goes as it is written down. `make scenarios` rewrites; a person reads the diff.
 
+A scenario of a rule names the guards without which it goes otherwise: they are the rule's switches.
+"""
+
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.scenarios.script import FOLDER, paths, played
+from tests.mutants.hunt import applied
+from tests.mutants.list import MUTANTS
+from tests.mutants.logs import LOG_MUTANTS
+from tests.scenarios.script import FOLDER, LOGS, paths, played, switches
 from tests.scenarios.stage import Stage, Wrong
+
+MUTANT_OF = {mutant.name: mutant for mutant in (*MUTANTS, *LOG_MUTANTS)}
+SWITCHES = [(path, name) for path in paths() for name in switches(path)]
 
 
 @pytest.mark.parametrize("path", paths(), ids=lambda path: str(path.relative_to(FOLDER)))
 def test_a_scenario_goes_as_it_is_written_down(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# "), "a scenario says first what it shows"
-    assert played(text) == text
+    assert "VIOLATION" not in text
+    assert played(path) == text
+
+
+@pytest.mark.parametrize(("path", "name"), SWITCHES, ids=lambda part: getattr(part, "stem", part))
+def test_without_its_guard_a_scenario_goes_wrong(path: Path, name: str) -> None:
+    with applied(MUTANT_OF[name]):
+        try:
+            went = played(path)
+        except (Wrong, IndexError, AssertionError):
+            went = ""  # what the script waits for does not come, or a machine's own check fails
+
+    assert went != path.read_text(encoding="utf-8")
+    assert path.parent.name != LOGS or "VIOLATION" in went, went
+
+
+def test_scenarios_go_the_same_in_any_process() -> None:
+    for salt in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.scenarios"],
+            env=os.environ | {"PYTHONHASHSEED": salt},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_a_line_that_nobody_can_play_is_an_error() -> None:
