@@ -43,9 +43,9 @@ class SparkCluster:
         """End a process of it (SIGKILL)."""
         self._ask("kill", name)
 
-    def restart(self, name: str) -> None:
-        """Start one that was killed, and wait until it is ready."""
-        self._ask("restart", name)
+    def restart(self, name: str, *prefix: str) -> None:
+        """Start one that was killed, and wait until it is ready. `prefix`: a command to run it."""
+        self._ask("restart", name, *prefix)
 
     def _ask(self, *command: str) -> None:
         assert self._process.stdin is not None
@@ -143,11 +143,12 @@ async def _serve(wanted: Any) -> None:
             _say("done")
 
 
-async def _do(cluster: Cluster, verb: str, name: str) -> None:
+async def _do(cluster: Cluster, verb: str, name: str, *prefix: str) -> None:
     if verb == "kill":
         await cluster.kill(name)
     else:
-        await cluster.restart(name)
+        cluster.start(name, prefix=prefix)
+        await cluster.until_up(name)
 
 
 def _say(value: Any) -> None:
