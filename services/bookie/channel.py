@@ -99,8 +99,8 @@ class Peer:
         # The run of an add must not be kept until it is answered.
         asked = request._replace(run=None)
 
-        def answer(status: Status, lac: int, body: bytes = b"") -> None:
-            self._answer(asked, size, status, lac, body)
+        def answer(status: Status, lac: int, body: bytes = b"", rest: bytes = b"") -> None:
+            self._answer(asked, size, status, lac, body, rest)
 
         try:
             ask(self._store, request, answer)
@@ -111,15 +111,17 @@ class Peer:
             log.exception("request-failed", extra={"ledger": request.ledger_id})
             answer(Status.UNKNOWN, -1)
 
-    def _answer(self, request: Request, size: int, status: Status, lac: int, body: bytes) -> None:
+    def _answer(
+        self, request: Request, size: int, status: Status, lac: int, body: bytes, rest: bytes
+    ) -> None:
         self._in_flight -= 1
         self._in_flight_bytes -= size
         op, request_id, ledger_id, first, last, member = request[:6]
         # Asked as an older incarnation of itself it answers as that (rule 15).
         name = self._store.me if status is Status.NOT_MINE else member
-        answer = Answer(op, status, request_id, ledger_id, first, last, lac, body)
+        answer = Answer(op, status, request_id, ledger_id, first, last, lac, body, rest)
         self._out.append((name, answer))
-        self._out_bytes += _ANSWER_BYTES + len(body)
+        self._out_bytes += _size(answer)
         wake = self._wake
         if wake is not None and not wake.done():
             wake.set_result(None)
@@ -135,7 +137,7 @@ class Peer:
                     while out and out[0][0] == name and size < SEND_BYTES_MAX:
                         answer = out.popleft()[1]
                         answers.append(answer)
-                        size += _ANSWER_BYTES + len(answer.body)
+                        size += _size(answer)
                     await self._socket.send_bytes(frames.encode_answers(name, answers))
                     self._out_bytes -= size
                 room = self._room
@@ -147,18 +149,26 @@ class Peer:
             return
 
 
-def ask(store: Store, request: Request, answer: Callable[[Status, int, bytes], None]) -> None:
-    """Put a request to the store; `answer(status, lac, body)` is called once, later or at once."""
+def _size(answer: Answer) -> int:
+    return _ANSWER_BYTES + len(answer.body) + len(answer.rest)
+
+
+def ask(
+    store: Store, request: Request, answer: Callable[[Status, int, bytes, bytes], None]
+) -> None:
+    """Put a request to the store; `answer(status, lac, body, rest of the body)` is called once,
+    later or at once.
+    """
 
     def verdict(given: Verdict) -> None:
-        answer(given.status, given.last_add_confirmed, b"")
+        answer(given.status, given.last_add_confirmed, b"", b"")
 
     def found(given: ReadAnswer) -> None:
         if given.status is not Status.OK:
-            answer(given.status, given.last_add_confirmed, b"")
+            answer(given.status, given.last_add_confirmed, b"", b"")
             return
-        body = frames.encode_read_body(given.run, given.absent)
-        answer(Status.OK, given.last_add_confirmed, body)
+        absent = frames.encode_absent(given.absent)
+        answer(Status.OK, given.last_add_confirmed, absent, given.run or b"")
 
     member, ledger_id = request.member, request.ledger_id
     match request.op:

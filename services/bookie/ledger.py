@@ -109,8 +109,9 @@ class Ledger:
         return self.find_some(first, last, ID_MAX)[0]
 
     def find_some(self, first: int, last: int, bytes_max: int) -> tuple[list[Part], int]:
-        """The parts that hold some of first..last, ascending by first, until they make up
-        `bytes_max` (at least one entry), and the last id up to which they are all that there is.
+        """The parts that hold some of first..last, ascending by first, as many as `bytes_max` has
+        room for (at least one entry), and the last id up to which they are all that there is. They
+        are whole runs, so that one who reads on does not have a run read twice.
         """
         if first > self.highest:
             return [], last
@@ -126,10 +127,10 @@ class Ledger:
                 break
             if not part.has_any(first, last):
                 continue
-            if size >= bytes_max and _has_entry(found, first, part.first - 1):
+            size += part.size or len(part.body or b"")
+            if size > bytes_max and _has_entry(found, first, part.first - 1):
                 return found, part.first - 1
             found.append(part)
-            size += part.size or len(part.body or b"")
         return found, last
 
     def _recent_start(self, first: int) -> int:
@@ -162,10 +163,10 @@ class Ledger:
                 return found, last
             if not part.has_any(first, last):
                 continue
-            if size >= bytes_max and _has_entry(found, first, part.first - 1):
+            size += part.size or len(part.body or b"")
+            if size > bytes_max and _has_entry(found, first, part.first - 1):
                 return found, part.first - 1
             found.append(part)
-            size += part.size or len(part.body or b"")
 
     def _insert(self, part: Part) -> None:
         if part.first <= self.highest:

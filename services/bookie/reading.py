@@ -72,28 +72,35 @@ def extents(segments: Segments, parts: Iterable[Part]) -> list[Extent]:
     return made
 
 
-def read_now(extent: Extent) -> Bytes | None:
-    """The extent's bytes if they are in memory, else None: the loop must not wait for a disk."""
+def scratch() -> memoryview:
+    """What `read_now` reads into: fresh memory costs more than the copy out of it (measured)."""
+    return memoryview(bytearray(EXTENT_BYTES_MAX))
+
+
+def read_now(extent: Extent, into: memoryview) -> Bytes | None:
+    """The extent's bytes if they are in memory, else None: the loop must not wait for a disk. They
+    hold until the next call with the same `into`.
+    """
     if extent.file is None:
-        return memoryview(b"")
+        return b""
     size = extent.end - extent.start
-    data = bytearray(size)
+    data = into[:size] if size <= len(into) else memoryview(bytearray(size))
     try:
         got = os.preadv(extent.file.fd, [data], extent.start, os.RWF_NOWAIT)
     except (BlockingIOError, OSError):
         return None
-    return memoryview(data) if got == size else None
+    return data if got == size else None
 
 
 def read_waiting(extent: Extent) -> Bytes:
     """The extent's bytes, from the disk where they must be; short or empty where it fails."""
     if extent.file is None:
-        return memoryview(b"")
+        return b""
     try:
-        return memoryview(os.pread(extent.file.fd, extent.end - extent.start, extent.start))
+        return os.pread(extent.file.fd, extent.end - extent.start, extent.start)
     except OSError:
         log.exception("log-unreadable", extra={"offset": extent.start})
-        return memoryview(b"")
+        return b""
 
 
 def advise(wanted: Iterable[Extent]) -> None:
@@ -108,15 +115,17 @@ def advise(wanted: Iterable[Extent]) -> None:
                 )
 
 
-def read_all(wanted: list[Extent], ledger_id: int) -> list[tuple[Part, Bytes]]:
+def read_all(
+    wanted: list[Extent], ledger_id: int, *, is_advised: bool = False
+) -> list[tuple[Part, Bytes]]:
     """The runs of all parts of these extents that are right, from the disk; in a thread.
 
     Some are asked for ahead of the one that is read, and not all at once: a long queue has the
-    first of them wait for the last.
+    first of them wait for the last. `is_advised`: all were asked for before.
     """
     found: list[tuple[Part, Bytes]] = []
     for place, extent in enumerate(wanted):
-        if place % AHEAD_EXTENTS == 0:
+        if place % AHEAD_EXTENTS == 0 and not is_advised:
             end = place + 2 * AHEAD_EXTENTS
             advise(wanted[0 if place == 0 else place + AHEAD_EXTENTS : end])
         found.extend(bodies(extent, read_waiting(extent), ledger_id))

@@ -12,6 +12,7 @@ disk. A broken segment stays, and never stops the rest.
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 from services.bookie.log import LogDamaged
@@ -28,8 +29,8 @@ LIVE_SHARE_MIN: Final = 0.2
 COMPACT_BYTES_PER_S: Final = 32 * 1024 * 1024
 """A tenth of what a disk of a small machine writes (taste)."""
 
-MOVES_AT_ONCE: Final = 32
-"""Parts written together, so that moving does not crowd out adds (taste)."""
+MOVE_BYTES: Final = 1024 * 1024
+"""Of parts written together: each write has a sync, and a long one would crowd out adds (taste)."""
 
 SEGMENTS_AT_ONCE: Final = 8
 """Compacted together: more sorts better, and all their parts are in memory meanwhile."""
@@ -110,13 +111,11 @@ class Space:
         """
         store = self._store
         broken: set[int] = set()
-        for start in range(0, len(parts), MOVES_AT_ONCE):
-            some = parts[start : start + MOVES_AT_ONCE]
+        for some, size in _batches(parts):
             moved = await store.move(some)
             for (_, part), is_moved in zip(some, moved, strict=True):
                 if not is_moved:
                     broken.add(part.segment)
-            size = sum(part.size for _, part in some)
             store.counters["compacted_bytes"] += size
             await self._pace.spend(size, self._bytes_per_s)
         return broken
@@ -148,3 +147,17 @@ class Space:
     def _parts_of(self, numbers: set[int]) -> list[tuple[int, Part]]:
         """The index's parts that lie in some segments, by ledger and entry; in a thread."""
         return [item for item in self._store.index.all_parts() if item[1].segment in numbers]
+
+
+def _batches(parts: list[tuple[int, Part]]) -> Iterator[tuple[list[tuple[int, Part]], int]]:
+    """Parts that are moved together, and their bytes."""
+    some: list[tuple[int, Part]] = []
+    size = 0
+    for item in parts:
+        some.append(item)
+        size += item[1].size
+        if size >= MOVE_BYTES:
+            yield some, size
+            some, size = [], 0
+    if some:
+        yield some, size

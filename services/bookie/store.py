@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +48,7 @@ from services.bookie.reading import (
     join,
     read_all,
     read_now,
+    scratch,
 )
 from services.bookie.records import apply_stored, dropped, owner_of, to_log
 from services.bookie.replay import Placed, Replayed, replay_log
@@ -156,6 +158,9 @@ class Store:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer: LogWriter | None = None
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="log-reader")
+        self._advisor = ThreadPoolExecutor(1, thread_name_prefix="log-advisor")
+        """Apart from the readers: what it asks for must be under way when they come to it."""
+        self._scratch = scratch()
         self._checkpointing: asyncio.Task[None] | None = None
         self._since_checkpoint = 0
         self._pending_bytes = 0
@@ -207,6 +212,7 @@ class Store:
     def close(self) -> None:
         """Let go of the directory as a crash would: nothing more is written."""
         self._readers.shutdown(wait=True)
+        self._advisor.shutdown(wait=True)
         if self._writer is None:
             os.close(self.replayed.fd)
         self.index.close()
@@ -378,36 +384,42 @@ class Store:
             ledger.ahead_to = NO_ENTRY
 
         def fetch() -> None:
-            found = self._bodies_now(ledger, parts)
-            if found is not None:
+            found, missing = self._bodies_now(ledger, parts)
+            if not missing:
                 answer(found)
-            else:
-                ledger.is_cold = True
-                self._spawn(self._answer_later(ledger, parts, answer))
+                return
+            is_advised = is_in_order and known_to <= ledger.ahead_to
+            ledger.is_cold = True
+            self._spawn(self._answer_later(ledger, found, missing, answer, is_advised=is_advised))
 
-        ledger.when_synced(verdict.after, fetch)
         if is_in_order and ledger.is_cold and parts:
-            self._read_ahead(ledger, known_to + 1, bytes_max)
+            self._read_ahead(ledger, asked.first, known_to, parts, bytes_max)
+        ledger.when_synced(verdict.after, fetch)
 
-    def _read_ahead(self, ledger: Ledger, first: int, bytes_max: int) -> None:
+    def _read_ahead(
+        self, ledger: Ledger, first: int, last: int, parts: list[Part], bytes_max: int
+    ) -> None:
         """Somebody reads a ledger from its beginning to its end, and the kernel, which sees jumps
-        from run to run, does not notice: have it fetch what will be asked for next.
+        from run to run, does not notice: have it fetch these parts and what will be asked for next.
         """
-        if first <= ledger.ahead_to:
+        if last < ledger.ahead_to:
             return
-        parts, known_to = ledger.find_some(first, ledger.highest, bytes_max)
-        ledger.ahead_to = known_to
-        stored = [part for part in parts if part.body is None]
-        self._readers.submit(advise, extents(self.segments, stored))
+        wanted = [] if first <= ledger.ahead_to else parts
+        ahead, ledger.ahead_to = ledger.find_some(last + 1, ledger.highest, bytes_max)
+        stored = [part for part in (*wanted, *ahead) if part.body is None]
+        self._advisor.submit(advise, extents(self.segments, stored))
 
     async def _answer_later(
         self,
         ledger: Ledger,
-        parts: list[Part],
+        found: list[tuple[Part, Bytes]],
+        missing: list[Extent],
         answer: Callable[[list[tuple[Part, Bytes]]], None],
+        *,
+        is_advised: bool,
     ) -> None:
         try:
-            found = await self._bodies(ledger, parts)
+            found += await self._read(ledger, missing, is_advised=is_advised)
         except Exception:
             # What can't be read is unknown: the answer just does not name it.
             log.exception("read-failed", extra={"ledger": ledger.ledger_id})
@@ -565,36 +577,41 @@ class Store:
 
     # --- bytes ----------------------------------------------------------------------------------------
 
-    def _bodies_now(self, ledger: Ledger, parts: list[Part]) -> list[tuple[Part, Bytes]] | None:
-        """The runs of parts if all are in memory (ours or the kernel's), else None."""
+    def _bodies_now(
+        self, ledger: Ledger, parts: list[Part]
+    ) -> tuple[list[tuple[Part, Bytes]], list[Extent]]:
+        """The runs of parts that are in memory (ours or the kernel's), and where the others lie."""
         found: list[tuple[Part, Bytes]] = [
             (part, part.body) for part in parts if part.body is not None
         ]
         stored = [part for part in parts if part.body is None]
-        if not stored:
-            return found
-        for extent in extents(self.segments, stored):
-            data = read_now(extent)
+        wanted = extents(self.segments, stored) if stored else []
+        for place, extent in enumerate(wanted):
+            data = read_now(extent, self._scratch)
             if data is None:
-                return None
-            found.extend(self._checked(extent, data, ledger))
-        return found
+                return found, wanted[place:]
+            found += self._checked(extent, data, ledger)
+        return found, []
 
     async def _bodies(self, ledger: Ledger, parts: list[Part]) -> list[tuple[Part, Bytes]]:
         """The runs of parts; those that are damaged are left out."""
-        assert self._loop is not None
         found: list[tuple[Part, Bytes]] = [
             (part, part.body) for part in parts if part.body is not None
         ]
         stored = [part for part in parts if part.body is None]
         if stored:
-            wanted = extents(self.segments, stored)
-            read = await self._loop.run_in_executor(
-                self._readers, read_all, wanted, ledger.ledger_id
-            )
-            self._note_damage(ledger, stored, read)
-            found += read
+            found += await self._read(ledger, extents(self.segments, stored))
         return found
+
+    async def _read(
+        self, ledger: Ledger, wanted: list[Extent], *, is_advised: bool = False
+    ) -> list[tuple[Part, Bytes]]:
+        """The runs in these extents, from the disk."""
+        assert self._loop is not None
+        work = partial(read_all, wanted, ledger.ledger_id, is_advised=is_advised)
+        read = await self._loop.run_in_executor(self._readers, work)
+        self._note_damage(ledger, [part for extent in wanted for part in extent.parts], read)
+        return read
 
     def _checked(self, extent: Extent, data: Bytes, ledger: Ledger) -> list[tuple[Part, Bytes]]:
         good = list(bodies(extent, data, ledger.ledger_id))

@@ -18,6 +18,8 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.record import Run, pack
 from quorumlog.protocol.replica import AddAsked, FenceAsked, ReadAsked, Verdict
+from services.bookie import reading
+from services.bookie import store as stores
 from services.bookie import writer as writers
 from services.bookie.log import LogRecord
 from services.bookie.store import DirectoryInUse, Overloaded, ReadAnswer
@@ -245,6 +247,45 @@ async def test_a_read_is_cut_after_the_first_entry_that_is_too_much(root: Path) 
             at = found[-1] + 1
         assert seen == list(range(first, 80))
     assert ids_of(await read(store, 7, 3, 79, bytes_max=0)) == [3]
+    await store.stop()
+
+
+async def test_an_answer_ends_where_a_run_does_so_that_none_is_read_twice(root: Path) -> None:
+    store = started(root / "d")
+    for first in range(0, 80, 20):
+        await add(store, run_of(7, range(first, first + 20)))
+    await store.checkpoint()
+    size = sum(part.size for part in store.ledger(7).find(0, 79)) // 4
+
+    one = await read(store, 7, 0, 79, bytes_max=5 * size // 2)
+    two = await read(store, 7, 40, 79, bytes_max=5 * size // 2)
+
+    assert ids_of(one) == list(range(40))
+    assert ids_of(two) == list(range(40, 80))
+    await store.stop()
+
+
+async def test_what_is_not_in_memory_is_read_from_the_disk_beside_what_is(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = started(root / "d")
+    for first in range(0, 80, 20):
+        await add(store, run_of(7, range(first, first + 20)))
+        # Too far from one another for one call.
+        await add(store, run_of(8, [first], "x" * 2 * reading.GAP_BYTES_MAX))
+    asked: list[reading.Extent] = []
+
+    def half(extent: reading.Extent, _: memoryview) -> reading.Bytes | None:
+        asked.append(extent)
+        return reading.read_waiting(extent) if len(asked) <= 2 else None
+
+    monkeypatch.setattr(stores, "read_now", half)
+
+    answer = await read(store, 7, 0, 79)
+
+    assert len(asked) == 3
+    assert ids_of(answer) == list(range(80))
+    assert_right(answer, 7)
     await store.stop()
 
 

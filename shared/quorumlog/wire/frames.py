@@ -101,6 +101,8 @@ class Answer(NamedTuple):
     last: int
     last_add_confirmed: int = NO_ENTRY
     body: bytes = b""
+    rest: bytes = b""
+    """Of what is sent: what follows `body`, apart so that a large run is not copied once more."""
 
 
 class ReadBody(NamedTuple):
@@ -228,7 +230,8 @@ def encode_answers(member: str, answers: Iterable[Answer]) -> bytes:
     name = member.encode()
     parts = [b"", bytes((len(name),)), name]
     body_bytes = 0
-    for op, status, request_id, ledger_id, first, last, lac, body in answers:
+    for op, status, request_id, ledger_id, first, last, lac, body, rest in answers:
+        size = len(body) + len(rest)
         parts.append(
             _ANSWER.pack(
                 op,
@@ -239,12 +242,12 @@ def encode_answers(member: str, answers: Iterable[Answer]) -> bytes:
                 first,
                 last,
                 lac,
-                len(body),
+                size,
             )
         )
-        if body:
-            parts.append(body)
-            body_bytes += len(body)
+        if size:
+            parts += (body, rest)
+            body_bytes += size
     if body_bytes > _LARGE_BYTES:
         crc = 0
         for part in parts:
@@ -295,9 +298,13 @@ def parse_answers(message: bytes) -> tuple[str, list[Answer]]:
 
 def encode_read_body(run: Run | bytes | None, absent: Iterable[tuple[int, int]] = ()) -> bytes:
     """The body of a READ's answer; a run may be given as its stored bytes."""
+    return encode_absent(absent) + (run.body if isinstance(run, Run) else run or b"")
+
+
+def encode_absent(absent: Iterable[tuple[int, int]]) -> bytes:
+    """What stands before the run in the body of a READ's answer."""
     ranges = [_RANGE.pack(first, last) for first, last in absent]
-    body = run.body if isinstance(run, Run) else run or b""
-    return b"".join((_U32.pack(len(ranges)), *ranges, body))
+    return b"".join((_U32.pack(len(ranges)), *ranges))
 
 
 def parse_read_body(body: bytes) -> ReadBody:
