@@ -5,76 +5,117 @@ every twentieth run: what is read in order lies scattered over the whole log. Me
 of appends, the resident memory while they go on, a restart after SIGKILL until the bookie is ready,
 and reads at a small size and at the full one, from the disk and not from its cache, beside what the
 disk itself gives in the same run.
+
+Then bookies of their own with entries of 100 B, 1 KiB and 10 KiB: the long ledger is read through
+the channel and from the store alone, before and after a compaction that sorts by ledger. Beside the
+share of the disk's rate stands the CPU time per MB, which other work on the machine changes less
+than it does times.
 """
 
 import argparse
 import asyncio
-import os
 import random
 import shutil
 import signal
-import subprocess
+import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter as clock
-from typing import Final
+from time import process_time
+from typing import Final, NamedTuple, NoReturn
 
 import aiohttp
 import orjson
 import uvloop
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from loadtest.ports import free_ports
+from loadtest.one_bookie import (
+    MB,
+    ORDERED_BYTES_MAX,
+    READ_BYTES,
+    READS_IN_FLIGHT,
+    RUN_ENTRIES,
+    Bookie,
+    Filler,
+    Step,
+    Steps,
+    disk_mb_s,
+    drop_cache,
+    metadata_service,
+    stretch_of,
+)
 from loadtest.stores import Stores, store_servers
-from loadtest.waiting import until
-from quorumlog.net.bookie_client import BookieClient, ChannelLimits
-from quorumlog.protocol.messages import Status
-from quorumlog.protocol.metadata import DigestKind
-from quorumlog.protocol.record import Codec, Run, make
-from services.local.config import ROOT, inherited_environment
-from services.local.process import Program, start, stop
+from quorumlog.protocol.record import Run
+from quorumlog.protocol.replica import ReadAsked
+from services.bookie.space import Space
+from services.bookie.store import ReadAnswer, Store, StoreOptions
+from services.local.config import ROOT
 
-RUN_ENTRIES: Final = 100
-LONG_EVERY: Final = 20
-LONG_LEDGER: Final = 1
-ORDERED_BYTES_MAX: Final = 1 << 30
-READ_BYTES: Final = 1 << 20
-READS_IN_FLIGHT: Final = 8
-RANDOM_READS: Final = 2000
-RANDOM_IN_FLIGHT: Final = 16
-OTHER_SIZES: Final = (1024, 10 * 1024)
-OTHER_BYTES: Final = 400_000_000
-"""Of the long ledgers of larger entries, with what lies between them."""
+SMALL_ENTRIES: Final = 1_000_000
+"""Reads are measured there too, for comparison."""
 
-MEMBER: Final = "b1@1"
-KEY: Final = b"k" * 32
-_MB: Final = 1_000_000
+ORDERED_BYTES_LEAST: Final = 64 * MB
+ORDERED_ROUNDS_MAX: Final = 10
+"""A short ledger is read again, from the disk again, until a start no longer shows."""
+
+SIZES: Final = (100, 1024, 10 * 1024)
+"""Of the entries that are read before and after a compaction."""
+
+SIZES_BYTES: Final = 200 * MB
+"""Of each of them in the log; the long ledger has a twentieth of it."""
+
+SIZES_ROUNDS: Final = 5
+
+ENTRY_OVERHEAD: Final = 34
+"""Bytes of an entry in the log beside its payload, with its part of what a run and a batch have."""
+
+INDEX_SHARE: Final = 0.02
+SPARE_BYTES: Final = 2 * 10**9
+"""Left for others when the log is as long as it gets, and for what a bookie keeps in reserve."""
+
+TENTHS: Final = 10
+
+
+class Rate(NamedTuple):
+    """How fast bytes came, and what each MB cost."""
+
+    mb_s: float
+    cpu_ms_mb: float
+    """CPU time of who reads the disk: the bookie's process, or the store's."""
 
 
 @dataclass(slots=True)
 class Reads:
-    """How reads went at one size."""
+    """How reads went at one size of the log."""
 
     entries: int
-    entry_bytes: int
     disk_mb_s: float
-    ordered_mb_s: float
+    ordered: Rate
     """Of the log's bytes, as the disk's rate is."""
     ordered_entries_s: float
     random_s: float
     random_p50_ms: float
     random_p99_ms: float
 
-    @property
-    def share(self) -> float:
-        """Of the disk's own rate."""
-        return self.ordered_mb_s / self.disk_mb_s
+
+@dataclass(slots=True)
+class Place:
+    """Reads in order of one ledger among thousands: medians over rounds, each beside the disk."""
+
+    entry_bytes: int
+    is_compacted: bool
+    disk_mb_s: float
+    store: Rate
+    store_share: float
+    """Of the disk's rate in the same round."""
+    channel: Rate
+    channel_share: float
 
 
 @dataclass(slots=True)
@@ -86,420 +127,340 @@ class Report:
     ledgers: int
     in_flight_mb: int
     entries_s: float = 0.0
-    rss_mb_max: float = 0.0
-    rss_mb: list[float] = field(default_factory=list)
-    """At equal distances while entries were appended."""
+    rss_mb: list[tuple[int, float]] = field(default_factory=list)
+    """Each second while entries were appended: how many there were, and the resident memory."""
+    rss_reading_mb_max: float = 0.0
     log_mb: float = 0.0
     restart_s: float = 0.0
-    replayed_clean: bool = False
     reads: list[Reads] = field(default_factory=list)
-
-
-class Bookie:
-    """The process that is measured."""
-
-    def __init__(self, folder: Path, metadata_url: str, session: aiohttp.ClientSession) -> None:
-        self.folder = folder
-        self.data = folder / "data"
-        self.port = free_ports(1)[0]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._metadata_url = metadata_url
-        self._session = session
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start it; does not wait."""
-        environment = {
-            "BOOKIE_NAME": "b1",
-            "DATA_DIR": str(self.data),
-            # Nobody else knows these ledgers: their rows are not to be asked for.
-            "COLLECT_S": "86400",
-            "METADATA_URLS": self._metadata_url,
-        }
-        self._process = start(_program("bookie", self.port, environment), self.folder / "log.txt")
-
-    async def ready(self) -> None:
-        """Wait until it takes requests."""
-        assert self._process is not None
-        await _until_ready(self._session, self.url, self._process)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def stop(self) -> None:
-        """End it, in order where it can be."""
-        if self._process is not None:
-            stop(self._process, signal.SIGTERM, 30)
+    places: list[Place] = field(default_factory=list)
 
     @property
-    def rss_mb(self) -> float:
-        """Resident memory."""
-        assert self._process is not None
-        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
-        line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
-        return int(line.split()[1]) * 1024 / _MB
+    def rss_mb_max(self) -> float:
+        """The most that was seen at any time."""
+        return max([self.rss_reading_mb_max, *(rss for _, rss in self.rss_mb)])
 
-    def drop_cache(self) -> None:
-        """Have the kernel forget what it has of the log, so that reads mean the disk."""
-        for path in (self.data / "log").glob("*.log"):
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fdatasync(fd)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(fd)
-
-    @property
-    def log_bytes(self) -> int:
-        """Of the log's files."""
-        return sum(path.stat().st_size for path in (self.data / "log").glob("*.log"))
-
-    def disk_mb_s(self) -> float:
-        """What the disk gives one who reads the same files one after another."""
-        self.drop_cache()
-        began, size = clock(), 0
-        buffer = bytearray(1 << 20)
-        paths = sorted((self.data / "log").glob("*.log"))
-        # The last one is not full yet: holes cost no disk.
-        for path in paths[:-1] or paths:
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-                while got := os.readv(fd, [buffer]):
-                    size += got
-            finally:
-                os.close(fd)
-            if size > ORDERED_BYTES_MAX:
-                break
-        return size / _MB / (clock() - began)
-
-
-class Filler:
-    """Appends runs, and knows what must be there."""
-
-    def __init__(
-        self, client: BookieClient, ledgers: range, entry_bytes: int, in_flight_mb: int
-    ) -> None:
-        self._client = client
-        self._ledgers = ledgers
-        self.entry_bytes = entry_bytes
-        self._in_flight_max = max(2, in_flight_mb * _MB // (entry_bytes * RUN_ENTRIES))
-        payload = os.urandom(entry_bytes * RUN_ENTRIES)
-        self._payloads = [
-            payload[at : at + entry_bytes] for at in range(0, len(payload), entry_bytes)
-        ]
-        self._codec = Codec(DigestKind.CRC32C)
-        self.next: dict[int, int] = dict.fromkeys(ledgers, 0)
-        self._turn = 0
-        self._in_flight = 0
-        self._room: asyncio.Future[None] | None = None
-        self.failed = 0
-        self.acknowledged = 0
-
-    @property
-    def long(self) -> int:
-        """The ledger that is read in order."""
-        return self._ledgers[0]
-
-    async def fill(self, entries: int, progress: "Bar") -> None:
-        """Append so many entries; returns when all are acknowledged."""
-        loop = asyncio.get_running_loop()
-        for number in range(entries // RUN_ENTRIES):
-            while self._in_flight >= self._in_flight_max:
-                self._room = loop.create_future()
-                await self._room
-            self._client.add(MEMBER, KEY, self._run(), self._done)
-            self._in_flight += 1
-            if number % 100 == 0:
-                progress.advance(100 * RUN_ENTRIES)
-                await asyncio.sleep(0)
-        while self._in_flight:
-            self._room = loop.create_future()
-            await self._room
-        if self.failed:
-            raise SystemExit(f"{self.failed} runs were not stored")
-
-    def _done(self, status: Status) -> None:
-        self._in_flight -= 1
-        self.failed += status is not Status.OK
-        self.acknowledged += RUN_ENTRIES
-        room = self._room
-        if room is not None and not room.done():
-            room.set_result(None)
-
-    def _run(self) -> Run:
-        self._turn += 1
-        others = len(self._ledgers) - 1
-        ledger = (
-            self.long if self._turn % LONG_EVERY == 0 else self._ledgers[1 + self._turn % others]
-        )
-        first = self.next[ledger]
-        self.next[ledger] = first + RUN_ENTRIES
-        return make(
-            ledger_id=ledger,
-            first_entry=first,
-            last_add_confirmed=first - 1,
-            length_before=first * self.entry_bytes,
-            payloads=self._payloads,
-            codec=self._codec,
-        )
-
-    async def ordered(self, progress: "Bar") -> tuple[int, int, float]:
-        """Read the long ledger from its beginning: entries, bytes of runs, and seconds."""
-        end = min(self.next[self.long], ORDERED_BYTES_MAX // self.entry_bytes)
-        began = clock()
-        # Reads in flight ask for stretches that follow one another, as a gateway's reader does.
-        step = max(1, READ_BYTES // self.entry_bytes)
-        firsts = iter(range(0, end, step))
-        size = 0
-
-        async def work() -> None:
-            nonlocal size
-            for low in firsts:
-                at, high = low, min(end, low + step) - 1
-                while at <= high:
-                    run = await self._read(self.long, at, high, READ_BYTES * 2)
-                    assert run.first == at, f"entry {at} is not there"
-                    assert run.count == run.last - at + 1
-                    at = run.last + 1
-                    size += len(run.body)
-                progress.advance(high - low + 1)
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(READS_IN_FLIGHT):
-                group.create_task(work())
-        return end, size, clock() - began
-
-    async def random(self, chance: random.Random) -> tuple[float, list[float]]:
-        """Read single entries anywhere: a second's worth of them, and times."""
-        filled = [ledger for ledger in self._ledgers if self.next[ledger]]
-        places = iter(
-            [
-                (ledger, chance.randrange(self.next[ledger]))
-                for ledger in chance.choices(filled, k=RANDOM_READS)
-            ]
-        )
-        times = []
-
-        async def work() -> None:
-            for ledger, entry in places:
-                began = clock()
-                run = await self._read(ledger, entry, entry, READ_BYTES)
-                assert run.first == run.last == entry
-                assert not run.invalid(self._codec)
-                times.append(clock() - began)
-
-        began = clock()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(RANDOM_IN_FLIGHT):
-                group.create_task(work())
-        return RANDOM_READS / (clock() - began), sorted(times)
-
-    async def _read(self, ledger: int, first: int, last: int, bytes_max: int) -> Run:
-        answered: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
-
-        def done(status: Status, run: Run | None, _: object) -> None:
-            assert status is Status.OK, status
-            answered.set_result(run)
-
-        self._client.read(MEMBER, ledger, first, last, done, bytes_max=bytes_max)
-        run = await answered
-        assert run is not None, f"ledger {ledger} lacks entry {first}"
-        return run
-
-
-class Bar:
-    """One line of progress, on standard error."""
-
-    def __init__(self, progress: Progress, name: str, total: int) -> None:
-        self._progress = progress
-        self._task = progress.add_task(name, total=total)
-
-    def advance(self, count: int) -> None:
-        """So much more is done."""
-        self._progress.advance(self._task, count)
+    def rss_tenths(self) -> list[float]:
+        """What was seen last before each tenth of the entries was full: flat, or not."""
+        ends = [self.entries * tenth // TENTHS for tenth in range(1, TENTHS + 1)]
+        counts = [entries for entries, _ in self.rss_mb]
+        return [self.rss_mb[bisect_right(counts, end) - 1][1] for end in ends]
 
 
 class Bench:
-    """The measurement from its beginning to its end."""
+    """The measurement of one bookie as it grows."""
 
-    def __init__(self, report: Report, progress: Progress, session: aiohttp.ClientSession) -> None:
+    def __init__(self, report: Report, steps: Steps) -> None:
         self.report = report
-        self._progress = progress
-        self._session = session
+        self._steps = steps
 
     async def run(self, bookie: Bookie) -> None:
-        """Measure all there is."""
+        """Fill, read, kill, start again."""
         report = self.report
         bookie.start()
         await bookie.ready()
-        client = self._client(bookie)
         filler = Filler(
-            client,
-            range(LONG_LEDGER, LONG_LEDGER + report.ledgers),
-            report.entry_bytes,
-            report.in_flight_mb,
+            bookie.client(),
+            bookie.member,
+            range(1, 1 + report.ledgers),
+            entry_bytes=report.entry_bytes,
+            in_flight_mb=report.in_flight_mb,
         )
-        small = min(1_000_000, report.entries // 5) // RUN_ENTRIES * RUN_ENTRIES
+        small = min(SMALL_ENTRIES, report.entries // 5) // RUN_ENTRIES * RUN_ENTRIES
         took = await self._filled(filler, bookie, small)
         report.reads.append(await self._read(filler, bookie))
         took += await self._filled(filler, bookie, report.entries - small)
         report.entries_s = filler.acknowledged / took
-        report.log_mb = bookie.log_bytes / _MB
+        report.log_mb = bookie.log_bytes / MB
         report.reads.append(await self._read(filler, bookie))
-        await client.close()
+        await filler.client.close()
         bookie.kill()
         began = clock()
         bookie.start()
         await bookie.ready()
         report.restart_s = clock() - began
-        client = self._client(bookie)
-        for number, size in enumerate(OTHER_SIZES, start=1):
-            low = number * 1_000_000
-            other = Filler(client, range(low, low + report.ledgers), size, report.in_flight_mb)
-            count = OTHER_BYTES // size // RUN_ENTRIES * RUN_ENTRIES
-            await self._filled(other, bookie, count)
-            report.reads.append(await self._read(other, bookie))
-        await client.close()
+        self._steps.say(f"ready {report.restart_s:.1f} s after a start that followed SIGKILL")
 
     async def _filled(self, filler: Filler, bookie: Bookie, entries: int) -> float:
-        bar = Bar(self._progress, f"append {entries:,}", entries)
-        watching = asyncio.create_task(self._watch(bookie))
+        step = self._steps.step(f"append {entries:,}", entries)
+        samples = self.report.rss_mb
+
+        async def watch() -> None:
+            while True:
+                rss = round(bookie.rss_mb, 1)
+                samples.append((filler.acknowledged, rss))
+                step.note = f", RSS {rss:.0f} MB"
+                await asyncio.sleep(1)
+
+        watching = asyncio.create_task(watch())
         began = clock()
         try:
-            await filler.fill(entries, bar)
+            await filler.fill(entries, step)
         finally:
             watching.cancel()
-        return clock() - began
-
-    async def _watch(self, bookie: Bookie) -> None:
-        while True:
-            rss = bookie.rss_mb
-            self.report.rss_mb.append(round(rss, 1))
-            self.report.rss_mb_max = max(self.report.rss_mb_max, rss)
-            await asyncio.sleep(1)
+        took = clock() - began
+        samples.append((filler.acknowledged, round(bookie.rss_mb, 1)))
+        return took
 
     async def _read(self, filler: Filler, bookie: Bookie) -> Reads:
-        entries = sum(filler.next.values())
-        bar = Bar(self._progress, "read in order", filler.next[filler.long])
-        disk = await asyncio.to_thread(bookie.disk_mb_s)
-        await asyncio.to_thread(bookie.drop_cache)
-        watching = asyncio.create_task(self._watch(bookie))
-        count, size, took = await filler.ordered(bar)
-        await asyncio.to_thread(bookie.drop_cache)
+        disk = await asyncio.to_thread(disk_mb_s, bookie.data)
+        step = self._steps.step("read in order", filler.next[filler.long])
+        count = size = rounds = 0
+        took = cpu_s = 0.0
+        while size < ORDERED_BYTES_LEAST and rounds < ORDERED_ROUNDS_MAX:
+            await asyncio.to_thread(drop_cache, bookie.data)
+            before = bookie.cpu_s
+            some, some_bytes, some_s = await filler.ordered(step)
+            cpu_s += bookie.cpu_s - before
+            count, size, took, rounds = count + some, size + some_bytes, took + some_s, rounds + 1
+            self._note_reading(bookie)
+        await asyncio.to_thread(drop_cache, bookie.data)
+        self._steps.say("read at random")
         per_s, times = await filler.random(random.Random(1))
-        watching.cancel()
+        self._note_reading(bookie)
         return Reads(
-            entries,
-            filler.entry_bytes,
+            sum(filler.next.values()),
             disk,
-            size / _MB / took,
+            Rate(size / MB / took, cpu_s * 1000 / (size / MB)),
             count / took,
             per_s,
             times[len(times) // 2] * 1000,
             times[len(times) * 99 // 100] * 1000,
         )
 
-    def _client(self, bookie: Bookie) -> BookieClient:
-        limits = ChannelLimits(quick_s=60, slow_s=60, in_flight_bytes_max=1 << 30)
-        return BookieClient(lambda _: bookie.url, self._session, limits)
+    def _note_reading(self, bookie: Bookie) -> None:
+        self.report.rss_reading_mb_max = max(self.report.rss_reading_mb_max, bookie.rss_mb)
 
 
-def _program(service: str, port: int, environment: dict[str, str]) -> Program:
-    env = inherited_environment() | {
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}",
-        "HOST": "127.0.0.1",
-        "PORT": str(port),
-        "LOG_LEVEL": "WARNING",
-    }
-    return Program(service, (sys.executable, "-m", f"services.{service}"), env | environment, ROOT)
+class Scattered:
+    """A bookie with entries of one size: reads in order before and after a compaction."""
+
+    def __init__(self, report: Report, steps: Steps, bookie: Bookie, entry_bytes: int) -> None:
+        self._report = report
+        self._steps = steps
+        self._bookie = bookie
+        self._entry_bytes = entry_bytes
+
+    async def run(self) -> None:
+        """Measure, compact, measure."""
+        bookie, size = self._bookie, self._entry_bytes
+        bookie.start()
+        await bookie.ready()
+        filler = Filler(
+            bookie.client(),
+            bookie.member,
+            range(1, 1 + self._report.ledgers),
+            entry_bytes=size,
+            in_flight_mb=self._report.in_flight_mb,
+        )
+        count = SIZES_BYTES // (size + ENTRY_OVERHEAD) // RUN_ENTRIES * RUN_ENTRIES
+        step = self._steps.step(f"append {count:,} of {size:,} B", count)
+        await filler.fill(count, step)
+        for is_compacted in (False, True):
+            if is_compacted:
+                bookie.start()
+                await bookie.ready()
+            channel = await self._through_channel(filler)
+            await filler.client.close()
+            await asyncio.to_thread(bookie.stop)
+            filler.client = bookie.client()
+            store = await self._in_store(filler)
+            disk = [each for each, _ in (*channel, *store)]
+            self._report.places.append(
+                Place(
+                    size,
+                    is_compacted,
+                    statistics.median(disk),
+                    _median(store),
+                    statistics.median(rate.mb_s / disk for disk, rate in store),
+                    _median(channel),
+                    statistics.median(rate.mb_s / disk for disk, rate in channel),
+                )
+            )
+            if not is_compacted:
+                await self._compact()
+        await filler.client.close()
+
+    async def _through_channel(self, filler: Filler) -> list[tuple[float, Rate]]:
+        step = self._steps.step("read through the channel", filler.next[filler.long])
+
+        async def once() -> tuple[int, float, float]:
+            before = self._bookie.cpu_s
+            _, size, took = await filler.ordered(step)
+            return size, took, self._bookie.cpu_s - before
+
+        return await self._rounds(once)
+
+    async def _in_store(self, filler: Filler) -> list[tuple[float, Rate]]:
+        step = self._steps.step("read from the store", filler.next[filler.long])
+        store = Store(self._bookie.data, self._bookie.member, StoreOptions())
+        store.start(_fatal)
+
+        async def once() -> tuple[int, float, float]:
+            began, before = clock(), process_time()
+            size = await _ordered(store, filler.long, filler.next[filler.long], step)
+            return size, clock() - began, process_time() - before
+
+        try:
+            return await self._rounds(once)
+        finally:
+            await store.stop()
+
+    async def _rounds(
+        self, once: Callable[[], Awaitable[tuple[int, float, float]]]
+    ) -> list[tuple[float, Rate]]:
+        """The disk's rate and the read's, in turn: the machine may be shared."""
+        found = []
+        for _ in range(SIZES_ROUNDS):
+            disk = await asyncio.to_thread(disk_mb_s, self._bookie.data)
+            await asyncio.to_thread(drop_cache, self._bookie.data)
+            size, took, cpu_s = await once()
+            found.append((disk, Rate(size / MB / took, cpu_s * 1000 / (size / MB))))
+        return found
+
+    async def _compact(self) -> None:
+        """Move all there is, as compaction moves what is left of segments."""
+        self._steps.say("compact")
+        store = Store(self._bookie.data, self._bookie.member, StoreOptions())
+        store.start(_fatal)
+        try:
+            await Space(store, live_share_min=1.0, bytes_per_s=1 << 40).free()
+        finally:
+            await store.stop()
 
 
-async def _until_ready(
-    session: aiohttp.ClientSession, url: str, process: subprocess.Popen[bytes]
-) -> None:
-    async def is_ready() -> bool:
-        if process.poll() is not None:
-            raise SystemExit(f"a service ended with status {process.returncode}")
-        async with session.get(f"{url}/health/ready") as answer:
-            return answer.status == 200
-
-    await until(is_ready, f"{url} is ready", 120, passing=(aiohttp.ClientError,))
+def _median(found: list[tuple[float, Rate]]) -> Rate:
+    return Rate(
+        statistics.median(rate.mb_s for _, rate in found),
+        statistics.median(rate.cpu_ms_mb for _, rate in found),
+    )
 
 
-@asynccontextmanager
-async def _metadata(
-    stores: Stores, folder: Path, session: aiohttp.ClientSession
-) -> AsyncIterator[str]:
-    port = free_ports(1)[0]
-    url = f"http://127.0.0.1:{port}"
-    environment = {"POSTGRES_DSN": stores.postgres_dsn, "REDIS_URL": stores.redis_url}
-    process = start(_program("metadata", port, environment), folder / "metadata.txt")
-    try:
-        await _until_ready(session, url, process)
-        yield url
-    finally:
-        stop(process, signal.SIGTERM, 30)
+def _fatal(error: BaseException) -> None:
+    sys.stderr.write(f"the store can't write any more: {error!r}\n")
+
+
+async def _ordered(store: Store, ledger_id: int, end: int, step: Step) -> int:
+    """Read a ledger in pieces from a store without a network: bytes of runs."""
+    loop = asyncio.get_running_loop()
+    entry_bytes = store.ledger(ledger_id).row().stored_bytes // end
+    stretch = stretch_of(entry_bytes)
+    firsts = iter(range(0, min(end, ORDERED_BYTES_MAX // entry_bytes), stretch))
+    size = 0
+
+    async def work() -> None:
+        nonlocal size
+        for low in firsts:
+            at, high = low, min(end, low + stretch) - 1
+            while at <= high:
+                answered: asyncio.Future[ReadAnswer] = loop.create_future()
+                asked = ReadAsked(store.me, at, high)
+                store.read(ledger_id, asked, READ_BYTES * 2, answered.set_result)
+                body = (await answered).run
+                assert body is not None, f"entry {at} is not there"
+                size += len(body)
+                at += Run(body).count
+            step.advance(high - low + 1)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(READS_IN_FLIGHT):
+            group.create_task(work())
+    return size
 
 
 async def _measured(report: Report, stores: Stores, folder: Path, console: Console) -> None:
-    columns = (
-        TextColumn("{task.description:>20}"),
-        BarColumn(40),
-        TextColumn("{task.completed:,.0f}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    async with aiohttp.ClientSession() as session, _metadata(stores, folder, session) as url:
-        bookie = Bookie(folder, url, session)
-        try:
-            with Progress(*columns, console=console) as progress:
-                await Bench(report, progress, session).run(bookie)
-        except BaseException:
-            log = folder / "log.txt"
-            if log.exists():
-                sys.stderr.write(log.read_text(errors="replace")[-4000:])
-            raise
-        finally:
-            bookie.stop()
+    async with (
+        aiohttp.ClientSession() as session,
+        metadata_service(stores, folder, session) as url,
+    ):
+        with Steps(console) as steps:
+            bookie = Bookie("b1", folder / "b1", url, session)
+            with _ended(bookie):
+                await Bench(report, steps).run(bookie)
+            for number, size in enumerate(SIZES, start=2):
+                bookie = Bookie(f"b{number}", folder / f"b{number}", url, session)
+                with _ended(bookie):
+                    await Scattered(report, steps, bookie, size).run()
+
+
+@contextmanager
+def _ended(bookie: Bookie) -> Iterator[None]:
+    """Stop a bookie and give its disk space back; say what it logged where it failed."""
+    try:
+        yield
+    except BaseException:
+        log = bookie.folder / "log.txt"
+        if log.exists():
+            sys.stderr.write(log.read_text(errors="replace")[-4000:])
+        raise
+    finally:
+        bookie.stop()
+        shutil.rmtree(bookie.folder, ignore_errors=True)
 
 
 def _print(report: Report, console: Console) -> None:
-    table = Table(title=f"one bookie, {report.ledgers:,} ledgers in turn, {report.log_mb:,.0f} MB")
+    growing = Table(
+        title=f"one bookie, {report.ledgers:,} ledgers in turn, {report.log_mb:,.0f} MB"
+    )
     for name in (
-        "entries",
-        "bytes",
+        "entries of\n" + f"{report.entry_bytes:,} B",
         "disk\nMB/s",
         "in order\nMB/s",
         "of\ndisk",
+        "CPU\nms/MB",
         "\nper s",
         "random\nper s",
         "p50\nms",
         "p99\nms",
     ):
-        table.add_column(name, justify="right")
+        growing.add_column(name, justify="right")
     for reads in report.reads:
-        table.add_row(
+        growing.add_row(
             f"{reads.entries:,}",
-            f"{reads.entry_bytes:,}",
             f"{reads.disk_mb_s:,.0f}",
-            f"{reads.ordered_mb_s:,.0f}",
-            f"{reads.share:.0%}",
+            f"{reads.ordered.mb_s:,.0f}",
+            f"{reads.ordered.mb_s / reads.disk_mb_s:.0%}",
+            f"{reads.ordered.cpu_ms_mb:.2f}",
             f"{reads.ordered_entries_s:,.0f}",
             f"{reads.random_s:,.0f}",
             f"{reads.random_p50_ms:.1f}",
             f"{reads.random_p99_ms:.1f}",
         )
-    console.print(table)
-    tenth = max(1, len(report.rss_mb) // 10)
-    means = [
-        sum(part) / len(part)
-        for part in (report.rss_mb[at : at + tenth] for at in range(0, len(report.rss_mb), tenth))
-    ]
-    console.print("RSS in MB, a tenth of the time each:", " ".join(f"{m:.0f}" for m in means))
+    console.print(growing)
+    places = Table(title=f"one ledger of {report.ledgers:,} read in order, from the disk")
+    for name in ("entry\nB", "\nplaces", "disk\nMB/s", "store\nMB/s", "of\ndisk", "CPU\nms/MB"):
+        places.add_column(name, justify="right")
+    for name in ("channel\nMB/s", "of\ndisk", "CPU\nms/MB"):
+        places.add_column(name, justify="right")
+    for place in report.places:
+        places.add_row(
+            f"{place.entry_bytes:,}",
+            "compacted" if place.is_compacted else "scattered",
+            f"{place.disk_mb_s:,.0f}",
+            f"{place.store.mb_s:,.0f}",
+            f"{place.store_share:.0%}",
+            f"{place.store.cpu_ms_mb:.2f}",
+            f"{place.channel.mb_s:,.0f}",
+            f"{place.channel_share:.0%}",
+            f"{place.channel.cpu_ms_mb:.2f}",
+        )
+    console.print(places)
+    tenths = " ".join(f"{rss:.0f}" for rss in report.rss_tenths())
+    console.print(
+        f"RSS in MB at each tenth of the entries: {tenths};"
+        f" while they were read: {report.rss_reading_mb_max:.0f}"
+    )
+
+
+def _needed_bytes(asked: argparse.Namespace) -> int:
+    """Disk that the longest log takes, and what is left to others."""
+    log = asked.entries * (asked.entry_bytes + ENTRY_OVERHEAD)
+    # A compaction writes all of a log anew before the old one goes.
+    return max(int(log * (1 + INDEX_SHARE)), 2 * SIZES_BYTES) + SPARE_BYTES
+
+
+def _terminated(*_: object) -> NoReturn:
+    raise SystemExit(143)
 
 
 def main() -> None:
@@ -516,22 +477,26 @@ def main() -> None:
     least = 5 * RUN_ENTRIES * asked.ledgers
     if asked.entries < least:
         parser.error(f"{asked.ledgers} ledgers need {least:,} entries at least")
+    build = ROOT / "build"
+    build.mkdir(exist_ok=True)
+    needed, free = _needed_bytes(asked), shutil.disk_usage(build).free
+    if free < needed:
+        parser.error(f"it takes {needed:,} bytes in {build}, where {free:,} are free")
     report = Report(
         asked.entries // RUN_ENTRIES * RUN_ENTRIES,
         asked.entry_bytes,
         asked.ledgers,
         asked.in_flight_mb,
     )
-    console = Console(stderr=asked.json)
-    build = ROOT / "build"
-    build.mkdir(exist_ok=True)
+    # Bookies and gigabytes must not stay behind: `finally` and the like run after a SIGTERM too.
+    signal.signal(signal.SIGTERM, _terminated)
     with ExitStack() as stack:
         servers = stack.enter_context(store_servers())
         # On the disk that the clone is on, not in memory.
         folder = Path(tempfile.mkdtemp(prefix="bench-bookie-", dir=build))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        uvloop.run(_measured(report, servers.fresh(), folder, console))
-    _print(report, console)
+        uvloop.run(_measured(report, servers.fresh(), folder, Console(stderr=True)))
+    _print(report, Console(stderr=asked.json))
     if asked.json:
         print(orjson.dumps(asdict(report)).decode())
     print(
