@@ -12,6 +12,7 @@ from typing import Any, Final
 from tests.explore.explorer import Explorer
 from tests.explore.scope import Scope
 from tests.sim import run as machines
+from tests.sim.plan import Plan, draw
 from tests.sim.services import run as services
 
 SEEDS: Final = range(1, 4_001)
@@ -42,6 +43,8 @@ class Mutant:
     rule: str
     patches: tuple[Patch, ...]
     scope: Scope | None = None
+    draw: Callable[[int], Plan] = draw
+    """Of seeds; of a kind that shows it sooner, where it takes much to come about."""
     is_of_services: bool = False
     """Whether it is a part of a service that only whole services show."""
     is_equivalent: str = ""
@@ -72,13 +75,18 @@ def applied(mutant: Mutant) -> Iterator[None]:
             setattr(patch.owner, patch.name, raw)
 
 
+def _judged(mutant: Mutant, seed: int) -> str | None:
+    if mutant.is_of_services:
+        return services.run_seed(seed).violation
+    return machines.run_plan(mutant.draw(seed)).violation
+
+
 def by_swarm(mutant: Mutant, seeds: range | None = None) -> Find | None:
     """Seeds against a mutant until one shows it: of machines, or of whole services."""
     is_whole = mutant.is_of_services
-    run_seed = services.run_seed if is_whole else machines.run_seed
     with applied(mutant):
         for count, seed in enumerate(seeds or (SERVICE_SEEDS if is_whole else SEEDS), 1):
-            found = run_seed(seed).violation
+            found = _judged(mutant, seed)
             if found is not None:
                 assert not any(name in found.partition("Error")[0] + "Error" for name in BROKEN), (
                     found

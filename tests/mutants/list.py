@@ -47,6 +47,7 @@ from tests.mutants.guards import (
 from tests.mutants.hunt import Mutant, Patch
 from tests.mutants.services import SERVICES
 from tests.sim import bookie as sim_bookie
+from tests.sim.plan import draw_repairs
 
 ONE: Final = Scope("one entry, one recoverer")
 SPARE: Final = Scope("one entry, a spare, one timeout", recoverers=0, spares=1, timeouts=1)
@@ -268,6 +269,12 @@ MACHINES: Final = (
         "a repair replaces before the copies are there",
         "I25",
         (Patch(FragmentRepair, "_send", always(None)),),
+    ),
+    Mutant(
+        "a repair gives a place what was copied for another one",
+        "I25, I22",
+        (Patch(FragmentRepair, "_is_same_place", always(True)),),
+        draw=draw_repairs,
     ),
     Mutant(
         "the writer forgets what a member missed",

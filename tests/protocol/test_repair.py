@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import (
     Begin,
     CasStatus,
@@ -135,6 +136,29 @@ def test_a_fragment_that_somebody_else_repaired_is_done() -> None:
     moved = replace(CLOSED, fragments=(Fragment(0, (B5, B2, B3)),), version=5)
     bench.cas(CasStatus.CONFLICT, moved)
     assert bench.one(Repaired).metadata == moved
+
+
+def test_a_place_is_not_given_what_was_copied_for_another_place() -> None:
+    """I25: B1 left while its entries were copied, and came back at another place (seed 133237)."""
+    bench = copying()
+    bench.gets(bench.one(SendRead), AB)
+    bench.do(answer(bench.one(SendAdd)))
+    moved = replace(CLOSED, fragments=(Fragment(0, (B5, B1, B3)),), version=9)
+    bench.cas(CasStatus.CONFLICT, moved)
+    bench.none(UpdateMetadata, Repaired)
+    assert bench.one(Failed).code == "version-conflict"
+
+
+def test_a_bookie_that_got_a_place_meanwhile_is_not_given_a_second_one() -> None:
+    """I22, whichever its incarnation was then."""
+    for other in (B4, f"{member_name(B4)}@2"):
+        bench = copying()
+        bench.gets(bench.one(SendRead), AB)
+        bench.do(answer(bench.one(SendAdd)))
+        moved = replace(CLOSED, fragments=(Fragment(0, (B1, other, B3)),), version=9)
+        bench.cas(CasStatus.CONFLICT, moved)
+        bench.none(UpdateMetadata, Repaired)
+        assert bench.one(Failed).code == "version-conflict"
 
 
 def test_a_conflict_with_another_change_is_tried_again() -> None:

@@ -140,8 +140,7 @@ def draw(seed: int) -> Plan:
             faults.append(
                 Fault(rng.randint(0, span), kind, lasts, rng.randint(0, 59), rng.randint(0, 59))
             )
-    faults.sort(key=lambda fault: (fault.at, fault.kind, fault.target))
-    return Plan(
+    plan = Plan(
         seed=seed,
         quorum=quorum,
         bookies=quorum.ensemble_size + spares,
@@ -170,6 +169,32 @@ def draw(seed: int) -> Plan:
         store_answer_loss=rng.choice((0.2, 0.6)) if on(0.3) else 0.0,
         max_lost_copies=99 if on(0.15) else quorum.ack_quorum - 1,
         read_entries=rng.choice((1, 2, 5, 1000)),
-        faults=tuple(faults),
+        faults=_in_order(faults),
         is_deferred=on(0.25),
     )
+    return _with_overlapping_repairs(plan, rng) if on(0.03) else plan
+
+
+def draw_repairs(seed: int) -> Plan:
+    """The plan of a seed, with repairs that overlap."""
+    return _with_overlapping_repairs(draw(seed), random.Random(f"repairs-{seed}"))
+
+
+def _with_overlapping_repairs(plan: Plan, rng: random.Random) -> Plan:
+    """Many repairs, most of which stand still for a while: members leave a fragment and come back
+    at another place while somebody still copies.
+    """
+    span = 20 * SECOND
+    busy = plan.appends[-1][0]
+    repairs = tuple(busy + rng.randint(0, span) for _ in range(16))
+    pauses = [
+        Fault(at + rng.randint(0, SECOND // 2), "pause", lasts * SECOND, rng.randint(0, 59), 0)
+        for at in repairs
+        for lasts in rng.choices((5, 30), k=2)
+    ]
+    faults = _in_order([*plan.faults, *pauses])
+    return replace(plan, repairs=repairs, faults=faults, heal_at=busy + span)
+
+
+def _in_order(faults: list[Fault]) -> tuple[Fault, ...]:
+    return tuple(sorted(faults, key=lambda fault: (fault.at, fault.kind, fault.target)))

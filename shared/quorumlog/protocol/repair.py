@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, assert_never
 
+from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import (
     AddAnswered,
     AppendRequested,
@@ -126,6 +127,8 @@ class FragmentRepair:
         self._tally: Tally | None = None
         self._pending: dict[int, Run] = {}
         """Parts sent to the target and not acknowledged, by first entry."""
+        self._position: int | None = None
+        """Whose entries were copied: the place that `leaving` had then."""
         self._unreadable: tuple[int, ...] = ()
         self._failure: Failed | None = None
         self._out: list[Effect] = []
@@ -192,6 +195,7 @@ class FragmentRepair:
             self._is_stalled,
             self._next,
             self._end,
+            self._position,
             self._reader and self._reader.key(),
             self._tally and self._tally.key(),
             tuple((first, run.body) for first, run in self._pending.items()),
@@ -229,7 +233,9 @@ class FragmentRepair:
         fragment = row.fragments[index]
         if self._end is None:
             self._end = row.fragment_last(index)
-        if self._target in fragment.bookies:
+        if self._leaving in fragment.bookies and not self._is_same_place(fragment):
+            self._fail("version-conflict", detail="the fragment's members changed meanwhile")
+        elif self._target in fragment.bookies:
             self._end_marked(is_member=True)
         elif self._leaving not in fragment.bookies:
             self.stage = Stage.DONE  # another worker was faster
@@ -239,6 +245,17 @@ class FragmentRepair:
         else:
             self.stage = Stage.MARKING
             self._send_update(row.with_repair(Repair(self._fragment, self._leaving, self._target)))
+
+    def _is_same_place(self, fragment: Fragment) -> bool:
+        """Whether the target may still have the place, with what was copied to it.
+
+        A member may leave, by another repair, and come back at another place while this one
+        copies: what the target was given does not belong there (seed 133237). And the target's
+        bookie may have got a place in another incarnation: it would hold two copies (I22).
+        """
+        others = {member_name(m) for m in fragment.bookies if m != self._leaving}
+        is_free = member_name(self._target) not in others
+        return is_free and self._position in (None, fragment.bookies.index(self._leaving))
 
     def _is_marked(self, row: LedgerMetadata) -> bool:
         # Rule 20: a pending member in metadata before its first byte, so that nobody collects it.
@@ -254,6 +271,7 @@ class FragmentRepair:
             self._verify()
         else:
             self.stage = Stage.COPYING
+            self._position, _ = self._place()
             self._copy_on()
 
     def _send_update(self, row: LedgerMetadata) -> None:
