@@ -37,7 +37,7 @@ def check_new(row: LedgerDraft) -> None:
         problems.append(("/row/state", "a new ledger is OPEN"))
     if len(row.fragments) != 1:
         problems.append(("/row/fragments", "a new ledger has one fragment"))
-    if row.may_lack_entries or row.declared_lost:
+    if row.may_lack_entries or row.declared_lost or row.lost_entries:
         problems.append(("/row/declared_lost", "a new ledger has lost nothing"))
     _raise(problems)
 
@@ -55,6 +55,7 @@ def check_change(old: LedgerDraft, new: LedgerDraft, *, ledger_id: int) -> None:
         problems.append(("/row/declared_lost", "what was declared lost stays so"))
     if old.may_lack_entries and not new.may_lack_entries:
         problems.append(("/row/may_lack_entries", "does not go back"))
+    problems += _given_up(old, new)
     if old.state is State.CLOSED:
         problems += [
             (f"/row/{name}", "never changes after CLOSED (I4)")
@@ -63,6 +64,19 @@ def check_change(old: LedgerDraft, new: LedgerDraft, *, ledger_id: int) -> None:
         ]
     problems += _fragments(old, new)
     _raise(problems, ledger_id=ledger_id)
+
+
+def _given_up(old: LedgerDraft, new: LedgerDraft) -> list[tuple[str, str]]:
+    """Rule 31: a reader was told that these are gone, so they stay so; and before the end is final
+    nobody knows what there was to lose.
+    """
+    pointer = "/row/lost_entries"
+    if old.state is not State.CLOSED and new.lost_entries:
+        return [(pointer, "entries are given up once the ledger is CLOSED")]
+    for first, last in old.lost_entries:
+        if not any(low <= first and last <= high for low, high in new.lost_entries):
+            return [(pointer, "what was given up stays so")]
+    return []
 
 
 def _fragments(old: LedgerDraft, new: LedgerDraft) -> list[tuple[str, str]]:

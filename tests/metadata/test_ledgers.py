@@ -166,6 +166,9 @@ ILLEGAL = [
         "the lost are forgotten",
     ),
     (replace(THREE, may_lack_entries=True), THREE, "what may lack is forgotten"),
+    (THREE, CLOSED.given_up(3, 4, ()), "rule 31: given up with the close"),
+    (CLOSED.given_up(3, 4, ()), replace(CLOSED, may_lack_entries=True), "rule 31: taken back"),
+    (CLOSED.given_up(3, 4, ()), CLOSED.given_up(4, 9, ()), "rule 31: a part is taken back"),
 ]
 
 
@@ -183,10 +186,11 @@ async def _stepwise(service: Service, wanted: LedgerMetadata) -> LedgerMetadata:
     """A row that became `wanted` in legal steps."""
     row = await service.client.create(
         replace(wanted, fragments=wanted.fragments[:1], state=State.OPEN, last_entry=None,
-                length=None, declared_lost=(), may_lack_entries=False)
+                length=None, declared_lost=(), may_lack_entries=False, lost_entries=())
     )  # fmt: skip
-    opened = replace(wanted, state=State.OPEN, last_entry=None, length=None)
-    for step in (opened, wanted):
+    closed = replace(wanted, lost_entries=())
+    opened = replace(closed, state=State.OPEN, last_entry=None, length=None)
+    for step in (opened, closed, wanted):
         status, now = await service.client.cas(
             replace(step, ledger_id=row.ledger_id, version=row.version, created_at=row.created_at)
         )
@@ -204,6 +208,20 @@ async def test_a_repair_may_change_who_holds_a_closed_fragment(service: Service)
     assert status is CasStatus.OK
     assert now is not None
     assert now.fragments[1].bookies == ("b1@1", "b2@1", "b9@3")
+
+
+async def test_what_is_given_up_of_a_closed_ledger_only_grows(service: Service) -> None:
+    """Rule 31."""
+    row = await _stepwise(service, CLOSED)
+
+    for first, last in ((3, 4), (8, 8), (5, 9)):
+        status, now = await service.client.cas(row.given_up(first, last, ("b1@1",)))
+        assert status is CasStatus.OK
+        assert now is not None
+        row = now
+
+    assert row.lost_entries == ((3, 9),)
+    assert await service.client.get(row.ledger_id) == row
 
 
 async def test_a_recovery_may_commit_its_ensemble_change_with_the_end(service: Service) -> None:

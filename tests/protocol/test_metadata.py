@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from quorumlog.protocol.metadata import Fragment, Repair, State
+from quorumlog.protocol.metadata import Fragment, LedgerMetadata, Repair, State
 from tests.protocol.hands import B1, B2, B3, B4, B5, ledger
 
 TWO = ledger(fragments=((0, (B1, B2, B3)), (12, (B4, B2, B3))))
@@ -104,3 +104,44 @@ def test_only_the_last_fragment_of_a_ledger_that_is_not_closed_is_open() -> None
 def test_an_id_below_zero_has_no_fragment() -> None:
     with pytest.raises(ValueError, match="below 0"):
         TWO.fragment_index(-1)
+
+
+CLOSED = ledger(state=State.CLOSED, last_entry=9, length=10)
+
+
+def test_what_is_given_up_is_one_ascending_list_and_is_told_for_ever() -> None:
+    row = CLOSED.given_up(6, 7, ()).given_up(1, 2, (B1,)).given_up(3, 3, (B1, B2))
+    row.check()
+
+    assert row.lost_entries == ((1, 3), (6, 7))
+    assert (row.may_lack_entries, row.declared_lost) == (True, (B1, B2))
+    assert row.given_up(4, 5, ()).lost_entries == ((1, 7),)
+    assert row.given_up(0, 9, ()).lost_entries == ((0, 9),)
+
+
+def test_readers_and_members_are_asked_for_what_was_not_given_up() -> None:
+    row = CLOSED.given_up(0, 1, ()).given_up(5, 6, ())
+
+    assert [row.lost_at(entry_id) for entry_id in (1, 2, 5)] == [(0, 1), None, (5, 6)]
+    assert list(row.kept(0, 9)) == [(2, 4), (7, 9)]
+    assert list(row.kept(3, 5)) == [(3, 4)]
+    assert list(row.kept(5, 6)) == []
+    assert list(row.kept(7, 8)) == [(7, 8)]
+    assert list(CLOSED.kept(3, 2)) == []
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        replace(ledger(), lost_entries=((0, 0),), may_lack_entries=True),
+        replace(CLOSED, lost_entries=((0, 0),)),
+        replace(CLOSED, lost_entries=((9, 10),), may_lack_entries=True),
+        replace(CLOSED, lost_entries=((3, 2),), may_lack_entries=True),
+        replace(CLOSED, lost_entries=((1, 2), (3, 4)), may_lack_entries=True),
+        replace(CLOSED, lost_entries=((4, 5), (1, 2)), may_lack_entries=True),
+    ],
+)
+def test_a_row_that_gave_up_what_it_can_not_is_no_row(row: LedgerMetadata) -> None:
+    """Rule 31: an open ledger, silently, beyond its end; and ranges that are none."""
+    with pytest.raises(AssertionError):
+        row.check()

@@ -266,3 +266,42 @@ def test_a_missed_range_is_split_by_the_closed_fragments_that_name_the_member() 
     row = ledger(fragments=((0, (B1, B2, B3)), (5, (B1, B4, B3)), (9, (B1, B2, B3))))
     assert list(parts(row, MissedRange(B1, 3, 20))) == [Part(0, 3, 4), Part(5, 5, 8)]
     assert list(parts(row, MissedRange(B2, 3, 20))) == [Part(0, 3, 4)]
+
+
+def test_what_was_given_up_is_neither_read_nor_sent_nor_asked_for() -> None:
+    """Rule 31: else a repair, and with it the limbo of a ledger, would never end."""
+    row = ledger(state=State.CLOSED, last_entry=3, length=4).given_up(1, 2, ())
+    bench = Bench(row)
+    bench.cas()
+    for first, payload in ((0, b"a"), (3, b"d")):
+        read = bench.one(SendRead)
+        assert (read.first, read.last) == (first, first)
+        bench.gets(read, run_of(payload, first=first))
+        bench.do(answer(bench.one(SendAdd)))
+    bench.cas()
+    for first, payload in ((0, b"a"), (3, b"d")):
+        check = bench.one(SendRead)
+        assert (check.member, check.first, check.last) == (B4, first, first)
+        bench.gets(check, run_of(payload, first=first))
+    assert bench.one(Repaired).metadata.fragments == (Fragment(0, (B4, B2, B3)),)
+
+
+def test_a_fragment_of_which_all_was_given_up_is_moved_without_a_read() -> None:
+    bench = Bench(CLOSED.given_up(0, 1, ()))
+    bench.cas()
+    bench.none(SendRead)
+    bench.cas()
+    bench.none(SendRead)
+    assert bench.one(Repaired).metadata.fragments == (Fragment(0, (B4, B2, B3)),)
+
+
+def test_a_repair_that_fails_names_all_that_nobody_gave() -> None:
+    bench = copying()
+    for _ in range(2):
+        while bench.all(SendRead):
+            read = bench.all(SendRead)[0]
+            bench.gets(read, None, *range(read.first, read.last + 1))
+        asked = bench.one(ReadMetadata)
+        bench.do(MetadataAnswered(asked.attempt, CasStatus.OK, bench.row))
+    assert bench.one(Failed).code == "entry-unavailable"
+    assert bench.repair.unreadable == (0, 1)

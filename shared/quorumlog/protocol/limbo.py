@@ -42,9 +42,9 @@ def expected(row: LedgerMetadata, me: str) -> Iterator[tuple[int, int, int]]:
 
 def lacking(row: LedgerMetadata, position: int, first: int, last: int, held: Ranges) -> Ranges:
     """Which of first..last a position should store and does not hold (I27: while there are any,
-    the ledger stays in limbo).
+    the ledger stays in limbo). What was given up is expected of nobody (rule 31).
     """
-    gaps = complement(held, first, last)
+    gaps = tuple(part for gap in complement(held, first, last) for part in row.kept(*gap))
     if row.quorum.write_quorum == row.quorum.ensemble_size:
         return gaps
     ids = (e for low, high in gaps for e in range(low, high + 1))

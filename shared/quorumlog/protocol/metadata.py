@@ -6,10 +6,12 @@ row the change was made from: the compare-and-swap gives the new one its number 
 Invariants (checked by `check`):
   - I22: firsts grow strictly from 0, each ensemble has E distinct members;
   - I21: `last_entry` and `length` are None unless the state is CLOSED;
-  - I23: CLOSED implies that no fragment starts beyond last_entry + 1.
+  - I23: CLOSED implies that no fragment starts beyond last_entry + 1;
+  - rule 31: only a CLOSED ledger has given entries up, ids of its own, and it says so.
 """
 
 import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -86,6 +88,10 @@ class LedgerMetadata:
     declared_lost: tuple[str, ...] = ()
     """Members that an operator declared lost for this ledger's recovery (rule 14)."""
     may_lack_entries: bool = False
+    lost_entries: tuple[tuple[int, int], ...] = ()
+    """Ids that an operator gave up, since nobody can serve them any more (rule 31): ranges, ascending
+    and apart. Readers get a final answer, and nobody is expected to hold them.
+    """
     repairs: tuple[Repair, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())
     """Tags that services keep on a ledger (transaction, partition, attempt)."""
@@ -106,6 +112,14 @@ class LedgerMetadata:
         else:
             assert self.last_entry is None, "I21"
             assert self.length is None, "I21"
+        if self.lost_entries:
+            ids = [entry_id for lost in self.lost_entries for entry_id in lost]
+            assert self.last_entry is not None, "rule 31: only of a CLOSED ledger"
+            assert ids[0] >= 0, "rule 31: ids of the ledger"
+            assert ids[-1] <= self.last_entry, "rule 31: ids of the ledger"
+            assert all(first <= last for first, last in self.lost_entries), "ranges"
+            assert all(a + 1 < b for a, b in zip(ids[1::2], ids[2::2], strict=False)), "apart"
+            assert self.may_lack_entries, "rule 31: it says so"
 
     @property
     def last_fragment(self) -> Fragment:
@@ -133,6 +147,37 @@ class LedgerMetadata:
         """(position, member) of each bookie that stores an entry, the first one first."""
         bookies = self.fragment_of(entry_id).bookies
         return tuple((p, bookies[p]) for p in self.quorum.write_set(entry_id))
+
+    def lost_at(self, entry_id: int) -> tuple[int, int] | None:
+        """The range of given up entries that an id is in."""
+        for first, last in self.lost_entries:
+            if first <= entry_id <= last:
+                return first, last
+        return None
+
+    def kept(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """What of first..last was not given up: ranges, ascending. The only entries that readers
+        look for and that members are expected to hold (rule 31).
+        """
+        for low, high in self.lost_entries:
+            if first < low:
+                yield first, min(low - 1, last)
+            first = max(first, high + 1)
+            if first > last:
+                return
+        if first <= last:
+            yield first, last
+
+    def given_up(self, first: int, last: int, members: tuple[str, ...]) -> "LedgerMetadata":
+        """An operator accepts that entries first..last are lost; `members` are those that he says
+        are gone for ever (rule 14). Not undone: ranges only grow.
+        """
+        return replace(
+            self,
+            lost_entries=union((*self.lost_entries, (first, last))),
+            may_lack_entries=True,
+            declared_lost=tuple(dict.fromkeys(self.declared_lost + members)),
+        )
 
     def with_ensemble(self, first_entry: int, bookies: tuple[str, ...]) -> "LedgerMetadata":
         """An ensemble change that begins at `first_entry`: replaces the last fragment where that
@@ -205,3 +250,14 @@ class LedgerMetadata:
         return replace(
             self, state=State.CLOSED, last_entry=last_entry, length=length, fragments=kept
         )
+
+
+def union(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Any ranges of ids as ascending ones that are apart."""
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+        else:
+            merged.append((low, high))
+    return tuple(merged)

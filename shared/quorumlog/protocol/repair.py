@@ -41,7 +41,7 @@ from quorumlog.protocol.messages import (
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, Repair
 from quorumlog.protocol.reader import READ_ENTRIES, RangeReader
 from quorumlog.protocol.record import Codec, Run
-from quorumlog.protocol.tally import Tally
+from quorumlog.protocol.tally import Ranges, Tally
 
 _UNREADABLE_MAX: Final = 1000
 """Entries that may be unreadable before a repair gives up (taste): all are looked for, so that
@@ -100,7 +100,7 @@ class FragmentRepair:
         target: str,
         first: int | None = None,
         last: int | None = None,
-        held: tuple[tuple[int, int], ...] = (),
+        held: Ranges = (),
         read_entries: int = READ_ENTRIES,
     ) -> None:
         """Of the fragment that begins at entry `fragment`. With `target` equal to `leaving` a
@@ -137,6 +137,11 @@ class FragmentRepair:
     def metadata(self) -> LedgerMetadata:
         """The row as this repair knows it."""
         return self._row
+
+    @property
+    def unreadable(self) -> tuple[int, ...]:
+        """Entries that the target should have, and of which nobody gave a valid copy; ascending."""
+        return self._unreadable
 
     @property
     def is_done(self) -> bool:
@@ -313,7 +318,7 @@ class FragmentRepair:
                 self._copied()
                 return
             last = min(end, self._next + self._read_entries - 1)
-            past, last = self._around_held(last)
+            past, last = self._around(last, self._held + self._row.lost_entries)
             if past > self._next:
                 self._next = past
                 continue
@@ -322,9 +327,11 @@ class FragmentRepair:
             )
             self._feed(Begin())
 
-    def _around_held(self, last: int) -> tuple[int, int]:
-        """Where to go on after what the target has, and the last entry before the next of that."""
-        for low, high in self._held:
+    def _around(self, last: int, done: Ranges) -> tuple[int, int]:
+        """Where to go on after what nothing is to be done about, and the last entry before the next
+        of that. What was given up is neither looked for nor expected of a target (rule 31).
+        """
+        for low, high in sorted(done):
             if low <= self._next <= high:
                 return high + 1, last
             if self._next < low <= last:
@@ -427,6 +434,10 @@ class FragmentRepair:
         assert end is not None, "a closed fragment has an end"
         while self._next <= end:
             last = min(end, self._next + self._read_entries - 1)
+            past, last = self._around(last, self._row.lost_entries)
+            if past > self._next:
+                self._next = past
+                continue
             tally = Tally(quorum, fragment, first=self._next, last=last)
             if tally.cursors[position] is not None:
                 self._tally = tally

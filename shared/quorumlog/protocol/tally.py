@@ -19,7 +19,7 @@ Ranges = tuple[tuple[int, int], ...]
 """Disjoint ranges of entry ids, ascending, both ends inclusive."""
 
 
-def _names(ranges: Ranges, entry_id: int) -> bool:
+def names(ranges: Ranges, entry_id: int) -> bool:
     """Whether ranges name an entry. A striped member's answer has hundreds of them."""
     at = bisect_right(ranges, (entry_id, ID_MAX)) - 1
     return at >= 0 and entry_id <= ranges[at][1]
@@ -150,7 +150,7 @@ class Tally:
         for position in self.quorum.write_set(entry_id):
             if self.lost & 1 << position:
                 lost += 1
-            elif _names(self.absent[position], entry_id):
+            elif names(self.absent[position], entry_id):
                 negative += 1
         return negative, lost
 
@@ -199,7 +199,7 @@ class Tally:
             if (
                 entry_id not in named
                 and entry_id % size in residues
-                and not _names(absent, entry_id)
+                and not names(absent, entry_id)
             ):
                 yield entry_id
 
@@ -223,7 +223,7 @@ class Tally:
         """A member of the write set that knows nothing of an entry, for the error."""
         members = self.fragment.bookies
         for position in self.quorum.write_set(entry_id):
-            if not _names(self.absent[position], entry_id):
+            if not names(self.absent[position], entry_id):
                 return members[position]
         return members[self.quorum.write_set(entry_id)[0]]
 
@@ -231,7 +231,7 @@ class Tally:
         """What each member of the write set answered of an entry that is not present."""
         parts = []
         for position in self.quorum.write_set(entry_id):
-            is_absent = _names(self.absent[position], entry_id)
+            is_absent = names(self.absent[position], entry_id)
             what = "absent" if is_absent else self.what[position]
             parts.append(f"{self.fragment.bookies[position]}: {what}")
         return ", ".join(parts)

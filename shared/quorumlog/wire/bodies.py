@@ -28,6 +28,9 @@ from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 SERVICE_ID_MAX = 2**53 - 1
 """The greatest id that the service gives by itself: exact in every JSON reader (api.md)."""
 
+LOST_RANGES_MAX = 1000
+"""Ranges of entries that may be given up in one ledger: a row stays small (taste)."""
+
 BOOKIE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 """A bookie's name; it is part of a member, of URLs and of file names."""
 
@@ -131,6 +134,9 @@ class LedgerDraft(Body):
     log: LogName | None = None
     declared_lost: tuple[Member, ...] = ()
     may_lack_entries: bool = False
+    lost_entries: tuple[tuple[EntryId, EntryId], ...] = Field(
+        default=(), max_length=LOST_RANGES_MAX
+    )
     repairs: tuple[RepairBody, ...] = ()
     extra: dict[Text, Text] = Field(default_factory=dict)
 
@@ -160,6 +166,7 @@ class LedgerDraft(Body):
             created_at=created_at,
             declared_lost=self.declared_lost,
             may_lack_entries=self.may_lack_entries,
+            lost_entries=self.lost_entries,
             repairs=tuple(Repair(r.first_entry, r.leaving, r.target) for r in self.repairs),
             extra=tuple(sorted(self.extra.items())),
         )
@@ -217,6 +224,7 @@ def _shared_fields(core: LedgerMetadata) -> dict[str, Any]:
         "log": core.log,
         "declared_lost": core.declared_lost,
         "may_lack_entries": core.may_lack_entries,
+        "lost_entries": core.lost_entries,
         "repairs": tuple(
             RepairBody(first_entry=r.first_entry, leaving=r.leaving, target=r.target)
             for r in core.repairs
