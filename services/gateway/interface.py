@@ -144,14 +144,15 @@ class EngineInterface(Protocol):
     ) -> ReadResult:
         """Confirmed entries from `first` to `last` (inclusive), at most `limit` of them and about
         `max_bytes` of payload, the first one in any case. Sees every entry that was acknowledged
-        before it began. Beyond the end: no entries, and `next` is `first`.
+        before it began. Beyond the end: no entries, and `next` is `first`. Ends before what was
+        given up; from there on EntryLost, whose `next` is where to go on.
         """
         ...
 
     async def entry(
         self, ledger_id: int, entry_id: int, *, password: str | None = None
     ) -> EntryResult:
-        """One entry. Raises NoSuchEntry, NotYetConfirmed or EntryUnavailable (rule 5)."""
+        """One entry. Raises NoSuchEntry, NotYetConfirmed, EntryLost or EntryUnavailable."""
         ...
 
     async def last_add_confirmed(
@@ -175,6 +176,18 @@ class EngineInterface(Protocol):
         self, ledger_id: int, *, password: str | None = None, declare_lost: Sequence[str] = ()
     ) -> LedgerMetadata:
         """The reader's close: fence, recover, close. On a closed ledger: its row."""
+        ...
+
+    async def accept_loss(
+        self,
+        ledger_id: int,
+        first: int,
+        last: int,
+        *,
+        password: str | None = None,
+        declare_lost: Sequence[str] = (),
+    ) -> LedgerMetadata:
+        """Give up entries of a CLOSED ledger that nobody can serve. Raises LossNotProven."""
         ...
 
     async def delete(self, ledger_id: int, *, password: str | None = None) -> None:

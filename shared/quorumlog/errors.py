@@ -414,6 +414,25 @@ class OffsetTruncated(Superseded):
     title = "The records at this offset were dropped"
 
 
+class EntryLost(Superseded):
+    """Nobody can serve the entry any more, and an operator has accepted that: it was acknowledged,
+    and it never comes back. Reading goes on at the entry `next`; in a log, at `next_offset`.
+    """
+
+    code = "entry-lost"
+    status = 410
+    title = "The entry is lost"
+
+
+class LossNotProven(Superseded):
+    """Entries are given up only where the ledger is CLOSED and all who could hold them answer that
+    they do not; `answers` says what each of them answered.
+    """
+
+    code = "loss-not-proven"
+    title = "It is not proven that the entries are lost"
+
+
 class VersionConflict(Superseded):
     """The row has another version than `If-Match` says; `current` is the row as it is now."""
 

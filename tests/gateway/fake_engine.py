@@ -10,6 +10,7 @@ from typing import Any
 from quorumlog.errors import (
     LedgerClosed,
     LedgerExists,
+    LossNotProven,
     NoSuchEntry,
     NoSuchLedger,
     NotEnoughBookies,
@@ -241,6 +242,22 @@ class FakeEngine(EngineInterface):
     ) -> LedgerMetadata:
         del declare_lost
         return await self.close(ledger_id, password=password)
+
+    async def accept_loss(
+        self,
+        ledger_id: int,
+        first: int,
+        last: int,
+        *,
+        password: str | None = None,
+        declare_lost: Sequence[str] = (),
+    ) -> LedgerMetadata:
+        ledger = await self._open(ledger_id, password)
+        if ledger.last_entry is None or last > ledger.last_entry:
+            raise LossNotProven(ledger_id=ledger_id)
+        changed = ledger.given_up(first, last, tuple(declare_lost))
+        self.ledgers[ledger_id] = changed
+        return changed
 
     async def delete(self, ledger_id: int, *, password: str | None = None) -> None:
         await self._open(ledger_id, password)

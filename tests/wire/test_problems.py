@@ -23,8 +23,9 @@ API_TABLE = {
     415: "unsupported-media-type",
     431: "headers-too-large",
     409: "ledger-closed ledger-fenced ledger-exists owned-by-log writer-lost entry-conflict log-exists "
-    "log-closed log-fenced sequence-gap expired-producer transaction-committed transaction-aborted",
-    410: "offset-truncated",
+    "log-closed log-fenced sequence-gap expired-producer transaction-committed transaction-aborted "
+    "loss-not-proven",
+    410: "offset-truncated entry-lost",
     412: "version-conflict unexpected-entry-id unexpected-offset",
     429: "overloaded",
     503: "not-enough-bookies entry-unavailable metadata-unavailable recovery-blocked read-only",

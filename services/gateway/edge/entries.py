@@ -8,6 +8,7 @@ from aiohttp import web
 
 from quorumlog.errors import (
     EntryConflict,
+    EntryLost,
     EntryUnavailable,
     LedgerClosed,
     LedgerFenced,
@@ -253,6 +254,7 @@ _READING: Final = (
     *op.WITH_METADATA,
     WrongPassword,
     NoSuchLedger,
+    EntryLost,
     EntryUnavailable,
 )
 _POSITION_HEADERS: Final = {

@@ -12,6 +12,7 @@ from quorumlog.errors import (
     LedgerClosed,
     LedgerExists,
     LedgerFenced,
+    LossNotProven,
     NoSuchLedger,
     NoSuchLog,
     NoSuchTransaction,
@@ -36,6 +37,7 @@ from services.gateway.edge.limits import (
     PASSWORD_CHARS_MAX,
 )
 from services.gateway.edge.models import (
+    AcceptLoss,
     Ledger,
     LedgerCreate,
     LedgerList,
@@ -187,6 +189,25 @@ class Ledgers:
         )
         return json_value(ledger_json(ledger), headers={"ETag": f'"{ledger.version}"'})
 
+    async def accept_loss(self, request: web.Request) -> web.Response:
+        """POST /v1/ledgers/{ledger_id}/accept-loss."""
+        ledger_id = params.path_id(request, "ledger_id")
+        params.query(request)
+        params.accepted(request)
+        body = await read_object(request, self._room)
+        try:
+            wanted = AcceptLoss.model_validate(body)
+        except ValidationError as error:
+            raise invalid_of(error) from error
+        ledger = await self._engine.accept_loss(
+            ledger_id,
+            wanted.first,
+            wanted.last,
+            password=password_of(request),
+            declare_lost=wanted.declare_lost,
+        )
+        return json_value(ledger_json(ledger), headers={"ETag": f'"{ledger.version}"'})
+
     async def delete(self, request: web.Request) -> web.Response:
         """DELETE /v1/ledgers/{ledger_id}."""
         ledger_id = params.path_id(request, "ledger_id")
@@ -204,6 +225,7 @@ class Ledgers:
             (GET, self.get),
             (CLOSE, self.close),
             (RECOVER, self.recover),
+            (ACCEPT_LOSS, self.accept_loss),
             (DELETE, self.delete),
         ]
 
@@ -332,6 +354,41 @@ RECOVER: Final = op.Operation(
     },
     {200: op.Answer("The closed ledger.", {JSON: op.Content(Ledger, {"closed": _CLOSED})}, _ETAG)},
     (*_ENDING, NotEnoughBookies),
+)
+ACCEPT_LOSS: Final = op.Operation(
+    "POST",
+    "/v1/ledgers/{ledger_id}/accept-loss",
+    "acceptLoss",
+    "Ledgers",
+    "Give up entries that nobody can serve any more",
+    "An operator's last word, for ever. Only of a CLOSED ledger, and only where all who could hold "
+    "the entries answer that they do not; from then on these are 410 `entry-lost`.",
+    (op.LEDGER_ID, op.PASSWORD),
+    {
+        JSON: op.Content(
+            AcceptLoss,
+            {
+                "proven": {"first": 3, "last": 5},
+                "without a bookie": {"first": 3, "last": 5, "declare_lost": ["bookie-1@1"]},
+            },
+        )
+    },
+    {
+        200: op.Answer(
+            "The ledger.",
+            {
+                JSON: op.Content(
+                    Ledger,
+                    {
+                        "with a loss": _CLOSED
+                        | {"may_lack_entries": True, "lost_entries": [{"first": 3, "last": 5}]}
+                    },
+                )
+            },
+            _ETAG,
+        )
+    },
+    (*_ERRORS, *op.WITH_BODY, WrongPassword, NoSuchLedger, LossNotProven),
 )
 DELETE: Final = op.Operation(
     "DELETE",

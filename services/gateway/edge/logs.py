@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from quorumlog.errors import (
     BadRequest,
+    EntryLost,
     EntryUnavailable,
     ExpiredProducer,
     InvalidRequest,
@@ -655,7 +656,7 @@ READ: Final = op.Operation(
             },
         )
     },
-    errors=(*_ERRORS, NoSuchLog, OffsetTruncated, EntryUnavailable, RecoveryBlocked),
+    errors=(*_ERRORS, NoSuchLog, OffsetTruncated, EntryLost, EntryUnavailable, RecoveryBlocked),
 )
 SOCKET: Final = op.Operation(
     "GET",

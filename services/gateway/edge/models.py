@@ -155,6 +155,13 @@ class FragmentModel(Model):
     bookies: list[str]
 
 
+class LostRange(Model):
+    """Entries `first` to `last`."""
+
+    first: Id
+    last: Id
+
+
 class WriterModel(Model):
     """The process that created the ledger, its only writer ever."""
 
@@ -181,7 +188,12 @@ class Ledger(Model):
     writer: WriterModel | None
     degraded: bool = Field(default=False, description="Created with absent members.")
     may_lack_entries: bool = Field(
-        default=False, description="Recovered while an operator had declared members lost."
+        default=False,
+        description="An operator declared members lost at its recovery, or gave entries up.",
+    )
+    lost_entries: list[LostRange] = Field(
+        default_factory=list,
+        description="What nobody can serve any more, as an operator has accepted: 410 `entry-lost`.",
     )
     transaction: str | None = Field(default=None, description="What it was written in.")
     partition: Id | None = None
@@ -220,6 +232,10 @@ def ledger_json(metadata: LedgerMetadata) -> dict[str, Any]:
         shown |= {tag: int(tags[tag]) for tag in (PARTITION_TAG, ATTEMPT_TAG) if tag in tags}
     if metadata.may_lack_entries:
         shown["may_lack_entries"] = True
+    if metadata.lost_entries:
+        shown["lost_entries"] = [
+            {"first": low, "last": high} for low, high in metadata.lost_entries
+        ]
     return shown
 
 
@@ -337,6 +353,24 @@ class Recover(Model):
         max_length=QUORUM_MAX,
         description="Members that will never come back: an operator's word, kept with the ledger.",
     )
+
+
+class AcceptLoss(Model):
+    """Which entries are given up."""
+
+    first: Id
+    last: Id
+    declare_lost: list[Member] = Field(
+        default_factory=list,
+        max_length=QUORUM_MAX,
+        description="Members that will never come back: an operator's word, kept with the ledger.",
+    )
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.first > self.last:
+            raise ValueError("first is above last")
+        return self
 
 
 class Bookie(Model):

@@ -32,6 +32,7 @@ from quorumlog.errors import (
 from quorumlog.net import trace
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
+from quorumlog.net.holdings import Holdings
 from quorumlog.net.metadata_client import MetadataClient, new_attempt
 from quorumlog.net.ports import Ports, Times
 from quorumlog.net.quarantine import Quarantine, QuarantineRule
@@ -43,6 +44,7 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieList, ServiceHeartbeat
 from services.gateway.engine.handle import Budget, WriteHandle
 from services.gateway.engine.keys import Gatekeeper, new_keys
+from services.gateway.engine.losses import Losses
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.placing import Placing
 from services.gateway.engine.reading import Reading
@@ -103,6 +105,7 @@ class Engine:
         bookies: BookieClient,
         ports: Ports,
         peers: Peers,
+        holdings: Holdings,
     ) -> None:
         """Use `running`."""
         self.writer = Writer(str(uuid4()), config.url)
@@ -117,6 +120,7 @@ class Engine:
         self._peers = peers
         self._rows = Rows(metadata, self._row_changed, self._ledger_ended)
         self._recoveries = Recoveries(self._rows, ports)
+        self._losses = Losses(self._rows, ports.metadata, holdings)
         self._gatekeeper = Gatekeeper()
         self._handles: dict[int, WriteHandle] = {}
         self.reading = Reading(
@@ -148,7 +152,13 @@ class Engine:
             narrow = NarrowMetadata(metadata)
             ports = Ports(bookies, narrow, directory, timers, tasks, config.times)
             engine = cls(
-                config, metadata, directory, bookies, ports, Peers(session, config.times.quorum_s)
+                config,
+                metadata,
+                directory,
+                bookies,
+                ports,
+                Peers(session, config.times.quorum_s),
+                Holdings(directory, session),
             )
             for work in (directory.follow, engine._rows.follow, engine._tell_that_it_lives):
                 tasks.start(_forever(work))
@@ -360,6 +370,23 @@ class Engine:
         if is_closed(row):
             return row
         return await self._recoveries.run(ledger_id, declare_lost=_members(row, declare_lost))
+
+    async def accept_loss(
+        self,
+        ledger_id: int,
+        first: int,
+        last: int,
+        *,
+        password: str | None = None,
+        declare_lost: Sequence[str] = (),
+    ) -> LedgerMetadata:
+        """Give up entries first..last of a CLOSED ledger, which nobody can serve (rule 31).
+
+        Raises: LossNotProven, InvalidRequest, NoSuchLedger, MetadataUnavailable.
+        """
+        row = await self._rows.fresh(ledger_id)
+        self._gatekeeper.check(row, password)
+        return await self._losses.accept(row, first, last, _members(row, declare_lost))
 
     async def delete(self, ledger_id: int, *, password: str | None = None) -> None:
         """Delete a ledger; an open one is recovered first. Raises: NoSuchLedger, OwnedByLog."""
@@ -636,7 +663,7 @@ class EngineForLogs:
 
 def _members(row: LedgerMetadata, names: Sequence[str]) -> tuple[str, ...]:
     """The ledger's members that these names of members or bookies mean."""
-    members = sorted({member for fragment in row.fragments for member in fragment.bookies})
+    members = sorted(row.all_members)
     for name in names:
         if not any(name in (member, member_name(member)) for member in members):
             raise InvalidRequest(f"{name} is no member of this ledger", ledger_id=row.ledger_id)

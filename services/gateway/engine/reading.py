@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from quorumlog.errors import (
     NOT_DONE,
+    EntryLost,
     EntryUnavailable,
     MetadataUnavailable,
     NoSuchEntry,
@@ -64,7 +65,10 @@ class Reading:
         max_bytes: int = 1 << 20,
         password: str | None = None,
     ) -> ReadResult:
-        """Confirmed entries from `first` on. Raises: EntryUnavailable, NoSuchLedger."""
+        """Confirmed entries from `first` on, up to what was given up (rule 31).
+
+        Raises: EntryLost, EntryUnavailable, NoSuchLedger.
+        """
         row, known = await self._confirmed(ledger_id)
         self._gatekeeper.check(row, password)
         end = min(known.last_add_confirmed, first + limit - 1)
@@ -72,6 +76,7 @@ class Reading:
             end = min(end, last)
         runs = []
         if first <= end:
+            end = _before_the_lost(row, first, end)
             runs = await read_range(self._ports, row, first, end, max_bytes)
         return ReadResult(
             tuple(runs),
@@ -85,7 +90,7 @@ class Reading:
     async def entry(
         self, ledger_id: int, entry_id: int, *, password: str | None = None
     ) -> EntryResult:
-        """One entry. Raises: NoSuchEntry, NotYetConfirmed, EntryUnavailable (rule 5)."""
+        """One entry. Raises: NoSuchEntry, NotYetConfirmed, EntryLost, EntryUnavailable (rule 5)."""
         found = await self.read(ledger_id, entry_id, limit=1, password=password)
         if not found.runs:
             row, known = await self._confirmed(ledger_id, is_strict=True)
@@ -207,6 +212,21 @@ class Reading:
 def _confirmed_end(row: LedgerMetadata) -> Confirmation:
     end = NO_ENTRY if row.last_entry is None else row.last_entry
     return Confirmation(end, closed=True, lac_source="metadata")
+
+
+def _before_the_lost(row: LedgerMetadata, first: int, last: int) -> int:
+    """How far entries may be read from `first` on: not into what was given up. No bookie is asked for
+    that, so a copy that turns up later changes no answer. Raises: EntryLost.
+    """
+    lost = row.lost_at(first)
+    if lost is not None:
+        raise EntryLost(
+            f"entries {lost[0]} to {lost[1]} are lost",
+            ledger_id=row.ledger_id,
+            entry_id=first,
+            next=lost[1] + 1,
+        )
+    return next(row.kept(first, last))[1]
 
 
 def _absent(row: LedgerMetadata, known: Confirmation, entry_id: int) -> QuorumLogError:

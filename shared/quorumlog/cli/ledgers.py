@@ -207,6 +207,38 @@ def recover(
     print_object(found, as_json=as_json)
 
 
+@app.command(name="accept-loss")
+def accept_loss(
+    ledger_id: LedgerArgument,
+    first: Annotated[int, typer.Option("--from", min=0, help="The first lost entry.")],
+    last: Annotated[int, typer.Option("--to", min=0, help="The last one.")],
+    gateway: GatewayOption = DEFAULT_GATEWAY,
+    password: PasswordOption = None,
+    as_json: JsonOption = False,
+    declare_lost: Annotated[
+        list[str] | None,
+        typer.Option(help="A bookie that is gone for ever, as bookie-1@1: not waited for."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Give up entries of a closed ledger for ever. Refused unless all who could hold them answer that
+    they do not; `ledger verify` tells which these are.
+    """
+    if first > last:
+        raise typer.BadParameter("--from is above --to")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter("it can't be undone: say --yes where nobody can be asked")
+        question = f"Give up entries {first} to {last} of ledger {ledger_id} for ever?"
+        typer.confirm(question, abort=True, err=True)
+
+    async def work(client: Client) -> dict[str, Any]:
+        ledger = client.ledger(ledger_id, password=password)
+        return await ledger.accept_loss(first, last, declare_lost=declare_lost or ())
+
+    print_object(run(gateway, work), as_json=as_json)
+
+
 @app.command()
 def delete(
     ledger_id: LedgerArgument,
@@ -224,7 +256,9 @@ def verify(
     as_json: JsonOption = False,
     repair: Annotated[bool, typer.Option("--repair", help="Have mended what lacks.")] = False,
 ) -> None:
-    """Compare a ledger's copies, as the bookies digest them; status 1 where not all are there."""
+    """Compare a ledger's copies, as the bookies digest them; status 1 where not all are there.
+    `lost` is what nobody has.
+    """
 
     async def work(client: Client) -> dict[str, Any]:
         url = (await autorecoveries(client))[0]

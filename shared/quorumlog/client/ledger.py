@@ -196,6 +196,17 @@ class Ledger:
         lost = orjson.dumps({"declare_lost": list(declare_lost)}) if declare_lost else None
         return await self._call("POST", "/recover", lost)
 
+    async def accept_loss(
+        self, first: int, last: int, *, declare_lost: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Give up entries first..last of a closed ledger for ever: reads of them raise EntryLost.
+
+        Raises: LossNotProven unless all who could hold them answer that they do not, those apart
+        that `declare_lost` says are gone for ever.
+        """
+        wanted = {"first": first, "last": last, "declare_lost": list(declare_lost)}
+        return await self._call("POST", "/accept-loss", orjson.dumps(wanted))
+
     async def _call(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
         answer = await self._transport.request(
             method, self._path + path, headers=self._headers, is_repeatable=True, body=body

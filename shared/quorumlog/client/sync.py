@@ -186,6 +186,16 @@ class Ledger:
         """
         return self._portal.run(self._inner.recover(declare_lost=declare_lost))
 
+    def accept_loss(
+        self, first: int, last: int, *, declare_lost: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Give up entries first..last of a closed ledger for ever: reads of them raise EntryLost.
+
+        Raises: LossNotProven unless all who could hold them answer that they do not, those apart
+        that `declare_lost` says are gone for ever.
+        """
+        return self._portal.run(self._inner.accept_loss(first, last, declare_lost=declare_lost))
+
 
 class Log:
     """A log of a cluster. Holds its name, appends that are on their way and, once it was opened for

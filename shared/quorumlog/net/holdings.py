@@ -1,0 +1,121 @@
+"""Asks bookies what their disks hold of a CLOSED ledger, so that a loss can be proven (rule 31).
+
+The question goes to `POST /v1/ledgers/{id}/digests`, which reads what it counts: a copy that is told
+is a copy that can be served. Whatever is not a checked answer is silence.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Annotated, Final
+
+import aiohttp
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from quorumlog.net.directory import Directory
+from quorumlog.protocol import loss
+from quorumlog.protocol.ids import member_incarnation, member_name
+from quorumlog.protocol.loss import Answers, Holding, Word
+from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.tally import Ranges
+
+_SPAN: Final = 1000
+"""Entries asked for at once. A bookie names 1,000 ranges at most: all of what it has of them."""
+_ASK_S: Final = 60.0
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    first: int
+    last: int
+    present: tuple[tuple[int, int], ...]
+    damaged: tuple[tuple[int, int], ...]
+
+
+class _Told(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    bookie: str
+    ledger_id: int
+    digests: Annotated[tuple[_Part, ...], Field(min_length=1, max_length=1)]
+
+
+class Holdings:
+    """What bookies say that they hold."""
+
+    def __init__(self, directory: Directory, session: aiohttp.ClientSession) -> None:
+        """`session` is shared and not closed here."""
+        self._directory = directory
+        self._session = session
+
+    async def answers(self, row: LedgerMetadata, ranges: Ranges) -> AsyncIterator[Answers]:
+        """What all who could hold entries answer about each of them, in order."""
+        for low, high in ranges:
+            for first in range(low, high + 1, _SPAN):
+                last = min(high, first + _SPAN - 1)
+                ids = range(first, last + 1)
+                members = tuple({m: None for e in ids for m in loss.holders(row, e)})
+                told = await asyncio.gather(
+                    *(self._ask(member, row.ledger_id, first, last) for member in members)
+                )
+                for found in loss.answers(row, ids, dict(zip(members, told, strict=True))):
+                    yield found
+
+    async def lost(self, row: LedgerMetadata, ranges: Ranges) -> tuple[Answers, ...]:
+        """Which of these entries all who could hold them say that they do not hold."""
+        if row.last_entry is None:
+            return ()  # nobody knows yet what there is to lose
+        kept = tuple(
+            part
+            for first, last in ranges
+            for part in row.kept(max(0, first), min(last, row.last_entry))
+        )
+        lost: list[Answers] = []
+        silent: set[str] = set()
+        for first, last in kept:
+            # Without its word there is no proof: it is waited for once.
+            if silent.isdisjoint(loss.holders(row, first)):
+                async for found in self.answers(row, ((first, last),)):
+                    if found.is_lost():
+                        begun = lost[-1] if lost else found
+                        if (begun.words, begun.last + 1) == (found.words, found.first):
+                            lost[-1] = replace(begun, last=found.last)
+                        else:
+                            lost.append(found)
+                    silent.update(who for who, word in found.words if word is Word.SILENT)
+                    if silent:
+                        break
+        return tuple(lost)
+
+    async def _ask(self, member: str, ledger_id: int, first: int, last: int) -> Holding | None:
+        """A member's word; None where there is none."""
+        url = self._directory.address(member_name(member))
+        try:
+            async with self._session.post(
+                f"{url}/v1/ledgers/{ledger_id}/digests",
+                data=orjson.dumps({"ranges": [[first, last]]}),
+                timeout=aiohttp.ClientTimeout(total=_ASK_S),
+                allow_redirects=False,
+            ) as response:
+                if response.status != 200:
+                    return None
+                told = _Told.model_validate_json(await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, ValidationError):
+            return None
+        part = told.digests[0]
+        if (told.ledger_id, part.first, part.last) != (ledger_id, first, last):
+            return None
+        return Holding(part.present, part.damaged) if _speaks_for(told.bookie, member) else None
+
+
+def _speaks_for(bookie: str, member: str) -> bool:
+    """A later incarnation has the disk of the earlier ones, or what is left of it (rule 15). An
+    earlier one would be an old copy of the directory, and speaks for nobody.
+    """
+    try:
+        is_later = member_incarnation(bookie) >= member_incarnation(member)
+    except ValueError:
+        return False
+    return is_later and member_name(bookie) == member_name(member)
