@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from quorumlog.errors import (
+    EntryLost,
     InvalidRequest,
     LedgerClosed,
     LedgerFenced,
@@ -235,6 +236,10 @@ class Gateway:
         await self.step()
         ledger = self.cluster.ledger(ledger_id)
         end = len(ledger.entries) if last is None else min(last + 1, len(ledger.entries))
+        lost = ledger.row.lost_at(first)
+        if lost is not None:
+            raise EntryLost(ledger_id=ledger_id, entry_id=first, next=lost[1] + 1)
+        end = next((high + 1 for _, high in ledger.row.kept(first, end - 1)), end)
         chosen = ledger.entries[first : min(end, first + limit)]
         while len(chosen) > 1 and sum(map(len, chosen)) > max_bytes:
             chosen.pop()
@@ -244,7 +249,7 @@ class Gateway:
                 ledger_id=ledger_id,
                 first_entry=first,
                 last_add_confirmed=first - 1,
-                length_before=0,
+                length_before=sum(map(len, ledger.entries[:first])),
                 payloads=chosen,
                 codec=Codec(DigestKind.CRC32C),
             )

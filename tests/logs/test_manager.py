@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from quorumlog.errors import (
+    EntryLost,
     InvalidRequest,
     LogClosed,
     LogExists,
@@ -423,3 +424,64 @@ async def test_each_acknowledged_record_is_once_at_its_offset_whatever_dies_roll
             assert mine == [f"{client.name}-{n}" for n in range(25)], f"seed {seed}"
         plain = [value for value in found if value.startswith("plain-")]
         assert len(plain) == len(set(plain)), "nobody retried, so nothing is there twice"
+
+
+def give_up(cluster: Cluster, ledger_id: int, first: int, last: int) -> None:
+    """What an operator accepts (rule 31)."""
+    ledger = cluster.ledgers[ledger_id]
+    ledger.row = ledger.row.given_up(first, last, ())
+
+
+async def test_a_read_of_lost_records_names_where_the_log_goes_on() -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        for values in (("a",), ("b", "c"), ("d", "e", "f"), ("g",), ("h", "i")):
+            await one.logs.append("log", call(*values))
+        one.kill()
+        await two.logs.append("log", call("j"))  # taken over: the first ledger is sealed
+        give_up(cluster, 1, 1, 2)
+
+        read = await two.logs.read("log", 0)
+        assert ([r.record.value for r in read.records], read.next) == ([b"a"], 1)
+        for start in range(1, 6):
+            with pytest.raises(EntryLost) as told:
+                await two.logs.read("log", start)
+            assert told.value.members == {"next": 3, "next_offset": 6}
+        for start, value in ((6, b"g"), (7, b"h"), (8, b"i"), (9, b"j")):
+            read = await two.logs.read("log", start, limit=1)
+            assert [r.record.value for r in read.records] == [value]
+
+
+async def test_lost_records_at_a_sealed_ledgers_end_lead_on_to_the_next_ledger() -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        for values in (("a",), ("b", "c"), ("d", "e")):
+            await one.logs.append("log", call(*values))
+        one.kill()
+        await two.logs.append("log", call("f"))
+        give_up(cluster, 1, 1, 2)
+
+        with pytest.raises(EntryLost) as told:
+            await two.logs.read("log", 2)
+        assert told.value.members["next_offset"] == 5
+        assert [r.record.value for r in (await two.logs.read("log", 5)).records] == [b"f"]
+
+
+async def test_a_takeover_ends_though_the_end_is_lost_and_gives_no_offset_twice() -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        await one.logs.append("log", call("a", seq=0))
+        await one.logs.append("log", call("b", "c", seq=1))
+        await one.logs.append("log", call("d", seq=2))
+        one.kill()
+        await two.recover(1)
+        give_up(cluster, 1, 1, 2)
+
+        after = await two.logs.append("log", call("e"))
+
+        assert after.first_offset >= 4  # 1 to 3 were acknowledged
+        with pytest.raises(EntryLost) as told:
+            await two.logs.read("log", 2)
+        assert told.value.members["next_offset"] == after.first_offset
+        read = await two.logs.read("log", after.first_offset)
+        assert [r.record.value for r in read.records] == [b"e"]
+        # What is left of a producer is known; of the rest nobody can say what is a repeat.
+        assert (await two.logs.append("log", call("a", seq=0))).first_offset == 0
+        assert cluster.logs["log"].producers_forgotten

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Final, Literal
 
-from quorumlog.errors import EntryUnavailable, NoSuchLedger, OffsetTruncated
+from quorumlog.errors import EntryLost, EntryUnavailable, NoSuchLedger, OffsetTruncated
 from quorumlog.protocol import batch
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
@@ -26,7 +26,7 @@ from services.gateway.logs.ports import (
     LogRecord,
     LogStore,
 )
-from services.gateway.logs.takeover import head_reader
+from services.gateway.logs.takeover import head_reader, read_head
 
 Start = int | Literal["earliest", "latest"]
 
@@ -139,7 +139,7 @@ class LogReader:
     ) -> LogRead:
         """Records from `start` on. Sees all that was acknowledged before it began.
 
-        Raises: NoSuchLog, OffsetTruncated, EntryUnavailable and what the engine raises.
+        Raises: NoSuchLog, OffsetTruncated, EntryLost, EntryUnavailable and what the engine raises.
         """
         page = _Records(0, limit, max_bytes)
         row, is_end = await self._gather(name, start, page, wait_s)
@@ -265,13 +265,19 @@ class LogReader:
             read_head=head_reader(self._engine, item.ledger_id),
         )
         while entry_id is not None and entry_id <= last and not page.is_full:
-            found = await self._engine.read(
-                item.ledger_id,
-                entry_id,
-                last=last,
-                limit=min(page.limit - page.count, 10_000),
-                max_bytes=max(page.bytes_left, 1),
-            )
+            try:
+                found = await self._engine.read(
+                    item.ledger_id,
+                    entry_id,
+                    last=last,
+                    limit=min(page.limit - page.count, 10_000),
+                    max_bytes=max(page.bytes_left, 1),
+                )
+            except EntryLost as error:
+                if await self._is_lost(name, item, error, page):
+                    return True
+                entry_id = error.members["next"]
+                continue
             if found.next <= entry_id:
                 raise EntryUnavailable(
                     "a confirmed entry of a log was not found",
@@ -284,6 +290,29 @@ class LogReader:
                     if not page.is_full:
                         self._unpack(item, at, bytes(run.payload(index)), page)
             entry_id = found.next
+        return True
+
+    async def _is_lost(self, name: str, item: LogItem, error: EntryLost, page: _Page) -> bool:
+        """Whether what comes next in the page is lost; False where it comes after the lost entries.
+
+        Raises: EntryLost where the page is empty, with the offset at which reading goes on.
+        """
+        assert error.entry_id is not None
+        hole = await read_head(self._engine, item.ledger_id, error.entry_id)
+        following = (item.first_offset or 0) + hole.records_after
+        if item.last_offset is not None:
+            following = min(following, item.last_offset + 1)
+        if page.at >= following:
+            return False
+        if not page.count:
+            raise EntryLost(
+                f"records {page.at} to {following - 1} are lost",
+                ledger_id=item.ledger_id,
+                entry_id=error.entry_id,
+                log=name,
+                next=error.members["next"],
+                next_offset=following,
+            ) from error
         return True
 
     def _unpack(self, item: LogItem, entry_id: int, data: bytes, page: _Page) -> None:

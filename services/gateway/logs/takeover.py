@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from quorumlog.errors import EntryUnavailable, QuorumLogError
+from quorumlog.errors import EntryLost, EntryUnavailable, QuorumLogError
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import BatchHead
 from quorumlog.protocol.ids import NO_ENTRY
@@ -152,31 +152,71 @@ async def _replay(
         )
         table.done(head.producer, answer, now_ms=head.append_time_ms)
 
-    await each_entry(engine, item.ledger_id, end.last_entry, learn)
+    has_all = await each_entry(engine, item.ledger_id, end.last_entry, learn)
+    # Of whom only lost entries told nothing is known: to such a producer nobody can say what is a
+    # repeat.
+    table.forgotten = table.forgotten or not has_all
 
 
 async def each_entry(
     engine: LogEngine, ledger_id: int, last: int, learn: Callable[[int, bytes], None]
-) -> None:
-    """Every entry of a ledger up to `last`, in order."""
-    at = 0
+) -> bool:
+    """Every entry of a ledger up to `last`, in order; False where some are lost (rule 31)."""
+    at, has_all = 0, True
     while at <= last:
-        found = await engine.read(ledger_id, at, last=last, limit=10_000, max_bytes=_REPLAY_BYTES)
+        try:
+            found = await engine.read(
+                ledger_id, at, last=last, limit=10_000, max_bytes=_REPLAY_BYTES
+            )
+        except EntryLost as error:
+            at, has_all = error.members["next"], False
+            continue
         if found.next <= at:
             raise EntryUnavailable("an entry of a closed ledger", ledger_id=ledger_id, entry_id=at)
         for run in found.runs:
             for index, entry_id in enumerate(run.ids):
                 learn(entry_id, bytes(run.payload(index)))
         at = found.next
+    return has_all
 
 
 async def read_head(engine: LogEngine, ledger_id: int, entry_id: int) -> BatchHead:
-    """What the batch in a confirmed entry says of itself."""
+    """What the batch in a confirmed entry says of itself; where that is lost, the hole it left."""
+    try:
+        return (await _read_head(engine, ledger_id, entry_id))[0]
+    except EntryLost:
+        return await _hole(engine, ledger_id, entry_id)
+
+
+async def _hole(engine: LogEngine, ledger_id: int, entry_id: int) -> BatchHead:
+    """What the neighbours of lost entries say: these held the records between theirs (rule 31).
+
+    At a ledger's end there is no later one. A record takes a byte at least, so the lost bytes are
+    no fewer than the lost records: some offsets stay without a record, and none is given twice.
+    """
+    row = await engine.get(ledger_id)
+    lost = row.lost_at(entry_id)
+    assert lost is not None, "nobody takes back that it is"
+    assert row.last_entry is not None, "only a CLOSED ledger has lost entries"
+    before, bytes_before = 0, 0
+    if lost[0] > 0:
+        head, bytes_before = await _read_head(engine, ledger_id, lost[0] - 1)
+        before = head.records_after
+    if lost[1] < row.last_entry:
+        after = (await _read_head(engine, ledger_id, lost[1] + 1))[0].records_before
+    else:
+        after = before + (row.length or 0) - bytes_before
+    return BatchHead(after - before, 0, before, None, after_producer=True)
+
+
+async def _read_head(engine: LogEngine, ledger_id: int, entry_id: int) -> tuple[BatchHead, int]:
+    """The head of an entry's batch, and the ledger's bytes up to and including it."""
     found = await engine.read(ledger_id, entry_id, last=entry_id, limit=1)
     for run in found.runs:
         index = run.index(entry_id)
         if index is not None:
-            return decode_head(ledger_id, entry_id, bytes(run.payload(index)))
+            entry = run.entry(index)
+            return decode_head(ledger_id, entry_id, entry.payload), entry.length
     raise EntryUnavailable(
         "a confirmed entry of a log was not found", ledger_id=ledger_id, entry_id=entry_id
     )
