@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError
 from quorumlog.errors import InvalidRequest, QuorumLogError
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
+from quorumlog.net.holdings import Holdings
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports, Times
 from quorumlog.net.repair_client import RepairClient
@@ -30,6 +31,7 @@ from services.autorecovery.check import Report
 from services.autorecovery.checker import Checker
 from services.autorecovery.config import Config
 from services.autorecovery.drains import decommissioned, drain_of
+from services.autorecovery.losses import Losses, answers_json
 from services.autorecovery.pace import EndlessTimers, PacedBookies
 from services.autorecovery.steering import Steering
 from services.autorecovery.worker import Done, Workers
@@ -53,6 +55,7 @@ class Parts:
 
     auditor: Auditor
     checker: Checker
+    losses: Losses
     metadata: MetadataClient
     pace: PacedBookies
     repairs: RepairClient
@@ -91,8 +94,11 @@ def build(config: Config) -> web.Application:
             auditor = parts.auditor = Auditor(
                 name, config, metadata, repairs, ports, session, steering
             )
-            checker = parts.checker = Checker(config, metadata, repairs, directory, session)
-            workers = parts.workers = Workers(repairs, directory, paced, session, done, steering)
+            losses = parts.losses = Losses(Holdings(directory, session))
+            checker = parts.checker = Checker(config, metadata, repairs, directory, session, losses)
+            workers = parts.workers = Workers(
+                repairs, directory, paced, session, done, steering, losses
+            )
             tasks.start(_tell_that_it_lives(metadata, name, config.url))
             tasks.start(steering.follow(auditor.trigger))
             tasks.start(directory.follow())
@@ -143,6 +149,7 @@ def _routes(parts: Parts, done: Done) -> Sequence[tuple[str, str, str, _Handler]
                     }
                     for ledger_id, error in auditor.blocked.items()
                 ],
+                "lost_entries": parts.losses.json(),
                 "checked": parts.checker.checked,
                 "check_s": parts.checker.pass_s,
                 "misplaced": parts.checker.misplaced_count,
@@ -218,6 +225,7 @@ def _report_json(report: Report) -> dict[str, Any]:
         ],
         "differing": [{"first": first, "last": last} for first, last in report.differing],
         "silent": report.silent,
+        "lost": [answers_json(lost) for lost in report.lost],
     }
 
 
@@ -248,6 +256,7 @@ class _Measures(Collector):
             ("working", "Repairs under way", parts.workers.working),
             ("audit_seconds", "How long the last audit took", parts.auditor.audit_s),
             ("check_seconds", "How long the last check of all copies took", parts.checker.pass_s),
+            ("lost_entries", "Nobody can serve them: accept it", parts.losses.entries),
             ("misplaced_ledgers", "In fewer zones than possible", parts.checker.misplaced_count),
             ("copy_limit_bytes", "Bytes a second; 0: no limit", parts.steering.bytes_per_s or 0),
         )

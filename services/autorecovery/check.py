@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quorumlog.net.directory import Directory
 from quorumlog.protocol.ids import member_name
+from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.metadata import LedgerMetadata
 
 SPAN_ENTRIES: Final = 10_000
@@ -76,11 +77,15 @@ class Report:
     """Ranges of which whole copies are not the same: an alarm (rule 2), and not for repair."""
     silent: list[str] = field(default_factory=list)
     """Members of which nothing is known now."""
+    suspects: list[Range] = field(default_factory=list)
+    """Ranges of which no whole copy was told: something may be lost."""
+    lost: tuple[Answers, ...] = ()
+    """What all who could hold it answered that they do not."""
 
     @property
     def is_whole(self) -> bool:
         """Whether every entry has all of its copies, by the word of each member."""
-        return not (self.lacks or self.differing or self.silent)
+        return not (self.lacks or self.differing or self.silent or self.lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,8 @@ class ReplicaCheck:
                     report.lacks += lacks
                     if not lacks:
                         digests.add(answer.digest)
+                if not digests:
+                    report.suspects.append((share.first, share.last))
                 if len(digests) > 1:
                     report.differing.append((share.first, share.last))
         report.silent = list(silent)
@@ -210,13 +217,19 @@ def _shares(row: LedgerMetadata) -> Iterator[_Share]:
         end = row.fragment_last(index)
         if end is None:
             continue
-        for first in range(fragment.first_entry, end + 1, size):
-            last = min(end, first + size - 1)
+        for first, last in _spans(row, fragment.first_entry, end, size):
             for residue in range(modulus):
                 members = tuple(fragment.bookies[p] for p in quorum.write_set(residue))
                 share = _Share(fragment.first_entry, first, last, modulus, residue, members)
                 if len(share.ids):
                     yield share
+
+
+def _spans(row: LedgerMetadata, first: int, last: int, size: int) -> Iterator[Range]:
+    """What members should hold of first..last, in pieces: nothing that was given up (rule 31)."""
+    for low, high in row.kept(first, last):
+        for start in range(low, high + 1, size):
+            yield start, min(high, start + size - 1)
 
 
 def _batches(shares: Iterator[_Share]) -> Iterator[list[_Share]]:

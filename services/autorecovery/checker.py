@@ -22,6 +22,7 @@ from quorumlog.wire.repair_bodies import RepairAdd
 from services.autorecovery.check import Lack, ReplicaCheck, Report
 from services.autorecovery.config import Config
 from services.autorecovery.findings import missing_zones
+from services.autorecovery.losses import Losses
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Checker:
         repairs: RepairClient,
         directory: Directory,
         session: aiohttp.ClientSession,
+        losses: Losses,
     ) -> None:
         """Nothing was checked yet."""
         self._config = config
@@ -48,6 +50,7 @@ class Checker:
         self._repairs = repairs
         self._directory = directory
         self._session = session
+        self._losses = losses
         self._replicas = ReplicaCheck(directory, session)
         self._wake = asyncio.Event()
         self.checked = 0
@@ -74,6 +77,7 @@ class Checker:
             except TimeoutError:
                 pass
             try:
+                await self._look_at_losses()
                 if self._wake.is_set() or (is_auditor() and time.monotonic() >= due):
                     self._wake.clear()
                     await self.check_all()
@@ -127,6 +131,7 @@ class Checker:
 
     async def _verify(self, row: LedgerMetadata, *, queue: bool) -> Report:
         report = await self._replicas.check(row)
+        report.lost = await self._losses.look(row, tuple(report.suspects))
         if report.lacks:
             # It may have been repaired, moved or deleted since the row was read.
             row = await self._metadata.get(row.ledger_id)
@@ -160,6 +165,14 @@ class Checker:
                 for member, found in ranges.items()
             ]
         )
+
+    async def _look_at_losses(self) -> None:
+        """Whether what was found lost still is: an operator may have accepted it, or brought it back."""
+        for ledger_id in self._losses.oldest:
+            try:
+                await self._losses.look(await self._metadata.get(ledger_id), ())
+            except NoSuchLedger:
+                self._losses.forget(ledger_id)
 
     async def _look_at_damage(self) -> None:
         """Check the ledgers of which a bookie says that it can't read something."""

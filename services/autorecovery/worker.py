@@ -10,7 +10,13 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from quorumlog.errors import NoSuchLedger, NotEnoughBookies, QuorumLogError, VersionConflict
+from quorumlog.errors import (
+    EntryUnavailable,
+    NoSuchLedger,
+    NotEnoughBookies,
+    QuorumLogError,
+    VersionConflict,
+)
 from quorumlog.net.conclude import conclude
 from quorumlog.net.directory import Directory
 from quorumlog.net.ports import Ports
@@ -20,7 +26,9 @@ from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.messages import Begin, CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.repair import FragmentRepair, parts
+from quorumlog.protocol.replica import ranges_of
 from quorumlog.wire.repair_bodies import Repair
+from services.autorecovery.losses import Losses
 from services.autorecovery.steering import Steering
 
 log = logging.getLogger(__name__)
@@ -63,9 +71,10 @@ class Workers:
         session: aiohttp.ClientSession,
         done: Done,
         steering: Steering,
+        losses: Losses,
     ) -> None:
         """`ports` are those of repair: paced, and without a quorum timer."""
-        self._worker = Worker(repairs, directory, ports, session, done)
+        self._worker = Worker(repairs, directory, ports, session, done, losses)
         self._repairs = repairs
         self._steering = steering
         self.working = 0
@@ -111,12 +120,14 @@ class Worker:
         ports: Ports,
         session: aiohttp.ClientSession,
         done: Done,
+        losses: Losses,
     ) -> None:
         self._repairs = repairs
         self._directory = directory
         self._ports = ports
         self._session = session
         self._done = done
+        self._losses = losses
 
     async def take(self, item: Repair) -> None:
         """Mend an item, or let go of it with the reason."""
@@ -126,7 +137,7 @@ class Worker:
                 async with self._held(item):
                     await self.mend(item)
             except NoSuchLedger:
-                pass  # deleted ledgers clear themselves
+                self._losses.forget(item.ledger_id)  # deleted ledgers clear themselves
             except QuorumLogError as error:
                 self._done.failed += 1
                 log.info("repair-put-off", extra={**where, "why": f"{error.code}: {error.detail}"})
@@ -198,7 +209,14 @@ class Worker:
             row = await self._conclude(repair, row)
 
     async def _conclude(self, repair: FragmentRepair, row: LedgerMetadata) -> LedgerMetadata:
-        return await conclude(repair, row.ledger_id, self._ports, Begin(), deadline_s=_REPAIR_S)
+        try:
+            return await conclude(repair, row.ledger_id, self._ports, Begin(), deadline_s=_REPAIR_S)
+        except EntryUnavailable as error:
+            # Rule 31: where all who could have it say that they have not, it is lost, and told.
+            lost = await self._losses.look(repair.metadata, ranges_of(repair.unreadable))
+            if lost:
+                error.detail = f"lost: {lost[0]}"
+            raise
 
     async def _row(self, ledger_id: int) -> LedgerMetadata:
         status, row = await self._ports.metadata.read(ledger_id)

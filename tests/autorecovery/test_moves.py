@@ -44,7 +44,7 @@ async def mend(state: str, *, member: str = "b1@1", moves: bool = False) -> None
 
     directory = Directory(fetch)
     await directory.refresh()
-    parts: Any = (None, directory, RowPorts(), None, Done())
+    parts: Any = (None, directory, RowPorts(), None, Done(), None)
     item = Repair(ledger_id=7, member="b1@1", ranges=((0, 9),), version=1, moves=moves)
     await Worker(*parts).mend(item)
 
