@@ -1,9 +1,11 @@
 """The mutants of whole services: guards outside the machines, and what only several parts show."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
 from quorumlog.errors import NoSuchEntry, QuorumLogError
+from quorumlog.protocol.loss import Answers, Word
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.replica import Replica
@@ -68,6 +70,15 @@ def sure_negative(_original: Any) -> Any:
     return absent
 
 
+def silence_proves(_original: Any) -> Any:
+    """Who does not answer does not have it."""
+
+    def is_lost(self: Answers, _declared: Iterable[str] = ()) -> bool:
+        return all(word is not Word.HELD for _, word in self.words)
+
+    return is_lost
+
+
 SERVICES: Final = (
     Mutant(
         "copies are made without the recovery flag",
@@ -109,6 +120,18 @@ SERVICES: Final = (
         "what is not found is denied",
         "rule 5, I6",
         (Patch(reading, "_absent", sure_negative),),
+        is_of_services=True,
+    ),
+    Mutant(
+        "what somebody has is given up",
+        "rule 31",
+        (Patch(Answers, "is_lost", always(True)),),
+        is_of_services=True,
+    ),
+    Mutant(
+        "silence proves a loss",
+        "rule 31",
+        (Patch(Answers, "is_lost", silence_proves),),
         is_of_services=True,
     ),
     Mutant(

@@ -21,6 +21,8 @@ BY_SWARM = (
     "what no list names is collected",
     "the fence goes with the copy",
     "a second process writes a ledger",
+    "what somebody has is given up",
+    "silence proves a loss",
 )
 
 BY_SEARCH = (

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from quorumlog.errors import RouteNotFound
 from quorumlog.net.directory import Directory
+from quorumlog.net.holdings import Holdings
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
@@ -15,6 +16,7 @@ from quorumlog.net.timers import Tasks, Timers
 from quorumlog.wire.bodies import BookieList
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.config import Config
+from services.autorecovery.losses import Losses
 from services.autorecovery.pace import PacedBookies
 from services.autorecovery.steering import Steering
 from services.autorecovery.worker import Done, Workers
@@ -80,7 +82,15 @@ class Gateway(Process):
         directory = seeded(Directory(metadata.bookies), net.rng)
         bookies = cast("Any", Bookies(self, nodes))
         ports = Ports(bookies, NarrowMetadata(metadata), directory, timers, tasks, config.times)
-        self.engine = Engine(config, metadata, directory, bookies, ports, Peers(session))
+        self.engine = Engine(
+            config,
+            metadata,
+            directory,
+            bookies,
+            ports,
+            Peers(session),
+            Holdings(directory, session),
+        )
         work: tuple[Work, ...] = (directory.follow, self.engine._rows.follow)
         for one in work:
             tasks.start(_forever(one))
@@ -145,7 +155,8 @@ class Healer(Process):
         repairs = RepairClient(metadata, name)
         steering = Steering(config, metadata, repairs, PacedBookies(bookies))
         self.auditor = Auditor(name, config, metadata, repairs, ports, session, steering)
-        workers = Workers(repairs, directory, ports, session, Done(), steering)
+        losses = Losses(Holdings(directory, session))
+        workers = Workers(repairs, directory, ports, session, Done(), steering, losses)
         tasks.start(directory.follow())
         tasks.start(self.auditor.run())
         tasks.start(workers.run(tasks))

@@ -3,7 +3,7 @@
 The judge keeps books of its own: what clients were told, what became durable, what each row was.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from quorumlog.protocol.ids import member_incarnation, member_name
@@ -34,6 +34,10 @@ class Judge:
         """Ledgers of which an operator said that members are gone for ever."""
         self.marked: set[int] = set()
         """Ledgers that somebody began to recover: what a dead writer's members missed nobody knows."""
+        self.unheld: set[tuple[int, int]] = set()
+        """By ledger and entry: what nobody had when an operator began to give it up."""
+        self.may_be_had: Callable[[LedgerMetadata, int], bool] = lambda _row, _entry_id: True
+        """Whether a disk that may come back has an entry."""
         self.drops = 0
 
     # --- what the world tells ------------------------------------------------------------------
@@ -69,6 +73,7 @@ class Judge:
             self.marked.add(ledger_id)
         acked = self.acked.get(ledger_id, -1)
         self._flagged(after)
+        self._given_up(before, after)
         if after.last_entry is not None and acked > after.last_entry and not after.may_lack_entries:
             raise Violation(f"I1: {ledger_id}:{acked} is acknowledged, {describe(after)}")
         if before is not None and before.state is State.CLOSED:
@@ -102,8 +107,19 @@ class Judge:
     # --- the invariants --------------------------------------------------------------------------
 
     def _flagged(self, row: LedgerMetadata) -> None:
-        if row.may_lack_entries and row.ledger_id not in self.declared_lost:
+        if row.may_lack_entries and not (row.ledger_id in self.declared_lost or row.lost_entries):
             raise Violation(f"rule 14: {row.ledger_id} may lack entries, and nobody said so")
+
+    def _given_up(self, before: LedgerMetadata | None, after: LedgerMetadata) -> None:
+        """Rule 31: only what nobody can serve."""
+        for first, last in after.lost_entries:
+            for entry_id in range(first, last + 1):
+                is_old = before is not None and before.lost_at(entry_id) is not None
+                is_unheld = (after.ledger_id, entry_id) in self.unheld
+                if not is_old and not is_unheld and self.may_be_had(after, entry_id):
+                    raise Violation(
+                        f"rule 31: {after.ledger_id}:{entry_id} is given up, and is there"
+                    )
 
     def _acked_are_held(self, row: LedgerMetadata, first: int, last: int) -> None:
         """I2: on an ack quorum of the fragment that owns it, copies that a fault destroyed
@@ -135,6 +151,7 @@ class Judge:
                     if end is not None
                     and entry_id <= end
                     and after.quorum.is_member(position, entry_id)
+                    and after.lost_at(entry_id) is None
                     and not self.has_held(after.ledger_id, member, entry_id)
                 ]
                 if lacking:

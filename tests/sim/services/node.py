@@ -5,12 +5,15 @@ hits all of them at once.
 """
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from quorumlog.errors import QuorumLogError
+import orjson
+
+from quorumlog.errors import QuorumLogError, RouteNotFound
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import AddDone, LacDone, ReadDone
 from quorumlog.protocol.ids import member_name, member_of
@@ -25,14 +28,14 @@ from quorumlog.protocol.messages import (
     Status,
 )
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.replica import LacAsked, LacTold, RunStored
+from quorumlog.protocol.replica import LacAsked, LacTold, Ranges, RunStored
 from quorumlog.wire.bodies import BookieInfo, BookieState
 from services.bookie.collect import Collector, MetadataRows
 from services.bookie.store import Store
 from tests.sim.bookie import SimBookie, Watcher
 from tests.sim.plan import SECOND
 from tests.sim.services.metadata import CLUSTER_ID, URL
-from tests.sim.services.net import Net, Process, Session
+from tests.sim.services.net import Answer, Net, Process, Request, Session
 
 if TYPE_CHECKING:
     from tests.sim.services.judge import Judge
@@ -95,6 +98,7 @@ class Node(Process):
         self.ledgers: dict[int, SimBookie] = {}
         self.leaving: set[int] = set()
         self._collect()
+        net.listeners[f"http://{name}:1"] = self, self.handle
 
     @property
     def me(self) -> str:
@@ -121,6 +125,27 @@ class Node(Process):
             found.be(self.incarnation)
         found.full_until, found.slow_until = self.full_until, self.slow_until
         return found
+
+    async def handle(self, request: Request) -> Answer:
+        """The one route of a bookie that is asked here: what it holds of a range."""
+        found = re.fullmatch(r"/v1/ledgers/(\d+)/digests", request.path)
+        if request.method != "POST" or found is None:
+            raise RouteNotFound(request.path)
+        ledger_id, ((first, last),) = int(found[1]), orjson.loads(request.body)["ranges"]
+        present: Ranges = ()
+        damaged: Ranges = ()
+        ledger = self.ledgers.get(ledger_id)
+        if ledger is not None:
+            present = ledger.replica.holdings.present(first, last)
+            damaged = tuple((e, e) for e in sorted(ledger.damaged) if first <= e <= last)
+        part = {"first": first, "last": last, "present": present, "damaged": damaged}
+        told = {"bookie": self.me, "ledger_id": ledger_id, "digests": [part]}
+        return Answer(200, orjson.dumps(told))
+
+    def may_have(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether an entry is on this bookie's disk, and that may come back."""
+        held = self.judge.held.get((ledger_id, self.name), {}).get(entry_id)
+        return not self.is_dead_for_good and held == self.incarnation and ledger_id in self.ledgers
 
     # --- faults --------------------------------------------------------------------------------
 

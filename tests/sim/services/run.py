@@ -88,6 +88,7 @@ class Run:
         self.rng = self.net.rng
         self.judge = Judge(plan)
         self.cluster = Cluster(self.net, self.judge)
+        self.judge.may_be_had = self._may_be_had
         self.ledgers: list[int] = []
         self.payloads = self.keys = 0
         self.acknowledged = 0
@@ -107,6 +108,7 @@ class Run:
             self._close,
             self._recover,
             self._delete,
+            self._give_up,
         )
         for _ in range(self.plan.work):
             await self.net.pause(self.rng.choice((0.001, 0.05, 1.0)))
@@ -218,6 +220,25 @@ class Run:
         if self.rng.random() < 0.5:
             with contextlib.suppress(QuorumLogError):
                 await self._gone_with(self._engine().delete(ledger_id))
+
+    async def _give_up(self, ledger_id: int) -> None:
+        """An operator gives an entry up, right or wrong: only what nobody can serve may go."""
+        row = self.judge.rows[ledger_id]
+        if row is None or row.last_entry is None or row.last_entry < 0:
+            return
+        entry_id = self.rng.randint(0, row.last_entry)
+        if not self._may_be_had(row, entry_id):
+            self.judge.unheld.add((ledger_id, entry_id))
+        gone = [m for m in row.all_members if member_name(m) in self._gone()]
+        try:
+            await self._engine().accept_loss(ledger_id, entry_id, entry_id, declare_lost=gone)
+        except QuorumLogError as error:
+            self.net.note("operator", "gives up", ledger_id, entry_id, outcome_of(error))
+
+    def _may_be_had(self, row: LedgerMetadata, entry_id: int) -> bool:
+        """Whether a member that may come back has an entry."""
+        members = {member_name(member) for member in row.all_members}
+        return any(self.cluster.nodes[name].may_have(row.ledger_id, entry_id) for name in members)
 
     # --- phases ----------------------------------------------------------------------------------
 
