@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter as clock
 from time import process_time
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NoReturn
 
 import aiohttp
 import orjson
@@ -53,8 +53,9 @@ from loadtest.one_bookie import (
 from loadtest.stores import Stores, store_servers
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import ReadAsked
+from services.bookie.options import StoreOptions
 from services.bookie.space import Space
-from services.bookie.store import ReadAnswer, Store, StoreOptions
+from services.bookie.store import ReadAnswer, Store
 from services.local.config import ROOT
 
 SMALL_ENTRIES: Final = 1_000_000
@@ -82,7 +83,8 @@ SPARE_BYTES: Final = 2 * 10**9
 TENTHS: Final = 10
 
 
-class Rate(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Rate:
     """How fast bytes came, and what each MB cost."""
 
     mb_s: float

@@ -119,8 +119,8 @@ class _StoreMetrics(Collector):
             "rows that the metadata service lacks without a tombstone: nothing was deleted",
             value=self._app[BOOKIE].missing_rows,
         )
-        yield GaugeMetricFamily("bookie_pending_bytes", "queued", value=store.pending_bytes)
-        yield GaugeMetricFamily("bookie_free_bytes", "room on disk", value=store.free_bytes())
+        yield GaugeMetricFamily("bookie_pending_bytes", "queued", value=store.pending.bytes)
+        yield GaugeMetricFamily("bookie_free_bytes", "room on disk", value=store.disk.free_bytes())
         yield GaugeMetricFamily("bookie_read_only", "1: no normal adds", value=store.takes_no_adds)
         limbo = self._app[BOOKIE].limbo
         if limbo is not None:

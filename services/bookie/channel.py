@@ -77,9 +77,9 @@ class Peer:
                 while self._is_full() and not sender.done():
                     self._room = self._loop.create_future()
                     await asyncio.wait([self._room, sender], return_when="FIRST_COMPLETED")
-                if self._store.is_crowded:
+                if self._store.pending.is_crowded:
                     # The disk is behind: TCP tells the peer, before adds have to be refused.
-                    await self._store.room()
+                    await self._store.pending.room()
                 if sender.done():
                     return
         finally:

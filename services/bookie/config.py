@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from quorumlog.net.service import ServiceSettings
-from services.bookie.store import StoreOptions
+from services.bookie.options import StoreOptions
 
 _MIB = 1024 * 1024
 

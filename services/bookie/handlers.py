@@ -181,7 +181,7 @@ async def get_ledger(request: web.Request) -> web.StreamResponse:
     row = store.row(ledger_id)
     if row is None:
         raise NoSuchLedger(f"{store.me} holds nothing of ledger {ledger_id}", ledger_id=ledger_id)
-    ranges = (await store.ranges(ledger_id, 0, ID_MAX, _RANGES_MAX))[:_RANGES_MAX]
+    ranges = (await store.holdings.ranges(ledger_id, 0, ID_MAX, _RANGES_MAX))[:_RANGES_MAX]
     return _json(_held(store, ledger_id, row).model_copy(update={"ranges": ranges}))
 
 
@@ -227,10 +227,10 @@ async def info(request: web.Request) -> web.StreamResponse:
             state=bookie.state,
             zone=bookie.config.zone,
             durability=bookie.config.durability,
-            free_bytes=store.free_bytes(),
+            free_bytes=store.disk.free_bytes(),
             log_segment=position.segment,
             log_offset=position.offset,
-            pending_bytes=store.pending_bytes,
+            pending_bytes=store.pending.bytes,
             was_clean=store.replayed.was_clean,
             copied_records=store.replayed.copied_records,
             limbo=_limbo(bookie),

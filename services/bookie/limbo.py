@@ -135,7 +135,7 @@ class Limbo:
             await asyncio.gather(*map(self._enter, lost))
             count += len(lost)
             await store.checkpoint()
-            store.trim()
+            store.holdings.trim()
         self.progress.ledgers = count
         log.warning("limbo-entered", extra={"member": me, "ledgers": count})
 
@@ -247,7 +247,7 @@ class Limbo:
         for position, first, last in limbo.expected(row, self._store.me):
             for low in range(first, last + 1, _CHECK_ENTRIES):
                 high = min(last, low + _CHECK_ENTRIES - 1)
-                held = await self._store.ranges(row.ledger_id, low, high, ID_MAX)
+                held = await self._store.holdings.ranges(row.ledger_id, low, high, ID_MAX)
                 missing += limbo.lacking(row, position, low, high, held)
                 checked += limbo.share(row, position, low, high)
                 if len(missing) >= _RANGES_MAX:

@@ -25,12 +25,13 @@ from services.bookie.cookie import (
     read_cookie,
     write_cookie,
 )
+from services.bookie.directory import SUSPECT, DirectoryInUse
 from services.bookie.limbo import Limbo, PlacedRows
 from services.bookie.log import LogDamaged
 from services.bookie.pace import Pace
 from services.bookie.scrub import Scrubber
 from services.bookie.segments import write_durably
-from services.bookie.store import SUSPECT, DirectoryInUse, Store
+from services.bookie.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Bookie:
     @property
     def state(self) -> BookieMode:
         """What it takes: an operator's word, and what the disk allows."""
-        is_full = self.store is not None and self.store.is_read_only
+        is_full = self.store is not None and self.store.disk.is_read_only
         return "read-only" if is_full and self._wanted == "writable" else self._wanted
 
     def set_state(self, wanted: BookieMode) -> None:
@@ -262,7 +263,7 @@ class Bookie:
         incarnation = int(store.me.rpartition("@")[2])
         while True:
             store.check_space()
-            store.trim()
+            store.holdings.trim()
             if store.index.is_suspect:
                 write_durably(store.directory / SUSPECT, b"")
                 self._end(
@@ -275,7 +276,7 @@ class Bookie:
                 url=config.url,
                 zone=config.zone,
                 state=self.state,
-                free_bytes=store.free_bytes(),
+                free_bytes=store.disk.free_bytes(),
                 ttl_s=config.heartbeat_s * 5,
             )
             try:

@@ -67,7 +67,7 @@ class Space:
                 break
             size = store.segments.path(number).stat().st_size
             # A full disk has no room for what would be moved.
-            share = 0.0 if store.is_full else self._live_share_min
+            share = 0.0 if store.disk.is_full else self._live_share_min
             if used[number] <= size * share:
                 chosen.append(number)
         for start in range(0, len(chosen), SEGMENTS_AT_ONCE):
@@ -93,7 +93,7 @@ class Space:
         left = await asyncio.to_thread(self._parts_of, set(repeated))
         named = {part.segment for _, part in left}
         for number in repeated:
-            if number in named or store.is_named(number):
+            if number in named or store.holdings.is_named(number):
                 log.error("segment-kept", extra={"segment": number, "reason": "named"})
                 continue
             try:
@@ -112,7 +112,7 @@ class Space:
         store = self._store
         broken: set[int] = set()
         for some, size in _batches(parts):
-            moved = await store.move(some)
+            moved = await store.moves.move(some)
             for (_, part), is_moved in zip(some, moved, strict=True):
                 if not is_moved:
                     broken.add(part.segment)
@@ -131,11 +131,11 @@ class Space:
         for ledger_id in sorted(spoken_of):
             row = store.row(ledger_id)
             if row is not None:
-                await store.repeat(ledger_id)
+                await store.moves.repeat(ledger_id)
             elif ledger_id in gone and not is_oldest:
                 # Older segments may still hold its entries: they must not rise from the dead when
                 # the index is built anew.
-                await store.repeat_gone(ledger_id)
+                await store.moves.repeat_gone(ledger_id)
 
     def _used_bytes(self) -> Counter[int]:
         """What the index names of each segment; in a thread."""

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from quorumlog.protocol.record import Run
 from services.bookie.cookie import read_cookie
+from services.bookie.directory import DirectoryInUse, locked
 from services.bookie.index import Index
 from services.bookie.log import (
     KEY_BYTES,
@@ -28,9 +29,10 @@ from services.bookie.log import (
     Stop,
     read_batches,
 )
+from services.bookie.options import StoreOptions
 from services.bookie.salvage import restored, salvaged
 from services.bookie.segments import Segments
-from services.bookie.store import DirectoryInUse, Store, StoreOptions, locked
+from services.bookie.store import Store
 
 app = typer.Typer(
     help="Look into a bookie's data directory. The bookie must be stopped.",

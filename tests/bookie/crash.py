@@ -30,7 +30,8 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from services.bookie.collect import Collector
 from services.bookie.index import Index
 from services.bookie.log import LogDamaged
-from services.bookie.store import Store, StoreOptions
+from services.bookie.options import StoreOptions
+from services.bookie.store import Store
 from tests.bookie.powercut import Disk
 from tests.bookie.support import add, fence, ids_of, read, read_lac, run_of, started, write_lac
 from tests.bookie.support import assert_right as assert_bytes
@@ -185,7 +186,7 @@ class Story:
                 self._known.going.add(ledger)
                 open_ledgers.remove(ledger)
                 store.drop(ledger, keep_stub=False)
-                await store._all_synced(store.ledger(ledger))
+                await store.pending.all_synced(store.ledger(ledger))
                 self._known.gone.add(ledger)
                 self._doing = "write"
             else:

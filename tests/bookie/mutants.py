@@ -17,6 +17,7 @@ from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import ReadAsked, ranges_of
 from services.bookie import cookie, replay
 from services.bookie.collect import Collector
+from services.bookie.moves import Moves
 from services.bookie.segments import Segments
 from services.bookie.space import Space
 from services.bookie.store import ReadAnswer, Store
@@ -194,7 +195,7 @@ CRASH_MUTANTS: Final = (
     StorageMutant(
         "rules 16, 17",
         "that a ledger is gone is not written again",
-        Store,
+        Moves,
         "repeat_gone",
         nothing_later,
         resurrects,

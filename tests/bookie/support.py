@@ -12,8 +12,9 @@ from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.record import Codec, Entry, Run, make, pack
 from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, LacTold, ReadAsked, Verdict
 from services.bookie.log import SECTOR, SEGMENT_HEAD, Batch, read_batches
+from services.bookie.options import StoreOptions
 from services.bookie.segments import Segments
-from services.bookie.store import ReadAnswer, Store, StoreOptions
+from services.bookie.store import ReadAnswer, Store
 from services.bookie.writer import Position
 
 ME = "b1@1"

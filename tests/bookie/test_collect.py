@@ -221,15 +221,19 @@ async def test_a_crash_at_any_step_of_giving_up_a_segment_loses_nothing(
     def snapshot() -> None:
         images.append(image(store, root / f"image-{len(images)}"))
 
-    for name in ("checkpoint", "repeat", "move"):
-        step = getattr(store, name)
+    for owner, name in (
+        (store, "checkpoint"),
+        (store.moves, "repeat"),
+        (store.moves, "move"),
+    ):
+        step = getattr(owner, name)
 
         async def watched(*args: object, step: object = step) -> object:
             result = await step(*args)  # type: ignore[operator]
             snapshot()
             return result
 
-        monkeypatch.setattr(store, name, watched)
+        monkeypatch.setattr(owner, name, watched)
     for _ in range(2):
         await collector.round()
     snapshot()

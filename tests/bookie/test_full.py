@@ -13,7 +13,8 @@ from loadtest.waiting import until
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.replica import AddAsked, Verdict
 from services.bookie.collect import Collector
-from services.bookie.store import Store, StoreOptions
+from services.bookie.options import StoreOptions
+from services.bookie.store import Store
 from tests.bookie.support import KEY, ME, add, fence, ids_of, read, run_of, started
 from tests.bookie.test_collect import Rows
 
@@ -137,7 +138,7 @@ async def test_a_full_disk_ends_read_only_and_comes_back_with_nothing_lost(
         await writer.until_read_only()
         # Recovery and repair go on; what it has is read.
         assert await writer.add(recovery=True) is Status.OK
-        assert store.is_read_only
+        assert store.disk.is_read_only
         await writer.check(store)
 
     store.check_space()
@@ -225,7 +226,7 @@ async def test_garbage_is_given_back_though_the_disk_is_full(disk: Path, writer:
         await collector.free_segments()
         assert len(store.segments.numbers()) < before - 3
         store.check_space()
-        assert not store.is_full
+        assert not store.disk.is_full
 
     store.check_space()
     assert await writer.add() is Status.OK

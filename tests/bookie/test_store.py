@@ -18,11 +18,11 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.record import Run, pack
 from quorumlog.protocol.replica import AddAsked, FenceAsked, ReadAsked, Verdict
-from services.bookie import reading
-from services.bookie import store as stores
+from services.bookie import reading, reads
 from services.bookie import writer as writers
+from services.bookie.directory import DirectoryInUse
 from services.bookie.log import LogRecord
-from services.bookie.store import DirectoryInUse, Overloaded, ReadAnswer
+from services.bookie.store import Overloaded, ReadAnswer
 from tests.bookie.support import (
     KEY,
     ME,
@@ -127,7 +127,7 @@ async def test_more_than_fits_into_memory_is_turned_away_not_queued(root: Path, 
 
     assert 0 < taken < 9_999
     gate.open.set()
-    await until(lambda: store.pending_bytes == 0, "what was taken is written")
+    await until(lambda: store.pending.bytes == 0, "what was taken is written")
     assert len(answers) == taken
     assert (await add(store, run_of(8, [0]))).status is Status.OK
     await store.stop()
@@ -169,7 +169,7 @@ async def test_a_disk_that_fills_up_makes_it_read_only_and_room_makes_it_writabl
     store = started(root / "d", options)
     filler = "x" * 2000
     number = 0
-    while not store.is_read_only:
+    while not store.disk.is_read_only:
         assert (await add(store, run_of(7, [number], filler))).status is Status.OK
         store.check_space()
         number += 1
@@ -178,7 +178,7 @@ async def test_a_disk_that_fills_up_makes_it_read_only_and_room_makes_it_writabl
     assert (await add(store, run_of(7, [number]), recovery=True)).status is Status.OK
     assert (await fence(store, 9)).status is Status.OK
     assert ids_of(await read(store, 7, 0, 0)) == [0]
-    store.options = replace(options, data_bytes_max=2_000_000)
+    store.disk.options = replace(options, data_bytes_max=2_000_000)
     store.check_space()
     assert (await add(store, run_of(7, [number + 1]))).status is Status.OK
     await store.stop()
@@ -196,7 +196,7 @@ async def test_when_the_disk_is_full_all_the_same_the_reserve_saves_what_was_acc
         return create(*args)
 
     monkeypatch.setattr(store.segments, "create", without_room)
-    monkeypatch.setattr("services.bookie.store.keep_reserve", lambda *_: False)
+    monkeypatch.setattr("services.bookie.disk.keep_reserve", lambda *_: False)
     number = 0
     while (root / "d" / "reserve").exists():
         verdict = await add(store, run_of(7, [number], "y" * 500))
@@ -204,7 +204,7 @@ async def test_when_the_disk_is_full_all_the_same_the_reserve_saves_what_was_acc
         number += 1
 
     store.check_space()
-    assert store.is_read_only
+    assert store.disk.is_read_only
     assert (await fence(store, 7)).status is Status.OK
     await store.stop()
 
@@ -279,7 +279,7 @@ async def test_what_is_not_in_memory_is_read_from_the_disk_beside_what_is(
         asked.append(extent)
         return reading.read_waiting(extent) if len(asked) <= 2 else None
 
-    monkeypatch.setattr(stores, "read_now", half)
+    monkeypatch.setattr(reads, "read_now", half)
 
     answer = await read(store, 7, 0, 79)
 
@@ -378,15 +378,15 @@ async def test_a_new_incarnation_denies_nothing_that_the_old_one_was_asked(root:
 async def test_ledgers_that_rest_are_forgotten_in_memory_and_known_all_the_same(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.bookie.store.LEDGERS_MAX", 10)
+    monkeypatch.setattr("services.bookie.holdings.LEDGERS_MAX", 10)
     store = started(root / "d")
     for ledger in range(50):
         await add(store, run_of(ledger, range(2)))
     await store.checkpoint()
 
-    store.trim()
+    store.holdings.trim()
 
-    assert len(store._ledgers) == 0
+    assert len(store.holdings._ledgers) == 0
     for ledger in range(50):
         assert ids_of(await read(store, ledger, 0, 5)) == [0, 1]
     assert len(list(store.ledgers())) == 50
@@ -445,13 +445,13 @@ async def test_adds_while_a_checkpoint_is_written_are_in_the_next_one(
 async def test_the_writer_is_told_of_records_in_their_order(root: Path) -> None:
     store = started(root / "d")
     order: list[int] = []
-    on_synced = store._on_synced
+    on_synced = store.pending._on_synced
 
     def noted(records: list[LogRecord], position: writers.Position) -> None:
         order.extend(record.ledger_id for record in records)
         on_synced(records, position)
 
-    store._on_synced = noted  # type: ignore[method-assign]
+    store.pending._on_synced = noted  # type: ignore[method-assign]
     await asyncio.gather(*[add(store, run_of(ledger, [0])) for ledger in range(200)])
 
     assert order == list(range(200))
@@ -463,11 +463,11 @@ async def test_an_add_that_was_compared_while_its_ledger_was_forgotten_meets_the
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BookKeeper's #4701: two objects of one ledger, and the fence is on the other one."""
-    monkeypatch.setattr("services.bookie.store.LEDGERS_MAX", -1)
+    monkeypatch.setattr("services.bookie.holdings.LEDGERS_MAX", -1)
     store = started(root / "d")
     await add(store, run_of(7, range(5)))
     await store.checkpoint()
-    bodies = store._bodies
+    bodies = store._reads.fetch
     reading, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(*args: Any) -> Any:
@@ -475,11 +475,11 @@ async def test_an_add_that_was_compared_while_its_ledger_was_forgotten_meets_the
         await go_on.wait()
         return await bodies(*args)
 
-    monkeypatch.setattr(store, "_bodies", slow)
+    monkeypatch.setattr(store._reads, "fetch", slow)
     adding = asyncio.create_task(add(store, run_of(7, range(3, 9))))
     await reading.wait()
-    store.trim()
-    assert store._ledgers == {}
+    store.holdings.trim()
+    assert store.holdings._ledgers == {}
     assert (await fence(store, 7)).status is Status.OK
     go_on.set()
 

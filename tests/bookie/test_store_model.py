@@ -209,7 +209,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_queued_between_steps(self) -> None:
-        assert self._store.pending_bytes == 0
+        assert self._store.pending.bytes == 0
 
 
 TestStoreAgainstDictionary = StoreAgainstDictionary.TestCase

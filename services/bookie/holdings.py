@@ -1,0 +1,145 @@
+"""All ledgers of a bookie: some in memory, all of them in the index, seen as one."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Final
+
+from quorumlog.protocol.replica import Ranges
+from services.bookie.index import Index, LedgerChange, LedgerRow
+from services.bookie.ledger import Ledger
+from services.bookie.parts import present_in
+from services.bookie.records import apply_stored
+from services.bookie.replay import Placed
+from services.bookie.writer import Position
+
+LEDGERS_MAX: Final = 20_000
+"""Ledgers kept in memory; idle ones beyond it are forgotten at a checkpoint."""
+
+REPLAY_CHUNK: Final = 100_000
+"""Records that a replay keeps in memory before it gives them to the index."""
+
+RANGES_AT_ONCE_BYTES: Final = 1024 * 1024
+
+
+class Holdings:
+    """The ledgers. Owned by the event loop.
+
+    Invariant: a ledger that is in memory is the same object for all who ask; two would not see
+    each other's fence.
+    """
+
+    def __init__(self, me: str, index: Index, *, is_deferred: bool) -> None:
+        """As the index knows them; a replay adds what came since."""
+        self._me = me
+        self._index = index
+        self._is_deferred = is_deferred
+        self._ledgers: dict[int, Ledger] = {}
+        self._applied_count = 0
+
+    def rename(self, me: str) -> None:
+        """Be another incarnation; before anything is served."""
+        self._me = me
+        for ledger in self._ledgers.values():
+            ledger.replica.me = me
+
+    def ledger(self, ledger_id: int) -> Ledger:
+        """A ledger, from memory or from the index."""
+        ledger = self._ledgers.get(ledger_id)
+        if ledger is None:
+            ledger = self._ledgers[ledger_id] = Ledger(
+                ledger_id, self._me, self._index, is_deferred=self._is_deferred
+            )
+        return ledger
+
+    def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:
+        """All ledgers that are known here, ascending, from an id on."""
+        indexed = self._index.ledgers(after)
+        mine = iter(sorted(item for item in self._ledgers if item > after))
+        theirs = next(indexed, None)
+        memory = next(mine, None)
+        while theirs is not None or memory is not None:
+            if memory is not None and (theirs is None or memory <= theirs[0]):
+                if theirs is not None and theirs[0] == memory:
+                    theirs = next(indexed, None)
+                row = self.row(memory)
+                if row is not None:
+                    yield memory, row
+                memory = next(mine, None)
+            else:
+                assert theirs is not None
+                yield theirs
+                theirs = next(indexed, None)
+
+    def row(self, ledger_id: int) -> LedgerRow | None:
+        """What is known of a ledger, or None: it was never seen."""
+        held = self._ledgers.get(ledger_id)
+        if held is not None and held.is_dropped:
+            return None
+        row = held.row() if held is not None else self._index.row(ledger_id)
+        return row if row is not None and (row.ledger_key is not None or row.is_limbo) else None
+
+    async def ranges(self, ledger_id: int, first: int, last: int, limit: int) -> Ranges:
+        """What is held of a range, at most about `limit` ranges of it; a long ledger takes turns
+        with the rest of the loop.
+        """
+        found: list[tuple[int, int]] = []
+        while first <= last and len(found) < limit:
+            ledger = self.ledger(ledger_id)
+            parts, known_to = ledger.find_some(first, last, RANGES_AT_ONCE_BYTES)
+            for low, high in present_in(parts, first, known_to):
+                if found and found[-1][1] == low - 1:
+                    found[-1] = (found[-1][0], high)
+                else:
+                    found.append((low, high))
+            first = known_to + 1
+            await asyncio.sleep(0)
+        return tuple(found)
+
+    def is_named(self, segment: int) -> bool:
+        """Whether a part in memory lies in a segment."""
+        return any(
+            part.segment == segment for ledger in self._ledgers.values() for part in ledger.recent
+        )
+
+    def trim(self) -> None:
+        """Forget idle ledgers beyond the limit: the index knows them."""
+        if len(self._ledgers) > LEDGERS_MAX:
+            idle = [ledger_id for ledger_id, ledger in self._ledgers.items() if ledger.is_idle]
+            for ledger_id in idle:
+                del self._ledgers[ledger_id]
+
+    # --- the index behind them -------------------------------------------------------------------
+
+    @property
+    def is_much_replayed(self) -> bool:
+        """Whether a replay gave so much that a checkpoint should follow it."""
+        return self._applied_count >= REPLAY_CHUNK
+
+    def apply_stored(self, placed: Placed) -> None:
+        """Replay: take over a record that was read back."""
+        apply_stored(self.ledger(placed.record.ledger_id), placed)
+        self._applied_count += 1
+        if self._applied_count % REPLAY_CHUNK == 0:
+            # Memory stays flat; the checkpoint's place stays where it is, since replaying the
+            # same again does no harm.
+            self.write_index(None)
+            self.trim()
+
+    def write_index(self, position: Position | None) -> None:
+        """Tell the index all there is, where no loop runs."""
+        changes = [(ledger, ledger.change()) for ledger in self._ledgers.values()]
+        self._index.write(position, [change for _, change in changes])
+        for ledger, change in changes:
+            ledger.checkpointed(change)
+
+    def changes(self) -> list[tuple[Ledger, LedgerChange]]:
+        """What a checkpoint has to write."""
+        dirty = [ledger for ledger in self._ledgers.values() if ledger.is_dirty]
+        return [(ledger, ledger.change()) for ledger in dirty]
+
+    def checkpointed(self, changes: list[tuple[Ledger, LedgerChange]]) -> None:
+        """What `changes` gave is on disk; ledgers that are gone are forgotten."""
+        for ledger, change in changes:
+            ledger.checkpointed(change)
+            if ledger.is_dropped and ledger.is_idle:
+                self._ledgers.pop(ledger.ledger_id, None)

@@ -1,0 +1,77 @@
+"""Giving up space, and what is written again so that segments can go (collect.py and space.py
+decide).
+"""
+
+import asyncio
+from collections import Counter
+
+from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.record import Run
+from services.bookie.holdings import Holdings
+from services.bookie.ledger import Ledger
+from services.bookie.parts import Part
+from services.bookie.pending import Pending
+from services.bookie.reads import Reads
+from services.bookie.records import dropped
+
+
+class Moves:
+    """Drops ledgers, and writes parts and words of them anew at the end of the log."""
+
+    def __init__(
+        self, holdings: Holdings, pending: Pending, reads: Reads, counters: Counter[str]
+    ) -> None:
+        """Used on the event loop's thread."""
+        self._holdings = holdings
+        self._pending = pending
+        self._reads = reads
+        self._counters = counters
+
+    def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
+        """Hold no entries of a ledger any more. With a stub its fence stays (rule 16); without
+        one nothing stays: the metadata has a tombstone (rules 17 and 18).
+        """
+        self._pending.put(dropped(self._holdings.ledger(ledger_id), keep_stub=keep_stub))
+        self._counters["dropped_ledgers"] += 1
+
+    async def move(self, parts: list[tuple[int, Part]]) -> list[bool]:
+        """Write parts anew at the end of the log, in this order; on disk when it returns. False
+        for those that can't be read.
+        """
+        ledger_of = self._holdings.ledger
+        bodies = await asyncio.gather(
+            *[self._reads.fetch(ledger_of(ledger_id), [part]) for ledger_id, part in parts]
+        )
+        moved: set[Ledger] = set()
+        for (ledger_id, part), found in zip(parts, bodies, strict=True):
+            ledger = ledger_of(ledger_id)
+            # It may have been replaced or dropped while it was read.
+            if not found or not ledger.holds(part):
+                continue
+            run = Run(bytes(found[0][1])).where(part.has)
+            if run is not None:
+                self._pending.submit(ledger, (ledger.replica.moved(run),))
+                moved.add(ledger)
+        for ledger in moved:
+            await self._pending.all_synced(ledger)
+        return [
+            bool(found) or not ledger_of(ledger_id).holds(part)
+            for (ledger_id, part), found in zip(parts, bodies, strict=True)
+        ]
+
+    async def repeat(self, ledger_id: int) -> None:
+        """Write again what is known of a ledger beside its entries; on disk when it returns."""
+        ledger = self._holdings.ledger(ledger_id)
+        if ledger.highest == NO_ENTRY and ledger.replica.is_fenced:
+            # A stub, as far as anybody can tell: copies that were dropped stay dropped.
+            self._pending.put(dropped(ledger, keep_stub=True))
+        self._pending.submit(ledger, ledger.replica.repeated())
+        await self._pending.all_synced(ledger)
+
+    async def repeat_gone(self, ledger_id: int) -> None:
+        """Write again that a ledger is gone; on disk when it returns. Nothing is held of it."""
+        ledger = self._holdings.ledger(ledger_id)
+        if ledger.highest != NO_ENTRY or ledger.replica.ledger_key is not None:
+            return
+        self._pending.put(dropped(ledger, keep_stub=False))
+        await self._pending.all_synced(ledger)

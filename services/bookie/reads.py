@@ -1,0 +1,171 @@
+"""The bytes of parts: from memory at once, from the disk in threads, and ahead of who reads on.
+
+What may be told is judged elsewhere (store.py); here it is only fetched, checked and cut.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
+from quorumlog.protocol.record import Run, merge
+from quorumlog.protocol.replica import Ranges, ranges_of
+from services.bookie.damage import Damages
+from services.bookie.ledger import Ledger
+from services.bookie.parts import Part, present_in
+from services.bookie.reading import (
+    Bytes,
+    Extent,
+    advise,
+    bodies,
+    extents,
+    join,
+    read_all,
+    read_now,
+    scratch,
+)
+from services.bookie.segments import Segments
+
+log = logging.getLogger(__name__)
+
+Found = list[tuple[Part, Bytes]]
+"""Parts and the runs that they are of."""
+
+
+class Reads:
+    """Reads what is stored. Invariant: what can't be read or is damaged is left out and noted; it
+    is unknown, never absent.
+    """
+
+    def __init__(self, segments: Segments, damages: Damages, counters: Counter[str]) -> None:
+        """Used on the event loop's thread."""
+        self._segments = segments
+        self._damages = damages
+        self._counters = counters
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="log-reader")
+        self._advisor = ThreadPoolExecutor(1, thread_name_prefix="log-advisor")
+        """Apart from the readers: what it asks for must be under way when they come to it."""
+        self._scratch = scratch()
+
+    def close(self) -> None:
+        """Wait for what is being read."""
+        self._readers.shutdown(wait=True)
+        self._advisor.shutdown(wait=True)
+
+    def go_on(
+        self, ledger: Ledger, first: int, last: int, parts: list[Part], bytes_max: int
+    ) -> bool:
+        """Somebody reads first..last now, of which these parts are held. True: they have been asked
+        for, since who reads goes on where the last read ended and waits for the disk.
+        """
+        is_in_order = ledger.read_to == first - 1
+        ledger.read_to = last
+        if not is_in_order:
+            ledger.is_cold = False
+            ledger.ahead_to = NO_ENTRY
+        elif ledger.is_cold and parts:
+            self._ahead(ledger, first, last, parts, bytes_max)
+        return is_in_order and last <= ledger.ahead_to
+
+    def _ahead(
+        self, ledger: Ledger, first: int, last: int, parts: list[Part], bytes_max: int
+    ) -> None:
+        """Have the kernel fetch these parts, and what will be asked for next: it sees jumps from run
+        to run and does not notice that a ledger is read from its beginning to its end.
+        """
+        if last < ledger.ahead_to:
+            return
+        wanted = [] if first <= ledger.ahead_to else parts
+        ahead, ledger.ahead_to = ledger.find_some(last + 1, ledger.highest, bytes_max)
+        stored = [part for part in (*wanted, *ahead) if part.body is None]
+        self._advisor.submit(advise, extents(self._segments, stored))
+
+    def fetch_now(self, ledger: Ledger, parts: list[Part]) -> tuple[Found, list[Extent]]:
+        """The runs of parts that are in memory (ours or the kernel's), and where the others lie."""
+        found: Found = [(part, part.body) for part in parts if part.body is not None]
+        stored = [part for part in parts if part.body is None]
+        wanted = extents(self._segments, stored) if stored else []
+        for place, extent in enumerate(wanted):
+            data = read_now(extent, self._scratch)
+            if data is None:
+                ledger.is_cold = True
+                return found, wanted[place:]
+            good = list(bodies(extent, data, ledger.ledger_id))
+            self._note_damage(ledger, extent.parts, good)
+            found += good
+        return found, []
+
+    async def fetch_later(
+        self,
+        ledger: Ledger,
+        found: Found,
+        missing: list[Extent],
+        answer: Callable[[Found], None],
+        *,
+        is_advised: bool,
+    ) -> None:
+        """Read what is missing, and answer with all of it."""
+        try:
+            found += await self._read(ledger, missing, is_advised=is_advised)
+        except Exception:
+            # What can't be read is unknown: the answer just does not name it.
+            log.exception("read-failed", extra={"ledger": ledger.ledger_id})
+            found = []
+        answer(found)
+
+    async def fetch(self, ledger: Ledger, parts: list[Part]) -> Found:
+        """The runs of parts; those that are damaged are left out."""
+        found: Found = [(part, part.body) for part in parts if part.body is not None]
+        stored = [part for part in parts if part.body is None]
+        if stored:
+            found += await self._read(ledger, extents(self._segments, stored))
+        return found
+
+    async def stored(self, ledger: Ledger, ranges: Ranges) -> tuple[Run | None, Ranges]:
+        """What can be read of ranges that are held, and what can't."""
+        runs: list[Run] = []
+        damaged: list[int] = []
+        for first, last in ranges:
+            parts = ledger.find(first, last)
+            body = join(await self.fetch(ledger, parts), first, last, ID_MAX)
+            run = None if body is None else Run(body)
+            if run is not None:
+                runs.append(run)
+            damaged += [
+                entry_id
+                for low, high in present_in(parts, first, last)
+                for entry_id in range(low, high + 1)
+                if run is None or run.index(entry_id) is None
+            ]
+        return merge(runs), ranges_of(damaged)
+
+    async def examine(
+        self, ledger: Ledger, first: int, last: int, bytes_max: int
+    ) -> tuple[Ranges, Run | None, int]:
+        """What should be held of the beginning of a range, what of it could be read, and up to
+        which entry this is told: about `bytes_max` at a time. Does not ask the rules (audit).
+        """
+        parts, known_to = ledger.find_some(first, last, bytes_max)
+        expected = tuple(present_in(parts, first, known_to))
+        body = join(await self.fetch(ledger, parts), first, known_to, ID_MAX)
+        return expected, None if body is None else Run(body), known_to
+
+    async def _read(
+        self, ledger: Ledger, wanted: list[Extent], *, is_advised: bool = False
+    ) -> Found:
+        """The runs in these extents, from the disk."""
+        work = partial(read_all, wanted, ledger.ledger_id, is_advised=is_advised)
+        read = await asyncio.get_running_loop().run_in_executor(self._readers, work)
+        self._note_damage(ledger, [part for extent in wanted for part in extent.parts], read)
+        return read
+
+    def _note_damage(self, ledger: Ledger, parts: list[Part], read: Found) -> None:
+        if len(read) == len(parts):
+            return
+        good = {id(part) for part, _ in read}
+        for part in parts:
+            if id(part) not in good and self._damages.note(ledger.ledger_id, part):
+                self._counters["damaged_reads"] += 1
