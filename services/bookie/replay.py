@@ -46,10 +46,13 @@ class Replayed:
 
 
 def replay_log(
-    segments: Segments, checkpoint: Position | None, apply: Callable[[Placed], None]
+    segments: Segments,
+    checkpoint: Position | None,
+    apply: Callable[[Placed], None],
+    on_segment: Callable[[], None] = lambda: None,
 ) -> Replayed:
     """Apply all records from the checkpoint (None: from the beginning) in order, and begin a new
-    segment behind them.
+    segment behind them. `on_segment` is called when a segment has been read.
 
     When it returns, everything that was applied is on disk.
     Raises: LogDamaged where something that was on disk is not there or not right.
@@ -69,9 +72,11 @@ def replay_log(
         at = _start(segments)
     if at.segment > last:
         raise LogDamaged(f"{segments.path(at.segment)} is missing: the index names it")
-    for batch_of, batch in _whole_segments(segments, at, last):
+    for batch_of, batch in _whole_segments(segments, at, last, on_segment):
         _apply(batch_of, batch, apply)
-    return _last_segment(segments, last, checkpoint, apply)
+    replayed = _last_segment(segments, last, checkpoint, apply)
+    on_segment()
+    return replayed
 
 
 def _start(segments: Segments) -> Position:
@@ -82,7 +87,9 @@ def _start(segments: Segments) -> Position:
     return Position(first, SEGMENT_HEAD.size, segments.head(first).first_sequence)
 
 
-def _whole_segments(segments: Segments, at: Position, last: int) -> Iterator[tuple[int, Batch]]:
+def _whole_segments(
+    segments: Segments, at: Position, last: int, on_segment: Callable[[], None]
+) -> Iterator[tuple[int, Batch]]:
     """The batches of all segments but the last one, which end where their successor says."""
     present = set(segments.numbers())
     for number in range(at.segment, last):
@@ -102,6 +109,7 @@ def _whole_segments(segments: Segments, at: Position, last: int) -> Iterator[tup
         expected = segments.head(number + 1).first_sequence
         if sequence != expected:
             raise LogDamaged(_message(segments, number, end, "batches are missing at the end"))
+        on_segment()
 
 
 def _last_segment(

@@ -81,10 +81,12 @@ class Store:
         options: StoreOptions,
         *,
         lock_held: int | None = None,
+        on_segment: Callable[[], None] = lambda: None,
     ) -> None:
         """Locks and opens the directory, and replays its log. Blocks; nothing is served yet.
 
-        `lock_held`: the lock that the caller took already, by `locked`.
+        `lock_held`: the lock that the caller took already, by `locked`; `on_segment` is called
+        when a segment has been read.
 
         Raises: DirectoryInUse, LogDamaged.
         """
@@ -104,7 +106,7 @@ class Store:
             undo.callback(self.index.close)
             self.holdings = Holdings(me, self.index, is_deferred=options.is_deferred)
             self.replayed: Replayed = replay_log(
-                self.segments, self.index.checkpoint(), self.holdings.apply_stored
+                self.segments, self.index.checkpoint(), self.holdings.apply_stored, on_segment
             )
             undo.pop_all()
         self.damages = Damages(lambda ledger_id, *span: self.ledger(ledger_id).find(*span))

@@ -13,7 +13,7 @@ import google_crc32c
 import orjson
 import typer
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, track
 from rich.table import Table
 
 from quorumlog.protocol.record import Run
@@ -215,21 +215,58 @@ def dump(directory: Directory, *, json: AsJson = False) -> None:
 
 @app.command("rebuild-index")
 def rebuild_index(directory: Directory, *, json: AsJson = False) -> None:
-    """Throw the index away and build it anew from the log."""
+    """Throw the index away and build it anew from the log. Exit status 1: the log is damaged, and
+    the index is as it was.
+    """
     lock = _taken(directory)
-    shutil.rmtree(directory / "index", ignore_errors=True)
+    numbers = Segments(directory / "log", 0).numbers()
     cookie = read_cookie(directory)
-    with Console(stderr=True).status("reading the log"):
-        store = Store(
-            directory, cookie.member if cookie else "bookie@0", StoreOptions(), lock_held=lock
-        )
+    member = cookie.member if cookie else "bookie@0"
+    console = Console(stderr=True)
+    progress = Progress(console=console, transient=True, disable=not console.is_terminal)
+    task = progress.add_task("segments", total=len(numbers))
+    with _index_aside(directory), progress:
+        try:
+            store = Store(
+                directory,
+                member,
+                StoreOptions(),
+                lock_held=lock,
+                on_segment=lambda: progress.advance(task),
+            )
+        except LogDamaged as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(1) from None
         store.write_index()
-    ledgers = sum(1 for _ in store.ledgers())
+    entries = ledgers = 0
+    for _, row in store.ledgers():
+        ledgers += 1
+        entries += row.entry_count
     store.close()
     if json:
-        typer.echo(orjson.dumps({"ledgers": ledgers}))
+        made = {"segments": len(numbers), "ledgers": ledgers, "entries": entries}
+        typer.echo(orjson.dumps(made))
     else:
-        typer.echo(f"the index is built anew: {ledgers:,} ledgers")
+        typer.echo(f"the index is built anew: {ledgers:,} ledgers, {entries:,} entries")
+
+
+@contextmanager
+def _index_aside(directory: Path) -> Iterator[None]:
+    """Put the index away, for good where all goes well. A log that is damaged below the checkpoint
+    can't give another one, and the bookie starts with this one still.
+    """
+    index, aside = directory / "index", directory / "index.aside"
+    shutil.rmtree(aside, ignore_errors=True)
+    if index.exists():
+        index.rename(aside)
+    try:
+        yield
+    except BaseException:
+        if aside.exists():
+            shutil.rmtree(index, ignore_errors=True)
+            aside.rename(index)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 @app.command()

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from loadtest.stores import scratch
 from services.bookie.cookie import decide, read_cookie, write_cookie
 from services.bookie.log import LogDamaged
+from services.bookie.options import StoreOptions
+from services.bookie.store import Store
 from services.bookie.tools import app
 from tests.bookie.support import (
     add,
@@ -74,13 +76,54 @@ def test_dump_lists_the_records_without_payloads(directory: Path) -> None:
 
 
 async def test_a_rebuilt_index_says_the_same(directory: Path) -> None:
+    segments = list((directory / "log").glob("*.log"))
+
     result = CliRunner().invoke(app, ["rebuild-index", str(directory), "--json"])
 
-    assert json.loads(result.stdout) == {"ledgers": 1}
+    assert json.loads(result.stdout) == {
+        "segments": len(segments),
+        "ledgers": 1,
+        "entries": 60,
+    }
+    assert not (directory / "index.aside").exists()
     store = started(directory)
     assert store.replayed.copied_records == 0
     assert ids_of(await read(store, 7, 0, 99)) == list(range(60))
     await store.stop()
+
+
+async def test_a_damaged_log_leaves_the_index_as_it_was(directory: Path) -> None:
+    store = started(directory)
+    await add(store, run_of(8, [0]))
+    await store.stop()
+    first = min((directory / "log").glob("*.log"))
+    data = bytearray(first.read_bytes())
+    data[batches_of(first)[2].end - 3] ^= 8
+    first.write_bytes(data)
+
+    result = CliRunner().invoke(app, ["rebuild-index", str(directory)])
+
+    assert result.exit_code == 1
+    assert "is damaged at offset" in result.output
+    # What lies below the checkpoint is not read at a start: all else is still served.
+    store = started(directory)
+    assert ids_of(await read(store, 7, 0, 99)) == [*range(20), *range(30, 60)]
+    await store.stop()
+
+
+def test_a_segment_read_moves_the_bar(directory: Path) -> None:
+    read_count = 0
+
+    def note() -> None:
+        nonlocal read_count
+        read_count += 1
+
+    shutil.rmtree(directory / "index")
+    segments = list((directory / "log").glob("*.log"))
+
+    Store(directory, "b1@1", StoreOptions(), on_segment=note).close()
+
+    assert read_count == len(segments)
 
 
 def test_a_bookie_that_runs_is_not_touched(directory: Path) -> None:
