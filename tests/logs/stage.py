@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 from quorumlog.errors import QuorumLogError, SequenceGap
 from quorumlog.net.directory import Directory
@@ -45,6 +45,7 @@ class HandGateway(Gateway):
         self.goes = _open()
         self.adds = _open()
         self.made = _open()
+        self.closed = _open()
 
     async def step(self) -> None:
         await self.goes.wait()
@@ -58,6 +59,11 @@ class HandGateway(Gateway):
         row = await super().create(options)
         self.say(f"{self.writer.id} makes ledger {row.ledger_id}")
         await self.made.wait()
+        return row
+
+    async def close(self, ledger_id: int) -> LedgerMetadata:
+        row = await super().close(ledger_id)
+        await self.closed.wait()
         return row
 
     def _closed(self, ledger: Ledger) -> LedgerMetadata:
@@ -271,12 +277,14 @@ class LogStage:
     def _stand(self, who: str) -> None:
         self._of(who).goes.clear()
 
-    def _hang(self, who: str) -> None:
-        self._of(who).made.clear()
+    def _hang(self, who: str, done: str) -> None:
+        gateway = self._of(who)
+        (gateway.made if done == "made" else gateway.closed).clear()
 
     def _go_on(self, who: str) -> None:
-        self._of(who).goes.set()
-        self._of(who).made.set()
+        gateway = self._of(who)
+        for gate in (gateway.goes, gateway.made, gateway.closed):
+            gate.set()
 
     def _next_late(self) -> None:
         self.cluster.is_next_late = True
@@ -325,7 +333,7 @@ class LogStage:
         self._sealed[transaction].append(sealed)
         self._said.append(f"{transaction} has ledger {sealed.ledger_id}")
 
-    def _commit(self, who: str, transaction: str) -> None:
+    def _commit(self, who: str, transaction: str, over: str | None) -> None:
         gateway, sealed = self._of(who), tuple(self._sealed[transaction])
         if transaction not in self._commits:
             values = [
@@ -344,7 +352,7 @@ class LogStage:
         )
 
         async def commit() -> str:
-            done = await served.commit(transaction, sealed)
+            done = await served.commit(transaction, sealed, overwrite=bool(over))
             assert done.first_offset is not None
             self._judged(lambda: self.judge.produced(op, done.first_offset or 0))
             return f"at {done.first_offset} to {done.last_offset}"
@@ -384,11 +392,13 @@ class LogStage:
     def _whole(self, who: str) -> None:
         async def judge() -> str:
             found: list[tuple[int, str]] = []
+            at: int | Literal["earliest"] = "earliest"
             while True:
-                page = await self._of(who).logs.read(NAME, len(found), limit=50)
+                page = await self._of(who).logs.read(NAME, at, limit=50)
                 found += [(record.offset, record.record.value.decode()) for record in page.records]
                 if not page.records:
                     break
+                at = page.next
             self._judged(lambda: self.judge.whole(found))
             return ", ".join(f"{at} {value}" for at, value in found)
 
@@ -402,7 +412,7 @@ class LogStage:
         r"(g\d) takes the log over": _take,
         r"(g\d) dies": _die,
         r"(g\d) stands still": _stand,
-        r"(g\d) hangs when it has made a ledger": _hang,
+        r"(g\d) hangs when it has (made|closed) a ledger": _hang,
         r"(g\d) goes on": _go_on,
         r"the next answer to a row's change is late": _next_late,
         r"the late answer arrives": _answers,
@@ -411,7 +421,7 @@ class LogStage:
         r"a recovery finds (\d+) of what is in flight": _keep,
         r"the ledger API of (g\d) appends ([\w ]+) to ledger (\d+)": _ledger_api,
         r"(t\d) writes (.+)": _writes,
-        r"(g\d) commits (t\d)": _commit,
+        r"(g\d) commits (t\d)( over all)?": _commit,
         r"bookies (.+)": _bookies,
         r"an ensemble of E=(\d) Qw=(\d) Qa=(\d)": _ensemble,
         r"(g\d) reads it all": _whole,
