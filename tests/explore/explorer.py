@@ -41,11 +41,12 @@ from quorumlog.protocol.messages import (
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.recovery import Phase
 from quorumlog.protocol.writer import WriterState
-from tests.explore.judge import Judge
+from tests.explore.judge import Judge, broken_if
 from tests.explore.parts import AT_STORE, AT_TIMER, WRITER, Broken, Message, Parts
 from tests.explore.scope import Scope
 from tests.explore.symmetry import Symmetry
 from tests.sim.world import unknown
+from tests.support import invariants
 
 OVER: Final = (WriterState.CLOSED, WriterState.ENDED)
 
@@ -235,8 +236,7 @@ class Explorer:
         if confirms >= 0:
             first, last = divmod(confirms, 1000)
             try:
-                if first != counts.acked + 1:
-                    raise Broken(f"I8: {first}..{last} confirmed after {counts.acked}")
+                broken_if(invariants.in_order(first, last, counts.acked))
                 counts = counts._replace(acked=last)
                 self.judge.acked(last, counts.end, bookies, row)
             except Broken as broken:

@@ -1,7 +1,8 @@
 """What must hold of a log whose every step is seen (I32 to I34, rules 22 to 28).
 
 What clients were told, and what ledgers held when they were sealed or dropped, goes into one history
-(tests/support/log_history.py), judged at each event; the row and the ledgers are judged beside it.
+(tests/support/log_history.py), judged at each event; the row and the ledgers are judged beside it. TLA is the public specification
+Vanlightly/bookkeeper-tlaplus.
 """
 
 import logging
@@ -78,7 +79,7 @@ class Judge(LogHistory):
     def written_is_named_last(self, ledger: Ledger) -> None:
         """I32: what is written is in the log's list, as the one that its owner writes.
 
-        Source: BookKeeper's TLA+ LedgerChaining, every non-empty ledger is in the list.
+        Source: TLA LedgerChaining, AllNonEmptyLedgersInLedgerList.
         """
         # The base: what was added ahead by a roll has no start yet, and is not written (rule 23).
         item = self._cluster.logs[self._name].base
@@ -88,7 +89,7 @@ class Judge(LogHistory):
     def sealed_as_it_is(self, item: LogItem) -> None:
         """I33: the list's borders are those of its ledgers, so that offsets follow its order.
 
-        Source: BookKeeper's TLA+ LedgerChaining, order across ledgers is the list's.
+        Source: TLA LedgerChaining, EntryOrderMaintained.
         """
         values = values_of(self._cluster.ledgers[item.ledger_id].entries)
         assert item.first_offset is not None
@@ -99,7 +100,7 @@ class Judge(LogHistory):
     def older_ones_are_closed(self, ledger: Ledger) -> None:
         """I34: only the last ledger is written, and all before it are CLOSED (rule 23).
 
-        Source: BookKeeper's TLA+ LedgerChaining, at most one ledger of a log is open.
+        Source: TLA LedgerChaining, CloseLastLedger comes before AppendLedger.
         """
         row = self._cluster.logs[self._name]
         for before in row.items:
@@ -109,7 +110,10 @@ class Judge(LogHistory):
                 raise Violation(f"I34: written behind ledger {before.ledger_id}, which is open")
 
     def at_most_two_are_open(self, row: LogMetadata) -> None:
-        """I34 of logs whose owner makes the next ledger ahead: two, of which one is written."""
+        """I34 where the next ledger is made ahead: at most two are open, and one is written.
+
+        Source: rule 23; TLA LedgerChaining has one, for it makes none ahead.
+        """
         still_open = [
             item.ledger_id
             for item in row.items

@@ -37,6 +37,8 @@ from quorumlog.protocol.replica import (
     ranges_of,
     replay,
 )
+from tests.support import invariants
+from tests.support.invariants import Wrong
 
 Answer = Callable[[Event], None]
 
@@ -46,6 +48,13 @@ READ_CUT: Final = 0.1
 
 class BookieFault(AssertionError):
     """A bookie broke one of its own rules (I12, I13, I15, I17, I27)."""
+
+
+def faultless(*found: Wrong) -> None:
+    """Raise BookieFault where a check says what is wrong."""
+    for wrong in found:
+        if wrong is not None:
+            raise BookieFault(wrong)
 
 
 class Watcher(Protocol):
@@ -152,8 +161,11 @@ class SimBookie:
                     self._read(verdict),
                     verdict.absent,
                 )
-                if verdict.absent and (member != self.member or self.replica.is_limbo):
-                    raise BookieFault(f"I27: {self.member} says no as {member}")
+                if verdict.absent:
+                    is_limbo = self.replica.is_limbo
+                    faultless(
+                        invariants.limbo_denies_nothing(self.member, member, is_limbo=is_limbo)
+                    )
             case _:
                 assert_never(asked)
         is_promise = isinstance(asked, SendRead) and asked.fence
@@ -275,8 +287,9 @@ class SimBookie:
         for _, answer, event, ids, is_promise in due:
             if is_promise and isinstance(event, ReadAnswered):
                 self._denied.update(event.absent)
-                if event.status is Status.OK and not self._is_fence_on_disk():
-                    raise BookieFault(f"I15: {self.member} answers a recovery read unfenced")
+                if event.status is Status.OK:
+                    is_fenced = self._is_fence_on_disk()
+                    faultless(invariants.reads_fence(self.member, is_fenced=is_fenced))
             self._check_answer(event, ids)
             self.world.note(
                 self.name, "answers", type(event).__name__, getattr(event, "status", "")
@@ -320,8 +333,7 @@ class SimBookie:
         self._report(fresh)
         self.replica = replay(self.member, self.log)
         self.world.note(self.member, "starts")
-        if self._has_fenced and not self.replica.is_fenced:
-            raise BookieFault(f"I13: {self.member} told a fence and forgot it")
+        self._check_fence(is_kept=self.replica.is_fenced)
 
     def keep_stub(self) -> None:
         """Give the entries up; that the ledger is fenced stays (rule 16)."""
@@ -329,8 +341,7 @@ class SimBookie:
         self._base = self.synced = len(self.log)
         self.damaged.clear()
         self.replica = replay(self.member, self.log)
-        if self._has_fenced and not self.replica.is_fenced:
-            raise BookieFault(f"I13: {self.member} gave up the fence with the entries")
+        self._check_fence(is_kept=self.replica.is_fenced)
 
     def corrupt(self) -> None:
         """Damage one stored copy: its checksum fails from now on."""
@@ -344,14 +355,16 @@ class SimBookie:
         stored = [record for record in verdict.records if isinstance(record, RunStored)]
         if not stored or asked.recovery:
             return
-        if was_fenced:
-            raise BookieFault(f"I12: {self.member} is fenced and stored {asked.run}")
-        if asked.member != self.member:
-            raise BookieFault(f"I27: {self.member} stored a normal add as {asked.member}")
         ids = [entry_id for record in stored for entry_id in record.run.ids]
-        denied = [e for e in ids if any(low <= e <= high for low, high in self._denied)]
-        if denied:
-            raise BookieFault(f"I17: {self.member} stored {denied} after it said no")
+        faultless(
+            invariants.fenced_rejects(self.member, was_fenced=was_fenced),
+            invariants.limbo_takes_no_adds(self.member, asked.member),
+            invariants.negative_sticks(self.member, ids, self._denied),
+        )
+
+    def _check_fence(self, *, is_kept: bool) -> None:
+        told = self._has_fenced
+        faultless(invariants.fence_is_kept(self.member, told=told, is_kept=is_kept))
 
     def _is_fence_on_disk(self) -> bool:
         return any(isinstance(record, LedgerFenced) for record in self.log[: self.synced])
@@ -362,8 +375,7 @@ class SimBookie:
                 pass  # a LAC
             case FenceAnswered(_, _, Status.OK):
                 self._has_fenced = True
-                if not self._is_fence_on_disk():
-                    raise BookieFault(f"I13: {self.member} told a fence that is not on disk")
+                self._check_fence(is_kept=self._is_fence_on_disk())
             case AddAnswered(status=Status.OK):
                 durable = self.log[: self.synced]
                 stored = {e for r in durable if isinstance(r, RunStored) for e in r.run.ids}

@@ -27,7 +27,8 @@ from quorumlog.protocol.messages import (
 )
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.record import Entry
-from tests.sim.world import Client, Violation, World
+from tests.sim.world import Client, Violation, World, judged
+from tests.support import invariants
 from tests.support.history import History, check
 
 
@@ -76,8 +77,7 @@ class Checker:
             case RecoverRequested():
                 self.recoveries[client.name] = Recovery()
             case FenceAnswered(position, _, Status.OK, lac):
-                if lac > self.acked:
-                    raise Violation(f"I10: a bookie told LAC {lac}, acknowledged is {self.acked}")
+                judged(invariants.lac_is_bounded(lac, self.acked, "a bookie"))
                 if client.name in self.recoveries:
                     recovery = self.recoveries[client.name]
                     recovery.covered.add(position)
@@ -98,10 +98,7 @@ class Checker:
             case Confirmed(first, last):
                 self._confirmed(first, last)
             case SendAdd(position, _, _, run):
-                if run.last_add_confirmed > self.acked:
-                    raise Violation(
-                        f"I10: LAC {run.last_add_confirmed} is sent, acknowledged is {self.acked}"
-                    )
+                judged(invariants.lac_is_bounded(run.last_add_confirmed, self.acked, client.name))
                 if any(not self.quorum.is_member(position, entry_id) for entry_id in run.ids):
                     raise Violation(f"I2: position {position} is sent entries of other positions")
             case SendRead(fence=True) if client.name in self.recoveries:
@@ -125,79 +122,50 @@ class Checker:
         held = self.held.setdefault(member_name(member), {})
         for entry in entries:
             held[entry.entry_id] = member_incarnation(member)
-            if self.bytes_of.setdefault(entry.entry_id, entry) != entry:
-                raise Violation(f"I7: {member} holds other bytes of entry {entry.entry_id}")
+            known = self.bytes_of.setdefault(entry.entry_id, entry)
+            judged(invariants.same_bytes(member, entry.entry_id, known, entry))
 
     def row_changed(self, client: Client, before: LedgerMetadata, after: LedgerMetadata) -> None:
         """Judge a change of the row that was applied."""
-        try:
-            after.check()
-        except AssertionError as broken:
-            raise Violation(f"the row is broken by {client.name}: {broken}") from broken
-        for fragment in after.fragments:
-            names = [member_name(member) for member in fragment.bookies]
-            if len(set(names)) != len(names):
-                raise Violation(f"I22: one bookie twice in {fragment.bookies}")
-        allowed = {
-            State.OPEN: (State.OPEN, State.IN_RECOVERY, State.CLOSED),
-            State.IN_RECOVERY: (State.IN_RECOVERY, State.CLOSED),
-            State.CLOSED: (State.CLOSED,),
-        }
-        if after.state not in allowed[before.state]:
-            raise Violation(f"I21: {before.state} became {after.state}")
-        firsts = [fragment.first_entry for fragment in before.fragments]
-        kept = [fragment.first_entry for fragment in after.fragments]
-        if after.state is not State.CLOSED and kept[: len(firsts)] != firsts:
-            raise Violation(f"I22: fragments {firsts} became {kept}")
-        if before.state is State.CLOSED:
-            if (before.last_entry, before.length) != (after.last_entry, after.length):
-                raise Violation("I4: the end moved")
-        elif after.state is State.CLOSED:
+        judged(
+            invariants.row_is_legal(after),
+            invariants.state_goes_on(before, after),
+            invariants.borders_stay(before, after),
+            invariants.end_never_moves(before, after),
+        )
+        if before.state is not State.CLOSED and after.state is State.CLOSED:
             self._closed(client, after)
-        is_recovering = before.state is after.state is State.IN_RECOVERY
-        if (
-            is_recovering
-            and not client.name.startswith("repairer")
-            and before.fragments != after.fragments
-        ):
-            raise Violation("I24: the ensemble changed in recovery, before the close")
         if before.state is State.OPEN and after.state is State.IN_RECOVERY:
             self.marked = after
         if client.name.startswith("repairer"):
-            self._repaired(before, after)
-        elif before.state is State.OPEN and after.state is State.OPEN:
-            self._changed(before, after)
+            judged(invariants.repair_copies_first(before, after, self._has_held))
+        else:
+            judged(invariants.recovery_changes_at_the_close(before, after))
+            if before.state is State.OPEN and after.state is State.OPEN:
+                judged(invariants.writer_changes_the_last(before, after))
         self.acknowledged_are_held(after)
 
     # --- the invariants --------------------------------------------------------------------------
 
     def _confirmed(self, first: int, last: int) -> None:
-        if first != self.acked + 1 or last < first:
-            raise Violation(f"I8: {first}..{last} confirmed after {self.acked}")
-        if last >= len(self.appended):
-            raise Violation(f"I9: {last} confirmed, {len(self.appended)} were appended")
         row = self.world.store.row
+        judged(
+            invariants.in_order(first, last, self.acked),
+            invariants.was_appended(last, len(self.appended)),
+            invariants.closed_covers_acked(last, row.last_entry),
+        )
         self.acked = last
-        if row.last_entry is not None and last > row.last_entry:
-            raise Violation(f"I1: {last} is acknowledged, the ledger ended at {row.last_entry}")
         for entry_id in range(first, last + 1):
             self.history.acked(self.ops[entry_id], entry_id)
         self.acknowledged_are_held(row, first)
 
     def acknowledged_are_held(self, row: LedgerMetadata, first: int = 0) -> None:
-        """I2: each acknowledged entry was durable on Qa members of the fragment that owns it."""
-        for entry_id in range(first, self.acked + 1):
-            holders = self._holders(row, entry_id)
-            if holders < self.quorum.ack_quorum:
-                raise Violation(
-                    f"I2: entry {entry_id} is acknowledged, {holders} of its members hold it"
-                )
+        """I2, of the entries from `first` on."""
+        ids = range(first, self.acked + 1)
+        judged(invariants.acked_reaches_quorum(row, ids, self._has_held))
 
     def _covered(self, recovery: Recovery) -> None:
-        for start in range(self.quorum.ensemble_size):
-            silent = [p for p in self.quorum.write_set(start) if p not in recovery.covered]
-            if len(silent) >= self.quorum.ack_quorum:
-                raise Violation(f"I14: read before coverage, silent are {silent}")
+        judged(invariants.covers_before_reading(self.quorum, recovery.covered))
 
     def _wanted(self, client: Client, wanted: LedgerMetadata) -> None:
         if client.name == "writer" and wanted.state is State.OPEN:
@@ -206,45 +174,19 @@ class Checker:
             # entries may be acknowledged by members of both ensembles (rule 6).
             is_again = wanted == self.wanted
             self.wanted = wanted
-            if begins != self.acked + 1 and not is_again:
-                raise Violation(f"I22: a fragment at {begins}, acknowledged is {self.acked}")
+            if not is_again:
+                judged(invariants.begins_after_acked(begins, self.acked))
         if client.name in self.recoveries and wanted.state is State.OPEN:
             raise Violation("I24: a recoverer changes the ensemble of an open ledger")
-
-    def _changed(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
-        if after.fragments[: len(before.fragments) - 1] != before.fragments[:-1]:
-            raise Violation("I24: the writer changed an earlier fragment")
-
-    def _repaired(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
-        """I25: only members of closed fragments change, once all their entries are copied."""
-        if (before.state, before.last_entry) != (after.state, after.last_entry):
-            raise Violation("I25: a repair changed the ledger's state")
-        if [f.first_entry for f in before.fragments] != [f.first_entry for f in after.fragments]:
-            raise Violation("I25: a repair changed the fragments")
-        for index, fragment in enumerate(after.fragments):
-            old, end = before.fragments[index].bookies, after.fragment_last(index)
-            new = [p for p, member in enumerate(fragment.bookies) if member != old[p]]
-            if new and end is None:
-                raise Violation("I25: a repair changed an open fragment")
-            for position in new:
-                member = fragment.bookies[position]
-                lacking = [
-                    entry_id
-                    for entry_id in range(fragment.first_entry, (end or 0) + 1)
-                    if self.quorum.is_member(position, entry_id)
-                    and not self._has_held(member, entry_id)
-                ]
-                if lacking:
-                    raise Violation(f"I25: {member} lacks {lacking}")
 
     def _closed(self, client: Client, row: LedgerMetadata) -> None:
         assert row.last_entry is not None
         assert row.length is not None
         end = row.last_entry
-        if self.acked > end:
-            raise Violation(f"I1: {self.acked} is acknowledged, the ledger is closed at {end}")
-        if end >= len(self.appended):
-            raise Violation(f"I9: closed at {end}, {len(self.appended)} were appended")
+        judged(
+            invariants.closed_covers_acked(self.acked, end),
+            invariants.was_appended(end, len(self.appended)),
+        )
         self.ends.add((end, row.length))
         self.closed_by = client.name
         if len(self.ends) > 1:
@@ -255,17 +197,8 @@ class Checker:
         recovery = self.recoveries.get(client.name)
         if recovery is not None and end + 1 < len(self.appended):
             negatives = recovery.negatives.get(end + 1, set())
-            if len(negatives) < self.quorum.negatives_needed:
-                raise Violation(
-                    f"I16: closed at {end} with negatives of {sorted(negatives)} for the next"
-                )
-        for entry_id in range(end + 1):
-            if self._holders(row, entry_id) < self.quorum.ack_quorum:
-                raise Violation(f"I2: entry {entry_id} is below its ack quorum at the close")
-
-    def _holders(self, row: LedgerMetadata, entry_id: int) -> int:
-        """How many members held an entry durably, copies that a fault destroyed included."""
-        return sum(self._has_held(member, entry_id) for _, member in row.members_of(entry_id))
+            judged(invariants.absence_is_proven(self.quorum, end, negatives))
+        judged(invariants.acked_reaches_quorum(row, range(end + 1), self._has_held))
 
     def _has_held(self, member: str, entry_id: int) -> bool:
         """Whether an entry was durable at a member. What an earlier incarnation held and lost says
@@ -303,8 +236,7 @@ class Checker:
                 for payload in [self.world.bookies[member_name(member)].peek(entry_id)]
                 if payload is not None
             }
-            if len(found) != 1:
-                raise Violation(f"I3: entry {entry_id} of the closed ledger: {len(found)} payloads")
+            judged(invariants.one_payload(entry_id, found))
             entries.extend((entry_id, payload) for payload in found)
         self.history.content(row.ledger_id, *entries)
         wrong = check(self.history)

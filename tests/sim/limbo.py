@@ -20,7 +20,8 @@ from quorumlog.protocol.messages import (
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.repair import Part, parts
 from quorumlog.protocol.replica import memory_replica
-from tests.sim.bookie import Answer, BookieFault, SimBookie
+from tests.sim.bookie import Answer, SimBookie, faultless
+from tests.support import invariants
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -49,10 +50,12 @@ class LosingBookie(SimBookie):
             self.log.extend(verdict.records)
             self.synced = len(self.log)
             self.replica.synced(self.synced - self._base)
-        if self._may_have_lost() and not (
-            self.replica.is_limbo and (self.replica.is_fenced or row.state is State.OPEN)
-        ):
-            raise BookieFault(f"I27: {self.member} serves, and has not marked what it may lack")
+        is_marked = self.replica.is_limbo and (self.replica.is_fenced or row.state is State.OPEN)
+        faultless(
+            invariants.limbo_is_marked(
+                self.member, may_have_lost=self._may_have_lost(), is_marked=is_marked
+            )
+        )
 
     def _may_have_lost(self) -> bool:
         """Whether metadata places something at an older incarnation: a look of our own."""
@@ -73,12 +76,14 @@ class LosingBookie(SimBookie):
         self.log.extend(verdict.records)
         self._sync()
         self.world.note(self.member, "leaves limbo")
-        if self._may_have_lost():
-            raise BookieFault(f"I27: {self.member} left limbo, and an older name is in metadata")
-        for entry_id in range(self._end() + 1):
-            for _, member in row.members_of(entry_id):
-                if member == self.member and entry_id not in self._held.entries:
-                    raise BookieFault(f"I27: {self.member} left limbo, and lacks {entry_id}")
+        lacking = [
+            entry_id
+            for entry_id in range(self._end() + 1)
+            for _, member in row.members_of(entry_id)
+            if member == self.member and entry_id not in self._held.entries
+        ]
+        is_older_named = self._may_have_lost()
+        faultless(invariants.limbo_ends_whole(self.member, lacking, is_older_named=is_older_named))
 
     def _end(self) -> int:
         """The last entry of closed fragments."""

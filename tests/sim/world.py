@@ -45,6 +45,7 @@ from quorumlog.protocol.record import Entry
 from tests.sim.limbo import DeferringBookie, LosingBookie
 from tests.sim.plan import MS, SECOND, Fault, Plan
 from tests.sim.store import Store
+from tests.support.invariants import Wrong
 
 LEDGER: Final = 7
 MESSAGES_MAX: Final = 10_000
@@ -75,6 +76,13 @@ class Machine(Protocol):
 
 class Violation(AssertionError):
     """An invariant does not hold."""
+
+
+def judged(*found: Wrong) -> None:
+    """Raise Violation where a check says what is wrong."""
+    for wrong in found:
+        if wrong is not None:
+            raise Violation(wrong)
 
 
 @dataclass(slots=True)

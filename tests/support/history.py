@@ -1,7 +1,8 @@
 """What clients saw, and whether a log may look like that.
 
 Every payload of a history is different, and an append's answer names its ids, so nothing has to be
-searched: one pass over the events decides each rule (reliability I5 to I9), in linear time.
+searched: one pass over the events decides each rule (I1 and I4 to I10 as clients see them), in
+linear time. TLA is the public specification Vanlightly/bookkeeper-tlaplus.
 
 What is checked, by the name of the violation:
   - lost: acknowledged, and not in the ledger as it was closed, or answered `no-such-entry`;
@@ -186,7 +187,9 @@ class _Ledger:
     absent: set[int] = field(default_factory=set)
 
 
-class _Checker:
+class Checker:
+    """Takes events one after another; `violations` grows as they show."""
+
     def __init__(self) -> None:
         self.violations: list[Violation] = []
         self.ledgers: dict[int, _Ledger] = {}
@@ -201,28 +204,125 @@ class _Checker:
     def ledger(self, ledger: int) -> _Ledger:
         return self.ledgers.setdefault(ledger, _Ledger())
 
+    # --- the invariants --------------------------------------------------------------------------
+
     def learn(self, ledger: int, entry_id: int, payload: bytes, how: str) -> None:
         """Payload and id belong together: somebody was told so."""
+        if not self.same_payload(ledger, entry_id, payload, how):
+            return
+        origin = self.no_phantom(ledger, entry_id, payload, how)
+        if origin is not None:
+            self.in_order(origin, entry_id, payload)
+        self.there_once(ledger, entry_id, payload)
         state = self.ledger(ledger)
-        before = state.known.setdefault(entry_id, payload)
+        state.highest = max(state.highest, entry_id)
+
+    def same_payload(self, ledger: int, entry_id: int, payload: bytes, how: str) -> bool:
+        """I5, I7: everybody who is told of an entry is told the same.
+
+        Source: TLA NoOutOfOrderEntries; Jepsen's kafka workload, "inconsistent offsets".
+        """
+        before = self.ledger(ledger).known.setdefault(entry_id, payload)
         if before != payload:
             self.say("divergent", ledger, entry_id, f"{how} {payload!r}, was {before!r}")
-            return
+        return before == payload
+
+    def no_phantom(self, ledger: int, entry_id: int, payload: bytes, how: str) -> _Pending | None:
+        """I9: what is told was appended, by an append that had not failed; that append.
+
+        Source: Jepsen's kafka workload, "aborted read".
+        """
+        appended = self.ledger(ledger).appended
+        if entry_id >= appended:
+            self.say("phantom", ledger, entry_id, f"only {appended} payloads were appended")
         origin = self.payloads.get(payload)
         if origin is None or origin.ledger != ledger:
             self.say("phantom", ledger, entry_id, f"{how} {payload!r}, which nobody appended")
-        elif origin.failed:
+            return None
+        if origin.failed:
             self.say("phantom", ledger, entry_id, f"{how} {payload!r}, which had failed")
-        elif entry_id <= origin.floor:
-            self.say("reordered", ledger, entry_id, f"{payload!r} began after {origin.floor}")
+            return None
+        return origin
+
+    def in_order(self, origin: _Pending, entry_id: int, payload: bytes) -> None:
+        """I8: what began when another entry was known has a higher id than that.
+
+        Source: Jepsen's kafka workload, "nonmonotonic send".
+        """
+        if entry_id <= origin.floor:
+            self.say(
+                "reordered", origin.ledger, entry_id, f"{payload!r} began after {origin.floor}"
+            )
+
+    def there_once(self, ledger: int, entry_id: int, payload: bytes) -> None:
+        """I30: one append is one entry.
+
+        Source: redpanda#3039; Jepsen's kafka workload, "duplicate".
+        """
         place = self.places.setdefault(payload, (ledger, entry_id))
         if place != (ledger, entry_id):
             self.say("duplicate", ledger, entry_id, f"{payload!r} is also entry {place[1]}")
-        if entry_id >= state.appended:
-            self.say("phantom", ledger, entry_id, f"only {state.appended} payloads were appended")
-        state.highest = max(state.highest, entry_id)
+
+    def one_end(self, ledger: int, last: int) -> None:
+        """I4: everybody who is told the end is told the same.
+
+        Source: TLA, CLOSED is final.
+        """
+        state = self.ledger(ledger)
+        if state.last is not None and state.last != last:
+            self.say("divergent", ledger, last, f"the end was {state.last}")
+        state.last = last
+
+    def whole(self, number: int, state: _Ledger, stored: dict[int, bytes]) -> None:
+        """I5: a closed ledger is dense up to its end, and holds what was acknowledged.
+
+        Source: TLA NoDivergenceBetweenClientAndMetaData; Jepsen's kafka workload, "lost write".
+        """
+        if state.last is not None and len(stored) - 1 != state.last:
+            self.say("gap", number, len(stored) - 1, f"the ledger was closed at {state.last}")
+        for entry_id in sorted(state.acked - stored.keys()):
+            self.say("lost", number, entry_id, "acknowledged and not stored")
+
+    def acked_is_not_denied(self, number: int, state: _Ledger) -> None:
+        """I1: nobody is told that an acknowledged entry is beyond the end for ever.
+
+        Source: TLA NoDivergenceBetweenClientAndMetaData.
+        """
+        for entry_id in sorted(state.acked & state.absent):
+            self.say("lost", number, entry_id, "acknowledged and answered as absent")
+
+    def read_stays_readable(self, number: int, state: _Ledger) -> None:
+        """I6: what somebody has read nobody is told to be beyond the end for ever.
+
+        Source: TLA NoDirtyReads; Jepsen on NATS 2.12.1, records that were read and gone.
+        """
+        for entry_id in sorted((state.known.keys() - state.acked) & state.absent):
+            self.say("gone", number, entry_id, "was read, and answered as absent")
+
+    def end_covers_what_is_known(self, number: int, state: _Ledger, end: int) -> None:
+        """I1, I6: what was acknowledged or read is within the end, and nothing within it is denied.
+
+        Source: TLA NoDivergenceBetweenClientAndMetaData.
+        """
+        for entry_id in sorted(state.known):
+            if entry_id > end:
+                kind = "lost" if entry_id in state.acked else "gone"
+                self.say(kind, number, entry_id, f"known; the ledger ends at {end}")
+        for entry_id in sorted(entry for entry in state.absent if entry <= end):
+            self.say("gone", number, entry_id, f"absent, but the ledger ends at {end}")
+
+    def lac_is_within(self, number: int, lac: int, end: int, what: str) -> None:
+        """I10: a LAC that was shown is not beyond what was appended, nor beyond the end.
+
+        Source: TLA NoDirtyReads.
+        """
+        if lac > end:
+            self.say("lac", number, lac, what)
+
+    # --- events ----------------------------------------------------------------------------------
 
     def step(self, event: Event) -> None:
+        """Take what was seen next."""
         match event:
             case Append(op, ledger, payloads):
                 state = self.ledger(ledger)
@@ -254,13 +354,10 @@ class _Checker:
             case Lac(ledger, lac):
                 state = self.ledger(ledger)
                 state.lac = max(state.lac, lac)
-                if lac >= state.appended:
-                    self.say("lac", ledger, lac, f"only {state.appended} payloads were appended")
+                highest = state.appended - 1
+                self.lac_is_within(ledger, lac, highest, f"appended was up to {highest}")
             case Closed(ledger, last):
-                state = self.ledger(ledger)
-                if state.last is not None and state.last != last:
-                    self.say("divergent", ledger, last, f"the end was {state.last}")
-                state.last = last
+                self.one_end(ledger, last)
             case Content(ledger, entries):
                 for entry_id, payload in entries:
                     self.learn(ledger, entry_id, payload, "stored")
@@ -269,34 +366,22 @@ class _Checker:
                     self.say("gap", ledger, None, "the ids are not dense from 0")
 
     def finish(self) -> None:
+        """Judge what only the end shows."""
         for number, state in self.ledgers.items():
             end = state.last
             if state.content is not None:
-                stored = len(state.content) - 1
-                if end is not None and stored != end:
-                    self.say("gap", number, stored, f"the ledger was closed at {end}")
-                end = stored if end is None else end
-                for entry_id in sorted(state.acked - state.content.keys()):
-                    self.say("lost", number, entry_id, "acknowledged and not stored")
-            for entry_id in sorted(state.acked & state.absent):
-                self.say("lost", number, entry_id, "acknowledged and answered as absent")
-            for entry_id in sorted((state.known.keys() - state.acked) & state.absent):
-                self.say("gone", number, entry_id, "was read, and answered as absent")
-            if end is None:
-                continue
-            if state.lac > end:
-                self.say("lac", number, state.lac, f"the ledger ends at {end}")
-            for entry_id in sorted(state.known):
-                if entry_id > end:
-                    kind = "lost" if entry_id in state.acked else "gone"
-                    self.say(kind, number, entry_id, f"known; the ledger ends at {end}")
-            for entry_id in sorted(entry for entry in state.absent if entry <= end):
-                self.say("gone", number, entry_id, f"absent, but the ledger ends at {end}")
+                self.whole(number, state, state.content)
+                end = len(state.content) - 1 if end is None else end
+            self.acked_is_not_denied(number, state)
+            self.read_stays_readable(number, state)
+            if end is not None:
+                self.lac_is_within(number, state.lac, end, f"the ledger ends at {end}")
+                self.end_covers_what_is_known(number, state, end)
 
 
 def check(history: History) -> list[Violation]:
     """All violations of a history, in the order in which they show."""
-    checker = _Checker()
+    checker = Checker()
     for event in history.events:
         checker.step(event)
     checker.finish()

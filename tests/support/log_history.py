@@ -1,4 +1,4 @@
-"""What clients of a log saw, and whether a log may look like that (reliability I5 to I9, I30, I33).
+"""What clients of a log saw, and whether a log may look like that (I1, I5 to I10, I30, I32, I33).
 
 One pass, linear in the events. What is checked, by the name of the violation:
   - lost: acknowledged, and not in the log as it is at the end;
@@ -13,6 +13,7 @@ One pass, linear in the events. What is checked, by the name of the violation:
   - unseen: a read found nothing where something had been acknowledged before it began;
   - end: an end beyond what was ever produced, or beyond the log's end;
   - gap: offsets of a read or of the log that are not dense.
+TLA is the public specification Vanlightly/bookkeeper-tlaplus.
 """
 
 from collections.abc import Iterable
@@ -178,27 +179,131 @@ class Checker:
     def log(self, number: int) -> _Log:
         return self.logs.setdefault(number, _Log())
 
+    # --- the invariants --------------------------------------------------------------------------
+
     def learn(self, number: int, offset: int, record: bytes) -> None:
         """Somebody was told that this record has this offset."""
         log = self.log(number)
-        before = log.known.setdefault(offset, record)
-        if before != record:
-            self.say("divergent", number, offset, f"{record!r}, was {before!r}")
+        if not self.same_record(number, offset, record):
             return
         log.highest = max(log.highest, offset)
+        request = self.no_phantom(number, offset, record)
+        if request is not None:
+            self.in_order(request, offset, record)
+            self.there_once(request, offset, record)
+
+    def same_record(self, number: int, offset: int, record: bytes) -> bool:
+        """I5, I33: everybody who is told of an offset is told the same record.
+
+        Source: Jepsen's kafka workload, "inconsistent offsets".
+        """
+        before = self.log(number).known.setdefault(offset, record)
+        if before != record:
+            self.say("divergent", number, offset, f"{record!r}, was {before!r}")
+        return before == record
+
+    def no_phantom(self, number: int, offset: int, record: bytes) -> _Request | None:
+        """I9: what is told was produced, by a request that was not refused; that request.
+
+        Source: Jepsen's kafka workload, "aborted read".
+        """
         found = self.of_record.get(record)
         request = None if found is None else self.requests[found[0]]
         if request is None or request.asked.log != number:
             self.say("phantom", number, offset, f"{record!r}, which nobody produced")
-            return
+            return None
         if request.is_refused:
             self.say("phantom", number, offset, f"{record!r}, which was refused")
+        return request
+
+    def in_order(self, request: _Request, offset: int, record: bytes) -> None:
+        """I8: what began when another record was known has a higher offset than that.
+
+        Source: Jepsen's kafka workload, "nonmonotonic send".
+        """
         if offset <= request.floor:
-            self.say("reordered", number, offset, f"{record!r} began after {request.floor}")
+            self.say(
+                "reordered", request.asked.log, offset, f"{record!r} began after {request.floor}"
+            )
+
+    def there_once(self, request: _Request, offset: int, record: bytes) -> None:
+        """I30, rules 24 and 26: one request is there once, a plain one as often as it was sent.
+
+        Source: redpanda#3039; Jepsen's kafka workload, "duplicate".
+        """
         places = self.places.setdefault(record, set())
         places.add(offset)
         if len(places) > request.asked.sent:
-            self.say("duplicate", number, offset, f"{record!r} is at {sorted(places)}")
+            self.say("duplicate", request.asked.log, offset, f"{record!r} is at {sorted(places)}")
+
+    def acknowledged_is_seen(self, event: Fetched) -> None:
+        """I6: a read sees what was acknowledged before it began.
+
+        Source: Jepsen's kafka workload, "unseen".
+        """
+        if not event.entries and event.offset < event.acknowledged:
+            self.say("unseen", event.log, event.offset, f"acknowledged was {event.acknowledged}")
+
+    def is_dense(self, number: int, first: int, entries: Iterable[tuple[int, bytes]]) -> None:
+        """I33: offsets follow each other.
+
+        Source: TLA LedgerChaining, EntryOrderMaintained; Jepsen's kafka workload, "poll skip".
+        """
+        offsets = [at for at, _ in entries]
+        if offsets != list(range(first, first + len(offsets))):
+            self.say("gap", number, first, "offsets are not dense")
+
+    def end_is_within(self, number: int, told: int, end: int, what: str) -> None:
+        """I10: an end that was told is not beyond what was produced, nor beyond the log's.
+
+        Source: TLA NoDirtyReads.
+        """
+        if told > end:
+            self.say("end", number, told, what)
+
+    def known_is_there(self, number: int, log: _Log, content: dict[int, bytes]) -> None:
+        """I1, I6, I32: what was acknowledged or read is there, but for what retention took.
+
+        Source: Jepsen's kafka workload, "lost write"; TLA LedgerChaining,
+        AllNonEmptyLedgersInLedgerList.
+        """
+        end = log.start + len(content)
+        for offset in sorted(log.known.keys() - content.keys()):
+            if offset >= log.start:
+                kind = "lost" if offset in log.acked else "gone"
+                self.say(kind, number, offset, f"known; the log is {log.start}..{end - 1}")
+
+    def requests_are_whole(self, number: int, content: dict[int, bytes]) -> None:
+        """Rule 25: a request's records are there together, or none of them is.
+
+        Source: Kafka's record batches, which are appended whole.
+        """
+        first = min(content, default=0)
+        for offset in sorted(content):
+            found = self.of_record.get(content[offset])
+            if found is None or offset - found[1] < first:
+                continue  # retention goes by ledgers; a request never lies in two
+            op, place = found
+            records = self.requests[op].asked.records
+            begins = offset - place
+            if records != tuple(content.get(begins + n) for n in range(len(records))):
+                self.say("torn", number, offset, f"of request {op}")
+
+    def producers_are_in_order(self, number: int, content: dict[int, bytes]) -> None:
+        """Rule 26: a producer's requests stand in the order of their numbers.
+
+        Source: Kafka's KIP-98, the sequence numbers of a producer.
+        """
+        last: dict[tuple[str, int], int] = {}
+        for offset in sorted(content):
+            op, place = self.of_record.get(content[offset], (-1, -1))
+            if place != 0 or (asked := self.requests[op].asked).producer is None:
+                continue
+            if asked.seq <= last.get(asked.producer, -1):
+                self.say("reordered", number, offset, f"{asked.producer} {asked.seq}")
+            last[asked.producer] = asked.seq
+
+    # --- events ----------------------------------------------------------------------------------
 
     def step(self, event: Event) -> None:
         """Take what was seen next."""
@@ -221,59 +326,31 @@ class Checker:
                 for record in asked.records:
                     if self.places.get(record):
                         self.say("phantom", asked.log, None, f"{record!r} was seen and refused")
-            case Fetched(number, offset, entries, acknowledged):
-                if not entries and offset < acknowledged:
-                    self.say("unseen", number, offset, f"acknowledged was {acknowledged}")
+            case Fetched(number, offset, entries):
+                self.acknowledged_is_seen(event)
                 for at, record in entries:
                     self.learn(number, at, record)
-                if [at for at, _ in entries] != list(range(offset, offset + len(entries))):
-                    self.say("gap", number, offset, "what was read is not dense")
+                self.is_dense(number, offset, entries)
             case End(number, next_offset):
                 log = self.log(number)
                 log.end = max(log.end, next_offset)
-                if next_offset > log.sent:
-                    self.say("end", number, next_offset, f"only {log.sent} were produced")
+                self.end_is_within(number, next_offset, log.sent, f"produced were {log.sent}")
             case Content(number, start, entries):
                 for at, record in entries:
                     self.learn(number, at, record)
                 log = self.log(number)
                 log.content, log.start = dict(entries), start
-                if [at for at, _ in entries] != list(range(start, start + len(entries))):
-                    self.say("gap", number, start, "the log is not dense")
+                self.is_dense(number, start, entries)
 
     def finish(self) -> None:
         """Judge whole logs, of which the content was told."""
         for number, log in self.logs.items():
-            if log.content is None:
-                continue
-            end = log.start + len(log.content)
-            if log.end > end:
-                self.say("end", number, log.end, f"the log ends at {end}")
-            for offset in sorted(log.known.keys() - log.content.keys()):
-                if offset >= log.start:
-                    kind = "lost" if offset in log.acked else "gone"
-                    self.say(kind, number, offset, f"known; the log is {log.start}..{end - 1}")
-            self._order(number, log.content)
-
-    def _order(self, number: int, content: dict[int, bytes]) -> None:
-        """Requests are whole, and a producer's are in the order of their numbers."""
-        last: dict[tuple[str, int], int] = {}
-        for offset in sorted(content):
-            found = self.of_record.get(content[offset])
-            if found is None:
-                continue
-            op, place = found
-            asked = self.requests[op].asked
-            if place == 0 and asked.producer is not None:
-                if asked.seq <= last.get(asked.producer, -1):
-                    self.say("reordered", number, offset, f"{asked.producer} {asked.seq}")
-                last[asked.producer] = asked.seq
-            begins = offset - place
-            if begins < min(content):
-                continue  # retention goes by ledgers; a request never lies in two
-            whole = tuple(content.get(begins + n) for n in range(len(asked.records)))
-            if whole != asked.records:
-                self.say("torn", number, offset, f"of request {op}")
+            if log.content is not None:
+                end = log.start + len(log.content)
+                self.end_is_within(number, log.end, end, f"the log ends at {end}")
+                self.known_is_there(number, log, log.content)
+                self.producers_are_in_order(number, log.content)
+                self.requests_are_whole(number, log.content)
 
 
 def check(events: Iterable[Event]) -> list[Violation]:
