@@ -5,10 +5,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 from quorumlog.errors import NoSuchEntry, QuorumLogError
+from quorumlog.protocol import recovery
 from quorumlog.protocol.loss import Answers, Word
 from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.replica import Replica
+from quorumlog.protocol.tally import Tally
+from quorumlog.protocol.window import positions
+from services.autorecovery.auditor import Auditor
 from services.autorecovery.worker import Worker
 from services.bookie.collect import Collector
 from services.gateway.engine import reading
@@ -79,6 +84,44 @@ def silence_proves(_original: Any) -> Any:
     return is_lost
 
 
+def lost_first(_original: Any) -> Any:
+    """Lost members count as negatives at once."""
+
+    def is_absent(self: Tally, entry_id: int) -> bool:
+        return sum(self._negatives(entry_id)) >= self.quorum.negatives_needed
+
+    return is_absent
+
+
+def lost_are_fenced(_original: Any) -> Any:
+    """Lost members count as fenced at once."""
+
+    def is_covered(self: Recovery) -> bool:
+        known = self._fenced | self._lost(self.metadata.last_fragment)
+        return self.metadata.quorum.is_covered(positions(known))
+
+    return is_covered
+
+
+def unsaid(original: Any) -> Any:
+    """The row of a ledger that may lack entries does not say so."""
+
+    def replaced(row: Any, **changes: Any) -> Any:
+        changes.pop("may_lack_entries", None)
+        return original(row, **changes)
+
+    return replaced
+
+
+def nobody_there(_original: Any) -> Any:
+    """Every writer counts as gone."""
+
+    async def is_there(_self: Auditor, _writer: Any) -> bool:
+        return False
+
+    return is_there
+
+
 SERVICES: Final = (
     Mutant(
         "copies are made without the recovery flag",
@@ -132,6 +175,24 @@ SERVICES: Final = (
         "silence proves a loss",
         "rule 31",
         (Patch(Answers, "is_lost", silence_proves),),
+        is_of_services=True,
+    ),
+    Mutant(
+        "lost members decide before the others have spoken",
+        "rule 14",
+        (Patch(Tally, "_is_absent", lost_first), Patch(Recovery, "_is_covered", lost_are_fenced)),
+        is_of_services=True,
+    ),
+    Mutant(
+        "a ledger does not say that it may lack entries",
+        "rule 14",
+        (Patch(recovery, "replace", unsaid),),
+        is_of_services=True,
+    ),
+    Mutant(
+        "a live writer's ledger is recovered",
+        "rule 21",
+        (Patch(Auditor, "_is_there", nobody_there),),
         is_of_services=True,
     ),
     Mutant(

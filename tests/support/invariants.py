@@ -253,7 +253,8 @@ def writer_changes_the_last(before: LedgerMetadata, after: LedgerMetadata) -> Wr
 
 
 def repair_copies_first(before: LedgerMetadata, after: LedgerMetadata, has_held: Held) -> Wrong:
-    """I25: a repair changes members of closed fragments only, once all their entries are there.
+    """I25: a repair changes members of closed fragments only, once all their entries are there, but
+    for what an operator gave up (rule 31).
 
     Source: BK#4163; BookKeeper's LedgerFragmentReplicator, which leaves the last fragment of an
     open ledger alone.
@@ -275,6 +276,7 @@ def repair_copies_first(before: LedgerMetadata, after: LedgerMetadata, has_held:
                 if end is not None
                 and entry_id <= end
                 and after.quorum.is_member(position, entry_id)
+                and after.lost_at(entry_id) is None
                 and not has_held(member, entry_id)
             ]
             if lacking:

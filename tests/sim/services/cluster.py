@@ -13,6 +13,8 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.timers import Tasks, Timers
+from quorumlog.protocol.messages import CasStatus, MissedRange
+from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import BookieList
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.config import Config
@@ -130,10 +132,35 @@ class Gateway(Process):
             handle._driver.stop()
 
 
+class _Marking:
+    """The rows as the auditor's recoveries change them: the judge hears of each that it begins."""
+
+    def __init__(self, metadata: MetadataClient, began: Callable[[LedgerMetadata], None]) -> None:
+        self._metadata = metadata
+        self._began = began
+
+    async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
+        return await self._metadata.read(ledger_id)
+
+    async def cas(
+        self, metadata: LedgerMetadata, missed: tuple[MissedRange, ...], *, attempt: str
+    ) -> tuple[CasStatus, LedgerMetadata | None]:
+        if metadata.state is State.IN_RECOVERY:
+            self._began(metadata)
+        return await self._metadata.cas(metadata, missed, attempt=attempt)
+
+
 class Healer(Process):
     """One process of autorecovery: auditor and workers."""
 
-    def __init__(self, name: str, net: Net, nodes: dict[str, Node]) -> None:
+    def __init__(
+        self,
+        name: str,
+        net: Net,
+        nodes: dict[str, Node],
+        began: Callable[[LedgerMetadata], None],
+    ) -> None:
+        """`began` hears of each ledger that the auditor begins to recover."""
         super().__init__(name, net)
         session = cast("Any", Session(self))
         tasks, timers = _Tasks(self), Timers(cast("Any", _Clock(self)))
@@ -152,9 +179,10 @@ class Healer(Process):
         directory = seeded(Directory(metadata.bookies), net.rng)
         bookies = cast("Any", Bookies(self, nodes))
         ports = Ports(bookies, metadata, directory, timers, tasks)
+        marking = Ports(bookies, _Marking(metadata, began), directory, timers, tasks)
         repairs = RepairClient(metadata, name)
         steering = Steering(config, metadata, repairs, PacedBookies(bookies))
-        self.auditor = Auditor(name, config, metadata, repairs, ports, session, steering)
+        self.auditor = Auditor(name, config, metadata, repairs, marking, session, steering)
         losses = Losses(Holdings(directory, session))
         workers = Workers(repairs, directory, ports, session, Done(), steering, losses)
         tasks.start(directory.follow())
@@ -182,7 +210,15 @@ class Cluster:
             self.nodes[f"b{number}"] = Node(f"b{number}", net, judge)
         self._made = 0
         self.gateways = [self._gateway(index) for index in range(plan.gateways)]
-        self.healers = [Healer(f"healer-{number}", net, self.nodes) for number in (1, 2)]
+        self.healers = [self._healer(f"healer-{number}") for number in (1, 2)]
+
+    def _healer(self, name: str) -> Healer:
+        return Healer(name, self.net, self.nodes, self._recovers)
+
+    def _recovers(self, row: LedgerMetadata) -> None:
+        """The auditor begins to recover a ledger: has its writer's gateway ended?"""
+        gateways = [gateway for gateway in self.gateways if gateway.engine.writer == row.writer]
+        self.judge.auditor_recovers(row.ledger_id, is_writer_there=bool(gateways))
 
     def _gateway(self, index: int) -> Gateway:
         """Who comes after a gateway that died listens at its address, and is another (rule 11)."""
@@ -216,7 +252,7 @@ class Cluster:
         self.net.note(self.healers[at].name, "dies")
         self.healers[at].kill()
         self._made += 1
-        self.healers[at] = Healer(f"healer-{self._made + 2}", self.net, self.nodes)
+        self.healers[at] = self._healer(f"healer-{self._made + 2}")
 
     def strike(self, kind: str, lasts: int, target: int, other: int) -> None:
         """Let a fault happen, and its end."""

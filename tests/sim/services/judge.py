@@ -10,7 +10,8 @@ from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.record import Entry
 from tests.sim.services.plan import ServicePlan
-from tests.sim.world import Violation, describe
+from tests.sim.world import Violation, describe, judged
+from tests.support import invariants
 from tests.support.history import History
 
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ class Judge:
         self.may_be_had: Callable[[LedgerMetadata, int], bool] = lambda _row, _entry_id: True
         """Whether a disk that may come back has an entry."""
         self.drops = 0
+        kinds = {fault.kind for fault in plan.faults}
+        self._gateways_are_heard = not (plan.loss or plan.straggler or plan.answer_loss) and not (
+            kinds & {"partition", "one-way", "clog", "gateway-paused"}
+        )
+        """Whether a gateway that lives answers whoever asks whether it does."""
 
     # --- what the world tells ------------------------------------------------------------------
 
@@ -56,8 +62,9 @@ class Judge:
         held = self.held.setdefault((ledger_id, member_name(member)), {})
         for entry in entries:
             held[entry.entry_id] = member_incarnation(member)
-            if self.bytes_of.setdefault((ledger_id, entry.entry_id), entry) != entry:
-                raise Violation(f"I7: {member} holds other bytes of {ledger_id}:{entry.entry_id}")
+            known = self.bytes_of.setdefault((ledger_id, entry.entry_id), entry)
+            where = f"{member}, ledger {ledger_id},"
+            judged(invariants.same_bytes(where, entry.entry_id, known, entry))
 
     def changed(self, before: LedgerMetadata | None, after: LedgerMetadata | None) -> None:
         """A row was changed; the service's own rules (I21 to I24) have let it pass."""
@@ -65,8 +72,14 @@ class Judge:
             assert before is not None
             self.rows[before.ledger_id] = None
             return
-        if before is not None and after.version != before.version + 1:
-            raise Violation(f"I20: version {before.version} became {after.version}")
+        if before is not None:
+            judged(
+                invariants.version_grows_by_one(before, after),
+                invariants.row_is_legal(after),
+                invariants.state_goes_on(before, after),
+                invariants.borders_stay(before, after),
+                invariants.end_never_moves(before, after),
+            )
         ledger_id = after.ledger_id
         self.rows[ledger_id] = after
         if after.state is State.IN_RECOVERY:
@@ -74,10 +87,13 @@ class Judge:
         acked = self.acked.get(ledger_id, -1)
         self._flagged(after)
         self._given_up(before, after)
-        if after.last_entry is not None and acked > after.last_entry and not after.may_lack_entries:
-            raise Violation(f"I1: {ledger_id}:{acked} is acknowledged, {describe(after)}")
+        self._covers(after, acked)
         if before is not None and before.state is State.CLOSED:
-            self._repaired(before, after)
+            judged(invariants.repair_copies_first(before, after, self._held_of(ledger_id)))
+        elif before is not None and after.state is State.CLOSED:
+            self._declared_is_told(before, after)
+            if after.may_lack_entries:
+                self._only_the_lost_held(before, after)
         self._acked_are_held(after, 0, acked)
 
     def acknowledged(self, ledger_id: int, first: int, last: int) -> None:
@@ -86,23 +102,19 @@ class Judge:
         self.acked[ledger_id] = max(self.acked.get(ledger_id, -1), last)
         if row is None:
             return  # deleted meanwhile
-        if row.last_entry is not None and last > row.last_entry and not row.may_lack_entries:
-            raise Violation(f"I1: {ledger_id}:{last} is acknowledged, {describe(row)}")
+        self._covers(row, last)
         self._acked_are_held(row, first, last)
 
     def dropped(self, node: "Node", ledger_id: int, *, keep_stub: bool) -> None:
         """A bookie gives a ledger's entries up (I26, rule 18)."""
         self.drops += 1
         row = self.rows[ledger_id]
-        if row is None:
-            if keep_stub:
-                raise Violation(f"rule 17: {node.me} keeps a stub of the deleted {ledger_id}")
-            return
-        if not keep_stub:
-            raise Violation(f"I26: {node.me} forgets {ledger_id}, which is not deleted")
-        names = {member_name(member) for member in row.all_members}
-        if row.state is not State.CLOSED or node.name in names:
-            raise Violation(f"I26: {node.me} drops {ledger_id}: {describe(row)} {row.repairs}")
+        judged(invariants.garbage_is_proven(node.me, row, keep_stub=keep_stub))
+
+    def auditor_recovers(self, ledger_id: int, *, is_writer_there: bool) -> None:
+        """Rule 21: a live writer is told, not fenced. One that can't be heard may be gone."""
+        if is_writer_there and self._gateways_are_heard:
+            raise Violation(f"rule 21: the auditor recovers {ledger_id}, whose writer lives")
 
     # --- the invariants --------------------------------------------------------------------------
 
@@ -121,41 +133,45 @@ class Judge:
                         f"rule 31: {after.ledger_id}:{entry_id} is given up, and is there"
                     )
 
+    def _declared_is_told(self, before: LedgerMetadata, closed: LedgerMetadata) -> None:
+        """Rule 14: a ledger that ended without members of its last fragment says so."""
+        lost = set(closed.declared_lost) & set(before.last_fragment.bookies)
+        if lost and not closed.may_lack_entries:
+            raise Violation(
+                f"rule 14: {closed.ledger_id} does not say that it ended without {lost}"
+            )
+
+    def _only_the_lost_held(self, before: LedgerMetadata, closed: LedgerMetadata) -> None:
+        """Rule 14: what was acknowledged is cut off only where none but members that an operator
+        declared lost have held it durably.
+        """
+        assert closed.last_entry is not None
+        for entry_id in range(closed.last_entry + 1, self.acked.get(closed.ledger_id, -1) + 1):
+            for _, member in before.members_of(entry_id):
+                if member not in closed.declared_lost and self.has_held(
+                    closed.ledger_id, member, entry_id
+                ):
+                    raise Violation(f"rule 14: {member} holds {closed.ledger_id}:{entry_id}")
+
     def _acked_are_held(self, row: LedgerMetadata, first: int, last: int) -> None:
         """I2: on an ack quorum of the fragment that owns it, copies that a fault destroyed
         included.
         """
         if row.may_lack_entries:
             return
-        for entry_id in range(first, last + 1):
-            holders = sum(
-                self.has_held(row.ledger_id, member, entry_id)
-                for _, member in row.members_of(entry_id)
-            )
-            if holders < row.quorum.ack_quorum:
-                raise Violation(
-                    f"I2: {row.ledger_id}:{entry_id} is acknowledged, {holders} of its members"
-                    f" hold it: {describe(row)}"
-                )
+        ids, held = range(first, last + 1), self._held_of(row.ledger_id)
+        wrong = invariants.acked_reaches_quorum(row, ids, held)
+        if wrong is not None:
+            raise Violation(f"{wrong}: ledger {row.ledger_id}, {describe(row)}")
 
-    def _repaired(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
-        """I25: only members change, once all their entries are copied."""
-        for index, fragment in enumerate(after.fragments):
-            old, end = before.fragments[index].bookies, after.fragment_last(index)
-            for position, member in enumerate(fragment.bookies):
-                if member == old[position]:
-                    continue
-                lacking = [
-                    entry_id
-                    for entry_id in range(fragment.first_entry, (end or 0) + 1)
-                    if end is not None
-                    and entry_id <= end
-                    and after.quorum.is_member(position, entry_id)
-                    and after.lost_at(entry_id) is None
-                    and not self.has_held(after.ledger_id, member, entry_id)
-                ]
-                if lacking:
-                    raise Violation(f"I25: {member} lacks {lacking} of {after.ledger_id}")
+    def _covers(self, row: LedgerMetadata, acked: int) -> None:
+        """I1, but for what an operator gave up."""
+        wrong = invariants.closed_covers_acked(acked, row.last_entry)
+        if wrong is not None and not row.may_lack_entries:
+            raise Violation(f"{wrong}: ledger {row.ledger_id}, {describe(row)}")
+
+    def _held_of(self, ledger_id: int) -> invariants.Held:
+        return lambda member, entry_id: self.has_held(ledger_id, member, entry_id)
 
     def has_held(self, ledger_id: int, member: str, entry_id: int) -> bool:
         """Whether an entry was durable at a member in its incarnation, or in a later one."""

@@ -38,6 +38,7 @@ from tests.sim.services.net import Net, Process
 from tests.sim.services.node import held_ids
 from tests.sim.services.plan import ServicePlan, draw
 from tests.sim.world import Violation
+from tests.support import invariants
 from tests.support.history import check
 
 CALM_S = 400.0
@@ -266,9 +267,11 @@ class Run:
 
     async def _until(self, is_done: Callable[[], bool]) -> None:
         while not is_done():
-            if self.loop.failures:
-                raise Violation(f"check: {self.loop.failures[0]}")
+            self._raise_failures()
             await self.net.pause(0.05)
+        self._raise_failures()
+
+    def _raise_failures(self) -> None:
         if self.loop.failures:
             raise Violation(f"check: {self.loop.failures[0]}")
 
@@ -325,6 +328,7 @@ class Run:
                 self.judge.history.closed(ledger_id, row.last_entry)
                 return
             await self.net.pause(2.0)
+        self._raise_failures()
         raise Violation(f"L1: ledger {ledger_id} does not end: {blocked!r}")
 
     def _is_at_rest(self) -> bool:
@@ -392,15 +396,16 @@ class Run:
                     for payload in [ledger.peek(entry_id)]
                     if payload is not None
                 }
-                if len(found) != 1:
-                    raise Violation(f"I3: {ledger_id}:{entry_id} has {len(found)} payloads")
+                wrong = invariants.one_payload(entry_id, found)
+                if wrong is not None:
+                    raise Violation(f"{wrong}: ledger {ledger_id}")
                 entries.extend((entry_id, payload) for payload in found)
             if not row.may_lack_entries:
                 history.content(ledger_id, *entries)
         flagged = {i for i, row in self.judge.rows.items() if row is None or row.may_lack_entries}
-        wrong = [v for v in check(history) if v.ledger not in flagged]
-        if wrong:
-            raise Violation("; ".join(map(str, wrong[:3])))
+        said = [v for v in check(history) if v.ledger not in flagged]
+        if said:
+            raise Violation("; ".join(map(str, said[:3])))
 
 
 @contextlib.contextmanager
