@@ -304,8 +304,11 @@ class Bookie:
                 if loop.time() >= scan_at:
                     scan_at = loop.time() + config.collect_s
                     await collector.round()
-            except Exception:
+            except QuorumLogError as error:
                 # Nothing is given up without proof; the next round tries again.
+                log.warning("collect-put-off", extra={"why": error.detail})
+            except Exception:
+                # A defect of ours in one round must not end all rounds.
                 log.exception("collect-failed")
 
     async def _follow(self, collector: Collector) -> None:
@@ -316,6 +319,12 @@ class Bookie:
                     continue
                 try:
                     await collector.announced(change.ledger_id)
+                except QuorumLogError as error:
+                    # The scan finds it.
+                    log.warning(
+                        "announcement-put-off",
+                        extra={"ledger": change.ledger_id, "why": error.detail},
+                    )
                 except Exception:
                     log.exception("announcement-failed", extra={"ledger": change.ledger_id})
 

@@ -38,8 +38,8 @@ class Expiry:
             await asyncio.sleep(self._every_s)
             try:
                 await self.round()
-            except QuorumLogError:
-                continue
+            except QuorumLogError as error:
+                log.warning("expiry-put-off", extra={"why": error.detail})
             except Exception:
                 # A defect in one round must not end all that come, nor the stream of changes.
                 log.exception("expiry-failed")

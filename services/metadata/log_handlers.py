@@ -67,10 +67,13 @@ async def delete_log(request: web.Request) -> web.Response:
 
 
 async def list_orphans(request: web.Request) -> web.Response:
-    """Ledgers that were made for a log and that no log has named for `older_than_s`."""
-    query = query_of(request, ("older_than_s", "limit"))
+    """Ledgers above `after` that were made for a log and that no log has named for `older_than_s`."""
+    query = query_of(request, ("older_than_s", "after", "limit"))
     age_s = integer(query.get("older_than_s", "0"), "older_than_s", most=_AGE_S_MAX)
-    found = await request.app[PARTS].logs.orphans(older_than_s=age_s, limit=limit_of(query))
+    after = integer(query["after"], "after") if "after" in query else -1
+    found = await request.app[PARTS].logs.orphans(
+        older_than_s=age_s, after=after, limit=limit_of(query)
+    )
     return answer(LedgerIds(ledgers=tuple(found)))
 
 
@@ -91,6 +94,13 @@ ROUTES: Final = (
     Route("GET", "/v1/logs/{name}", get_log, None, LogRow),
     Route("PUT", "/v1/logs/{name}", change_log, LogChange, LogRow),
     Route("DELETE", "/v1/logs/{name}", delete_log, LogDelete, None, 204),
-    Route("GET", "/v1/orphans", list_orphans, None, LedgerIds, query=("older_than_s", "limit")),
+    Route(
+        "GET",
+        "/v1/orphans",
+        list_orphans,
+        None,
+        LedgerIds,
+        query=("older_than_s", "after", "limit"),
+    ),
     Route("DELETE", "/v1/orphans/{ledger_id}", delete_orphan, None, None, 204),
 )

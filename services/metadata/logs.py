@@ -126,10 +126,10 @@ class LogStore:
 
         await self._database.transact(work)
 
-    async def orphans(self, *, older_than_s: int, limit: int) -> list[int]:
-        """Ledgers that no log has named for this long, the oldest ones first."""
+    async def orphans(self, *, older_than_s: int, after: int, limit: int) -> list[int]:
+        """Ledgers above an id that no log has named for this long, ascending."""
         records = await self._database.run(
-            lambda connection: connection.fetch(ORPHANS, older_than_s, limit)
+            lambda connection: connection.fetch(ORPHANS, older_than_s, after, limit)
         )
         return [record["ledger_id"] for record in records]
 
@@ -152,7 +152,7 @@ class LogStore:
 PAGE: Final = f"SELECT {_ROW} FROM logs WHERE body IS NOT NULL AND name > $1 ORDER BY name LIMIT $2"
 ORPHANS: Final = (
     "SELECT ledger_id FROM unnamed_ledgers WHERE since < now() - make_interval(secs => $1::int)"
-    " ORDER BY since, ledger_id LIMIT $2"
+    " AND ledger_id > $2 ORDER BY ledger_id LIMIT $3"
 )
 
 

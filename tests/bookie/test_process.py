@@ -24,6 +24,7 @@ from services.local.config import inherited_environment
 from services.local.process import Program, start, stop
 from tests.bookie.support import KEY, run_of
 from tests.metadata.support import Service, serving
+from tests.support.proxy import proxy_to
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -197,6 +198,23 @@ async def test_a_wiped_directory_is_refused_and_with_leave_a_new_incarnation(
     )
     assert refused.exit_code == 1
     assert "lives" in refused.output
+
+
+async def test_a_look_for_garbage_is_put_off_while_the_metadata_service_is_away(
+    bookie: Process,
+) -> None:
+    async with proxy_to(bookie.settings["METADATA_URLS"]) as metadata:
+        url = metadata.url(bookie.settings["METADATA_URLS"])
+        bookie.start(METADATA_URLS=url, COLLECT_S="0.1")
+        await bookie.ready()
+
+        metadata.is_down = True
+        metadata.cut_all()
+
+        await until(lambda: '"collect-put-off"' in bookie.log.read_text(), "a look is put off")
+        metadata.is_down = False
+    assert await bookie.kill(signal.SIGTERM) == 0
+    assert '"ERROR"' not in bookie.log.read_text()
 
 
 async def test_the_directory_of_another_bookie_is_refused(bookie: Process) -> None:

@@ -10,7 +10,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from quorumlog.errors import (
     EntryLost,
@@ -319,6 +319,10 @@ class Gateway:
         )
 
 
+_ORPHANS_AT_ONCE: Final = 100
+"""The metadata service's default."""
+
+
 class Store:
     """The metadata service's log rows, with a race before and after each change."""
 
@@ -387,14 +391,16 @@ class Store:
         rows = [self.cluster.logs[name] for name in names[:limit]]
         return rows, names[limit - 1] if len(names) > limit else None
 
-    async def orphans(self, *, older_than_s: float) -> Sequence[int]:
+    async def orphans(self, *, older_than_s: float, after: int | None) -> Sequence[int]:
         await self.gateway.step()
         before = self.cluster.now() - older_than_s
         return [
             number
-            for number, ledger in self.cluster.ledgers.items()
-            if not self.cluster.is_named(number) and ledger.since_s <= before
-        ][:100]
+            for number, ledger in sorted(self.cluster.ledgers.items())
+            if not self.cluster.is_named(number)
+            and ledger.since_s <= before
+            and (after is None or number > after)
+        ][:_ORPHANS_AT_ONCE]
 
     async def transaction(self, transaction_id: str) -> Transaction:
         await self.gateway.step()

@@ -3,8 +3,11 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
+
+from quorumlog.errors import EntryUnavailable
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
-from quorumlog.protocol.metadata import State
+from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.interface import LedgerOptions
 from services.gateway.logs.owner import options_of
@@ -108,6 +111,34 @@ async def test_ledgers_that_no_log_names_are_deleted_and_no_others() -> None:
 
         assert list(cluster.ledgers) == [cluster.logs["log"].items[0].ledger_id]
         assert orphan.ledger_id in cluster.deleted
+
+
+async def test_orphans_that_cant_be_recovered_hold_up_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.gateway.logs.manager.ORPHANS_KEPT_MAX", 3)
+    async with a_cluster() as (cluster, (one, two)):
+        stuck = [(await two.create(_options())).ledger_id for _ in range(4)]
+        free = (await two.create(_options())).ledger_id
+        recover = one.recover
+
+        async def fails_for_some(ledger_id: int) -> LedgerMetadata:
+            if ledger_id in stuck:
+                raise EntryUnavailable(ledger_id=ledger_id)
+            return await recover(ledger_id)
+
+        monkeypatch.setattr(one, "recover", fails_for_some)
+        sweep = sweep_of(one)
+
+        await sweep.sweep_orphans(older_than_s=0)
+        assert free in cluster.ledgers
+        await sweep.sweep_orphans(older_than_s=0)
+        assert cluster.deleted == {free}
+
+        # And those that were passed over are tried again.
+        monkeypatch.setattr(one, "recover", recover)
+        await sweep.sweep_orphans(older_than_s=0)
+        assert cluster.deleted == {free, *stuck}
 
 
 async def test_a_roll_by_time_comes_with_the_sweep_of_the_owner() -> None:

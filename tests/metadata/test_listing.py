@@ -105,7 +105,7 @@ QUERIES: list[tuple[tuple[str, list[Any]], str]] = [
     (("SELECT FROM cookies WHERE name = $1", ["b7"]), "cookies_pkey"),
     (("SELECT FROM logs WHERE name = $1 FOR UPDATE", ["log-7"]), "logs_pkey"),
     ((LOG_PAGE, ["log-7", 9]), "logs_live"),
-    ((ORPHANS, [7, 9]), "unnamed_ledgers_by_age"),
+    ((ORPHANS, [7, 40, 9]), "unnamed_ledgers_pkey"),
     ((CLAIM, ["w", 30.0, 2]), "repairs_in_order"),
     ((REPAIR_PAGE, [7, "b1@1", 9]), "repairs_pkey"),
     ((HURRY, []), "repairs_waiting"),

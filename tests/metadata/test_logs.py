@@ -86,6 +86,17 @@ async def test_a_ledger_that_a_log_names_is_not_deleted(service: Service, logs: 
     assert await logs.orphans(older_than_s=0) == ()
 
 
+async def test_orphans_come_in_pages_by_id(service: Service, logs: LogClient) -> None:
+    await logs.create(LOG)
+    made = sorted([(await ledger(service)).ledger_id for _ in range(3)])
+
+    first = await logs.orphans(older_than_s=0, limit=2)
+    rest = await logs.orphans(older_than_s=0, after=first[-1])
+
+    assert [*first, *rest] == made
+    assert await logs.orphans(older_than_s=0, after=made[-1]) == ()
+
+
 async def test_naming_and_deleting_at_once_never_both_succeed(
     service: Service, logs: LogClient
 ) -> None:

@@ -75,6 +75,25 @@ async def test_a_change_survives_a_cut_anywhere_on_the_way_to_the_database(
     assert await proxied.client.get(row.ledger_id) == row
 
 
+async def test_expiry_is_put_off_with_a_warning_while_the_database_is_away(
+    stores: Stores, postgres: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    through = replace(stores, postgres_dsn=postgres.url(stores.postgres_dsn))
+    async with serving(through, expiry_every_s=0.05) as service:
+        postgres.is_down = True
+        postgres.cut_all()
+
+        def put_off() -> list[str]:
+            return [r.why for r in caplog.records if r.message == "expiry-put-off"]  # type: ignore[attr-defined]
+
+        await until(lambda: len(put_off()) > 3, "some rounds are put off")
+        postgres.is_down = False
+        await until(lambda: is_ready(service), "the database is back")
+
+    assert all("database" in why for why in put_off())
+    assert not [r for r in caplog.records if r.name == "services.metadata.expiry" and r.exc_info]
+
+
 @pytest.mark.parametrize("direction", ["up", "down"])
 async def test_a_change_survives_a_cut_anywhere_on_the_way_to_the_service(
     service: Service, direction: Direction

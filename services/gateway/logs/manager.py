@@ -54,6 +54,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+ORPHANS_KEPT_MAX: Final = 100
+"""Orphans that can't be deleted now, in one round: each may take until a timeout, and the sweep has
+more to do. The next round goes on behind them."""
+
 _VIEWS_AT_ONCE: Final = 32
 """Logs of a page whose ends are asked for at once."""
 
@@ -112,6 +116,8 @@ class LogManager:
         self._engine, self._store, self._peers = engine, store, peers
         self.times = times or Times()
         self.counts = Counts()
+        self._orphans_after: int | None = None
+        """Where a round stopped that met too many orphans which can't be deleted."""
         self.ownership = Ownership(
             engine=engine, store=store, peers=peers, times=self.times, append=self.append
         )
@@ -243,21 +249,23 @@ class LogManager:
         """Delete ledgers that were made for a log and that none has named for so long, and those
         of transactions that were not published.
         """
-        while True:
-            found = await self._store.orphans(older_than_s=older_than_s)
-            deleted = 0
+        kept = 0
+        after, self._orphans_after = self._orphans_after, None
+        while found := await self._store.orphans(older_than_s=older_than_s, after=after):
             for ledger_id in found:
+                after = ledger_id
                 try:
                     await self.delete_orphan(ledger_id)
                 except NoSuchLedger:
                     continue
                 except QuorumLogError as error:
+                    kept += 1
                     log.warning("orphan-kept", extra={"ledger": ledger_id, "error": repr(error)})
                 else:
-                    deleted += 1
                     log.info("orphan-deleted", extra={"ledger": ledger_id})
-            if not deleted:
-                return
+                if kept == ORPHANS_KEPT_MAX:
+                    self._orphans_after = after
+                    return
 
     async def open(self, name: str, owner: str) -> tuple[int, int]:
         """Open the log for one writer, by the seeds' steps: its token, and the next offset."""

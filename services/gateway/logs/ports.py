@@ -135,8 +135,8 @@ class LogStore(Protocol):
         """One page by name, and the `after` of the next one."""
         ...
 
-    async def orphans(self, *, older_than_s: float) -> Sequence[int]:
-        """Some ledgers that were made for a log and that no log names (rule 22)."""
+    async def orphans(self, *, older_than_s: float, after: int | None) -> Sequence[int]:
+        """Some ledgers above an id that were made for a log and that no log names (rule 22)."""
         ...
 
     async def delete_unnamed(self, ledger_id: int) -> None:

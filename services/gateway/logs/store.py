@@ -38,9 +38,9 @@ class MetadataLogs:
         """One page by name."""
         return await self._client.list(after=after, limit=limit)
 
-    async def orphans(self, *, older_than_s: float) -> Sequence[int]:
-        """Some ledgers that were made for a log and that no log names."""
-        return await self._client.orphans(older_than_s=older_than_s)
+    async def orphans(self, *, older_than_s: float, after: int | None) -> Sequence[int]:
+        """Some ledgers above an id that were made for a log and that no log names."""
+        return await self._client.orphans(older_than_s=older_than_s, after=after)
 
     async def commit(
         self, transaction_id: str, ledgers: tuple[Sealed, ...], log: LogMetadata | None

@@ -60,9 +60,14 @@ class LogClient:
         page = await self._client.ask("GET", "/v1/logs", gives=LogList, query=query)
         return [row.to_core() for row in page.logs], page.next
 
-    async def orphans(self, *, older_than_s: float, limit: int = 100) -> tuple[int, ...]:
-        """Some ledgers that were made for a log and that no log has named for so long."""
+    async def orphans(
+        self, *, older_than_s: float, after: int | None = None, limit: int = 100
+    ) -> tuple[int, ...]:
+        """Some ledgers above an id that were made for a log and that no log has named for so long,
+        ascending.
+        """
         query = {"older_than_s": str(int(older_than_s)), "limit": str(limit)}
+        query |= {} if after is None else {"after": str(after)}
         return (await self._client.ask("GET", "/v1/orphans", gives=LedgerIds, query=query)).ledgers
 
     async def delete_unnamed(self, ledger_id: int) -> None:
