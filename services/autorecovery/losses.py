@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from quorumlog.net.holdings import Holdings
 from quorumlog.protocol.loss import Answers
-from quorumlog.protocol.metadata import LedgerMetadata, union
-from quorumlog.protocol.tally import Ranges
+from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.ranges import Ranges, union
 
 log = logging.getLogger(__name__)
 

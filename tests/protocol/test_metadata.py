@@ -123,11 +123,11 @@ def test_readers_and_members_are_asked_for_what_was_not_given_up() -> None:
     row = CLOSED.given_up(0, 1, ()).given_up(5, 6, ())
 
     assert [row.lost_at(entry_id) for entry_id in (1, 2, 5)] == [(0, 1), None, (5, 6)]
-    assert list(row.kept(0, 9)) == [(2, 4), (7, 9)]
-    assert list(row.kept(3, 5)) == [(3, 4)]
-    assert list(row.kept(5, 6)) == []
-    assert list(row.kept(7, 8)) == [(7, 8)]
-    assert list(CLOSED.kept(3, 2)) == []
+    assert row.kept(0, 9) == ((2, 4), (7, 9))
+    assert row.kept(3, 5) == ((3, 4),)
+    assert row.kept(5, 6) == ()
+    assert row.kept(7, 8) == ((7, 8),)
+    assert CLOSED.kept(3, 2) == ()
 
 
 @pytest.mark.parametrize(

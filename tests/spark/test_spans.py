@@ -94,6 +94,22 @@ def test_exactly_the_damage_that_is_there_is_found(
     assert found == expected
 
 
+def test_what_an_operator_gave_up_is_asked_of_nobody() -> None:
+    row = {
+        "ledger_id": 7,
+        "state": "CLOSED",
+        "ensemble_size": 3,
+        "write_quorum": 2,
+        "ack_quorum": 1,
+        "fragments": [{"first_entry": 0, "bookies": ["a@1", "b@1", "c@1"]}],
+        "lost_entries": [{"first": 3, "last": 5}, {"first": 9, "last": 9}],
+    }
+
+    asked = [entry for span in spans.spans_of(row, 9, 2) for entry in span.ids]
+
+    assert sorted(asked) == [0, 1, 2, 6, 7, 8]
+
+
 def test_without_a_majority_no_copy_is_called_right() -> None:
     span = Span(7, 0, 9, 1, 0, ("a@1", "b@1"), is_complete=True)
     copies: Copies = {m: dict.fromkeys(range(10), SOUND) for m in span.members}

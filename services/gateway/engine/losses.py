@@ -48,7 +48,7 @@ class Losses:
                 raise InvalidRequest(
                     f"the ledger ends at {row.last_entry}", ledger_id=row.ledger_id
                 )
-            kept = tuple(row.kept(first, last))
+            kept = row.kept(first, last)
             if not kept:
                 return row  # a repeat
             await self._prove(row, kept, declared)

@@ -226,7 +226,7 @@ def _before_the_lost(row: LedgerMetadata, first: int, last: int) -> int:
             entry_id=first,
             next=lost[1] + 1,
         )
-    return next(row.kept(first, last))[1]
+    return row.kept(first, last)[0][1]
 
 
 def _absent(row: LedgerMetadata, known: Confirmation, entry_id: int) -> QuorumLogError:

@@ -18,7 +18,7 @@ from quorumlog.protocol import loss
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.loss import Answers, Holding, Word
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.tally import Ranges
+from quorumlog.protocol.ranges import Ranges
 
 _SPAN: Final = 1000
 """Entries asked for at once. A bookie names 1,000 ranges at most: all of what it has of them."""

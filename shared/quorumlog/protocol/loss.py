@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.tally import Ranges, names
+from quorumlog.protocol.ranges import Ranges, names
 
 
 class Word(StrEnum):

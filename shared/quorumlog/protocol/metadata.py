@@ -11,12 +11,12 @@ Invariants (checked by `check`):
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.ranges import Ranges, complement, union
 
 
 class State(StrEnum):
@@ -88,7 +88,7 @@ class LedgerMetadata:
     declared_lost: tuple[str, ...] = ()
     """Members that an operator declared lost for this ledger's recovery (rule 14)."""
     may_lack_entries: bool = False
-    lost_entries: tuple[tuple[int, int], ...] = ()
+    lost_entries: Ranges = ()
     """Ids that an operator gave up, since nobody can serve them any more (rule 31): ranges, ascending
     and apart. Readers get a final answer, and nobody is expected to hold them.
     """
@@ -155,18 +155,11 @@ class LedgerMetadata:
                 return first, last
         return None
 
-    def kept(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """What of first..last was not given up: ranges, ascending. The only entries that readers
-        look for and that members are expected to hold (rule 31).
+    def kept(self, first: int, last: int) -> Ranges:
+        """What of first..last was not given up: the only entries that readers look for and that
+        members are expected to hold (rule 31).
         """
-        for low, high in self.lost_entries:
-            if first < low:
-                yield first, min(low - 1, last)
-            first = max(first, high + 1)
-            if first > last:
-                return
-        if first <= last:
-            yield first, last
+        return complement(self.lost_entries, first, last)
 
     def given_up(self, first: int, last: int, members: tuple[str, ...]) -> "LedgerMetadata":
         """An operator accepts that entries first..last are lost; `members` are those that he says
@@ -250,14 +243,3 @@ class LedgerMetadata:
         return replace(
             self, state=State.CLOSED, last_entry=last_entry, length=length, fragments=kept
         )
-
-
-def union(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Any ranges of ids as ascending ones that are apart."""
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        if merged and low <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
-        else:
-            merged.append((low, high))
-    return tuple(merged)

@@ -39,9 +39,10 @@ from quorumlog.protocol.messages import (
     UpdateMetadata,
 )
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, Repair
+from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.reader import READ_ENTRIES, RangeReader
 from quorumlog.protocol.record import Codec, Run
-from quorumlog.protocol.tally import Ranges, Tally
+from quorumlog.protocol.tally import Tally
 
 _UNREADABLE_MAX: Final = 1000
 """Entries that may be unreadable before a repair gives up (taste): all are looked for, so that

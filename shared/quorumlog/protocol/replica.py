@@ -22,6 +22,7 @@ from typing import Protocol
 from quorumlog.protocol.ids import NO_ENTRY, member_incarnation, member_name
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
+from quorumlog.protocol.ranges import complement
 from quorumlog.protocol.record import Entry, Run, pack
 
 Ranges = tuple[tuple[int, int], ...]
@@ -611,18 +612,6 @@ def ranges_of(ids: Iterable[int]) -> Ranges:
         else:
             ranges.append((entry_id, entry_id))
     return tuple(ranges)
-
-
-def complement(ranges: Ranges, first: int, last: int) -> Ranges:
-    """What ascending, disjoint ranges leave of first..last."""
-    gaps, at = [], first
-    for low, high in ranges:
-        if low > at:
-            gaps.append((at, low - 1))
-        at = max(at, high + 1)
-    if at <= last:
-        gaps.append((at, last))
-    return tuple(gaps)
 
 
 def is_within(ranges: Ranges, entry_id: int) -> bool:

@@ -4,25 +4,15 @@ Recovery and regular reads both ask here. Only two answers are knowledge: a dige
 an explicit negative; an entry of which neither is known is unknown (architecture 2.3).
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from enum import Enum
 
 from quorumlog.protocol import record
-from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.messages import ReadAnswered, Status
 from quorumlog.protocol.metadata import Fragment
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.ranges import Ranges, names
 from quorumlog.protocol.record import Codec, Run
-
-Ranges = tuple[tuple[int, int], ...]
-"""Disjoint ranges of entry ids, ascending, both ends inclusive."""
-
-
-def names(ranges: Ranges, entry_id: int) -> bool:
-    """Whether ranges name an entry. A striped member's answer has hundreds of them."""
-    at = bisect_right(ranges, (entry_id, ID_MAX)) - 1
-    return at >= 0 and entry_id <= ranges[at][1]
 
 
 class Verdict(Enum):

@@ -17,7 +17,7 @@ from quorumlog.errors import (
 from quorumlog.protocol import loss
 from quorumlog.protocol.loss import Answers, Holding
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.tally import Ranges
+from quorumlog.protocol.ranges import Ranges
 from tests.gateway.engine.support import World, ledger, payloads, world_of
 
 

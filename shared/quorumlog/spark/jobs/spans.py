@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.ranges import complement
 
 MISSING: Final = "missing"
 CORRUPT: Final = "corrupt"
@@ -91,8 +92,7 @@ def spans_of(row: Mapping[str, Any], confirmed: int, most: int) -> Iterator[Span
         is_last = index + 1 == len(fragments)
         end = confirmed if is_last else min(confirmed, fragments[index + 1]["first_entry"] - 1)
         bookies = fragment["bookies"]
-        for low in range(fragment["first_entry"], end + 1, most * modulus):
-            high = min(end, low + most * modulus - 1)
+        for low, high in _pieces(row, fragment["first_entry"], end, most * modulus):
             for residue in range(modulus):
                 places = quorum.write_set(residue) if quorum.is_striped else range(len(bookies))
                 span = Span(
@@ -106,6 +106,14 @@ def spans_of(row: Mapping[str, Any], confirmed: int, most: int) -> Iterator[Span
                 )
                 if span.count:
                     yield span
+
+
+def _pieces(row: Mapping[str, Any], first: int, last: int, most: int) -> Iterator[tuple[int, int]]:
+    """What members should hold of first..last: nothing that an operator gave up (rule 31)."""
+    lost = tuple((part["first"], part["last"]) for part in row.get("lost_entries", ()))
+    for begin, end in complement(lost, first, last):
+        for low in range(begin, end + 1, most):
+            yield low, min(end, low + most - 1)
 
 
 def judge(span: Span, ask: Ask) -> list[Finding]:

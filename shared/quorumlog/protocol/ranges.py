@@ -1,0 +1,40 @@
+"""Ranges of ids: pairs (first, last), both inclusive, ascending and disjoint."""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from quorumlog.protocol.ids import ID_MAX
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+
+
+def names(ranges: Ranges, entry_id: int) -> bool:
+    """Whether ranges name an entry. A striped member's answer has hundreds of them."""
+    at = bisect_right(ranges, (entry_id, ID_MAX)) - 1
+    return at >= 0 and entry_id <= ranges[at][1]
+
+
+def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Any ranges as ascending ones that are apart."""
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+        else:
+            merged.append((low, high))
+    return tuple(merged)
+
+
+def complement(ranges: Ranges, first: int, last: int) -> Ranges:
+    """What ranges leave of first..last."""
+    gaps, at = [], first
+    for low, high in ranges:
+        if low > last:
+            break
+        if low > at:
+            gaps.append((at, low - 1))
+        at = max(at, high + 1)
+    if at <= last:
+        gaps.append((at, last))
+    return tuple(gaps)
