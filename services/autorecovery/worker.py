@@ -250,15 +250,18 @@ class Worker:
         the same bookie, which may still have most of it (BP-46), else the best free one.
         """
         fragment = row.fragments[index]
+        staying = tuple(member for member in fragment.bookies if member != leaving)
+        placed = {member_name(member) for member in staying}
         for repair in row.repairs:
             is_this = (repair.first_entry, repair.leaving) == (fragment.first_entry, leaving)
-            if is_this and self._may_stay(repair.target):
+            # It may have got another place of the fragment since, by another repair.
+            is_free = member_name(repair.target) not in placed
+            if is_this and is_free and self._may_stay(repair.target):
                 return repair.target
         for bookie in self._directory.bookies:
             is_it = member_name(bookie.id) == member_name(leaving) and bookie.id != leaving
             if is_it and self._may_stay(bookie.id) and bookie.id not in fragment.bookies:
                 return bookie.id
-        staying = tuple(member for member in fragment.bookies if member != leaving)
         found = self._directory.candidates(fragment.bookies, staying)
         if not found:
             raise NotEnoughBookies("no bookie is free to take its place", ledger_id=row.ledger_id)

@@ -8,6 +8,7 @@ from quorumlog.errors import NotEnoughBookies
 from quorumlog.net.directory import Directory
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
+from quorumlog.protocol.metadata import Repair as PendingRepair
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList
 from quorumlog.wire.repair_bodies import Repair
@@ -35,18 +36,23 @@ class RowPorts:
     metadata = Rows()
 
 
-async def mend(state: str, *, member: str = "b1@1", moves: bool = False) -> None:
-    """Mend what b1@1 lacks while the cluster knows this of it; nobody is free to take its place."""
-    known = BookieInfo.model_validate({"id": member, "state": state, "url": ""})
-
+async def worker_of(*known: BookieInfo) -> Worker:
     async def fetch() -> BookieList:
-        return BookieList(bookies=(known,))
+        return BookieList(bookies=known)
 
     directory = Directory(fetch)
     await directory.refresh()
     parts: Any = (None, directory, RowPorts(), None, Done(), None)
+    return Worker(*parts)
+
+
+async def mend(state: str, *, member: str = "b1@1", moves: bool = False) -> None:
+    """Mend what b1@1 lacks while the cluster knows this of it; nobody is free to take its place."""
+    known = BookieInfo.model_validate({"id": member, "state": state, "url": ""})
+
+    worker = await worker_of(known)
     item = Repair(ledger_id=7, member="b1@1", ranges=((0, 9),), version=1, moves=moves)
-    await Worker(*parts).mend(item)
+    await worker.mend(item)
 
 
 async def test_a_bookie_that_is_only_away_is_waited_for() -> None:
@@ -62,3 +68,13 @@ async def test_what_is_lost_drained_or_an_earlier_incarnation_moves() -> None:
     ):
         with pytest.raises(NotEnoughBookies, match="free to take its place"):
             await case
+
+
+async def test_a_target_that_got_another_place_of_the_fragment_is_not_taken_again() -> None:
+    """Each try would fail for ever: it can't hold two places (whole services, seed 1261)."""
+    row = ROW.with_repair(PendingRepair(0, "b1@1", "b4@1")).with_member_replaced(0, "b2@1", "b4@1")
+    worker = await worker_of(
+        *(BookieInfo(id=f"b{n}@1", state="writable", url="") for n in (3, 4, 5))
+    )
+
+    assert worker._target(row, 0, "b1@1") == "b5@1"
