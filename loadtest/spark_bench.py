@@ -2,16 +2,20 @@
 
 The same Parquet file goes through the row writer, the Arrow writer and `append_batches`, is read
 back, and goes into a sink that drops what Spark brings to Python: the most that any of them could
-reach here. Where that is far above the others, the cluster is the bound, and not Spark's side.
+reach here. Where that is far above the others, the cluster is the bound, and not Spark's side: what
+each kind of process spends on a million rows stands beside the rates.
 """
 
 import argparse
+import contextlib
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import (
@@ -21,6 +25,8 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
+from rich.console import Console
+from rich.table import Table
 
 from loadtest.spark_cluster import SparkCluster, spark_cluster
 from loadtest.stores import scratch
@@ -32,6 +38,8 @@ from quorumlog.spark.writers import BatchWriter
 _PARTITIONS: Final = 2
 _BATCH_ROWS: Final = 10_000
 _WARM_ROWS: Final = 10_000
+_KINDS: Final = ("gateway", "bookie", "others", "Spark")
+"""Of processes; the others are the metadata service, Postgres, Redis and autorecovery."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +114,26 @@ class RowSource(DataSource):
         return RowWriter(BatchWriter(self.options, schema, overwrite=overwrite))
 
 
-def measure(spark: SparkSession, cluster: SparkCluster, frame: DataFrame, rows: int) -> str:
-    """Each way once; the last line."""
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How one way went."""
+
+    name: str
+    rows: int
+    seconds: float
+    cpu_s: Mapping[str, float]
+    """Seconds of processor time, by kind of process."""
+
+    @property
+    def rate(self) -> str:
+        """As the last line has it."""
+        return f"{self.name} {self.rows / self.seconds:.0f}/s"
+
+
+def measure(
+    spark: SparkSession, cluster: SparkCluster, frame: DataFrame, rows: int
+) -> list[Result]:
+    """Each way once."""
 
     def write(format_: str, log: str) -> None:
         writer = frame.write.format(format_).option("gateway.url", cluster.urls)
@@ -127,12 +153,44 @@ def measure(spark: SparkSession, cluster: SparkCluster, frame: DataFrame, rows: 
         "read": read,
         "null sink": lambda: write("null-sink", "row"),
     }
-    parts = []
+    results = []
     for name, way in ways.items():
-        began = time.perf_counter()
+        before, began = _cpu_s(cluster), time.perf_counter()
         way()
-        parts.append(f"{name} {rows / (time.perf_counter() - began):.0f}/s")
-    return "bench-spark: " + ", ".join(parts)
+        seconds, after = time.perf_counter() - began, _cpu_s(cluster)
+        spent = {kind: after[kind] - before[kind] for kind in _KINDS}
+        results.append(Result(name, rows, seconds, spent))
+        print(f"{seconds:.1f} s: {results[-1].rate}", file=sys.stderr, flush=True)
+    return results
+
+
+def _cpu_s(cluster: SparkCluster) -> dict[str, float]:
+    """Seconds of processor time until now, of us, of all below us, and of those that have ended."""
+    me, theirs = psutil.Process(), psutil.Process(cluster.pid)
+    servers = {theirs, *theirs.children(recursive=True)}
+    spent = dict.fromkeys(_KINDS, 0.0)
+    for process in (me, *me.children(recursive=True)):
+        # Its time is its parent's when it has ended.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            kind = _kind(process) if process in servers else "Spark"
+            spent[kind] += sum(process.cpu_times()[:4])
+    return spent
+
+
+def _kind(server: psutil.Process) -> str:
+    """What a process of the cluster counts as."""
+    words = " ".join(server.cmdline())
+    return next((kind for kind in ("gateway", "bookie") if f"services.{kind}" in words), "others")
+
+
+def _table(results: Sequence[Result]) -> Table:
+    """Rates, and CPU seconds by kind of process for a million rows."""
+    table = Table("", "rows/s", *(f"{kind} CPU s/M" for kind in _KINDS), "cores busy", box=None)
+    for result in results:
+        by_kind = (f"{result.cpu_s[kind] * 1e6 / result.rows:.2f}" for kind in _KINDS)
+        busy = sum(result.cpu_s.values()) / result.seconds
+        table.add_row(result.name, f"{result.rows / result.seconds:,.0f}", *by_kind, f"{busy:.1f}")
+    return table
 
 
 def main() -> None:
@@ -150,15 +208,16 @@ def main() -> None:
         )
         for source in (QuorumLogSource, RowSource, NullSource):
             spark.dataSource.register(source)
-        line = ""
+        results: list[Result] = []
         for count in (_WARM_ROWS, rows):
             print(f"{count} rows of 39 bytes, {_PARTITIONS} partitions", flush=True)
             frame = _frame(spark, folder / str(count), count)
-            line = measure(spark, cluster, frame, count)
+            results = measure(spark, cluster, frame, count)
             for log in ("row", "arrow", "mapInArrow"):
                 cluster.http.request("DELETE", f"/v1/logs/{log}", is_repeatable=False)
         spark.stop()
-    print(line)
+    Console(width=100).print(_table(results))
+    print("bench-spark: " + ", ".join(result.rate for result in results))
 
 
 def _frame(spark: SparkSession, path: Path, rows: int) -> DataFrame:

@@ -1,10 +1,14 @@
 """`make chaos-spark TIME=…`: Spark writes and copies while it, and the gateways, are killed.
 
-Each round writes ROWS numbers onto a log, by tasks that fail, through a proxy that loses the answer
-of the first commit; a gateway is killed while the rows are on their way, and the driver as soon as
-the commit can be seen. Then a stream copies that log onto another one, and its driver is killed
-RESTARTS times at random points. In the end each number is on both logs exactly once, and no ledger
-is left that is on no log.
+Each round writes ROWS numbers onto a log, by tasks that fail; a gateway is killed while the rows
+are on their way. Of the commit one answer is lost, and at the next one, which says that it is done,
+the driver is killed before it hears of it. The job runs again, and adds nothing. Then a stream
+copies that log onto another one, and its driver is killed RESTARTS times: at random points, or
+between a commit and Spark's own log of it; gateways are killed and answers lost on the way.
+
+In the end each number is on both logs exactly once, and no ledger is left that is on no log. TIME
+limits the kills: when it is over the stream runs to its end, and what came of it is counted. Another
+round begins if there is time for one more.
 """
 
 import argparse
@@ -18,13 +22,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import aiohttp
 import pyarrow as pa
+from rich.console import Console
 
 from loadtest.cluster import Cluster, running
 from loadtest.ports import free_ports
@@ -40,11 +46,24 @@ _WAIT_S: Final = 900.0
 """For a driver that nobody kills, on a machine that may be shared and slow."""
 
 _SETTLED_S: Final = 600.0
-"""For what was not published to go: a transaction's expiry, or the five minutes of a log's own
-ledgers, then the sweep."""
+"""For what was not published to go: a transaction's expiry, the age of a log's own ledgers that it
+does not name, then the sweep."""
+
+_ORPHAN_AGE_S: Final = 60
+"""Instead of five minutes, so that a run ends: still longer than a roll here takes."""
+
+_ASK_S: Final = 5.0
+"""For a question of ours, which is asked again anyway."""
+
+_TELL_EVERY_S: Final = 15.0
+"""How often a line tells how far it is, where there is no terminal."""
 
 _COMMIT: Final = re.compile(rb"POST /v1/transactions/[^ /]+/commit ")
+_DONE: Final = re.compile(rb"HTTP/1\.1 2\d\d ")
 _PARTITIONS: Final = 8
+
+What = Literal["lose", "hold"]
+_LOSES: Final[tuple[What, ...]] = ("lose",)
 
 
 @dataclass(slots=True)
@@ -57,12 +76,51 @@ class Counts:
     orphans: int = 0
     gateway_kills: int = 0
     driver_kills: int = 0
+    kills_after_commit: int = 0
+    """Of the drivers: those that never heard that their commit was done."""
     answers_lost: int = 0
+    stage: str = "a cluster starts"
+    """What goes on now."""
+    spent: dict[str, float] = field(default_factory=dict)
+    """Seconds by what they went into."""
+    broken_off: str = ""
+    """Why it did not come to its end."""
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing is wrong."""
-        return not (self.lost or self.doubled or self.orphans)
+        """Whether nothing is wrong, as far as it came."""
+        return not (self.lost or self.doubled or self.orphans or self.broken_off)
+
+    @contextlib.contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Add the time that the block takes."""
+        began = time.monotonic()
+        self.stage = what
+        try:
+            yield
+        finally:
+            self.spent[what] = self.spent.get(what, 0) + time.monotonic() - began
+
+    @property
+    def progress(self) -> str:
+        """How far it is, in a line."""
+        return (
+            f"{self.stage}: {self.driver_kills} driver kills, {self.gateway_kills} gateway kills, "
+            f"{self.answers_lost} answers lost"
+        )
+
+    @property
+    def page(self) -> str:
+        """All of it."""
+        spent = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in self.spent.items())
+        return "\n".join(
+            [
+                spent,
+                f"answers of commits that were lost: {self.answers_lost}",
+                f"drivers killed before they heard of a commit: {self.kills_after_commit}",
+                *([f"BROKEN OFF: {self.broken_off}"] if self.broken_off else []),
+            ]
+        )
 
     def __str__(self) -> str:
         """The last line."""
@@ -73,13 +131,38 @@ class Counts:
         )
 
 
-class LossyProxy:
-    """Stands before a gateway and loses the answer of the first commit that passes."""
+class Answers:
+    """What becomes of the next answers that say that a commit is done, at whichever gateway."""
 
-    def __init__(self, url: str, counts: Counts) -> None:
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        self._plan: list[What] = []
+        self.held = asyncio.Event()
+        """An answer is held back: the commit is done, and its driver waits to hear of it."""
+
+    def plan(self, *what: What) -> None:
+        """Lose or hold the next ones, in this order, instead of what was planned before."""
+        self._plan = list(what)
+        self.held.clear()
+
+    def next(self) -> What | None:
+        """What to do with the answer that has come."""
+        if not self._plan:
+            return None
+        what = self._plan.pop(0)
+        if what == "lose":
+            self._counts.answers_lost += 1
+        else:
+            self.held.set()
+        return what
+
+
+class LossyProxy:
+    """Stands before a gateway and does to answers what is planned."""
+
+    def __init__(self, url: str, answers: Answers) -> None:
         self._host, port = url.removeprefix("http://").split(":")
-        self._port, self._counts = int(port), counts
-        self.is_armed = False
+        self._port, self._answers = int(port), answers
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
@@ -94,12 +177,12 @@ class LossyProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             up_reader, up_writer = await asyncio.open_connection(self._host, self._port)
-            state = {"loses": False}
+            state = {"commits": False}
             back = asyncio.ensure_future(self._back(up_reader, writer, state))
             try:
                 while chunk := await reader.read(1 << 16):
-                    if self.is_armed and _COMMIT.match(chunk):
-                        self.is_armed, state["loses"] = False, True
+                    # A request begins a piece: clients wait for each answer.
+                    state["commits"] |= _COMMIT.match(chunk) is not None
                     up_writer.write(chunk)
                     await up_writer.drain()
             finally:
@@ -111,14 +194,18 @@ class LossyProxy:
     async def _back(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, state: dict[str, bool]
     ) -> None:
+        is_held = False
         with contextlib.suppress(OSError):
             while chunk := await reader.read(1 << 16):
-                if state["loses"]:
-                    # The commit is done, and nobody will hear of it.
-                    self._counts.answers_lost += 1
-                    break
-                writer.write(chunk)
-                await writer.drain()
+                if state["commits"]:
+                    state["commits"] = False
+                    what = self._answers.next() if _DONE.match(chunk) else None
+                    if what == "lose":
+                        break
+                    is_held = what == "hold"
+                if not is_held:
+                    writer.write(chunk)
+                    await writer.drain()
         writer.close()
 
 
@@ -127,18 +214,23 @@ class Chaos:
     """One run over one cluster."""
 
     cluster: Cluster
-    proxies: list[LossyProxy]
+    answers: Answers
     urls: str
+    """Of the proxies."""
     folder: Path
     rows: int
     restarts: int
+    end: float
+    """No kills after it, by the event loop's clock."""
     chance: random.Random
     counts: Counts
     http: Gateways = field(init=False)
+    _at: int = 0
+    """Where the log ends that is written now."""
 
     def __post_init__(self) -> None:
         """Ask the gateways themselves, not the proxies."""
-        self.http = Gateways(",".join(self.cluster.gateways))
+        self.http = Gateways(",".join(self.cluster.gateways), deadline_s=_ASK_S)
 
     async def round(self, number: int) -> None:
         """Write, copy, and count what came of it."""
@@ -148,59 +240,84 @@ class Chaos:
         asked = {
             "urls": self.urls,
             "rows": self.rows,
-            "rows_per_batch": max(1, self.rows // (2 * self.restarts + 4)),
+            # So that the stream has batches left when the last driver is killed.
+            "rows_per_batch": max(1, self.rows // (4 * self.restarts + 4)),
             "partitions": _PARTITIONS,
             "seed": self.chance.randrange(1 << 30),
             "source": source,
             "target": "",
+            "writes": True,
             "checkpoint": str(self.folder / f"checkpoint-{number}"),
         }
-        for proxy in self.proxies:
-            proxy.is_armed = True
-        await self._batch(asked, source)
-        await self._stream(asked | {"target": target}, target)
-        for log in (source, target):
-            await asyncio.to_thread(self._count, log)
+        with self.counts.timed("the batch"):
+            await self._batch(asked, source)
+        with self.counts.timed("the stream"):
+            await self._stream(asked | {"target": target}, target)
+        with self.counts.timed("counting"):
+            for log in (source, target):
+                await asyncio.to_thread(self._count, log)
         self.counts.rows += self.rows
-        await self.settle(all_ledgers=False)
         _tell(f"round {number}: {self.counts}")
 
     async def _batch(self, asked: dict[str, Any], log: str) -> None:
-        """Kill a gateway while rows are on their way, and the driver once the commit is seen."""
+        """Kill a gateway while rows are on their way, and the driver once its commit is done."""
         before = await self._ledgers()
+        self.answers.plan("lose", "hold")
         async with self._driver(asked) as driver:
             await until(
                 lambda: self._has_more(before, driver), "tasks write", _WAIT_S, passing=_PASSING
             )
             await self._hurt_a_gateway()
-            await until(
-                lambda: self._is_at(log, self.rows, driver),
-                "the batch is committed",
-                _WAIT_S,
-                passing=_PASSING,
-            )
-            self._kill(driver)
+            await self._kill_after_commit(driver)
+        await until(
+            lambda: self._is_at(log, self.rows, driver), "the batch is there", passing=_PASSING
+        )
 
     async def _stream(self, asked: dict[str, Any], log: str) -> None:
         """Kill the driver again and again after one to three more batches, then let it end."""
-        at = 0
+        loop = asyncio.get_running_loop()
+        self._at = 0
         for number in range(self.restarts):
-            async with self._driver(asked) as driver:
-                at += asked["rows_per_batch"] * self.chance.randrange(1, 3)
+            if loop.time() >= self.end:
+                _tell(f"the time is over after {number} of {self.restarts} restarts")
+                break
+            self.counts.stage = f"the stream, until kill {number + 1} of {self.restarts}"
+            # The first one runs the job again whose driver was killed.
+            async with self._driver(asked | {"writes": number == 0}) as driver:
+                at = self._at + asked["rows_per_batch"] * self.chance.randrange(1, 3)
+                self.answers.plan(*_LOSES if number % 4 == 2 else ())
                 await until(
                     lambda: self._is_at(log, at, driver),  # noqa: B023 - awaited here
                     f"the stream is at {at}",
                     _WAIT_S,
                     passing=_PASSING,
                 )
-                await asyncio.sleep(self.chance.uniform(0, 0.5))
                 if number % 4 == 1:
                     await self._hurt_a_gateway()
-                self._kill(driver)
-        async with self._driver(asked) as driver:
+                if number % 3 == 0:
+                    self.answers.plan("hold")
+                    await self._kill_after_commit(driver)
+                else:
+                    await asyncio.sleep(self.chance.uniform(0, 0.5))
+                    self._kill(driver)
+        self.counts.stage = "the stream, to its end"
+        self.answers.plan()
+        async with self._driver(asked | {"writes": self.restarts == 0}) as driver:
             await until(lambda: driver.poll() is not None, "the stream ends", _WAIT_S)
             if driver.returncode:
                 raise RuntimeError(f"the driver failed:\n{self._log().read_text()[-3000:]}")
+
+    async def _kill_after_commit(self, driver: "subprocess.Popen[bytes]") -> None:
+        """Kill the driver when its commit is done and it has not heard of it."""
+
+        def is_held() -> bool:
+            self._check_alive(driver)
+            return self.answers.held.is_set() or driver.poll() is not None
+
+        await until(is_held, "a commit is done", _WAIT_S)
+        if self.answers.held.is_set():
+            self.counts.kills_after_commit += driver.poll() is None
+            self._kill(driver)
 
     @contextlib.asynccontextmanager
     async def _driver(self, asked: dict[str, Any]) -> AsyncIterator["subprocess.Popen[bytes]"]:
@@ -221,7 +338,6 @@ class Chaos:
         if driver.poll() is None:
             os.killpg(driver.pid, signal.SIGKILL)
             self.counts.driver_kills += 1
-            _tell("the driver is killed")
 
     def _log(self) -> Path:
         return self.folder / "driver.log"
@@ -232,7 +348,6 @@ class Chaos:
         await self.cluster.kill(name)
         self.counts.gateway_kills += 1
         await self.cluster.restart(name)
-        _tell(f"{name} was killed")
 
     async def _has_more(self, before: set[int], driver: "subprocess.Popen[bytes]") -> bool:
         self._check_alive(driver)
@@ -240,7 +355,8 @@ class Chaos:
 
     async def _is_at(self, log: str, offset: int, driver: "subprocess.Popen[bytes]") -> bool:
         found = await self._ask("GET", f"/v1/logs/{log}")
-        if found["next_offset"] >= min(offset, self.rows):
+        self._at = int(found["next_offset"])
+        if self._at >= min(offset, self.rows):
             return True
         self._check_alive(driver)
         return False
@@ -263,8 +379,9 @@ class Chaos:
         """Compare a log with the numbers that should be on it."""
         seen = bytearray(self.rows)
         at, is_end = 0, False
+        http = Gateways(",".join(self.cluster.gateways))
         while not is_end:
-            answer = self.http.request(
+            answer = http.request(
                 "GET",
                 f"/v1/logs/{log}/entries",
                 params={"from": at, "limit": 10_000, "max_bytes": 8 << 20},
@@ -277,21 +394,30 @@ class Chaos:
                 self.counts.doubled += seen[number]
                 seen[number] = 1
             at, is_end = int(answer.headers["Next-Offset"]), page.num_rows == 0
+        http.close()
         self.counts.lost += seen.count(0)
 
     async def settle(self, *, all_ledgers: bool) -> None:
         """Wait until what was not published is gone; what stays is counted.
 
-        `all_ledgers`: the empty ones too that a log drops as it goes on, which wait five minutes
-        for a roll that might still name them (rule 22); else those of transactions.
+        `all_ledgers`: those too that a log has dropped, which wait for a roll that might still name
+        them (rule 22); else those of transactions.
         """
 
         async def is_clean() -> bool:
-            return not await self._left(all_ledgers=all_ledgers)
+            left = await self._left(all_ledgers=all_ledgers)
+            self.counts.stage = f"waiting for {len(left)} ledgers that no log names to go"
+            return not left
 
-        with contextlib.suppress(DeadlineMissed):
-            await until(is_clean, "nothing is left of what was not published", _SETTLED_S)
-        self.counts.orphans += len(await self._left(all_ledgers=all_ledgers))
+        with self.counts.timed("cleaning up"):
+            with contextlib.suppress(DeadlineMissed):
+                await until(
+                    is_clean,
+                    "nothing is left of what was not published",
+                    _SETTLED_S,
+                    passing=_PASSING,
+                )
+            self.counts.orphans += len(await self._left(all_ledgers=all_ledgers))
 
     async def _left(self, *, all_ledgers: bool) -> set[int]:
         """Ledgers that are on no log."""
@@ -307,75 +433,121 @@ _PASSING: Final = (QuorumLogError, aiohttp.ClientError, OSError)
 
 async def storm(
     stores: Stores | None,
+    counts: Counts,
     *,
     rows: int,
     restarts: int,
     time_s: float,
     seed: int,
     waits_for_all: bool = False,
-) -> Counts:
-    """Rounds until the time is over, at least one.
+) -> None:
+    """Rounds while there is time for one more, at least one.
 
-    `waits_for_all`: until ledgers that a log dropped are gone too, which takes five minutes.
+    `waits_for_all`: until ledgers that a log dropped are gone too. Cancelled, it ends the cluster
+    and says so in `counts`.
     """
-    counts = Counts()
     loop = asyncio.get_running_loop()
-    end = loop.time() + time_s
+    began = loop.time()
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(scratch("ql-spark-"))
-        cluster = await stack.enter_async_context(running(stores, bookies=4, gateways=2))
-        proxies = [LossyProxy(url, counts) for url in cluster.gateways]
+        environment = {"ORPHAN_AGE_S": str(_ORPHAN_AGE_S)}
+        cluster = await stack.enter_async_context(
+            running(stores, bookies=4, gateways=2, environment=environment)
+        )
+        answers = Answers(counts)
+        proxies = [LossyProxy(url, answers) for url in cluster.gateways]
         urls = [await stack.enter_async_context(proxy.listening()) for proxy in proxies]
         chaos = Chaos(
             cluster,
-            proxies,
+            answers,
             ",".join(urls),
             Path(tempfile.mkdtemp(dir=folder)),
             rows,
             restarts,
+            began + time_s,
             random.Random(seed),
             counts,
         )
         stack.callback(chaos.http.close)
-        number = 0
-        while number == 0 or loop.time() < end:
-            await chaos.round(number)
-            number += 1
-        if waits_for_all:
-            await chaos.settle(all_ledgers=True)
-    return counts
+        try:
+            number, longest_s = 0, 0.0
+            while number == 0 or loop.time() + longest_s < chaos.end:
+                at = loop.time()
+                await chaos.round(number)
+                longest_s = max(longest_s, loop.time() - at)
+                number += 1
+            await chaos.settle(all_ledgers=waits_for_all)
+        except asyncio.CancelledError:
+            # Here, so that the cluster ends as it should, without its logs on the screen.
+            counts.broken_off = f"interrupted in {counts.stage}"
 
 
 def _tell(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def main() -> None:
-    """Run it and print what came of it, last."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.spark_chaos")
-    parser.add_argument("--time", default="60s", help="rounds until then, at least one")
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--restarts", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
-    found = re.fullmatch(r"(\d+)([smh]?)", asked.time)
-    if found is None:
-        raise SystemExit(f"TIME={asked.time!r} is no time: 90s, 2m, 1h")
-    time_s = int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
-    print(f"seed {asked.seed}, {asked.rows} rows, {asked.restarts} restarts a round", flush=True)
-    counts = asyncio.run(
+async def _told(counts: Counts) -> None:
+    """Tell how far it is for ever: in the last line of a terminal, else in one now and then."""
+    console = Console(stderr=True)
+    began = time.monotonic()
+    with console.status("") if console.is_terminal else contextlib.nullcontext() as status:
+        while True:
+            line = f"{time.monotonic() - began:4.0f} s, {counts.progress}"
+            if status is not None:
+                status.update(line)
+            else:
+                _tell(line)
+            await asyncio.sleep(0.5 if status is not None else _TELL_EVERY_S)
+
+
+async def _run(asked: argparse.Namespace, counts: Counts) -> None:
+    run = asyncio.ensure_future(
         storm(
             None,
+            counts,
             rows=asked.rows,
             restarts=asked.restarts,
-            time_s=time_s,
+            time_s=asked.time,
             seed=asked.seed,
             waits_for_all=True,
         )
     )
-    print(f"answers of commits that were lost: {counts.answers_lost}")
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, run.cancel)
+    telling = asyncio.ensure_future(_told(counts))
+    try:
+        await run
+    finally:
+        telling.cancel()
+        await asyncio.wait({telling})
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+)([smh]?)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: 90s, 2m, 1h")
+    return int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def main() -> None:
+    """Run it and print what came of it, last."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.spark_chaos")
+    parser.add_argument("--time", type=_seconds, default="60s", help="kills until then")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--restarts", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    print(f"seed {asked.seed}, {asked.rows} rows, {asked.restarts} restarts a round", flush=True)
+    counts = Counts()
+    try:
+        asyncio.run(_run(asked, counts))
+    except asyncio.CancelledError:
+        # Before the cluster was up.
+        counts.broken_off = f"interrupted while {counts.stage}"
+    except DeadlineMissed as error:
+        counts.broken_off = str(error)
+    print(counts.page)
     print(counts)
-    raise SystemExit(not counts.is_right)
+    raise SystemExit(130 if counts.broken_off.startswith("interrupted") else not counts.is_right)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,11 @@ class SparkCluster:
         self.urls = ",".join(gateways)
         self.http = Gateways(self.urls)
 
+    @property
+    def pid(self) -> int:
+        """Of the process whose children the cluster's are."""
+        return self._process.pid
+
     def url(self, name: str) -> str:
         """Where a process listens."""
         return self._urls[name]

@@ -32,7 +32,8 @@ def main() -> None:
         .getOrCreate()
     )
     spark.dataSource.register(QuorumLogSource)
-    _batch(spark, asked)
+    if asked["writes"]:
+        _batch(spark, asked)
     if asked["target"]:
         _stream(spark, asked)
     spark.stop()

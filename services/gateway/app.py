@@ -27,6 +27,7 @@ from services.gateway.logs.manager import LogManager
 from services.gateway.logs.metrics import add_log_metrics
 from services.gateway.logs.peers import routes as log_routes
 from services.gateway.logs.running import running_logs
+from services.gateway.logs.sweep import SweepTimes
 from services.gateway.logs.transactions import Transactions
 
 VERSION = "0.1.0"
@@ -105,7 +106,11 @@ async def create_app(settings: GatewaySettings) -> web.Application:
     )
     engine = await stack.enter_async_context(Engine.running(config))
     logs, transactions = await stack.enter_async_context(
-        running_logs(engine, settings.metadata_urls)
+        running_logs(
+            engine,
+            settings.metadata_urls,
+            sweep_times=SweepTimes(orphan_age_s=settings.orphan_age_s),
+        )
     )
     app = build_app(
         engine,

@@ -4,6 +4,7 @@ from pydantic import Field
 
 from quorumlog.net.service import ServiceSettings
 from services.gateway.edge.limits import Limits
+from services.gateway.logs.sweep import ORPHAN_AGE_S
 
 
 class GatewaySettings(ServiceSettings, Limits):
@@ -41,3 +42,8 @@ class GatewaySettings(ServiceSettings, Limits):
     )
     quarantine_window_s: float = Field(default=60.0, gt=0, description="Within so many seconds.")
     quarantine_s: float = Field(default=300.0, gt=0, description="For how long.")
+    orphan_age_s: float = Field(
+        default=ORPHAN_AGE_S,
+        ge=30,
+        description="Ledgers of logs that none names go then: longer than a roll or a takeover.",
+    )

@@ -126,10 +126,10 @@ class Gateways:
         """The JSON of a GET."""
         return self.request("GET", path, params=params, is_repeatable=True).json()
 
-    def pages(self, path: str, name: str) -> list[Any]:
-        """All items of a list."""
+    def pages(self, path: str, name: str, **only: str) -> list[Any]:
+        """All items of a list, or those that `only` asks for."""
         found: list[Any] = []
-        params: dict[str, str | int] = {"limit": 1000}
+        params: dict[str, str | int] = {"limit": 1000, **only}
         while True:
             page = self.get(path, params)
             found += page[name]

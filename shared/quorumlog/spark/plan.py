@@ -5,6 +5,7 @@ task that runs twice, or a batch that a restarted query repeats, reads the same 
 fences, recovers or closes anything.
 """
 
+import base64
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,8 @@ from typing import Any, Final
 
 from pyspark.sql.datasource import InputPartition
 
-from quorumlog.errors import NoSuchLog, OffsetTruncated
+from quorumlog.errors import NoSuchLedger, NoSuchLog, OffsetTruncated
+from quorumlog.protocol.batch import decode_head
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import LATEST, BadOption, Place, ReadOptions, Subject
 
@@ -27,7 +29,7 @@ class DataLoss(RuntimeError):
 
 @dataclass(frozen=True)
 class Range(InputPartition):
-    """One task's part: offsets of a log, or entries of a ledger's fragment; `end` is exclusive."""
+    """One task's part: offsets of a log's ledger, or entries of a plain one; `end` is exclusive."""
 
     log: str | None
     ledger_id: int
@@ -179,8 +181,43 @@ def batch_plan(
             until = offset_of_time(gateways, whole, options.ending_ms)
             end = whole.end if until is None else until
         asked = checked(whole, first, end, fails=options.fails_on_loss)
-        ranges += pruning.of(whole.ranges(*asked))
+        ranges += by_fragment(gateways, whole, list(pruning.of(whole.ranges(*asked))))
     return cut(ranges, options)
+
+
+def by_fragment(gateways: Gateways, whole: Extent, parts: Sequence[Range]) -> Iterator[Range]:
+    """Ranges of a log, cut where fragments of its ledgers are, so that a task asks one ensemble.
+
+    It takes a request for a thousand ledgers, and two for each change of an ensemble, whose first
+    entry says how many records precede it. A stream does without: its batches begin often.
+    """
+    if not parts:
+        return
+    found = gateways.pages("/v1/ledgers", "ledgers", log=whole.name)
+    fragments = {int(ledger["ledger_id"]): ledger["fragments"][1:] for ledger in found}
+    starts = {ledger_id: first for first, ledger_id in whole.ledgers}
+    for part in parts:
+        low = part.first
+        for fragment in fragments.get(part.ledger_id, ()):
+            before = _records_before(gateways, part.ledger_id, int(fragment["first_entry"]))
+            at = None if before is None else starts[part.ledger_id] + before
+            if at is not None and low < at < part.end:
+                yield replace(part, first=low, end=at)
+                low = at
+        yield replace(part, first=low)
+
+
+def _records_before(gateways: Gateways, ledger_id: int, entry_id: int) -> int | None:
+    """Records of a log's ledger that precede an entry; None where it is not there (yet)."""
+    path = f"/v1/ledgers/{ledger_id}"
+    try:
+        known = gateways.get(f"{path}/last-add-confirmed")
+        if int(known["last_add_confirmed"]) < entry_id:
+            return None
+        page = gateways.get(f"{path}/entries", {"from": entry_id, "limit": 1})
+    except NoSuchLedger:
+        return None
+    return decode_head(base64.b64decode(page["entries"][0]["data"])).records_before
 
 
 def checked(whole: Extent, first: int, end: int, *, fails: bool) -> tuple[int, int]:
