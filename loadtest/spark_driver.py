@@ -27,6 +27,7 @@ def main() -> None:
     spark = (
         SparkSession.builder.master("local[2,8]")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -Xlog:disable")
         .getOrCreate()
