@@ -23,6 +23,10 @@ DEADLINE_S: Final = 120.0
 """For one request with its repetitions: longer than a takeover of a log on a slow machine."""
 
 _TIMEOUT_S: Final = 60.0
+_REST_S_MAX: Final = 15.0
+"""A connection that rested longer is not used again: servers close those that rest, and of a request
+that meets the end of one nobody can tell whether it was done."""
+
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 2.0
 
@@ -73,6 +77,7 @@ class Gateways:
         # Tasks begin at different gateways, so that they share the work.
         self._at = random.randrange(len(self._urls))  # noqa: S311
         self._connection: http.client.HTTPConnection | None = None
+        self._answered_at = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -141,6 +146,8 @@ class Gateways:
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
     ) -> Answer:
         url = self._urls[self._at]
+        if time.monotonic() - self._answered_at > _REST_S_MAX:
+            self.close()
         is_kept = self._connection is not None
         try:
             connection = self._connection or self._connect(url)
@@ -158,6 +165,7 @@ class Gateways:
                 self._turn()
             # A kept connection may have been closed while it rested; but who can tell.
             raise GatewayLost(f"{url}: {type(error).__name__} {error}") from error
+        self._answered_at = time.monotonic()
         if response.will_close:
             self.close()
         if response.status >= 400:
