@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from tests.support.log_history import LogHistory, check
 from tests.support.waiting import DEADLINE_S, until
 
 SETTLED_S = 4 * DEADLINE_S
@@ -137,9 +138,17 @@ class Producer:
 
 
 def check_exactly_once(found: Sequence[str], producers: Sequence[Producer]) -> None:
-    """Every acknowledged record is once in the log, at its offset, in its producer's order."""
-    for producer in producers:
-        for value, offset in producer.acknowledged.items():
-            assert found[offset] == value
-        mine = [value for value in found if value.startswith(f"{producer.name}-")]
-        assert mine == list(producer.acknowledged)
+    """Every acknowledged record is once in the log, at its offset, in its producer's order, and there
+    is no other one.
+    """
+    history = LogHistory()
+    # Which request of one began after which answer of another was not noted: all began before.
+    asked = [
+        (history.produce(0, value.encode(), producer=(producer.name, 0), seq=seq), offset)
+        for producer in producers
+        for seq, (value, offset) in enumerate(producer.acknowledged.items())
+    ]
+    for op, offset in asked:
+        history.produced(op, offset)
+    history.content(0, 0, *enumerate(value.encode() for value in found))
+    assert check(history.events) == []

@@ -21,6 +21,7 @@ BY_SWARM = (
     "what no list names is collected",
     "the fence goes with the copy",
     "a second process writes a ledger",
+    "a live writer's ledger is recovered",
     "what somebody has is given up",
     "silence proves a loss",
 )
