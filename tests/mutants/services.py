@@ -1,12 +1,11 @@
 """The mutants of whole services: guards outside the machines, and what only several parts show."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
 from quorumlog.errors import NoSuchEntry, QuorumLogError
 from quorumlog.protocol import recovery
-from quorumlog.protocol.loss import Answers, Word
+from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
@@ -73,15 +72,6 @@ def sure_negative(_original: Any) -> Any:
         return NoSuchEntry("not there", ledger_id=row.ledger_id, entry_id=entry_id)
 
     return absent
-
-
-def silence_proves(_original: Any) -> Any:
-    """Who does not answer does not have it."""
-
-    def is_lost(self: Answers, _declared: Iterable[str] = ()) -> bool:
-        return all(word is not Word.HELD for _, word in self.words)
-
-    return is_lost
 
 
 def lost_first(_original: Any) -> Any:
@@ -169,12 +159,6 @@ SERVICES: Final = (
         "what somebody has is given up",
         "rule 31",
         (Patch(Answers, "is_lost", always(True)),),
-        is_of_services=True,
-    ),
-    Mutant(
-        "silence proves a loss",
-        "rule 31",
-        (Patch(Answers, "is_lost", silence_proves),),
         is_of_services=True,
     ),
     Mutant(

@@ -23,7 +23,6 @@ BY_SWARM = (
     "a second process writes a ledger",
     "a live writer's ledger is recovered",
     "what somebody has is given up",
-    "silence proves a loss",
 )
 
 BY_SEARCH = (

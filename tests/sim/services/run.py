@@ -388,6 +388,8 @@ class Run:
                 continue
             entries: list[tuple[int, bytes]] = []
             for entry_id in range(row.last_entry + 1):
+                if row.lost_at(entry_id) is not None:
+                    continue  # judged when it was given up (rule 31)
                 found = {
                     payload
                     for _, member in row.members_of(entry_id)
