@@ -370,19 +370,25 @@ async def _ordered(store: Store, ledger_id: int, end: int, step: Step) -> int:
     return size
 
 
-async def _measured(report: Report, stores: Stores, folder: Path, console: Console) -> None:
+async def _measured(
+    report: Report, stores: Stores, folder: Path, out: Console, *, sizes: tuple[int, ...]
+) -> None:
+    """All of it; a part's figures are printed when it is done."""
+    console = Console(stderr=True)
     async with (
         aiohttp.ClientSession() as session,
         metadata_service(stores, folder, session) as url,
     ):
-        with Steps(console) as steps:
-            bookie = Bookie("b1", folder / "b1", url, session)
-            with _ended(bookie):
-                await Bench(report, steps).run(bookie)
-            for number, size in enumerate(SIZES, start=2):
-                bookie = Bookie(f"b{number}", folder / f"b{number}", url, session)
-                with _ended(bookie):
-                    await Scattered(report, steps, bookie, size).run()
+        bookie = Bookie("b1", folder / "b1", url, session)
+        with _ended(bookie), Steps(console) as steps:
+            await Bench(report, steps).run(bookie)
+        _print_growth(report, out)
+        for number, size in enumerate(sizes, start=2):
+            bookie = Bookie(f"b{number}", folder / f"b{number}", url, session)
+            with _ended(bookie), Steps(console) as steps:
+                await Scattered(report, steps, bookie, size).run()
+        if sizes:
+            _print_places(report, out)
 
 
 @contextmanager
@@ -400,7 +406,7 @@ def _ended(bookie: Bookie) -> Iterator[None]:
         shutil.rmtree(bookie.folder, ignore_errors=True)
 
 
-def _print(report: Report, console: Console) -> None:
+def _print_growth(report: Report, console: Console) -> None:
     growing = Table(
         title=f"one bookie, {report.ledgers:,} ledgers in turn, {report.log_mb:,.0f} MB"
     )
@@ -429,6 +435,15 @@ def _print(report: Report, console: Console) -> None:
             f"{reads.random_p99_ms:.1f}",
         )
     console.print(growing)
+    tenths = " ".join(f"{rss:.0f}" for rss in report.rss_tenths())
+    console.print(
+        f"RSS in MB at each tenth of the entries: {tenths};"
+        f" while they were read: {report.rss_reading_mb_max:.0f};"
+        f" restart after SIGKILL: {report.restart_s:.1f} s"
+    )
+
+
+def _print_places(report: Report, console: Console) -> None:
     places = Table(title=f"one ledger of {report.ledgers:,} read in order, from the disk")
     for name in ("entry\nB", "\nplaces", "disk\nMB/s", "store\nMB/s", "of\ndisk", "CPU\nms/MB"):
         places.add_column(name, justify="right")
@@ -447,11 +462,6 @@ def _print(report: Report, console: Console) -> None:
             f"{place.channel.cpu_ms_mb:.2f}",
         )
     console.print(places)
-    tenths = " ".join(f"{rss:.0f}" for rss in report.rss_tenths())
-    console.print(
-        f"RSS in MB at each tenth of the entries: {tenths};"
-        f" while they were read: {report.rss_reading_mb_max:.0f}"
-    )
 
 
 def _needed_bytes(asked: argparse.Namespace) -> int:
@@ -473,6 +483,9 @@ def main() -> None:
     parser.add_argument("--ledgers", type=int, default=3000)
     parser.add_argument(
         "--in-flight-mb", type=int, default=4, help="of adds; far more than a disk takes: overload"
+    )
+    parser.add_argument(
+        "--growth-only", action="store_true", help="leave the other sizes and compaction out"
     )
     parser.add_argument("--json", action="store_true", help="all figures, and the samples of RSS")
     asked = parser.parse_args()
@@ -497,8 +510,9 @@ def main() -> None:
         # On the disk that the clone is on, not in memory.
         folder = Path(tempfile.mkdtemp(prefix="bench-bookie-", dir=build))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        uvloop.run(_measured(report, servers.fresh(), folder, Console(stderr=True)))
-    _print(report, Console(stderr=asked.json))
+        out = Console(stderr=asked.json)
+        sizes = () if asked.growth_only else SIZES
+        uvloop.run(_measured(report, servers.fresh(), folder, out, sizes=sizes))
     if asked.json:
         print(orjson.dumps(asdict(report)).decode())
     print(
