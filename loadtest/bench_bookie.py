@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter as clock
 from time import process_time
-from typing import Final, NoReturn
+from typing import Final
 
 import aiohttp
 import orjson
@@ -375,6 +375,10 @@ async def _measured(
 ) -> None:
     """All of it; a part's figures are printed when it is done."""
     console = Console(stderr=True)
+    # Bookies and gigabytes must not stay behind: `finally` and the like run after a SIGTERM too.
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with (
         aiohttp.ClientSession() as session,
         metadata_service(stores, folder, session) as url,
@@ -471,10 +475,6 @@ def _needed_bytes(asked: argparse.Namespace) -> int:
     return max(int(log * (1 + INDEX_SHARE)), 2 * SIZES_BYTES) + SPARE_BYTES
 
 
-def _terminated(*_: object) -> NoReturn:
-    raise SystemExit(143)
-
-
 def main() -> None:
     """Measure, print, and end with one line for programs."""
     parser = argparse.ArgumentParser(prog="make bench-bookie", description=__doc__)
@@ -503,8 +503,6 @@ def main() -> None:
         asked.ledgers,
         asked.in_flight_mb,
     )
-    # Bookies and gigabytes must not stay behind: `finally` and the like run after a SIGTERM too.
-    signal.signal(signal.SIGTERM, _terminated)
     with ExitStack() as stack:
         servers = stack.enter_context(store_servers())
         # On the disk that the clone is on, not in memory.
@@ -512,7 +510,10 @@ def main() -> None:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         out = Console(stderr=asked.json)
         sizes = () if asked.growth_only else SIZES
-        uvloop.run(_measured(report, servers.fresh(), folder, out, sizes=sizes))
+        try:
+            uvloop.run(_measured(report, servers.fresh(), folder, out, sizes=sizes))
+        except asyncio.CancelledError:
+            raise SystemExit(143) from None
     if asked.json:
         print(orjson.dumps(asdict(report)).decode())
     print(
