@@ -27,6 +27,8 @@ from tests.support.waiting import DeadlineMissed, until
 Mend = Callable[[], Awaitable[None]]
 
 PATIENCE_S: Final = 90.0
+FILL_S: Final = 300.0
+"""How long a bookie may take to get again what it lost."""
 FIRE_S: Final = 4.0
 """How long a call is waited for that is to fail: some are made in few moments only."""
 
@@ -65,6 +67,8 @@ class Faults:
         self._bookies = [name for name in names if name.startswith("bookie")]
         self._gateways = [name for name in names if name.startswith("gateway")]
         self._hurt: set[str] = set()
+        self.filling: set[str] = set()
+        """Bookies that get again what they lost."""
         self._sites: list[Site] = []
         self._tries: Counter[Site] = Counter()
 
@@ -304,7 +308,9 @@ class Faults:
             for name in victims:
                 await self._cluster.until_up(name)
                 if self._world.is_deferred and name in self._bookies:
+                    self.filling.add(name)
                     await self._until_whole(name)
+                    self.filling.remove(name)
             self._give(victims)
 
         return mend if victims else None
@@ -323,4 +329,4 @@ class Faults:
             return not told["limbo"]["ledgers"]
 
         what = f"{name} has again what it lost"
-        await until(is_whole, what, PATIENCE_S * 2, passing=(aiohttp.ClientError,))
+        await until(is_whole, what, FILL_S, passing=(aiohttp.ClientError,))

@@ -14,13 +14,18 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos.clients import Clients
-from tests.chaos.faults import Faults, Mend, World
+from tests.chaos.faults import FILL_S, Faults, Mend, World
 from tests.chaos.report import IsEnough, Report
 from tests.support import history, log_history
 from tests.support.waiting import until
 
 RESUME_S: Final = 120.0
 """How long appends may take to go on after a fault; the cluster needs a few seconds."""
+
+FILL_FAULTS: Final = 6
+"""Faults while a bookie gets again what it lost. Then they wait for it: autorecovery that is killed every
+ten seconds never sees that a writer has been gone for its grace (rule 21).
+"""
 
 QUIET_ACKS: Final = 4
 """Acknowledgements between two faults."""
@@ -90,7 +95,16 @@ class Storm:
         dice = random.Random(f"storm-{self._seed}")
         await self._until_going()
         async with asyncio.TaskGroup() as mending:
+            meanwhile = 0
             while not is_enough(self.report):
+                meanwhile = meanwhile + 1 if self._faults.filling else 0
+                if meanwhile > FILL_FAULTS:
+                    await until(
+                        lambda: not self._faults.filling or is_enough(self.report),
+                        "bookies have again what they lost",
+                        FILL_S,
+                    )
+                    continue
                 name = dice.choices(names, weights)[0]
                 mend: Mend | None = await getattr(self._faults, name)(
                     random.Random(f"fault-{self._seed}-{dice.random()}")
