@@ -234,10 +234,12 @@ class Faults:
         if tracer.failed():
             self._report.sites[str(site)] += 1
         else:
-            self._report.others["call not made"] += 1
             self._tries[site] += 1
             if self._tries[site] % TRIES:
                 self._sites.insert(0, site)
+            else:
+                self._report.not_made.add(str(site))
+                self._report.skipped[f"failing call: {site} was not made"] += 1
         return self._revival(victims, 0)
 
     async def _fired(self, tracer: Tracer, name: str) -> None:

@@ -29,6 +29,8 @@ class Report:
     """Faults of the stores, by what was done."""
     sites: Counter[str] = field(default_factory=Counter)
     """How often a call of the system failed, by the site."""
+    not_made: set[str] = field(default_factory=set)
+    """Sites whose call did not come, however often it was waited for."""
     skipped: Counter[str] = field(default_factory=Counter)
     """What this machine does not allow, by its reason."""
     ledgers: int = 0
@@ -63,6 +65,7 @@ class Report:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("others", "sites", "skipped"):
             getattr(self, name).update(getattr(other, name))
+        self.not_made |= other.not_made
         self.stuck += other.stuck
         self.violations += other.violations
         self.durability = f"{self.durability} and {other.durability}"
