@@ -25,6 +25,10 @@ _SMALL: Final = {
     # The disks are small.
     "READ_ONLY_BELOW_BYTES": str(8 << 20),
     "RESERVE_BYTES": str(256 << 10),
+    # Autorecovery is killed before it has waited for long.
+    "ABANDONED_S": "5",
+    "IN_RECOVERY_S": "5",
+    "AUDIT_S": "1",
 }
 
 
