@@ -18,6 +18,7 @@ from quorumlog.errors import (
     LogClosed,
     LogExists,
     LogFenced,
+    LossNotProven,
     NoSuchLedger,
     NoSuchLog,
     OffsetTruncated,
@@ -69,6 +70,8 @@ async def test_a_ledger_from_its_creation_to_its_end(cluster: Cluster) -> None:
             await reader.append(b"x")
         assert [e.payload async for e in reader.tail()] == [b"\x00first", b"", b"third", b"fourth"]
         assert (await ledger.recover())["last_entry"] == 3
+        with pytest.raises(LossNotProven):
+            await ledger.accept_loss(0, 3)
         assert [entry["ledger_id"] async for entry in one.ledgers(metadata={"for": "sdk"})] == [
             ledger.ledger_id
         ]
@@ -213,6 +216,8 @@ def use_a_ledger(urls: list[str]) -> None:
         assert ledger.close()["last_entry"] == 300
         assert list(tailing) == []
         assert ledger.recover()["state"] == ledger.info()["state"] == "CLOSED"
+        with pytest.raises(LossNotProven):
+            ledger.accept_loss(300, 300)
         with pytest.raises(LedgerClosed):
             ledger.append(b"x")
         assert repr(ledger) == f"Ledger({ledger.ledger_id})"
