@@ -13,7 +13,9 @@ from tests.explore.explorer import Explorer
 from tests.explore.scope import Scope
 from tests.sim import run as machines
 from tests.sim.plan import Plan, draw
+from tests.sim.services import plan as services_plan
 from tests.sim.services import run as services
+from tests.sim.services.plan import ServicePlan
 
 SEEDS: Final = range(1, 4_001)
 """Tried against a mutant: about 40 s."""
@@ -44,9 +46,11 @@ class Mutant:
     patches: tuple[Patch, ...]
     scope: Scope | None = None
     draw: Callable[[int], Plan] = draw
-    """Of seeds; of a kind that shows it sooner, where it takes much to come about."""
+    """What a seed means; plans of a kind that shows it sooner, where it takes much to come about."""
     is_of_services: bool = False
     """Whether it is a part of a service that only whole services show."""
+    draw_services: Callable[[int], ServicePlan] = services_plan.draw
+    """The same for these."""
     is_equivalent: str = ""
     """Why nothing can show it in these worlds; then it is not hunted."""
 
@@ -77,7 +81,7 @@ def applied(mutant: Mutant) -> Iterator[None]:
 
 def _judged(mutant: Mutant, seed: int) -> str | None:
     if mutant.is_of_services:
-        return services.run_seed(seed).violation
+        return services.run_plan(mutant.draw_services(seed)).violation
     return machines.run_plan(mutant.draw(seed)).violation
 
 

@@ -22,6 +22,7 @@ from services.gateway.engine.recoveries import Recoveries
 from services.gateway.interface import Confirmation
 from tests.mutants.guards import always, entries_only, normal_add
 from tests.mutants.hunt import Mutant, Patch
+from tests.sim.services.plan import draw_losses
 
 
 def gone_if_unnamed(_original: Any) -> Any:
@@ -166,6 +167,7 @@ SERVICES: Final = (
         "rule 14",
         (Patch(Tally, "_is_absent", lost_first), Patch(Recovery, "_is_covered", lost_are_fenced)),
         is_of_services=True,
+        draw_services=draw_losses,
     ),
     Mutant(
         "a ledger does not say that it may lack entries",

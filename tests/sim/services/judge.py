@@ -54,8 +54,18 @@ class Judge:
 
     def may_lose_a_copy(self) -> bool:
         """Whether one more copy may be destroyed: an ack quorum of them is data loss by design."""
+        return self._may_lose(self.plan.max_lost_copies)
+
+    def may_damage_a_copy(self) -> bool:
+        """The same of one that stays and can't be read. An operator may declare lost who is dead for
+        good, and not such a copy: a recovery that needs it for the ledger's length is blocked where
+        all others are dead (seeds 532, 1323).
+        """
+        return self._may_lose(self.plan.max_lost_copies - self.plan.dead)
+
+    def _may_lose(self, most: int) -> bool:
         self.lost_copies += 1
-        return self.lost_copies <= self.plan.max_lost_copies
+        return self.lost_copies <= most
 
     def stored(self, ledger_id: int, member: str, entries: Sequence[Entry]) -> None:
         """Entries became durable: equal ids mean equal bytes (I7)."""

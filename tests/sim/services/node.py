@@ -82,7 +82,7 @@ class _Surroundings:
         self._node.net.note("ledger", self._ledger_id, *parts)
 
     def may_lose_a_copy(self) -> bool:
-        return self._node.judge.may_lose_a_copy()
+        return self._node.judge.may_damage_a_copy()
 
 
 class Node(Process):

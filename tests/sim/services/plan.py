@@ -1,7 +1,7 @@
 """What a seed of whole services draws: the cluster, its work, speeds and faults."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.sim.plan import MS, SECOND, Fault
 
@@ -86,8 +86,34 @@ def draw(seed: int) -> ServicePlan:
         answer_loss=rng.choice((0.05, 0.3)) if on(0.3) else 0.0,
         sync=rng.choice(((100, 3 * MS), (100, 100 * MS))),
         request_timeout=rng.choice((300 * MS, 2 * SECOND)),
-        # Who is dead for good has copies too: one that can be read must be left, or a recovery
-        # that needs an entry of an earlier fragment for its length is blocked (seeds 532, 1323).
-        max_lost_copies=max(quorum[2] - 1 - dead, 0),
+        max_lost_copies=quorum[2] - 1,
+        faults=tuple(faults),
+    )
+
+
+def draw_losses(seed: int) -> ServicePlan:
+    """The plan of a seed in which two copies of an entry may be gone: a bookie dies for good, another
+    one's disk is wiped, and writers end while bookies are slow.
+    """
+    plan = draw(seed)
+    rng = random.Random(f"losses-{seed}")
+    more = [
+        Fault(
+            rng.randint(0, plan.heal_at),
+            kind,
+            rng.choice((1, 5)) * SECOND,
+            rng.randint(0, 59),
+            rng.randint(0, 59),
+        )
+        for kind in ("bookie-wiped", "bookie-slow", "gateway-killed", "gateway-paused")
+    ]
+    faults = sorted([*plan.faults, *more], key=lambda f: (f.at, f.kind, f.target))
+    quorum = (3, 2, 2)
+    return replace(
+        plan,
+        quorum=quorum,
+        bookies=max(plan.bookies, quorum[0] + 1),
+        dead=1,
+        max_lost_copies=quorum[2] - 1,
         faults=tuple(faults),
     )
