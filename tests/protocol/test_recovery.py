@@ -552,6 +552,25 @@ def test_a_confirmed_end_that_is_lost_for_good_closes_with_a_lower_bound_of_the_
     assert (closed.last_entry, closed.length, closed.may_lack_entries) == (4, 11, True)
 
 
+def test_a_confirmed_entry_that_is_lost_with_an_earlier_fragment_is_told() -> None:
+    """Rule 14: all members of the last fragment are there, and the ledger lacks an entry."""
+    bench = Bench(
+        ledger(
+            state=State.IN_RECOVERY,
+            fragments=((0, (B1, B2, B3)), (3, (B1, B4, B5))),
+            declared_lost=(B2, B3),
+        )
+    )
+    bench.start()
+    bench.fenced(2, 2, 2)
+    for position in (0, 1, 2):
+        bench.reads_at(position, absent_from=3)
+    bench.reads_at(0, absent_from=2)
+    bench.reads_at(0, run_of(b"x", first=1, before=1))
+    closed = bench.one(UpdateMetadata).metadata
+    assert (closed.last_entry, closed.may_lack_entries) == (2, True)
+
+
 def test_late_and_repeated_answers_are_harmless() -> None:
     bench = ended()
     bench.do(FenceAnswered(2, B3, Status.OK, 99))

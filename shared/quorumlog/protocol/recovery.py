@@ -109,6 +109,8 @@ class Recovery:
         self._tick = 0
         self._armed: frozenset[Timer] = frozenset()
         self._is_grace_over = False
+        self._is_lacking = False
+        """A confirmed entry is gone with members that were declared lost (rule 14)."""
         self._out: list[Effect] = []
 
     @property
@@ -196,6 +198,7 @@ class Recovery:
             self._tick,
             tuple(timer in self._armed for timer in Timer),
             self._is_grace_over,
+            self._is_lacking,
         )
 
     def check(self) -> None:
@@ -578,6 +581,7 @@ class Recovery:
             self._close()
         elif verdict is Verdict.ABSENT and self.metadata.declared_lost:
             # Rule 14: a confirmed entry is gone for good. An earlier one bounds the length.
+            self._is_lacking = True
             below = entry_id - (self._window.last_confirmed - entry_id + 1)
             if below < 0:
                 self._close()
@@ -597,7 +601,7 @@ class Recovery:
         for change in self._changes:
             row = row.with_ensemble(change.first_entry, change.bookies)
         closed = row.closed(last_entry=window.last_confirmed, length=window.length)
-        if self._lost(self.metadata.last_fragment):
+        if self._is_lacking or self._lost(self.metadata.last_fragment):
             closed = replace(closed, may_lack_entries=True)
         self._send_update(closed, self._missed)
 

@@ -314,7 +314,8 @@ class Run:
                 row = self.judge.rows[ledger_id]
                 if row is None:
                     return
-                lost = sorted(filter(self._is_lost, row.last_fragment.bookies))
+                # Of earlier fragments too: the last confirmed entry tells the length.
+                lost = sorted(filter(self._is_lost, row.all_members))
                 if lost:
                     self.net.note("operator", "declares lost", ledger_id, lost)
                     self.judge.declared_lost.add(ledger_id)
