@@ -53,12 +53,10 @@ def stores(servers: StoreServers) -> Stores:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start processes run one after another, in one worker; those of Spark in one, too,
-    which has one JVM, and may be the other.
+    """Mark the tests that start processes. Any worker may run any test: ports are leased (ADR 2), and
+    each worker has servers and clusters of its own.
     """
     for item in items:
         folder = item.path.relative_to(_ROOT / "tests").parts[0]
         if folder not in _PURE and not folder.endswith(".py"):
             item.add_marker(pytest.mark.processes)
-            group = "spark" if folder == "spark" else "processes"
-            item.add_marker(pytest.mark.xdist_group(group))

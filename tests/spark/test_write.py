@@ -220,6 +220,8 @@ def test_what_can_not_be_written_is_refused(
     options: dict[str, str],
     what: str,
 ) -> None:
+    cluster.create("written")
+
     with pytest.raises(Exception, match=what):
         write(cluster, spark.range(3).selectExpr(*columns), **options)
 
