@@ -39,6 +39,8 @@ class Machine:
         """`only`: `processes` leaves alone what needs root."""
         self.lacks: dict[str, str] = {}
         self._has_network = False
+        self._network: Network | None = None
+        """Of all worlds, one after another: it lasts as long as the process."""
         try:
             if only == "processes":
                 raise Unusable("not asked for")
@@ -68,7 +70,7 @@ class Machine:
             stores = StoreHands(stack)
             network = None
             if self._has_network:
-                network = self._network(lacks)
+                network = self._connected(lacks)
             mounted = {}
             if "power cut" not in lacks:
                 try:
@@ -101,7 +103,11 @@ class Machine:
                 lacks=lacks,
             )
 
-    def _network(self, lacks: dict[str, str]) -> Network | None:
+    def _connected(self, lacks: dict[str, str]) -> Network | None:
+        """The network, all links of which are there."""
+        if self._network is not None:
+            self._network.heal()
+            return self._network
         names = [
             "metadata-1",
             *(f"gateway-{number + 1}" for number in range(GATEWAYS)),
@@ -109,10 +115,10 @@ class Machine:
             "autorecovery-1",
         ]
         try:
-            return Network(names)
+            self._network = Network(names)
         except Unusable as error:
             lacks["partition"] = str(error)
-            return None
+        return self._network
 
 
 def _folders(data: Path) -> list[Path]:
