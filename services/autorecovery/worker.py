@@ -25,8 +25,8 @@ from quorumlog.net.timers import Tasks
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.messages import Begin, CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.repair import FragmentRepair, parts
-from quorumlog.protocol.replica import ranges_of
 from quorumlog.wire.repair_bodies import Repair
 from services.autorecovery.losses import Losses
 from services.autorecovery.steering import Steering

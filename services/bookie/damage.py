@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from quorumlog.protocol.replica import Ranges
+from quorumlog.protocol.ranges import Ranges
 from services.bookie.parts import Part, present_in
 
 DAMAGES_MAX: Final = 10_000

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Final
 
-from quorumlog.protocol.replica import Ranges
+from quorumlog.protocol.ranges import Ranges
 from services.bookie.index import Index, LedgerChange, LedgerRow
 from services.bookie.ledger import Ledger
 from services.bookie.parts import present_in

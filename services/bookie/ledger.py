@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable
 
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
-from quorumlog.protocol.replica import LimboSet, Ranges, Replica, RunStored
+from quorumlog.protocol.ranges import Ranges
+from quorumlog.protocol.replica import LimboSet, Replica, RunStored
 from services.bookie.index import Index, LedgerChange, LedgerRow
 from services.bookie.parts import Part, part_of, present_in
 

@@ -28,7 +28,7 @@ from quorumlog.protocol import limbo
 from quorumlog.protocol.ids import ID_MAX, member_name
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.protocol.replica import Ranges
+from quorumlog.protocol.ranges import Ranges
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.bookie.segments import sync_directory, write_durably
 from services.bookie.store import Store

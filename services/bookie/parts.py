@@ -8,8 +8,8 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+from quorumlog.protocol.ranges import Ranges, ranges_of
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.replica import Ranges, ranges_of
 
 SPARSE_SPAN_MAX: Final = 4096
 """A run with holes spans at most so many ids as one part; wider ones are split. It bounds how far

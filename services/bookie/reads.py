@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
+from quorumlog.protocol.ranges import Ranges, ranges_of
 from quorumlog.protocol.record import Run, merge
-from quorumlog.protocol.replica import Ranges, ranges_of
 from services.bookie.damage import Damages
 from services.bookie.ledger import Ledger
 from services.bookie.parts import Part, present_in

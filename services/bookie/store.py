@@ -20,16 +20,9 @@ from typing import Any, Final
 
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.messages import Status
+from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.replica import (
-    AddAsked,
-    FenceAsked,
-    LacAsked,
-    LacTold,
-    Ranges,
-    ReadAsked,
-    Verdict,
-)
+from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, LacTold, ReadAsked, Verdict
 from services.bookie.checkpoints import Checkpoints
 from services.bookie.damage import Damages
 from services.bookie.directory import locked, open_index

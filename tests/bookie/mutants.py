@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from loadtest.stores import scratch
 from quorumlog.protocol.messages import CasStatus
+from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.replica import ReadAsked, ranges_of
+from quorumlog.protocol.replica import ReadAsked
 from services.bookie import cookie, replay
 from services.bookie.collect import Collector
 from services.bookie.moves import Moves

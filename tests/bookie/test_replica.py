@@ -5,7 +5,7 @@ from dataclasses import replace
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
-from quorumlog.protocol.ranges import complement
+from quorumlog.protocol.ranges import complement, ranges_of
 from quorumlog.protocol.record import Codec, Run, make
 from quorumlog.protocol.replica import (
     AddAsked,
@@ -21,7 +21,6 @@ from quorumlog.protocol.replica import (
     RunStored,
     ask,
     memory_replica,
-    ranges_of,
     replay,
 )
 

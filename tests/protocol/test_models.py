@@ -35,10 +35,10 @@ from quorumlog.protocol.messages import (
 )
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Run, make, pack
 from quorumlog.protocol.recovery import Recovery
-from quorumlog.protocol.replica import ranges_of
 from quorumlog.protocol.writer import Writer, WriterState
 from tests.protocol.hands import CODEC, Machine
 

@@ -44,11 +44,12 @@ from quorumlog.protocol.messages import (
 )
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
-from quorumlog.protocol.replica import HeldEntries, ranges_of
+from quorumlog.protocol.replica import HeldEntries
 from quorumlog.protocol.writer import Writer
 from tests.explore.bookies import Bookie
 

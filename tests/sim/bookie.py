@@ -21,6 +21,7 @@ from quorumlog.protocol.messages import (
     SendRead,
     Status,
 )
+from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.record import Entry, Run, pack
 from quorumlog.protocol.replica import (
     AddAsked,
@@ -34,7 +35,6 @@ from quorumlog.protocol.replica import (
     RunStored,
     Verdict,
     memory_replica,
-    ranges_of,
     replay,
 )
 from tests.support import invariants

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from quorumlog.protocol.ids import ID_MAX, member_incarnation, member_name
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.ranges import Ranges, complement
-from quorumlog.protocol.replica import ranges_of
+from quorumlog.protocol.ranges import Ranges, complement, ranges_of
 
 
 def older_members(row: LedgerMetadata, me: str) -> list[str]:

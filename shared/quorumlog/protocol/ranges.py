@@ -38,3 +38,14 @@ def complement(ranges: Ranges, first: int, last: int) -> Ranges:
     if at <= last:
         gaps.append((at, last))
     return tuple(gaps)
+
+
+def ranges_of(ids: Iterable[int]) -> Ranges:
+    """Ascending ids as ranges."""
+    ranges: list[tuple[int, int]] = []
+    for entry_id in ids:
+        if ranges and ranges[-1][1] == entry_id - 1:
+            ranges[-1] = (ranges[-1][0], entry_id)
+        else:
+            ranges.append((entry_id, entry_id))
+    return tuple(ranges)

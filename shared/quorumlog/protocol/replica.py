@@ -22,12 +22,8 @@ from typing import Protocol
 from quorumlog.protocol.ids import NO_ENTRY, member_incarnation, member_name
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
-from quorumlog.protocol.ranges import complement
+from quorumlog.protocol.ranges import Ranges, complement, ranges_of
 from quorumlog.protocol.record import Entry, Run, pack
-
-Ranges = tuple[tuple[int, int], ...]
-"""Disjoint ranges of entry ids, ascending, both ends inclusive."""
-
 
 # --- what is asked -----------------------------------------------------------------------------
 
@@ -601,17 +597,6 @@ def ask(replica: Replica, asked: Asked) -> Verdict:
 
 
 # --- ranges --------------------------------------------------------------------------------------
-
-
-def ranges_of(ids: Iterable[int]) -> Ranges:
-    """Ascending ids as ranges."""
-    ranges: list[tuple[int, int]] = []
-    for entry_id in ids:
-        if ranges and ranges[-1][1] == entry_id - 1:
-            ranges[-1] = (ranges[-1][0], entry_id)
-        else:
-            ranges.append((entry_id, entry_id))
-    return tuple(ranges)
 
 
 def is_within(ranges: Ranges, entry_id: int) -> bool:

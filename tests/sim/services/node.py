@@ -27,8 +27,9 @@ from quorumlog.protocol.messages import (
     SendRead,
     Status,
 )
+from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.replica import LacAsked, LacTold, Ranges, RunStored
+from quorumlog.protocol.replica import LacAsked, LacTold, RunStored
 from quorumlog.wire.bodies import BookieInfo, BookieState
 from services.bookie.collect import Collector, MetadataRows
 from services.bookie.store import Store
