@@ -39,10 +39,19 @@ from services.metadata.ledgers import is_settled, settle
 from services.metadata.logs import change_row, check_version, lock_log
 
 _TIME: Final = "to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS {0}"
+_WRITTEN: Final = (
+    "(SELECT coalesce(jsonb_agg(jsonb_build_object('ledger_id', w.ledger_id,"
+    " 'partition', w.partition, 'attempt', w.attempt) ORDER BY w.ledger_id), '[]')"
+    " FROM transaction_ledgers w WHERE w.transaction = transactions.id)"
+)
 _ROW: Final = (
-    "id, log, app, app_version, state, is_duplicate, requested, published::text AS published, "
+    "id, log, app, app_version, state, is_duplicate, requested,"
+    f" CASE WHEN state = 'OPEN' THEN {_WRITTEN} ELSE published END::text AS ledgers, "
     f"{_TIME.format('created_at')}, {_TIME.format('expires_at')}"
 )
+"""One statement tells the state and the ledgers, so that both are of one moment: an OPEN transaction
+without its ledgers is one that was ended between two questions.
+"""
 _RENEWED: Final = "now() + make_interval(secs => ttl_s)"
 _KEPT_S: Final = 7 * 24 * 3600
 """For how long an ended transaction answers (taste); the last one of an app answers for ever."""
@@ -78,7 +87,7 @@ class TransactionStore:
                     request.version,
                 ):
                     raise InvalidRequest("this id is of another transaction")
-                return await _row(connection, known), False
+                return _row(known), False
             if request.app is not None:
                 done = await _last_of(connection, request.log, request.app)
                 if done is not None and done["version"] >= (request.version or 0):
@@ -86,7 +95,7 @@ class TransactionStore:
             while True:
                 made = await _insert(connection, request, state=TransactionState.OPEN)
                 if made is not None:
-                    return await _row(connection, made), True
+                    return _row(made), True
                 shared = await connection.fetchrow(
                     f"UPDATE transactions SET expires_at = greatest(expires_at, {_RENEWED})"
                     " WHERE log = $1 AND app = $2 AND app_version = $3 AND state = 'OPEN'"
@@ -97,7 +106,7 @@ class TransactionStore:
                 )
                 # None: it was ended since.
                 if shared is not None:
-                    return await _row(connection, shared), False
+                    return _row(shared), False
 
         return await self._database.transact(work)
 
@@ -105,9 +114,9 @@ class TransactionStore:
         """One transaction. Raises: NoSuchTransaction."""
 
         async def work(connection: Connection) -> TransactionRow:
-            return await _row(connection, await _get(connection, transaction_id))
+            return _row(await _get(connection, transaction_id))
 
-        return await self._database.transact(work)
+        return await self._database.run(work)
 
     async def renew(self, transaction_id: str) -> TransactionAlive:
         """Say that somebody works in it, and learn its state. Raises: NoSuchTransaction."""
@@ -143,7 +152,7 @@ class TransactionStore:
             is_news = record["state"] == TransactionState.OPEN
             if is_news:
                 await end_aborted(connection, [transaction_id])
-            return await _row(connection, await _get(connection, transaction_id)), is_news
+            return _row(await _get(connection, transaction_id)), is_news
 
         row, is_news = await self._database.transact(work)
         self.aborted += is_news
@@ -225,19 +234,19 @@ async def _commit(
     if seen["state"] != TransactionState.OPEN:
         # Final; but this very attempt may be what ended it, and then the log's row is its answer.
         applied = await _settled_row(connection, seen, request)
-        repeat = await _repeat(connection, seen, request)
+        repeat = _repeat(seen, request)
         return TransactionDone(transaction=repeat, row=applied), False
     log = await lock_log(connection, seen["log"])
     record = await _lock(connection, transaction_id)
     if record["state"] != TransactionState.OPEN:
         applied = await _settled_row(connection, record, request)
-        repeat = await _repeat(connection, record, request)
+        repeat = _repeat(record, request)
         return TransactionDone(transaction=repeat, row=applied), False
     if record["app"] is not None:
         last = await _last_of(connection, record["log"], record["app"])
         if last is not None and last["version"] >= record["app_version"]:
             await _end_committed(connection, record, request, (), is_duplicate=True)
-            ended = await _row(connection, await _get(connection, transaction_id))
+            ended = _row(await _get(connection, transaction_id))
             return TransactionDone(transaction=ended, row=None), False
     await _check_sealed(connection, transaction_id, request.ledgers, must_be_empty=not request.row)
     row: LogRow | None = None
@@ -254,7 +263,7 @@ async def _commit(
         )
     await _end_committed(connection, record, request, published, is_duplicate=False)
     await settle(connection, request.attempt, f"transaction {transaction_id}")
-    ended = await _row(connection, await _get(connection, transaction_id))
+    ended = _row(await _get(connection, transaction_id))
     return TransactionDone(transaction=ended, row=row), True
 
 
@@ -268,13 +277,11 @@ async def _settled_row(
     return None
 
 
-async def _repeat(
-    connection: Connection, record: asyncpg.Record, request: TransactionCommit
-) -> TransactionRow:
+def _repeat(record: asyncpg.Record, request: TransactionCommit) -> TransactionRow:
     """The answer to a commit of what was ended before."""
     if record["state"] == TransactionState.ABORTED:
         raise TransactionAborted(log=record["log"])
-    row = await _row(connection, record)
+    row = _row(record)
     asked = tuple(sealed.ledger_id for sealed in request.ledgers)
     if asked == row.requested or row.is_duplicate:
         return row
@@ -428,10 +435,10 @@ async def _already(
 ) -> TransactionRow:
     """The answer to who begins a version that is not above the app's last one."""
     if done["version"] == request.version:
-        return await _row(connection, await _get(connection, done["transaction"]))
+        return _row(await _get(connection, done["transaction"]))
     made = await _insert(connection, request, state=TransactionState.COMMITTED)
     assert made is not None
-    return await _row(connection, made)
+    return _row(made)
 
 
 async def _last_of(connection: Connection, log: str, app: str) -> asyncpg.Record | None:
@@ -463,18 +470,9 @@ def _missing(transaction_id: str) -> NoSuchTransaction:
     return NoSuchTransaction(f"there is no transaction {transaction_id}")
 
 
-async def _row(connection: Connection, record: asyncpg.Record) -> TransactionRow:
+def _row(record: asyncpg.Record) -> TransactionRow:
     """A database row as a body."""
-    published: list[dict[str, Any]] = orjson.loads(record["published"])
-    if record["state"] == TransactionState.OPEN:
-        published = [
-            dict(ledger)
-            for ledger in await connection.fetch(
-                "SELECT ledger_id, partition, attempt FROM transaction_ledgers"
-                " WHERE transaction = $1 ORDER BY ledger_id",
-                record["id"],
-            )
-        ]
+    ledgers: list[dict[str, Any]] = orjson.loads(record["ledgers"])
     return TransactionRow(
         id=record["id"],
         log=record["log"],
@@ -482,7 +480,7 @@ async def _row(connection: Connection, record: asyncpg.Record) -> TransactionRow
         version=record["app_version"],
         state=TransactionState(record["state"]),
         is_duplicate=record["is_duplicate"],
-        ledgers=tuple(TransactionLedgerBody(**ledger) for ledger in published),
+        ledgers=tuple(TransactionLedgerBody(**ledger) for ledger in ledgers),
         requested=tuple(record["requested"]),
         created_at=record["created_at"],
         expires_at=record["expires_at"],

@@ -8,6 +8,7 @@ contradicts its question, and in the end no ledger is left that no log names.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import random
@@ -354,10 +355,28 @@ class Run:
                 writers.create_task(self.publish("a2", 5))
             self.is_over = True
 
+    async def lose_owner(self) -> None:
+        """One takes the log over from who had it, and dies."""
+        owner = self.random.choice(self.alive())
+        with contextlib.suppress(QuorumLogError):
+            await owner.logs.ownership.force(NAME, create=True, finish=lambda row: row)
+        self.tell(f"{owner.writer.id} dies at the end")
+        owner.kill()
+
     async def check(self) -> None:
-        """Judge the end, as the last gateway reads it; then see that no ledger is left over."""
-        gateway = self.alive()[-1]
-        self.judge.whole(await self.contents(gateway))
+        """Judge the end, which all gateways read, whoever died as the log's owner; then see that no
+        ledger is left over.
+        """
+        if self.random.random() < 0.5:
+            await self.lose_owner()
+        alive = self.alive()
+        self.random.shuffle(alive)
+        gateway = alive[0]
+        whole = await self.contents(gateway)
+        self.judge.whole(whole)
+        for other in alive[1:]:
+            if await self.contents(other) != whole:
+                raise Violation(f"{other.writer.id} reads another log")
         await asyncio.sleep(400)
         await self.sweep(gateway, older_than_s=300)
         left = [number for number in self.cluster.ledgers if not self.cluster.is_named(number)]
@@ -369,7 +388,10 @@ class Run:
         found: list[tuple[int, str]] = []
         at: Any = "earliest"
         while True:
-            page = await gateway.logs.read(NAME, at, limit=50)
+            try:
+                page = await gateway.logs.read(NAME, at, limit=50)
+            except QuorumLogError as error:
+                raise Violation(f"{gateway.writer.id} can't read the log: {error}") from error
             found += [(record.offset, record.record.value.decode()) for record in page.records]
             if not page.records:
                 return found

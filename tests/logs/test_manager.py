@@ -307,6 +307,17 @@ async def test_a_deleted_log_takes_its_ledgers_along_and_its_name_is_free() -> N
         assert (await one.logs.append("log", call("c"))).first_offset == 0
 
 
+async def test_a_read_through_a_displaced_owner_heals_what_a_dead_one_left() -> None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a"))
+        await two.logs.ownership.force("log", create=True, finish=lambda row: row)
+        await two.logs.append_here("log", call("b"))
+        two.kill()
+
+        assert await contents(one) == ["a", "b"]
+        assert (await one.logs.append("log", call("c"))).first_offset == 2
+
+
 async def test_the_same_settings_again_are_the_same_log_and_others_are_refused() -> None:
     async with a_cluster() as (_, (one, two)):
         _, is_new = await two.logs.put("log", SETTINGS)

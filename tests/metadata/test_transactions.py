@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
+import asyncpg
 import pytest
 from pydantic import ValidationError
 
@@ -28,6 +29,7 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
 from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.transaction_bodies import SealedBody, TransactionCommit
+from services.metadata.transactions import end_aborted
 from tests.metadata.support import DRAFT, Service, serving
 from tests.support.waiting import until
 
@@ -172,6 +174,28 @@ async def test_of_commits_and_aborts_at_once_one_wins_and_all_are_told_the_same(
             assert not any(isinstance(answer, BaseException) for answer in aborts)
             assert world.log.item_of(one) is None
             assert one in await world.orphans()
+
+
+async def test_what_a_transaction_says_is_of_one_moment(world: World, stores: Stores) -> None:
+    begun = await world.begin()
+    await world.ledger(begun.id)
+    connection = await asyncpg.connect(stores.postgres_dsn)
+
+    async def is_waiting() -> bool:
+        count = await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        return bool(count)
+
+    try:
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE transaction_ledgers IN ACCESS EXCLUSIVE MODE")
+            asked = asyncio.ensure_future(world.transactions.get(begun.id))
+            await until(is_waiting, "the question waits")
+            await end_aborted(connection, [begun.id])
+        found = await asked
+    finally:
+        await connection.close()
+
+    assert (found.state, found.ledgers) == (TransactionState.ABORTED, ())
 
 
 async def test_a_ledger_that_is_made_while_its_transaction_ends_is_refused_or_goes_with_it(

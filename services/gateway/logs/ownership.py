@@ -337,7 +337,11 @@ class Ownership:
                 item = row.item_of(ledger_id)
                 if item is None or item.last_offset is not None:
                     return True
-                if slot.owner is not None and not slot.owner.is_ended:
+                writer = await self.writer_of(ledger_id)
+                is_mine = writer is not None and writer.id == self._engine.writer.id
+                # An owner here that does not know yet that it was displaced says nothing of the
+                # one who displaced it.
+                if is_mine and isinstance(slot.route, LogOwner):
                     return False
                 remote = await self._remote_of(row, suspect=None)
                 if remote is not None and await self.is_alive(remote.writer):
