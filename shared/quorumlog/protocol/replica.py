@@ -22,7 +22,7 @@ from typing import Protocol
 from quorumlog.protocol.ids import NO_ENTRY, member_incarnation, member_name
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
-from quorumlog.protocol.ranges import Ranges, complement, ranges_of
+from quorumlog.protocol.ranges import Ranges, complement, names, ranges_of
 from quorumlog.protocol.record import Entry, Run, pack
 
 # --- what is asked -----------------------------------------------------------------------------
@@ -472,7 +472,7 @@ class Replica:
         held = self.holdings.present(run.first, run.last)
         if isinstance(run.ids, range) or not held:
             return held
-        return ranges_of(e for e in run.ids if is_within(held, e))
+        return ranges_of(e for e in run.ids if names(held, e))
 
     # --- exploring ---------------------------------------------------------------------------------
 
@@ -546,7 +546,7 @@ class HeldEntries:
 
     def run(self, ranges: Ranges) -> Run | None:
         """What is held of these ranges, as one run."""
-        chosen = [self.entries[e] for e in sorted(self.entries) if is_within(ranges, e)]
+        chosen = [self.entries[e] for e in sorted(self.entries) if names(ranges, e)]
         return pack(chosen, self.kind) if chosen else None
 
     def copy(self) -> "HeldEntries":
@@ -599,17 +599,10 @@ def ask(replica: Replica, asked: Asked) -> Verdict:
 # --- ranges --------------------------------------------------------------------------------------
 
 
-def is_within(ranges: Ranges, entry_id: int) -> bool:
-    """Whether one of the ranges names an id."""
-    return any(first <= entry_id <= last for first, last in ranges)
-
-
 def _without(held: Ranges, stored: Run | None, run: Run) -> list[int]:
     """Ids of the run that are held and that `stored` does not have."""
-    return [
-        e for e in run.ids if is_within(held, e) and (stored is None or stored.index(e) is None)
-    ]
+    return [e for e in run.ids if names(held, e) and (stored is None or stored.index(e) is None)]
 
 
 def _covers(ranges: Ranges, ids: Iterable[int]) -> bool:
-    return all(is_within(ranges, e) for e in ids)
+    return all(names(ranges, e) for e in ids)
