@@ -55,9 +55,12 @@ def _scan(fd: int, head: SegmentHead, end: int) -> Iterator[Scanned]:
     while at < end:
         size = whole_bytes(head, data, at - base, base)
         if size is None or at + size > base + len(data):
-            # Not all of it is here yet: read on from there, once.
+            # Not all of it is here yet: read on from there.
             data, base = _read(fd, at, max(STEP_BYTES, size or 0), end), at
             size = whole_bytes(head, data, 0, base)
+            if size is not None and size > len(data):
+                # Only its head tells that a batch is larger than what was read.
+                data = _read(fd, at, size, end)
         batch = None if size is None else parse_batch(head, data, at - base, base)
         if batch is not None:
             yield Scanned(at, batch.end, batch.records)

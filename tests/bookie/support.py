@@ -49,6 +49,18 @@ def run_of(ledger_id: int, ids: Iterable[int], text: str = "") -> Run:
     return pack([entry_of(ledger_id, e, text) for e in sorted(ids)], DigestKind.CRC32C)
 
 
+def large_run(ledger_id: int, entry_id: int, size: int) -> Run:
+    """One entry of so many bytes."""
+    return make(
+        ledger_id=ledger_id,
+        first_entry=entry_id,
+        last_add_confirmed=entry_id - 1,
+        length_before=entry_id * size,
+        payloads=[entry_id.to_bytes(4, "big") * (size // 4)],
+        codec=CODEC,
+    )
+
+
 def broken(error: BaseException) -> None:
     """For stores whose writer must not fail."""
     raise AssertionError(error)

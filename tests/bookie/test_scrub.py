@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,20 @@ from loadtest.waiting import until
 from quorumlog.protocol.messages import Status
 from services.bookie.log import SEGMENT_HEAD
 from services.bookie.pace import Pace
+from services.bookie.scan import STEP_BYTES
 from services.bookie.scrub import Scrubber
 from services.bookie.store import Store
-from tests.bookie.support import add, batches_of, fence, ids_of, read, run_of, started
+from tests.bookie.support import (
+    SMALL,
+    add,
+    batches_of,
+    fence,
+    ids_of,
+    large_run,
+    read,
+    run_of,
+    started,
+)
 
 FAST = 1 << 40
 WORDS = "w" * 100
@@ -56,6 +68,28 @@ async def test_a_pass_over_a_right_log_finds_nothing(store: Store) -> None:
     assert scrubber.progress.passes == 1
     assert scrubber.progress.checked_bytes > 100_000
     assert store.damages.count == 0
+
+
+async def test_batches_that_are_larger_than_one_read_are_right_or_damaged_one_by_one() -> None:
+    # A reader knows how long a batch is from its head only, so it has to come back for the rest.
+    with scratch("ql-scrub-") as root:
+        store = started(root / "d", replace(SMALL, segment_bytes=6 * STEP_BYTES))
+        for number in range(8):
+            await add(store, large_run(7, number, STEP_BYTES + 100_000 * (number % 3)))
+        await store.checkpoint()
+        path = store.segments.path(1)
+        batches = batches_of(path)
+        assert len(batches) > 2
+        assert store.position.segment > 1
+
+        await scrubber_of(store).one_pass()
+
+        assert store.damages.count == 0
+        flip(path, batches[1].end - 1)
+        await scrubber_of(store).one_pass()
+        (found,) = store.damages.stretches()
+        assert (found.segment, found.start, found.end) == (1, batches[1].offset, batches[1].end)
+        await store.stop()
 
 
 async def test_every_flipped_byte_of_a_sealed_segment_is_found_with_its_place(store: Store) -> None:

@@ -13,13 +13,16 @@ from loadtest.stores import scratch
 from services.bookie.cookie import decide, read_cookie, write_cookie
 from services.bookie.log import LogDamaged
 from services.bookie.options import StoreOptions
+from services.bookie.scan import STEP_BYTES
 from services.bookie.store import Store
 from services.bookie.tools import app
 from tests.bookie.support import (
+    SMALL,
     add,
     batches_of,
     fence,
     ids_of,
+    large_run,
     last_segment,
     opened,
     read,
@@ -167,6 +170,19 @@ async def test_what_can_be_read_of_a_damaged_log_is_salvaged_and_starts_as_anoth
     again = CliRunner().invoke(app, ["salvage", str(directory), "--yes"])
     assert again.exit_code == 1
     assert "log.damaged" in again.output
+
+
+async def test_a_salvage_keeps_records_that_are_larger_than_one_read() -> None:
+    with scratch("ql-tools-") as folder:
+        store = started(folder / "d", replace(SMALL, segment_bytes=8 * STEP_BYTES))
+        for number in range(6):
+            await add(store, large_run(7, number, STEP_BYTES + 100_000))
+        await store.stop()
+
+        result = CliRunner().invoke(app, ["salvage", str(folder / "d"), "--yes", "--json"])
+
+        report = json.loads(result.stdout)
+        assert (report["records"], report["unreadable"]) == (6, [])
 
 
 async def test_a_salvage_that_was_cut_off_begins_again(directory: Path) -> None:
