@@ -64,7 +64,11 @@ def read_cookie(directory: Path) -> LocalCookie | None:
     try:
         return LocalCookie.model_validate_json(data)
     except ValidationError as error:
-        raise CookieRefused(f"{directory / 'cookie.json'} is damaged: {error}") from None
+        why = "; ".join(fault["msg"] for fault in error.errors())
+        raise CookieRefused(
+            f"{directory / 'cookie.json'} is damaged ({why}). Put a copy of it back; or move it away,"
+            " and the bookie says at its next start how it can come back as a new incarnation."
+        ) from None
 
 
 def write_cookie(directory: Path, cookie: LocalCookie) -> None:

@@ -112,12 +112,23 @@ def _whole_segments(
         on_segment()
 
 
-def _last_segment(
-    segments: Segments,
-    number: int,
-    checkpoint: Position | None,
-    apply: Callable[[Placed], None],
-) -> Replayed:
+class Tail(NamedTuple):
+    """The last segment as a start understands it."""
+
+    batches: list[Batch]
+    """All that count; the clean end is not among them."""
+    proven: int
+    """What lies below this offset was synced before something above it was written."""
+    end: int
+    next_sequence: int
+    was_clean: bool
+    cut_bytes: int
+
+
+def read_tail(segments: Segments, number: int, checkpoint: Position | None) -> Tail:
+    """Read the last segment from the checkpoint on (None: from its beginning), and judge how it
+    ends. Changes nothing. Raises LogDamaged.
+    """
     head = segments.head(number)
     start, sequence = SEGMENT_HEAD.size, head.first_sequence
     if checkpoint is not None and checkpoint.segment == number:
@@ -139,22 +150,34 @@ def _last_segment(
         end = item.end
     was_clean = bool(batches) and batches[-1].flags & CLEAN_END != 0
     cut_bytes = 0
+    if stop is not None and not stop.is_blank:
+        _judge(segments, head, data, start, stop)
+        cut_bytes = max(0, len(data.rstrip(b"\0")) - (stop.offset - start))
     if not was_clean and start + len(data) < head.allocated:
         # Its length was on disk before its first batch: what is lacking may have been proven.
         reason = f"it was {head.allocated} bytes long, and it was not closed in order"
         raise LogDamaged(_message(segments, number, start + len(data), reason))
-    if stop is not None and not stop.is_blank:
-        _judge(segments, head, data, start, stop)
-        cut_bytes = len(data.rstrip(b"\0")) - (stop.offset - start)
     if was_clean and not batches[-1].records:
         # The end itself may be in the page cache only: the start that read it there must not
         # promise it to later ones. Everything before it was synced before it was written.
         end = batches.pop().offset
+    return Tail(batches, proven, end, sequence + len(batches), was_clean, cut_bytes)
+
+
+def _last_segment(
+    segments: Segments,
+    number: int,
+    checkpoint: Position | None,
+    apply: Callable[[Placed], None],
+) -> Replayed:
+    batches, proven, end, next_sequence, was_clean, cut_bytes = read_tail(
+        segments, number, checkpoint
+    )
     tail = [] if was_clean else [batch for batch in batches if batch.offset >= proven]
     for batch in batches[: len(batches) - len(tail)]:
         _apply(number, batch, apply)
     previous_end = tail[0].offset if tail else end
-    first_sequence = sequence + len(batches) - len(tail)
+    first_sequence = next_sequence - len(tail)
     copies: list[list[LogRecord]] = [[_copied(r) for r in batch.records] for batch in tail]
 
     def fill(new_head: SegmentHead) -> list[bytes]:
@@ -188,10 +211,10 @@ def _last_segment(
     return Replayed(
         new_head,
         fd,
-        Position(number + 1, new_end, sequence + len(batches)),
+        Position(number + 1, new_end, next_sequence),
         was_clean,
         copied_records=sum(map(len, copies)),
-        cut_bytes=max(0, cut_bytes),
+        cut_bytes=cut_bytes,
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from services.bookie.cookie import read_cookie, write_cookie
 from services.bookie.log import LogDamaged, LogRecord
-from services.bookie.scan import scan
+from services.bookie.scan import is_blank, scan
 from services.bookie.segments import Segments, sync_directory
 from services.bookie.writer import LogWriter, Position
 
@@ -98,25 +98,14 @@ def _records(segments: Segments, number: int, report: Salvaged) -> Iterable[LogR
     with contextlib.ExitStack() as stack:
         try:
             batches = stack.enter_context(contextlib.closing(scan(segments, number)))
-            for start, end, records in batches:
-                if records is None:
-                    if not _is_blank(segments, number, start, end):
+            for start, end, batch in batches:
+                if batch is None:
+                    if not is_blank(segments, number, start, end):
                         report.unreadable.append(f"segment {number}, {start} to {end}")
                     continue
-                for record in records:
+                for record in batch.records:
                     yield LogRecord(
                         record.kind, record.ledger_id, (record.body,), record.size, record.flags
                     )
         except (OSError, LogDamaged) as error:
             report.unreadable.append(f"segment {number}: {error}")
-
-
-def _is_blank(segments: Segments, number: int, start: int, end: int) -> bool:
-    """Nothing was ever written there: the end of a segment that was not closed."""
-    with segments.path(number).open("rb") as file:
-        file.seek(start)
-        while start < end and (data := file.read(min(1 << 20, end - start))):
-            if data.count(0) != len(data):
-                return False
-            start += len(data)
-    return True

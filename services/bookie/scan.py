@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 
 from services.bookie.log import (
     SEGMENT_HEAD,
+    Batch,
     Kind,
     LogDamaged,
     SegmentHead,
-    StoredRecord,
     next_batch,
     parse_batch,
     whole_bytes,
@@ -24,11 +24,11 @@ STEP_BYTES: Final = 1024 * 1024
 
 
 class Scanned(NamedTuple):
-    """A batch, or (no records) a stretch in which none is right."""
+    """A batch, or a stretch in which none is right."""
 
     start: int
     end: int
-    records: tuple[StoredRecord, ...] | None
+    batch: Batch | None
 
 
 def end_of(segments: Segments, segment: int) -> int:
@@ -63,7 +63,7 @@ def _scan(fd: int, head: SegmentHead, end: int) -> Iterator[Scanned]:
                 data = _read(fd, at, size, end)
         batch = None if size is None else parse_batch(head, data, at - base, base)
         if batch is not None:
-            yield Scanned(at, batch.end, batch.records)
+            yield Scanned(at, batch.end, batch)
             at = batch.end
         else:
             start, at = at, _next(fd, head, at + 1, end) if size is None else at + size
@@ -90,6 +90,17 @@ def _read(fd: int, at: int, size: int, end: int) -> bytes:
         return b""
 
 
+def is_blank(segments: Segments, segment: int, start: int, end: int) -> bool:
+    """Nothing was ever written there: the end of a segment that was not closed. Raises OSError."""
+    with segments.path(segment).open("rb") as file:
+        file.seek(start)
+        while start < end and (data := file.read(min(STEP_BYTES, end - start))):
+            if data.count(0) != len(data):
+                return False
+            start += len(data)
+    return True
+
+
 def ledgers_of(segments: Segments, segment: int) -> tuple[set[int], set[int], bool]:
     """The ledgers that a segment speaks of, those that it says are gone, and whether all of it
     could be read.
@@ -98,10 +109,10 @@ def ledgers_of(segments: Segments, segment: int) -> tuple[set[int], set[int], bo
     gone: set[int] = set()
     is_whole = True
     for scanned in scan(segments, segment):
-        if scanned.records is None:
+        if scanned.batch is None:
             is_whole = False
             continue
-        for record in scanned.records:
+        for record in scanned.batch.records:
             spoken_of.add(record.ledger_id)
             if record.kind is Kind.DELETE:
                 gone.add(record.ledger_id)

@@ -142,9 +142,9 @@ def _steps(scanned: Iterator[Scanned]) -> Iterator[tuple[int, list[tuple[int, in
     """About a megabyte at a time: how much was read, and which stretches of it are wrong."""
     size = 0
     wrong: list[tuple[int, int]] = []
-    for start, end, records in scanned:
+    for start, end, batch in scanned:
         size += end - start
-        if records is None:
+        if batch is None:
             wrong.append((start, end))
         if size >= _STEP_BYTES:
             yield size, wrong

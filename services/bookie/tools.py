@@ -2,161 +2,63 @@
 
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
-import google_crc32c
 import orjson
 import typer
 from rich.console import Console
 from rich.progress import Progress, track
 from rich.table import Table
+from rich.text import Text
 
-from quorumlog.protocol.record import Run
-from services.bookie.cookie import read_cookie
+from services.bookie.cookie import CookieRefused, LocalCookie, read_cookie
 from services.bookie.directory import DirectoryInUse, locked
-from services.bookie.index import Index
-from services.bookie.log import (
-    KEY_BYTES,
-    SEGMENT_HEAD,
-    Batch,
-    Kind,
-    LogDamaged,
-    Stop,
-    read_batches,
-)
+from services.bookie.inspection import dumped, verified
+from services.bookie.log import LogDamaged
 from services.bookie.options import StoreOptions
+from services.bookie.parts import Part
 from services.bookie.salvage import restored, salvaged
 from services.bookie.segments import Segments
 from services.bookie.store import Store
+
+T = TypeVar("T")
 
 app = typer.Typer(
     help="Look into a bookie's data directory. The bookie must be stopped.",
     no_args_is_help=True,
     add_completion=False,
 )
-Directory = Annotated[Path, typer.Argument(help="the bookie's DATA_DIR", exists=True)]
+Directory = Annotated[
+    Path, typer.Argument(help="the bookie's DATA_DIR", exists=True, file_okay=False)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="for programs: JSON instead of tables")]
 
 
-@dataclass
-class Report:
-    """What a look through log and index found."""
-
-    segments: int = 0
-    batches: int = 0
-    records: dict[str, int] = field(default_factory=dict)
-    log_bytes: int = 0
-    entries_in_index: int = 0
-    problems: list[str] = field(default_factory=list)
-    tail: str = ""
-    """How the log ends: in order, or not."""
-
-
-def segment_batches(segments: Segments) -> Iterator[tuple[int, Batch | Stop, bool]]:
-    """Segment, batch or stop, and whether it is the last segment; all of the log."""
-    numbers = segments.numbers()
-    for number in _with_bar(numbers):
-        head = segments.head(number)
-        is_last = number == numbers[-1]
-        end = None if is_last else segments.head(number + 1).previous_end
-        data = segments.read_from(number, SEGMENT_HEAD.size)
-        for item in read_batches(head, data, SEGMENT_HEAD.size, end):
-            yield number, item, is_last
-
-
-def _with_bar(numbers: list[int]) -> Iterator[int]:
+def _with_bar(numbers: Sequence[int]) -> Iterator[int]:
     """Segments one after another, with a bar on standard error."""
+    yield from _tracked(numbers, "segments")
+
+
+def _parts_with_bar(parts: Iterator[tuple[int, Part]]) -> Iterator[tuple[int, Part]]:
+    """Nobody knows how many there are: it shows that it goes on."""
+    yield from _tracked(parts, "parts of the index")
+
+
+def _tracked(items: Iterable[T], what: str) -> Iterable[T]:
     console = Console(stderr=True)
-    yield from track(
-        numbers, "segments", console=console, transient=True, disable=not console.is_terminal
-    )
-
-
-def verified(directory: Path) -> Report:
-    """Read all of log and index, and check that each part of the index is what it says."""
-    report = Report()
-    segments = Segments(directory / "log", 0)
-    report.segments = len(segments.numbers())
-    kinds: Counter[str] = Counter()
-    report.tail = "not in order: the next start copies what is above the last sync point"
-    try:
-        for number, item, is_last in segment_batches(segments):
-            if isinstance(item, Stop):
-                place = f"segment {number}, offset {item.offset}: {item.reason}"
-                if not is_last or not (item.is_blank or item.looks_torn):
-                    report.problems.append(place)
-                elif not item.is_blank:
-                    report.tail = f"torn at {place}"
-                continue
-            report.batches += 1
-            report.log_bytes += item.end - item.offset
-            kinds.update(record.kind.name for record in item.records)
-            if is_last and item.flags:
-                report.tail = "in order"
-    except LogDamaged as error:
-        report.problems.append(str(error))
-    report.records = dict(kinds)
-    if (directory / "index").exists():
-        _verify_index(directory, segments, report)
-    return report
-
-
-def _verify_index(directory: Path, segments: Segments, report: Report) -> None:
-    try:
-        index = Index(directory / "index")
-    except Exception as error:  # noqa: BLE001 - whatever RocksDB finds wrong
-        report.problems.append(f"the index is damaged, and will be built anew: {error}")
-        return
-    try:
-        for ledger_id, part in index.all_parts():
-            place = f"ledger {ledger_id}, entries {part.first}..{part.last}"
-            try:
-                with segments.path(part.segment).open("rb") as file:
-                    file.seek(part.offset)
-                    body = file.read(part.size)
-            except FileNotFoundError:
-                report.problems.append(f"{place}: segment {part.segment} is missing")
-                continue
-            if google_crc32c.value(body) != part.crc:
-                report.problems.append(f"{place}: damaged at {part.segment}:{part.offset}")
-                continue
-            run = Run(body[KEY_BYTES:])
-            if run.ledger_id != ledger_id or any(run.index(e) is None for e in part.ids()):
-                report.problems.append(f"{place}: {part.segment}:{part.offset} holds another run")
-                continue
-            report.entries_in_index += part.count
-    finally:
-        index.close()
-
-
-def dumped(directory: Path) -> Iterator[dict[str, Any]]:
-    """Each record of the log, without payloads."""
-    for number, item, _ in segment_batches(Segments(directory / "log", 0)):
-        if isinstance(item, Stop):
-            if not item.is_blank:
-                yield {"segment": number, "offset": item.offset, "stop": item.reason}
-            continue
-        for record in item.records:
-            line: dict[str, Any] = {
-                "segment": number,
-                "offset": record.offset,
-                "sequence": item.sequence,
-                "kind": record.kind.name,
-                "ledger": record.ledger_id,
-                "bytes": record.size,
-            }
-            if record.kind is Kind.RUN:
-                run = Run(record.body[KEY_BYTES:])
-                line |= {"first": run.first, "last": run.last, "count": run.count}
-            yield line
+    return track(items, what, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _taken(directory: Path) -> int:
+    """The directory's lock. Nothing is written where no bookie was: it may be the wrong place."""
+    if not any((directory / name).is_dir() for name in ("log", "log.damaged")):
+        typer.echo(f"{directory} holds no bookie's log", err=True)
+        raise typer.Exit(2)
     try:
         return locked(directory)
     except DirectoryInUse as error:
@@ -173,16 +75,23 @@ def _alone(directory: Path) -> Iterator[None]:
         os.close(lock)
 
 
+def _cookie(directory: Path) -> LocalCookie | None:
+    try:
+        return read_cookie(directory)
+    except CookieRefused as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+
+
 @app.command()
 def verify(directory: Directory, *, json: AsJson = False) -> None:
     """Read all of the log and check each part of the index. Exit status 1: something is wrong."""
     with _alone(directory):
-        report = verified(directory)
+        report = verified(directory, _with_bar, _parts_with_bar)
     if json:
         typer.echo(orjson.dumps(asdict(report), option=orjson.OPT_INDENT_2))
     else:
-        cookie = read_cookie(directory)
-        table = Table(title=cookie.member if cookie is not None else str(directory), min_width=40)
+        table = Table(title=str(directory), min_width=40)
         table.add_column("what")
         table.add_column("found", justify="right")
         table.add_row("segments", f"{report.segments:,}")
@@ -195,7 +104,7 @@ def verify(directory: Directory, *, json: AsJson = False) -> None:
         console = Console()
         console.print(table)
         for problem in report.problems:
-            console.print(f"[bold red]problem[/] {problem}")
+            console.print(Text.assemble(("problem ", "bold red"), problem))
         if not report.problems:
             console.print("[green]nothing is wrong[/]")
     if report.problems:
@@ -204,13 +113,21 @@ def verify(directory: Directory, *, json: AsJson = False) -> None:
 
 @app.command()
 def dump(directory: Directory, *, json: AsJson = False) -> None:
-    """List the records of the log, without payloads."""
+    """List the records of the log, without payloads. Exit status 1: a place of it is wrong, which is
+    said where it comes.
+    """
     with _alone(directory):
-        for line in dumped(directory):
+        is_right = True
+        # A bar among the lines would garble both.
+        shown = iter if sys.stdout.isatty() else _with_bar
+        for line in dumped(directory, shown):
+            is_right = is_right and "problem" not in line
             if json:
                 typer.echo(orjson.dumps(line))
             else:
                 typer.echo("  ".join(f"{name}={value}" for name, value in line.items()))
+    if not is_right:
+        raise typer.Exit(1)
 
 
 @app.command("rebuild-index")
@@ -220,7 +137,7 @@ def rebuild_index(directory: Directory, *, json: AsJson = False) -> None:
     """
     lock = _taken(directory)
     numbers = Segments(directory / "log", 0).numbers()
-    cookie = read_cookie(directory)
+    cookie = _cookie(directory)
     member = cookie.member if cookie else "bookie@0"
     console = Console(stderr=True)
     progress = Progress(console=console, transient=True, disable=not console.is_terminal)
@@ -280,6 +197,7 @@ def salvage(
     new incarnation. The old log stays as log.damaged.
     """
     with _alone(directory):
+        _cookie(directory)  # it is told what was done, so it has to be readable
         restored(directory)
         if not yes:
             typer.confirm(

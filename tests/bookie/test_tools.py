@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from tests.bookie.support import (
     batches_of,
     fence,
     ids_of,
+    image,
     large_run,
     last_segment,
     opened,
@@ -68,6 +69,121 @@ def test_verify_names_what_is_damaged(directory: Path) -> None:
     problems = " ".join(json.loads(result.stdout)["problems"])
     assert "ledger 7, entries 20..29" in problems
     assert "a record's CRC is wrong" in problems
+
+
+async def test_verify_and_dump_go_on_behind_what_is_damaged(directory: Path) -> None:
+    for number in range(5):  # each start begins a segment
+        store = started(directory)
+        await add(store, run_of(8, [number]))
+        await store.stop()
+    first, second, third, fourth, *_ = sorted((directory / "log").glob("*.log"))
+    first.unlink()
+    for path in (second, fourth):
+        data = bytearray(path.read_bytes())
+        data[batches_of(path)[0].offset + 5] ^= 8
+        path.write_bytes(data)
+    data = bytearray(third.read_bytes())
+    data[3] ^= 8
+    third.write_bytes(data)
+
+    verify = CliRunner().invoke(app, ["verify", str(directory), "--json"])
+    dump = CliRunner().invoke(app, ["dump", str(directory), "--json"])
+
+    assert verify.exit_code == dump.exit_code == 1
+    problems = json.loads(verify.stdout)["problems"]
+    told = [json.loads(line) for line in dump.stdout.splitlines()]
+    places = [f"{first} is missing", "segment 2, 52 to", "the head of the segment", "segment 4, 52"]
+    for found in (problems, [line["problem"] for line in told if "problem" in line]):
+        assert all(place in line for place, line in zip(places, found, strict=False)), found
+        assert len(found) >= len(places)
+    assert [line["first"] for line in told if line.get("kind") == "RUN"] == [3, 4]
+
+
+def cut_last_segment(directory: Path) -> None:
+    path = last_segment(directory)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1)
+
+
+def lose_last_segment(directory: Path) -> None:
+    last_segment(directory).unlink()
+
+
+def damage_below_a_sync_point(directory: Path) -> None:
+    path = last_segment(directory)
+    batch = batches_of(path)[1]
+    # Blank sectors, as of a write that was cut off; what follows proves that it was synced.
+    data = bytearray(path.read_bytes())
+    data[batch.offset + 200 : batch.end] = bytes(batch.end - batch.offset - 200)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("lose", [cut_last_segment, lose_last_segment, damage_below_a_sync_point])
+async def test_verify_calls_wrong_what_a_start_refuses(lose: Callable[[Path], None]) -> None:
+    with scratch("ql-tools-") as folder:
+        store = started(folder / "d")
+        for number in range(6):
+            await add(store, run_of(7, range(number * 10, number * 10 + 10)))
+        crashed = image(store, folder / "crashed")
+        await store.checkpoint()
+        under_index = image(store, folder / "under-index")
+        await store.stop()
+        directory = under_index if lose is lose_last_segment else crashed
+        assert CliRunner().invoke(app, ["verify", str(directory)]).exit_code == 0
+        lose(directory)
+
+        result = CliRunner().invoke(app, ["verify", str(directory)])
+
+        assert result.exit_code == 1, result.output
+        with pytest.raises(LogDamaged):
+            opened(directory)
+
+
+async def test_verify_calls_a_torn_tail_no_problem() -> None:
+    with scratch("ql-tools-") as folder:
+        store = started(folder / "d")
+        for number in range(3):
+            await add(store, run_of(7, range(number * 10, number * 10 + 10)))
+        crashed = image(store, folder / "crashed")
+        await store.stop()
+        path = last_segment(crashed)
+        batch = batches_of(path)[-1]
+        data = bytearray(path.read_bytes())
+        data[batch.offset + 100 : batch.end] = bytes(batch.end - batch.offset - 100)
+        path.write_bytes(data)
+
+        result = CliRunner().invoke(app, ["verify", str(crashed), "--json"])
+
+        report = json.loads(result.stdout)
+        assert (result.exit_code, report["problems"]) == (0, [])
+        assert f"torn at segment 1, offset {batch.offset}" in report["tail"]
+        store = opened(crashed)
+        assert store.replayed.cut_bytes > 0
+        store.close()
+
+
+@pytest.mark.parametrize("command", ["verify", "dump", "rebuild-index", "salvage"])
+def test_a_directory_that_is_no_bookies_is_left_alone(command: str) -> None:
+    with scratch("ql-tools-") as folder:
+        result = CliRunner().invoke(app, [command, str(folder)])
+
+        assert result.exit_code == 2
+        assert "holds no bookie's log" in result.output
+        assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["verify", "rebuild-index", "salvage"])
+def test_a_cookie_that_is_damaged_is_told_and_nothing_is_changed(
+    directory: Path, command: str
+) -> None:
+    (directory / "cookie.json").write_text("{")
+    before = sorted((directory / "log").iterdir())
+
+    result = CliRunner().invoke(app, [command, str(directory)], input="y\n")
+
+    assert result.exit_code == 1
+    assert "cookie.json" in result.output.replace("\n", "")
+    assert sorted((directory / "log").iterdir()) == before
 
 
 def test_dump_lists_the_records_without_payloads(directory: Path) -> None:
