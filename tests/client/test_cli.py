@@ -1,6 +1,7 @@
 """The command line against a whole cluster, as a shell uses it."""
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -16,7 +17,8 @@ from uuid import uuid4
 import pytest
 
 from loadtest.cluster import Cluster
-from quorumlog.client import Client
+from quorumlog.cli.pipes import send
+from quorumlog.client import Client, ConnectionLost
 from services.local.process import Become, in_child
 from tests.support.waiting import until, within
 
@@ -183,6 +185,29 @@ async def test_what_trickles_in_is_appended_as_it_comes_and_ctrl_c_is_clean(
         assert "acknowledged: 0.." in said
 
 
+async def test_ctrl_c_tells_of_answers_that_came_while_it_waited_for_input(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: list[asyncio.Future[int]] = []
+
+    async def submit(_payload: bytes) -> asyncio.Future[int]:
+        asked.append(asyncio.get_running_loop().create_future())
+        return asked[-1]
+
+    async def payloads() -> AsyncIterator[list[bytes]]:
+        yield [b"a", b"b", b"c", b"d"]
+        asked[0].set_result(0)
+        asked[1].set_result(1)
+        asked[2].set_exception(ConnectionLost("the gateway is gone"))
+        asked[3].set_result(3)
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await send(payloads(), submit, lambda offset: offset)
+
+    assert capsys.readouterr().err == "acknowledged: 0..1\n"
+
+
 async def test_a_tail_prints_what_comes_until_the_log_ends(cluster: Cluster) -> None:
     log = await new_log(cluster)
     await run(cluster, "log", "append", log, given=b"0\n1\n2\n")
@@ -238,7 +263,11 @@ async def test_a_terminal_is_shown_how_far_it_is(cluster: Cluster) -> None:
             async with within("it ends"):
                 await process.wait()
         assert process.returncode == 0
-        assert b"appended" in os.read(ours, 1 << 16)
+        shown = b""
+        with contextlib.suppress(BlockingIOError):  # all was read: our own end of it is open
+            while b"appended" not in shown:
+                shown += os.read(ours, 1 << 16)
+        assert b"appended" in shown
     finally:
         os.close(ours)
         os.close(theirs)

@@ -1,5 +1,6 @@
 """What the SDK sends again, and what it must not."""
 
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -123,5 +124,16 @@ async def test_nobody_to_ask_means_not_done() -> None:
     async with Client(nobody, deadline_s=0.2) as client:
         with pytest.raises(ConnectionLost) as caught:
             await client.ledger(7).append(b"x")
+
+    assert caught.value.outcome == NOT_DONE
+
+
+async def test_a_deadline_before_anything_was_sent_means_not_done() -> None:
+    with socket.create_server(("127.0.0.1", free_ports(1)[0]), backlog=0) as full:
+        address = full.getsockname()
+        with socket.create_connection(address):  # takes the only place; nobody is let in any more
+            async with Client(f"http://127.0.0.1:{address[1]}", deadline_s=0.2) as client:
+                with pytest.raises(ConnectionLost) as caught:
+                    await client.ledger(7).append(b"x")
 
     assert caught.value.outcome == NOT_DONE

@@ -152,14 +152,19 @@ async def send(
     acknowledged until then is told on standard error.
     """
     under_way: deque[asyncio.Future[T]] = deque()
-    first = last = None
+    first: int | None = None
+    last: int | None = None
+
+    def acknowledged(done: T) -> int:
+        nonlocal first, last
+        last = place(done)
+        first = last if first is None else first
+        del under_way[0]
+        return last - first + 1
 
     async def settle(most: int) -> None:
-        nonlocal first, last
         while len(under_way) > most or (under_way and under_way[0].done()):
-            last = place(await under_way.popleft())
-            first = last if first is None else first
-            bar(last - first + 1)
+            bar(acknowledged(await under_way[0]))
 
     try:
         with _progress() as bar:
@@ -169,6 +174,10 @@ async def send(
                 await settle(BATCHING.count_max)
             await settle(0)
     except BaseException:
+        # Answers that came while we waited for input count too, up to the first that is an error.
+        with contextlib.suppress(Exception, asyncio.CancelledError):
+            while under_way and under_way[0].done():
+                acknowledged(under_way[0].result())
         for future in under_way:
             future.cancel()
         said = "nothing" if first is None else f"{first}..{last}"

@@ -9,12 +9,13 @@ import asyncio
 import random
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Final, Self
 
 import aiohttp
 import orjson
 
-from quorumlog.errors import NOT_DONE, QuorumLogError
+from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
 from quorumlog.wire import problems
 
 _BACKOFF_FIRST_S: Final = 0.05
@@ -71,6 +72,7 @@ class Transport:
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
             connector=aiohttp.TCPConnector(limit=0),
+            trace_configs=[_tells_of_sending()],
         )
         return self
 
@@ -143,18 +145,38 @@ class Transport:
     ) -> Answer:
         """Ask one gateway."""
         assert self._session is not None, "use the client in `async with`"
+        told = SimpleNamespace(outcome=NOT_DONE)
         try:
             async with (
                 asyncio.timeout_at(end),
                 self._session.request(
-                    method, url + path, data=body, params=params, headers=headers
+                    method,
+                    url + path,
+                    data=body,
+                    params=params,
+                    headers=headers,
+                    trace_request_ctx=told,
                 ) as response,
             ):
                 content = await response.read()
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise ConnectionLost(f"{url}: {error}", outcome=NOT_DONE) from error
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ConnectionLost(f"{url}: {type(error).__name__} {error}".rstrip()) from error
+            detail = f"{url}: {type(error).__name__} {error}".rstrip()
+            raise ConnectionLost(detail, outcome=told.outcome) from error
         if response.status >= 400:
             raise problems.from_answer(response.status, content, response.headers)
         return Answer(response.status, response.headers, content)
+
+
+def _tells_of_sending() -> aiohttp.TraceConfig:
+    """Has a request say that its outcome is unknown, just before its first byte goes out: a deadline
+    that ends the wait for a connection leaves it not done.
+    """
+    config = aiohttp.TraceConfig()
+
+    async def sending(_session: object, context: SimpleNamespace, _headers: object) -> None:
+        context.trace_request_ctx.outcome = UNKNOWN
+
+    config.on_request_headers_sent.append(sending)
+    return config
