@@ -122,8 +122,9 @@ async def _follow(client: Client, seen: list[tuple[int, bytes]]) -> None:
 
 
 async def _kill_in_turn(
-    cluster: Cluster, plan: Plan, say: Callable[[str], None], kills: list[str]
+    cluster: Cluster, plan: Plan, say: Callable[[str], None], kills: list[str], over: asyncio.Event
 ) -> None:
+    """Until it is over; who was killed last is back then."""
     names = [name for name in cluster.names if name.startswith(("gateway", "bookie"))]
     gateways = [name for name in names if name.startswith("gateway")]
     bookies = [name for name in names if name.startswith("bookie")]
@@ -131,6 +132,8 @@ async def _kill_in_turn(
     turns = zip(itertools.cycle(gateways), itertools.cycle(bookies), strict=False)
     for name in itertools.chain.from_iterable(turns):
         await asyncio.sleep(plan.every_s)
+        if over.is_set():
+            return
         await cluster.kill(name)
         kills.append(name)
         say(f"{name} was killed")
@@ -212,7 +215,8 @@ async def produce(
             await client.create_log(_NAME)
             began = time.monotonic()
             follower = asyncio.create_task(_follow(client, seen))
-            killer = asyncio.create_task(_kill_in_turn(cluster, plan, say, kills))
+            over = asyncio.Event()
+            killer = asyncio.create_task(_kill_in_turn(cluster, plan, say, kills, over))
             async with asyncio.TaskGroup() as group:
                 for n, one in enumerate(sent):
                     # Half of the producers begin at each gateway.
@@ -220,13 +224,9 @@ async def produce(
                     group.create_task(_produce_alone(turned, one, plan))
                 group.create_task(_tell(sent, plan, say))
             say(f"all were answered after {time.monotonic() - began:.1f} s")
-            killer.cancel()
-            for ended in await asyncio.gather(killer, return_exceptions=True):
-                if isinstance(ended, Exception):
-                    raise ended
-            for name in cluster.names:
-                if not cluster.is_alive(name):
-                    await _restart(cluster, name)
+            # Not cancelled: between a signal and a death its victim would count as alive.
+            over.set()
+            await killer
             await until(
                 lambda: len(seen) >= plan.records, "the follower has seen all", _CAUGHT_UP_S
             )

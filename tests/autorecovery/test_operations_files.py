@@ -10,6 +10,7 @@ from aiohttp import web
 from loadtest.cluster import Cluster, running
 from loadtest.ports import free_ports
 from loadtest.stores import Stores
+from loadtest.waiting import DeadlineMissed
 from quorumlog.client import Client
 from quorumlog.net import trace
 from quorumlog.net.listen import ListenLimits, listening
@@ -74,13 +75,17 @@ async def test_what_they_name_is_exported(stores: Stores) -> None:
         ledger = await client.create_ledger()
         await ledger.append(b"one")
 
+        async def missing() -> set[str]:
+            return named - await exported(cluster, session)
+
         async def is_all_there() -> bool:
-            return named <= await exported(cluster, session)
+            return not await missing()
 
         try:
             await until(is_all_there, "all names are exported")
-        finally:
-            assert named - await exported(cluster, session) == set()
+        except DeadlineMissed as late:
+            late.add_note(f"missing: {await missing()}")
+            raise
 
 
 async def test_a_trace_goes_on_to_the_next_service() -> None:

@@ -25,8 +25,10 @@ from services.local.process import Program, start, stop
 from tests.bookie.support import KEY, run_of
 from tests.metadata.support import Service, serving
 from tests.support.proxy import proxy_to
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE_S, until
 
+PATIENT = ChannelLimits(connect_s=DEADLINE_S, quick_s=DEADLINE_S, slow_s=DEADLINE_S)
+"""Where a test speaks of an answer: a slow bookie is no silent one."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -170,7 +172,7 @@ async def test_a_wiped_directory_is_refused_and_with_leave_a_new_incarnation(
     assert (await bookie.ready())["bookie"] == "b1@2"
 
     # X18: what an old writer sends beyond a closed ledger's end is not taken under the old name.
-    client = BookieClient(lambda _: bookie.url, bookie.session, ChannelLimits())
+    client = BookieClient(lambda _: bookie.url, bookie.session, PATIENT)
     answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
     fenced: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
     client.fence("b1@1", 7, KEY, lambda status, _: fenced.set_result(status))
@@ -188,7 +190,8 @@ async def test_a_wiped_directory_is_refused_and_with_leave_a_new_incarnation(
         0,
         "b1 may start without what it lost, once, as incarnation 3 or later\n",
     )
-    bookie.start()
+    # It counts as alive for minutes, however slow it is: see the last lines.
+    bookie.start(HEARTBEAT_S="60")
     assert (await bookie.ready())["bookie"] == "b1@3"
     show = ["bookie", "cookie", "show", *command[3:], "--data-dir", str(bookie.data), "--json"]
     shown = json.loads((await asyncio.to_thread(CliRunner().invoke, cli, show)).stdout)
@@ -247,7 +250,7 @@ async def test_told_to_take_no_adds_it_obeys_after_restarts_too(bookie: Process)
             return answer.status
 
     async def added(entry: int) -> Status:
-        client = BookieClient(lambda _: bookie.url, bookie.session, ChannelLimits())
+        client = BookieClient(lambda _: bookie.url, bookie.session, PATIENT)
         try:
             return await add(client, entry)
         finally:

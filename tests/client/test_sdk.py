@@ -27,6 +27,7 @@ from quorumlog.errors import (
     UnexpectedOffset,
     WrongPassword,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -185,11 +186,15 @@ async def test_a_producer_appends_once_and_a_later_one_ends_it(cluster: Cluster)
 async def test_the_cluster_shows_its_services(cluster: Cluster) -> None:
     async with Client(*cluster.gateways) as client:
         bookies = {bookie["id"] for bookie in await client.bookies()}
-        kinds = {service["kind"] for service in (await client.cluster())["services"]}
+
+        async def are_shown() -> bool:
+            kinds = {service["kind"] for service in (await client.cluster())["services"]}
+            return {"gateway", "metadata"} <= kinds
+
+        await until(are_shown, "a gateway and a metadata service are shown")
         states = [ledger["state"] async for ledger in client.ledgers(state="OPEN")]
 
     assert bookies == {"bookie-1@1", "bookie-2@1", "bookie-3@1"}
-    assert {"gateway", "metadata"} <= kinds
     assert set(states) <= {"OPEN"}
 
 

@@ -307,6 +307,11 @@ async def test_a_database_that_went_back_is_read_and_no_longer_changed(
         # As after a fail-over to a standby that lagged, or from a backup.
         postgres.is_down = True
         postgres.cut_all()
+
+        async def is_away() -> bool:
+            return (await proxied.send("GET", "/health/ready"))[0] == 503
+
+        await until(is_away, "the service has noticed")
         await connection.execute(loss)
         postgres.is_down = False
 

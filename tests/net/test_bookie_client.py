@@ -16,7 +16,7 @@ from quorumlog.protocol.metadata import DigestKind
 from quorumlog.wire import frames
 from quorumlog.wire.frames import Op, Request
 from tests.net.peer import ok, peer, well
-from tests.support.waiting import until
+from tests.support.waiting import until, within
 
 KEY = b"k" * 32
 MEMBER = "bookie-1@1"
@@ -54,7 +54,7 @@ async def client(
 async def add(bookies: BookieClient, run: record.Run | None = None) -> Status:
     answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
     bookies.add(MEMBER, KEY, run or run_of(), answered.set_result)
-    async with asyncio.timeout(30):
+    async with within("it is answered"):
         return await answered
 
 
@@ -146,7 +146,7 @@ async def test_silence_is_unknown_and_a_late_answer_changes_nothing() -> None:
             bookies.read(
                 MEMBER, 1, 0, 0, lambda status, *_: answered.set_result(status), bytes_max=9
             )
-            async with asyncio.timeout(30):
+            async with within("it is answered"):
                 assert await answered is Status.UNKNOWN
             assert await add(bookies) is Status.OK
         assert len(late) == 1
@@ -232,7 +232,7 @@ async def test_a_read_that_names_other_entries_is_unknown() -> None:
             lambda status, run, _absent: answered.set_result((status, run)),
             bytes_max=1000,
         )
-        async with asyncio.timeout(30):
+        async with within("it is answered"):
             return await answered
 
     async with peer() as bookie, client(bookie.url) as bookies:
@@ -252,7 +252,7 @@ async def test_fence_and_lac_answers_carry_the_lac() -> None:
         asked: asyncio.Future[tuple[Status, int]] = asyncio.get_running_loop().create_future()
         bookies.fence(MEMBER, 1, KEY, lambda *answer: fenced.set_result(answer))
         bookies.read_lac(MEMBER, 1, lambda *answer: asked.set_result(answer))
-        async with asyncio.timeout(30):
+        async with within("it is answered"):
             assert await fenced == await asked == (Status.OK, 41)
 
 
@@ -266,7 +266,7 @@ async def test_an_explicit_lac_reaches_the_bookie_with_its_ledger_and_key() -> N
     async with peer() as bookie, client(bookie.url) as bookies:
         bookie.behave = take
         bookies.write_lac(MEMBER, 1, 41, KEY)
-        async with asyncio.timeout(30):
+        async with within("it is answered"):
             request = await heard
     assert (request.op, request.member, request.ledger_id) == (Op.WRITE_LAC, MEMBER, 1)
     assert (request.last, request.ledger_key) == (41, KEY)

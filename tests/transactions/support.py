@@ -76,14 +76,15 @@ async def settled(
     *,
     at: int = 0,
     headers: Mapping[str, str] | None = None,
+    method: str = "POST",
 ) -> Answer:
-    """The answer to a POST that may be repeated, once it does not say that the cluster is slow."""
+    """The answer to what may be asked again, once it does not say that the cluster is slow."""
 
     async def ask() -> Answer | None:
-        answer = await http.ask("POST", path, body, at=at, headers=headers)
+        answer = await http.ask(method, path, body, at=at, headers=headers)
         return None if answer.status in (429, 503, 504) else answer
 
-    answer = await until(ask, f"POST {path}", SETTLED_S)
+    answer = await until(ask, f"{method} {path}", SETTLED_S)
     assert answer is not None
     return answer
 

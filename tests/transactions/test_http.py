@@ -14,7 +14,7 @@ from services.gateway.edge.models import Ledger
 from services.gateway.edge.transaction_models import TransactionModel
 from tests.logs.support import Http
 from tests.support.waiting import until
-from tests.transactions.support import LOG, TRANSACTIONS, append, begin, code, end, settled, write
+from tests.transactions.support import LOG, TRANSACTIONS, begin, code, end, settled, write
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -43,10 +43,10 @@ async def _commits_and_repeats(http: Http) -> None:
     one = await write(http, name, [["a", "b"], ["c"]], partition=0)
     two = await write(http, name, [["d"]], partition=1, at=1)
     loser = await write(http, name, [["x"]], partition=1)
-    shown = (await http.ask("GET", f"/v1/ledgers/{one}")).json
+    shown = await http.done("GET", f"/v1/ledgers/{one}")
     Ledger.model_validate(shown)
     assert (shown["log"], shown["transaction"], shown["partition"]) == ("log", name, 0)
-    opened = (await http.ask("GET", f"{TRANSACTIONS}/{name}", at=1)).json
+    opened = await http.done("GET", f"{TRANSACTIONS}/{name}", at=1)
     TransactionModel.model_validate(opened)
     assert [ledger["ledger_id"] for ledger in opened["ledgers"]] == sorted([one, two, loser])
     assert await http.contents("log") == []
@@ -94,7 +94,8 @@ async def _refuses_what_is_over(http: Http) -> None:
     for at in (0, 1):
         # Or its deletion was faster.
         refusals = [(409, "transaction-aborted"), (404, "no-such-ledger")]
-        assert code(await append(http, one, ["y"], at=at)) in refusals
+        path, late = f"/v1/ledgers/{one}/entries", {"entries": [{"text": "y"}]}
+        assert code(await settled(http, path, late, at=at)) in refusals
         more = await settled(http, "/v1/ledgers", {"transaction": name}, at=at)
         assert code(more) == (409, "transaction-aborted")
         refused = await end(http, name, "commit", {"ledgers": [one]}, at=at)
@@ -131,7 +132,7 @@ async def _overwrites(http: Http) -> None:
 
     assert done.json["first_offset"] == 9
     assert await http.contents("log") == ["new"]
-    gone = await http.ask("GET", f"{LOG}/entries?from=3")
+    gone = await settled(http, f"{LOG}/entries?from=3", method="GET")
     assert code(gone) == (410, "offset-truncated")
     assert (await http.done("GET", LOG))["first_offset"] == 9
 
@@ -152,18 +153,18 @@ async def _says_what_is_wrong(http: Http) -> None:
     ):
         assert code(await end(http, name, "commit", wrong)) == (422, "invalid"), wrong
     for body in ({}, {"log": "log", "app": "a"}, {"log": "-"}, {"log": "log", "expires_in_s": 0}):
-        assert code(await http.ask("POST", TRANSACTIONS, body)) == (422, "invalid"), body
+        assert code(await settled(http, TRANSACTIONS, body)) == (422, "invalid"), body
     for ledger in ({"partition": 1}, {"transaction": name, "ensemble_size": 3}):
-        assert code(await http.ask("POST", "/v1/ledgers", ledger)) == (422, "invalid"), ledger
+        assert code(await settled(http, "/v1/ledgers", ledger)) == (422, "invalid"), ledger
     absent = [
-        await http.ask("GET", f"{TRANSACTIONS}/nothing"),
+        await settled(http, f"{TRANSACTIONS}/nothing", method="GET"),
         await end(http, "nothing", "abort"),
         await end(http, "nothing", "commit", {"ledgers": []}),
-        await http.ask("POST", "/v1/ledgers", {"transaction": "nothing"}),
+        await settled(http, "/v1/ledgers", {"transaction": "nothing"}),
     ]
     assert [code(answer) for answer in absent] == [(404, "no-such-transaction")] * 4
-    assert code(await http.ask("POST", TRANSACTIONS, {"log": "none"})) == (404, "no-such-log")
-    deleted = await http.ask("DELETE", f"/v1/ledgers/{mine}")
+    assert code(await settled(http, TRANSACTIONS, {"log": "none"})) == (404, "no-such-log")
+    deleted = await settled(http, f"/v1/ledgers/{mine}", method="DELETE")
     assert code(deleted) == (409, "owned-by-log")
     assert (await end(http, name, "commit", {"ledgers": []})).json["state"] == "COMMITTED"
     assert (await end(http, other, "abort")).status == 200
@@ -193,7 +194,7 @@ async def _leaves_no_ledger_behind(http: Http) -> None:
 
 
 async def _was_published(http: Http, ledger_id: int) -> bool:
-    ledger = await http.ask("GET", f"/v1/ledgers/{ledger_id}")
+    ledger = await settled(http, f"/v1/ledgers/{ledger_id}", method="GET")
     if ledger.status == 404:
         return True
     found = await http.done("GET", f"{TRANSACTIONS}/{ledger.json['transaction']}")

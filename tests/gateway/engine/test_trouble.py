@@ -32,7 +32,7 @@ from services.gateway.engine import add_metrics
 from services.gateway.engine.handle import RUNS_IN_FLIGHT
 from tests.gateway.engine.support import Gate, World, ledger, payloads, world_of
 from tests.net.peer import ok
-from tests.support.waiting import until
+from tests.support.waiting import until, within
 
 PATIENT = Times(add_s=120, quorum_s=120)
 """For bookies that a test holds back: their silence is no failure."""
@@ -421,12 +421,12 @@ async def test_those_who_wait_at_the_tail_are_woken_by_an_append_and_by_the_clos
         row = await ledger(world.engine)
         waiting = await waiting_tails(world, row.ledger_id, -1)
         await world.engine.append(row.ledger_id, [b"x", b"y"])
-        async with asyncio.timeout(30):
+        async with within("all are woken"):
             assert await asyncio.gather(*waiting) == [1] * 20
 
         waiting = await waiting_tails(world, row.ledger_id, 1)
         await world.other.close(row.ledger_id)
-        async with asyncio.timeout(30):
+        async with within("all are woken"):
             assert await asyncio.gather(*waiting) == [1] * 20
 
 
