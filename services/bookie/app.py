@@ -121,6 +121,7 @@ class _StoreMetrics(Collector):
         )
         yield GaugeMetricFamily("bookie_pending_bytes", "queued", value=store.pending.bytes)
         yield GaugeMetricFamily("bookie_free_bytes", "room on disk", value=store.disk.free_bytes())
+        yield GaugeMetricFamily("bookie_disk_low", "1: little room left", value=store.disk.is_low)
         yield GaugeMetricFamily("bookie_read_only", "1: no normal adds", value=store.takes_no_adds)
         limbo = self._app[BOOKIE].limbo
         if limbo is not None:

@@ -178,6 +178,8 @@ class InfoBody(Body):
     zone: str
     durability: str
     free_bytes: int
+    disk_low: bool
+    """Less room than `WARN_BELOW_BYTES`: soon it takes no entries."""
     log_segment: int
     log_offset: int
     pending_bytes: int

@@ -34,6 +34,9 @@ class Config(ServiceSettings):
     checkpoint_bytes: int = Field(
         64 * _MIB, ge=64 * 1024, description="a start replays at most so much (below a second)"
     )
+    warn_below_bytes: int = Field(
+        1024 * _MIB, ge=0, description="with less room it warns, before it takes no adds"
+    )
     read_only_below_bytes: int = Field(
         512 * _MIB, ge=0, description="with less room it takes no adds but recovery's and repair's"
     )
@@ -74,6 +77,7 @@ class Config(ServiceSettings):
         return StoreOptions(
             segment_bytes=self.segment_bytes,
             checkpoint_bytes=self.checkpoint_bytes,
+            warn_below_bytes=self.warn_below_bytes,
             read_only_below_bytes=self.read_only_below_bytes,
             reserve_bytes=self.reserve_bytes,
             data_bytes_max=self.data_bytes_max,

@@ -1,4 +1,4 @@
-"""How much room the disk has, and what follows: writable, read-only, or full."""
+"""How much room the disk has, and what follows: a warning, read-only, or full."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ class Disk:
     """The room of one data directory.
 
     Invariant: from read-only to writable it goes only a quarter above the threshold, so that it
-    does not go to and fro.
+    does not go to and fro; from low to not low as well.
     """
 
     def __init__(self, directory: Path, options: StoreOptions) -> None:
@@ -25,6 +25,8 @@ class Disk:
         self._directory = directory
         self.options = options
         self.reserve = directory / "reserve"
+        self.is_low = False
+        """There is still room, and somebody should see to it that it stays so."""
         self.is_read_only = False
         self.is_full = False
         """There is no room for recovery and repair either."""
@@ -51,6 +53,7 @@ class Disk:
         waits for room.
         """
         free = self.free_bytes()
+        self._warn(free)
         threshold = self.options.read_only_below_bytes
         has_reserve = keep_reserve(self.reserve, self.options.reserve_bytes)
         was = self.is_read_only
@@ -61,3 +64,13 @@ class Disk:
         self.is_full = free < threshold // 4
         if was != self.is_read_only:
             log.warning("read-only" if self.is_read_only else "writable", extra={"free": free})
+
+    def _warn(self, free: int) -> None:
+        threshold = self.options.warn_below_bytes
+        if not self.is_low and free < threshold:
+            self.is_low = True
+            read_only_below = self.options.read_only_below_bytes
+            log.warning("disk-low", extra={"free": free, "read_only_below": read_only_below})
+        elif self.is_low and free >= threshold + threshold // 4:
+            self.is_low = False
+            log.info("disk-low-no-more", extra={"free": free})

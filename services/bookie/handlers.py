@@ -228,6 +228,7 @@ async def info(request: web.Request) -> web.StreamResponse:
             zone=bookie.config.zone,
             durability=bookie.config.durability,
             free_bytes=store.disk.free_bytes(),
+            disk_low=store.disk.is_low,
             log_segment=position.segment,
             log_offset=position.offset,
             pending_bytes=store.pending.bytes,

@@ -9,6 +9,7 @@ class StoreOptions:
 
     segment_bytes: int = 64 * 1024 * 1024
     checkpoint_bytes: int = 64 * 1024 * 1024
+    warn_below_bytes: int = 1024 * 1024 * 1024
     read_only_below_bytes: int = 512 * 1024 * 1024
     reserve_bytes: int = 16 * 1024 * 1024
     data_bytes_max: int = 0

@@ -100,6 +100,7 @@ async def test_what_an_operator_asks_of_bookies_is_done(stores: Stores) -> None:
         for ledger, _ in ledgers[:3]:
             await ledger.close()
         await a_read_only_bookie_takes_nothing_and_too_few_zones_are_told(cluster, client, ledgers)
+        await a_bookie_tells_its_damage_and_pauses_its_scrub(cluster)
         await a_drained_bookie_is_named_by_nothing(cluster, client, ledgers)
         await a_bookie_that_fails_is_quarantined(cluster, client)
         await slow_bookies_are_felt_as_429(cluster, client)
@@ -122,6 +123,21 @@ async def a_read_only_bookie_takes_nothing_and_too_few_zones_are_told(
         assert await contents(ledger) == payloads
     await until_told(cluster, "bookie", "writable", "bookie-3")
     await until_state(client, "bookie-3", "writable")
+
+
+async def a_bookie_tells_its_damage_and_pauses_its_scrub(cluster: Cluster) -> None:
+    told: dict[str, Any] = {}
+
+    async def has(*words: str) -> bool:
+        nonlocal told
+        status, told = await quorumlog(cluster, "bookie", *words, "bookie-2")
+        return status == 0
+
+    await until(lambda: has("damage"), "nothing is damaged", DRAIN_S)
+    assert told == {"bookie": "bookie-2@1", "entries": [], "stretches": [], "is_cut": False}
+    for command, paused in (("pause", True), ("resume", False)):
+        await until(lambda command=command: has(command), f"{command} is obeyed", DRAIN_S)  # type: ignore[misc]
+        assert (told["bookie"], told["paused"]) == ("bookie-2@1", paused)
 
 
 async def a_drained_bookie_is_named_by_nothing(

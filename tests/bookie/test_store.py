@@ -165,21 +165,28 @@ async def test_an_fsync_error_is_fatal_and_nothing_is_acknowledged_after_it(
 async def test_a_disk_that_fills_up_makes_it_read_only_and_room_makes_it_writable(
     root: Path,
 ) -> None:
-    options = replace(SMALL, data_bytes_max=600_000, read_only_below_bytes=400_000)
+    options = replace(
+        SMALL, data_bytes_max=600_000, warn_below_bytes=500_000, read_only_below_bytes=400_000
+    )
     store = started(root / "d", options)
+    assert not store.disk.is_low
     filler = "x" * 2000
     number = 0
+    has_warned_before = False
     while not store.disk.is_read_only:
+        has_warned_before = has_warned_before or store.disk.is_low
         assert (await add(store, run_of(7, [number], filler))).status is Status.OK
         store.check_space()
         number += 1
 
+    assert has_warned_before
     assert (await add(store, run_of(7, [number]))).status is Status.READ_ONLY
     assert (await add(store, run_of(7, [number]), recovery=True)).status is Status.OK
     assert (await fence(store, 9)).status is Status.OK
     assert ids_of(await read(store, 7, 0, 0)) == [0]
     store.disk.options = replace(options, data_bytes_max=2_000_000)
     store.check_space()
+    assert not store.disk.is_low
     assert (await add(store, run_of(7, [number + 1]))).status is Status.OK
     await store.stop()
 

@@ -60,6 +60,55 @@ def info(
 
 
 @app.command()
+def damage(
+    name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
+) -> None:
+    """Print what a bookie can't read of its log, with its place; status 1 where there is something.
+    What others have is copied from them.
+    """
+
+    async def work(client: Client) -> dict[str, Any]:
+        known = await _living_bookie(client, name)
+        found: dict[str, Any] = await asked("GET", f"{known['url']}/v1/damage")
+        return found
+
+    found = run(gateway, work)
+    places = found["entries"] + found["stretches"]
+    if as_json:
+        print_json(found)
+    elif places:
+        print_rows(
+            places,
+            ("ledger_id", "ranges", "segment", "offset", "start", "end", "reason"),
+            as_json=False,
+        )
+        if found["is_cut"]:
+            Console(stderr=True).print("there is more: look again when these are repaired")
+    else:
+        Console(highlight=False).print(f"{found['bookie']}: nothing is damaged", markup=False)
+    if places:
+        raise typer.Exit(1)
+
+
+@app.command()
+def pause(
+    name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
+) -> None:
+    """Hold a bookie's scrubbing and compaction back until `resume`, or until it starts again."""
+    told = run(gateway, lambda client: _set_paused(client, name, paused=True))
+    print_object(told, as_json=as_json)
+
+
+@app.command()
+def resume(
+    name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
+) -> None:
+    """Let a bookie's scrubbing and compaction go on."""
+    told = run(gateway, lambda client: _set_paused(client, name, paused=False))
+    print_object(told, as_json=as_json)
+
+
+@app.command()
 def drain(
     name: BookieArgument,
     gateway: GatewayOption = DEFAULT_GATEWAY,
@@ -133,10 +182,21 @@ def decommission(
         raise typer.Exit(NOT_YET)
 
 
-async def _set_state(client: Client, name: str, state: str) -> dict[str, Any]:
+async def _living_bookie(client: Client, name: str) -> dict[str, Any]:
     known = await found_bookie(client, name)
     if known["state"] == "lost":
         raise RouteNotFound(f"{known['id']} does not live", bookie=name)
+    return known
+
+
+async def _set_paused(client: Client, name: str, *, paused: bool) -> dict[str, Any]:
+    known = await _living_bookie(client, name)
+    told = await asked("PUT", f"{known['url']}/v1/maintenance", {"paused": paused})
+    return {"bookie": told["bookie"], **told["scrub"]}
+
+
+async def _set_state(client: Client, name: str, state: str) -> dict[str, Any]:
+    known = await _living_bookie(client, name)
     told: dict[str, Any] = await asked("PUT", f"{known['url']}/v1/state", {"state": state})
     return told
 

@@ -98,6 +98,9 @@ def print_object(value: dict[str, Any], *, as_json: bool) -> None:
         print_json(value)
         return
     table = Table(show_header=False, box=None)
+    table.add_column(no_wrap=True)
+    # What is too wide goes on below: a value that is cut off tells nobody anything.
+    table.add_column(overflow="fold")
     for name, field in value.items():
         text = field if isinstance(field, str) else orjson.dumps(field).decode()
         table.add_row(name, text)
@@ -110,7 +113,9 @@ def print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...], *, as_json:
         for row in rows:
             print_json(row)
         return
-    table = Table(*columns, box=None)
+    table = Table(box=None)
+    for column in columns:
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(str(row.get(column, "")) for column in columns))
     Console(highlight=False).print(table)
