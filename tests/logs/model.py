@@ -79,6 +79,8 @@ class Cluster:
         self.ledgers: dict[int, Ledger] = {}
         self.deleted: set[int] = set()
         self.logs: dict[str, LogMetadata] = {}
+        self.freed: dict[str, int] = {}
+        """Names of logs that were deleted, with the version that the row has since."""
         self.transactions: dict[str, Transaction] = {}
         self.app_versions: dict[str, int] = {}
         self.gateways: dict[str, Gateway] = {}
@@ -344,8 +346,12 @@ class Store:
     async def create(self, log: LogMetadata) -> tuple[LogMetadata, bool]:
         await self.gateway.step()
         is_new = log.name not in self.cluster.logs
-        made = replace(log, created_at="2026-01-02T03:04:05.678901Z")
-        return self.cluster.logs.setdefault(log.name, made), is_new
+        # A name that is given again goes on from the version at which it was freed.
+        version = self.cluster.freed.get(log.name, 0) + 1
+        made = replace(log, version=version, created_at="2026-01-02T03:04:05.678901Z")
+        row = self.cluster.logs.setdefault(log.name, made)
+        await self.gateway.step()
+        return row, is_new
 
     async def cas(self, log: LogMetadata) -> LogMetadata:
         await self.gateway.step()
@@ -381,7 +387,15 @@ class Store:
         await self.gateway.step()
         if self.row(log.name).version != log.version:
             raise LogChanged(self.row(log.name))
-        del self.cluster.logs[log.name]
+        row = self.cluster.logs.pop(log.name)
+        self.cluster.freed[log.name] = row.version + 1
+        for item in row.items:
+            if item.ledger_id in self.cluster.ledgers:
+                self.cluster.ledgers[item.ledger_id].since_s = self.cluster.now()
+        for found in list(self.cluster.transactions.values()):
+            if found.log == log.name and found.is_open:
+                self.cluster.abort(found.id)
+        await self.gateway.step()
 
     async def list(
         self, *, after: str | None, limit: int

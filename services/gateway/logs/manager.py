@@ -34,7 +34,14 @@ from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.metadata import State, Writer
 from quorumlog.protocol.transaction import Transaction
 from services.gateway.logs.owner import LogOwner, OwnerEnded
-from services.gateway.logs.ownership import Ownership, Remote, Slot, Times, not_the_owner
+from services.gateway.logs.ownership import (
+    Ownership,
+    Remote,
+    Slot,
+    Times,
+    ending,
+    not_the_owner,
+)
 from services.gateway.logs.ports import (
     Append,
     LogAppended,
@@ -141,11 +148,15 @@ class LogManager:
         rows, following = await self._store.list(after=after, limit=limit)
         room = asyncio.Semaphore(_VIEWS_AT_ONCE)
 
-        async def view(row: LogMetadata) -> LogView:
+        async def view(row: LogMetadata) -> LogView | None:
             async with room:
-                return await self._view(row)
+                try:
+                    return await self._view(row)
+                except NoSuchLog:
+                    return None  # deleted since the page was read
 
-        return list(await asyncio.gather(*map(view, rows))), following
+        views = await asyncio.gather(*map(view, rows))
+        return [view for view in views if view is not None], following
 
     async def _view(self, row: LogMetadata) -> LogView:
         states = {item.ledger_id: State.CLOSED for item in row.items}
@@ -179,7 +190,7 @@ class LogManager:
             for pending in again:
                 pending.resolve(NoSuchLog(f"the log {name} was deleted", log=name))
             slot.remote = None
-            self.ownership.forget(name)
+            self.ownership.forget(slot)
         await self._drop([item.ledger_id for item in row.items])
 
     async def truncate(self, name: str, before: int) -> LogView:
@@ -326,7 +337,7 @@ class LogManager:
                 route = await self.ownership.route(slot)
                 if isinstance(route, LogOwner):
                     try:
-                        return await asyncio.shield(self.ownership.task(here(route)))
+                        return await self.ownership.finished(here(route), ending(name))
                     except _FINAL:
                         raise
                     except (OwnerEnded, QuorumLogError):
@@ -349,7 +360,7 @@ class LogManager:
             if not isinstance(route, LogOwner):
                 raise not_the_owner(name)
             try:
-                return await asyncio.shield(self.ownership.task(here(route)))
+                return await self.ownership.finished(here(route), ending(name))
             except _FINAL:
                 raise
             except (OwnerEnded, QuorumLogError) as error:

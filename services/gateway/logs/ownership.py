@@ -25,7 +25,7 @@ from quorumlog.errors import (
     QuorumLogError,
     WriterLost,
 )
-from quorumlog.protocol.log import LogMetadata, LogState
+from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from services.gateway.logs.offsets import OffsetIndex
 from services.gateway.logs.owner import LogOwner, OwnerEnded
@@ -130,9 +130,10 @@ class Ownership:
         """What is known of a log, if anything."""
         return self._slots.get(name)
 
-    def forget(self, name: str) -> None:
+    def forget(self, slot: Slot) -> None:
         """The log is deleted."""
-        self._slots.pop(name, None)
+        if self._slots.get(slot.name) is slot:
+            del self._slots[slot.name]
 
     def tick(self, row: LogMetadata) -> bool:
         """Whether this process owns the log of this row; if so, let its owner see to the time."""
@@ -158,8 +159,14 @@ class Ownership:
         return writer.id != self._engine.writer.id and await self.is_alive(writer)
 
     async def route(self, slot: Slot) -> LogOwner | Remote:
-        """Where appends to a log go; takes it over if there is nobody."""
-        return slot.route or await self._search(slot)
+        """Where appends to a log go; takes it over if there is nobody.
+
+        Raises: WriterLost, not done, where that is this process and it is about to end.
+        """
+        route = slot.route or await self._search(slot)
+        if self._draining and isinstance(route, LogOwner):
+            raise not_the_owner(slot.name)  # else a busy log would never be settled
+        return route
 
     async def reroute(self, slot: Slot, remote: Remote, *, is_suspect: bool) -> None:
         """The owner that was known could not be reached, or is none any more: look again."""
@@ -174,7 +181,7 @@ class Ownership:
         """Take the log over from whoever owns it, whatever becomes of the one who asked."""
         await self._store.get(name)
         work = self._force_locked(self.slot(name), create=create, finish=finish)
-        return await asyncio.shield(self.task(work))
+        return await self.finished(work, ending(name))
 
     async def _force_locked(self, slot: Slot, *, create: bool, finish: Finish) -> Taken:
         async with slot.lock:
@@ -185,7 +192,10 @@ class Ownership:
                     if row.state is LogState.CLOSED:
                         raise LogClosed(f"the log {slot.name} is closed", log=slot.name)
                     again += await self.retire(slot)
-                    taken = await self._take_over(row, create=create, finish=finish)
+                    taken = None
+                    # A ledger that is gone: the row was changed since it was read.
+                    with contextlib.suppress(NoSuchLedger):
+                        taken = await self._take_over(row, create=create, finish=finish)
                     if taken is not None:
                         break
                     await self._jitter()
@@ -193,6 +203,9 @@ class Ownership:
                     raise Overloaded("the log changes all the time", log=slot.name)
             except QuorumLogError as error:
                 _refuse(again, error)
+                raise
+            except asyncio.CancelledError:
+                _refuse(again, not_the_owner(slot.name))
                 raise
             slot.remote = None
             if create:
@@ -207,7 +220,7 @@ class Ownership:
         if slot.search is None or slot.search.done():
             slot.search = self.task(self._search_locked(slot, suspect))
         try:
-            return await asyncio.shield(slot.search)
+            return await _shared(slot.search, not_the_owner(slot.name))
         except QuorumLogError as error:
             raise _copied(error) from error
 
@@ -228,6 +241,9 @@ class Ownership:
         except QuorumLogError as error:
             _refuse(again, error)
             raise
+        except asyncio.CancelledError:
+            _refuse(again, not_the_owner(slot.name))
+            raise
         if isinstance(route, LogOwner):
             slot.owner = route
             _adopt(route, again)
@@ -243,7 +259,7 @@ class Ownership:
             try:
                 row = await self._store.get(slot.name)
             except NoSuchLog:
-                self._slots.pop(slot.name, None)
+                self.forget(slot)
                 raise
             if row.state is LogState.CLOSED:
                 raise LogClosed(f"the log {slot.name} is closed", log=slot.name)
@@ -289,7 +305,7 @@ class Ownership:
             taken = await take_over(
                 row, engine=self._engine, store=self._store, create=create, finish=finish
             )
-        except NoSuchLedger:
+        except (NoSuchLedger, NoSuchLog):
             raise
         except QuorumLogError as error:
             if error.retryable:
@@ -328,7 +344,8 @@ class Ownership:
         """Take a log over because the writer of a ledger of it can't be reached: a read must not
         wait for the next append. False when that process lives after all.
         """
-        return await asyncio.shield(self.task(self._heal_locked(self.slot(name), ledger_id)))
+        ended = EntryUnavailable("this gateway is about to end", log=name)
+        return await self.finished(self._heal_locked(self.slot(name), ledger_id), ended)
 
     async def _heal_locked(self, slot: Slot, ledger_id: int) -> bool:
         async with slot.lock:
@@ -337,21 +354,23 @@ class Ownership:
                 item = row.item_of(ledger_id)
                 if item is None or item.last_offset is not None:
                     return True
-                writer = await self.writer_of(ledger_id)
-                is_mine = writer is not None and writer.id == self._engine.writer.id
-                # An owner here that does not know yet that it was displaced says nothing of the
-                # one who displaced it.
-                if is_mine and isinstance(slot.route, LogOwner):
-                    return False
-                remote = await self._remote_of(row, suspect=None)
-                if remote is not None and await self.is_alive(remote.writer):
-                    return False
-                self._resend(slot, await self.retire(slot))
-                if await self._take_over(row, create=False) is not None:
-                    slot.remote = None
-                    return True
+                with contextlib.suppress(NoSuchLedger):  # as when the owner is searched
+                    if await self._has_living_owner(slot, row, item):
+                        return False
+                    self._resend(slot, await self.retire(slot))
+                    if await self._take_over(row, create=False) is not None:
+                        slot.remote = None
+                        return True
                 await self._jitter()
             raise Overloaded("the log changes hands all the time", log=slot.name)
+
+    async def _has_living_owner(self, slot: Slot, row: LogMetadata, item: LogItem) -> bool:
+        # An owner here that does not know yet that it was displaced says nothing of the one who
+        # displaced it.
+        if await self._writes(item) and isinstance(slot.route, LogOwner):
+            return True
+        remote = await self._remote_of(row, suspect=None)
+        return remote is not None and await self.is_alive(remote.writer)
 
     async def _settle(self, slot: Slot, owner: LogOwner) -> None:
         """An owner failed: what it had in flight is answered, or appended again (rule 24)."""
@@ -373,13 +392,17 @@ class Ownership:
 
     async def _resend_all(self, slot: Slot, again: Sequence[Pending]) -> None:
         """Append again what certainly was not, in order, through whoever owns the log now."""
-        for pending in again:
+        for index, pending in enumerate(again):
             if pending.future.done():
                 continue
             try:
                 pending.resolve(await self._append(slot.name, pending.call))
             except QuorumLogError as error:
                 pending.resolve(error)
+            except asyncio.CancelledError:
+                _lose((pending,), ending(slot.name))
+                _refuse(again[index:], not_the_owner(slot.name))
+                raise
 
     async def retire(self, slot: Slot) -> list[Pending]:
         """Part from the owner in this process, if there is one: what it had in flight is answered
@@ -396,10 +419,17 @@ class Ownership:
             return waiting
         try:
             ledger = await self._recover(owner.ledger_id)
-        except QuorumLogError as error:
-            for pending in in_flight:
-                pending.resolve(_copied(error).with_outcome(UNKNOWN))
+        except NoSuchLedger:
+            # Another owner has ended it, and it was truncated or deleted with the log since.
+            _lose(in_flight, WriterLost("the ledger that it went to is gone", log=slot.name))
             return waiting
+        except QuorumLogError as error:
+            _lose(in_flight, error)
+            return waiting
+        except asyncio.CancelledError:
+            _lose(in_flight, ending(slot.name))
+            _refuse(waiting, not_the_owner(slot.name))
+            raise
         assert ledger.last_entry is not None
         again = []
         for pending in in_flight:
@@ -451,11 +481,24 @@ class Ownership:
                     await self._engine.close(ledger_id)
                 _refuse(await self.retire(slot), not_the_owner(slot.name))
                 row = await self._store.get(slot.name)
-                if row.last_item is not None and row.last_item.last_offset is None:
+                last = row.last_item
+                # Who was displaced, and did not know it, must not end the owner after him.
+                if last is not None and last.last_offset is None and await self._writes(last):
                     await self._take_over(row, create=False)
+
+    async def _writes(self, item: LogItem) -> bool:
+        """Whether this process is the writer of a ledger."""
+        writer = await self.writer_of(item.ledger_id)
+        return writer is not None and writer.id == self._engine.writer.id
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         _ = self.task(work)
+
+    async def finished(self, work: Coroutine[Any, Any, T], ended: QuorumLogError) -> T:
+        """Do some work for a request, and to its end though the request has ended. Raises: `ended`
+        where the process ends before.
+        """
+        return await _shared(self.task(work), ended)
 
     def task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Work that goes on when the request that began it has ended."""
@@ -478,6 +521,22 @@ def not_the_owner(name: str) -> WriterLost:
     )
 
 
+def ending(name: str) -> WriterLost:
+    """What a request is told whose work ended with this process: nobody can say what became of it."""
+    return WriterLost("this gateway is about to end", log=name, retryable=True)
+
+
+async def _shared(task: asyncio.Task[T], ended: QuorumLogError) -> T:
+    """What a task gives that others wait for too. Raises: `ended` where the process ends it."""
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        mine = asyncio.current_task()
+        if task.cancelled() and mine is not None and not mine.cancelling():
+            raise ended from None
+        raise
+
+
 def _copied(error: QuorumLogError) -> QuorumLogError:
     """Each waiter gets an error of its own: raising one adds to its traceback."""
     return copy.copy(error)
@@ -487,6 +546,12 @@ def _refuse(pendings: Sequence[Pending], error: QuorumLogError) -> None:
     """These requests certainly were not done."""
     for pending in pendings:
         pending.resolve(_copied(error).with_outcome(NOT_DONE))
+
+
+def _lose(pendings: Sequence[Pending], error: QuorumLogError) -> None:
+    """Whether these requests were done, nobody can say."""
+    for pending in pendings:
+        pending.resolve(_copied(error).with_outcome(UNKNOWN))
 
 
 def _adopt(owner: LogOwner, pendings: Sequence[Pending]) -> None:

@@ -7,6 +7,7 @@ changes again, so reads within it ask nobody.
 """
 
 import asyncio
+import contextlib
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
@@ -179,30 +180,40 @@ class LogReader:
             is_end = row.state is LogState.CLOSED and page.at >= (row.end_offset or 0)
             if page.count or is_end or left_s <= 0:
                 return row, is_end
-            await self._wait(row, page.at, left_s)
+            with contextlib.suppress(NoSuchLedger):  # the row that follows says what became of it
+                await self._wait(row, page.at, left_s)
             row, is_fresh = await self.row(name), True
 
     async def end(self, name: str, row: LogMetadata | None = None) -> int:
         """The offset after the last acknowledged record. `row` was read after the question."""
-        while True:
-            row = row or await self.row(name)
-            if row.end_offset is not None:
-                return row.end_offset
-            item = row.base
-            if item is None or item.last_offset is not None:
-                # A first ledger without a start, or a roll between its two steps: nothing of the
-                # new ledger is acknowledged yet.
-                last = -1 if item is None else item.last_offset
-                return (last if last is not None else -1) + 1
-            assert item.first_offset is not None
+        for _ in range(_TRIES_MAX):
+            found = await self._end(name, row or await self.row(name))
+            if found is not None:
+                return found
+            row = None
+        raise _changes_always(name)
+
+    async def _end(self, name: str, row: LogMetadata) -> int | None:
+        """The end by this row; None when it was changed since."""
+        if row.end_offset is not None:
+            return row.end_offset
+        item = row.base
+        if item is None or item.last_offset is not None:
+            # A first ledger without a start, or a roll between its two steps: nothing of the
+            # new ledger is acknowledged yet.
+            last = -1 if item is None else item.last_offset
+            return (last if last is not None else -1) + 1
+        assert item.first_offset is not None
+        try:
             confirmed = await self._confirmed(name, item)
             if confirmed is None:
-                row = None
-                continue
+                return None
             if confirmed.last_add_confirmed == NO_ENTRY:
                 return item.first_offset
             head = await head_reader(self._engine, item.ledger_id)(confirmed.last_add_confirmed)
-            return item.first_offset + head.records_after
+        except NoSuchLedger:
+            return None  # taken over and truncated, or the log was deleted
+        return item.first_offset + head.records_after
 
     async def _fill(
         self, name: str, row: LogMetadata, page: _Page, *, is_fresh: bool
@@ -236,7 +247,7 @@ class LogReader:
                 if page.count:
                     return row
                 if tries > _TRIES_MAX:
-                    raise
+                    raise _changes_always(name) from None
                 is_known = False
             if not is_known:
                 row, is_fresh = await self.row(name), True
@@ -367,6 +378,10 @@ class LogReader:
         if again.closed or again.last_add_confirmed <= after:
             # Closed, and the row does not say yet what follows; or the writer is gone.
             await _pause(left_s)
+
+
+def _changes_always(name: str) -> EntryUnavailable:
+    return EntryUnavailable("the log changes all the time", log=name)
 
 
 async def _pause(left_s: float) -> None:

@@ -1,0 +1,192 @@
+"""What a gateway knew of a log, and what is so no longer: an owner that was displaced while it was
+idle, a row that was changed, a log that was deleted and made again. None of it decides an answer.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quorumlog.errors import NoSuchLog, QuorumLogError, WriterLost
+from quorumlog.protocol.metadata import State
+from tests.logs.model import Gateway
+from tests.logs.test_manager import a_cluster, call
+
+
+class Held:
+    """A method of a gateway's engine that waits before it does anything, from its n-th call on."""
+
+    def __init__(self, gateway: Gateway, method: str, *, calls: int = 1) -> None:
+        self.reached, self._goes = asyncio.Event(), asyncio.Event()
+        self._inner, self._calls = getattr(gateway, method), calls
+        setattr(gateway, method, self._call)
+
+    async def _call(self, *args: Any, **options: Any) -> Any:
+        self._calls -= 1
+        if self._calls <= 0:
+            self.reached.set()
+            await self._goes.wait()
+        return await self._inner(*args, **options)
+
+    def go(self) -> None:
+        """Let those go on who wait, and all who come."""
+        self._goes.set()
+
+
+async def take(gateway: Gateway) -> None:
+    await gateway.logs.ownership.force("log", create=True, finish=lambda row: row)
+
+
+async def drop_first_ledger(gateway: Gateway) -> None:
+    """Another owner goes on, and all that was before it is truncated and deleted."""
+    await take(gateway)
+    await gateway.logs.append_here("log", call("x"))
+    await gateway.logs.roll_here("log")
+    row = await gateway.logs.get("log")
+    assert row.log.items[-1].first_offset is not None
+    await gateway.logs.truncate("log", row.log.items[-1].first_offset)
+
+
+async def test_a_drained_gateway_leaves_the_owner_after_it_alone() -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        await one.logs.append("log", call("a"))
+        await take(two)
+        await two.logs.append_here("log", call("b"))
+
+        await one.logs.drain()
+
+        last = cluster.logs["log"].last_item
+        assert last is not None
+        assert cluster.ledgers[last.ledger_id].row.state is State.OPEN
+        assert (await two.logs.append_here("log", call("c"))).ledger_id == last.ledger_id
+
+
+# --- rows that name what is gone ---------------------------------------------------------------------
+
+
+async def test_a_log_that_is_deleted_meanwhile_is_left_out_of_a_page_and_is_no_log() -> None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a"))
+        asked = Held(two, "last_add_confirmed")
+        page = asyncio.ensure_future(two.logs.page(after=None, limit=10))
+        alone = asyncio.ensure_future(two.logs.get("log"))
+        latest = asyncio.ensure_future(two.logs.read("log", "latest"))
+        await asked.reached.wait()
+
+        await one.logs.delete("log")
+        asked.go()
+
+        assert (await page)[0] == []
+        for asking in (alone, latest):
+            with pytest.raises(NoSuchLog):
+                await asking
+
+
+async def test_a_tail_of_a_log_that_is_deleted_is_told_so() -> None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a"))
+        asked = Held(two, "last_add_confirmed", calls=2)  # the second one begins the wait
+        tail = asyncio.ensure_future(two.logs.read("log", 1, wait_s=60))
+        await asked.reached.wait()
+
+        await one.logs.delete("log")
+        asked.go()
+
+        with pytest.raises(NoSuchLog):
+            await tail
+
+
+@pytest.mark.parametrize("what", ["open", "close"])
+async def test_who_takes_a_log_over_looks_again_when_its_ledger_is_gone(what: str) -> None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a"))
+        recovers = Held(two, "recover")
+        work: dict[str, Callable[[], Any]] = {
+            "open": lambda: two.logs.open("log", "me"),
+            "close": lambda: two.logs.close("log"),
+        }
+        asked = asyncio.ensure_future(work[what]())
+        await recovers.reached.wait()
+
+        await drop_first_ledger(one)
+        recovers.go()
+
+        await asked
+
+
+async def test_an_append_whose_ledger_is_gone_is_unknown_and_names_no_ledger() -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        await take(one)
+        ledger = cluster.ledgers[cluster.logs["log"].items[-1].ledger_id]
+        cluster.kept_of = lambda in_flight: 0 * in_flight  # type: ignore[method-assign]
+        adds, settles = Held(one, "_pump"), Held(one, "recover")
+        append = asyncio.ensure_future(one.logs.append("log", call("a")))
+        await adds.reached.wait()
+        await take(two)  # and so drops the ledger, which is empty
+        await settles.reached.wait()
+        assert ledger.row.state is State.CLOSED
+        await two.logs.delete_orphan(ledger.row.ledger_id)
+        settles.go()
+
+        with pytest.raises(WriterLost) as lost:
+            await append
+
+        assert lost.value.outcome == "unknown"
+
+
+# --- a process that is about to end ------------------------------------------------------------------
+
+
+async def test_a_drain_takes_nothing_new_and_waits_only_for_what_is_in_flight() -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        await one.logs.append("log", call("a"))
+        adds = Held(one, "_pump")
+        first = asyncio.ensure_future(one.logs.append("log", call("b")))
+        await adds.reached.wait()
+        draining = asyncio.ensure_future(one.logs.drain())
+        await asyncio.sleep(0)
+
+        with pytest.raises(WriterLost) as refused:
+            await one.logs.append_here("log", call("c"))
+        second = asyncio.ensure_future(two.logs.append("log", call("d")))
+        adds.go()
+        await draining
+
+        assert refused.value.outcome == "not-done"
+        assert (await first).first_offset == 1
+        assert (await second).first_offset == 2
+        assert cluster.logs["log"].items[0].last_offset == 1
+
+
+async def test_a_request_whose_search_a_drain_cuts_short_is_told_that_nothing_was_done() -> None:
+    async with a_cluster() as (_, (one, _two)):
+        made = Held(one, "create")
+        append = asyncio.ensure_future(one.logs.append("log", call("a")))
+        await made.reached.wait()
+
+        await one.logs.drain()
+
+        with pytest.raises(QuorumLogError) as refused:
+            await append
+        assert refused.value.retryable
+        assert refused.value.outcome == "not-done"
+
+
+async def test_what_an_owner_had_in_flight_is_answered_when_a_drain_cuts_its_settling_short() -> (
+    None
+):
+    async with a_cluster() as (_, (one, two)):
+        await take(one)
+        adds, settles = Held(one, "_pump"), Held(one, "recover")
+        appends = [asyncio.ensure_future(one.logs.append("log", call(v))) for v in "ab"]
+        await adds.reached.wait()
+        await take(two)
+        await settles.reached.wait()
+
+        await one.logs.ownership.stop()
+
+        for append in appends:
+            with pytest.raises(WriterLost) as lost:
+                await append
+            assert lost.value.outcome == "unknown"
