@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
-from quorumlog.errors import NoSuchLog, QuorumLogError, WriterLost
+from quorumlog.errors import NoSuchLog, Overloaded, QuorumLogError, WriterLost
 from quorumlog.protocol.metadata import State
-from tests.logs.model import Gateway
-from tests.logs.test_manager import a_cluster, call
+from quorumlog.protocol.transaction import TransactionState
+from services.gateway.logs import owner
+from services.gateway.logs.ports import Publish
+from tests.logs.attempts import write
+from tests.logs.model import Cluster, Gateway
+from tests.logs.test_manager import SETTINGS, a_cluster, call, contents
 
 
 class Held:
@@ -38,6 +42,11 @@ async def take(gateway: Gateway) -> None:
     await gateway.logs.ownership.force("log", create=True, finish=lambda row: row)
 
 
+async def deleted_and_made_again(gateway: Gateway) -> None:
+    await gateway.logs.delete("log")
+    await gateway.logs.put("log", SETTINGS)
+
+
 async def drop_first_ledger(gateway: Gateway) -> None:
     """Another owner goes on, and all that was before it is truncated and deleted."""
     await take(gateway)
@@ -46,6 +55,66 @@ async def drop_first_ledger(gateway: Gateway) -> None:
     row = await gateway.logs.get("log")
     assert row.log.items[-1].first_offset is not None
     await gateway.logs.truncate("log", row.log.items[-1].first_offset)
+
+
+def transaction(cluster: Cluster) -> tuple[str, Publish]:
+    name = cluster.begin("log")
+    return name, Publish(name, (write(cluster, name, [["t"]]),))
+
+
+# --- an owner that was displaced while it was idle ---------------------------------------------------
+
+
+@pytest.mark.parametrize("through", ["the displaced one", "one that forwards to it"])
+async def test_a_displaced_owner_does_not_refuse_the_token_of_who_opened_the_log(
+    through: str,
+) -> None:
+    async with a_cluster(3) as (cluster, (one, two, three)):
+        await one.logs.append("log", call("a"))
+        await three.logs.append("log", call("b"))
+        token, _ = await two.logs.open("log", "me")
+        name, wanted = transaction(cluster)
+        asked = one if through == "the displaced one" else three
+
+        done = await asked.logs.publish("log", Publish(name, wanted.ledgers, token=token))
+
+        assert done.state is TransactionState.COMMITTED
+        assert await contents(two) == ["a", "b", "t"]
+
+
+@pytest.mark.parametrize("through", ["the displaced one", "one that forwards to it"])
+async def test_a_roll_through_a_displaced_owner_of_an_empty_ledger_is_done(through: str) -> None:
+    async with a_cluster(3) as (_, (one, two, three)):
+        await three.logs.append("log", call("a"))
+        await take(one)
+        if through != "the displaced one":
+            await three.logs.roll("log")  # which learns that way who owns it
+        await take(two)
+        await two.logs.append_here("log", call("b"))
+        asked = one if through == "the displaced one" else three
+
+        rolled = await asked.logs.roll("log")
+
+        assert rolled.log.items[-1].first_offset == 2
+        assert rolled.next_offset == 2
+
+
+async def test_a_row_that_was_truncated_through_another_gateway_has_room_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owner, "LOG_LEDGERS_MAX", 4)
+    monkeypatch.setattr(owner, "LEDGERS_SPARE", 2)
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a"))
+        await one.logs.roll("log")
+        await one.logs.append("log", call("b"))
+        with pytest.raises(Overloaded):
+            await one.logs.roll("log")
+        await two.logs.truncate("log", 1)
+
+        rolled = await one.logs.roll("log")
+
+        assert rolled.log.items[-1].first_offset == 2
 
 
 async def test_a_drained_gateway_leaves_the_owner_after_it_alone() -> None:
@@ -60,6 +129,51 @@ async def test_a_drained_gateway_leaves_the_owner_after_it_alone() -> None:
         assert last is not None
         assert cluster.ledgers[last.ledger_id].row.state is State.OPEN
         assert (await two.logs.append_here("log", call("c"))).ledger_id == last.ledger_id
+
+
+# --- a log that was deleted, and made again ----------------------------------------------------------
+
+
+async def test_an_answer_of_a_log_that_was_deleted_is_none_of_its_namesake() -> None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a", seq=0))
+        await deleted_and_made_again(two)
+
+        done = await one.logs.append("log", call("a", seq=0))
+
+        assert not done.is_duplicate
+        assert await contents(two) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "again", [call("b", seq=0), call("b", seq=0, epoch=1)], ids=["content", "epoch"]
+)
+async def test_a_producer_of_a_log_that_was_deleted_is_none_of_its_namesake(again: Any) -> None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a", seq=0, epoch=again.producer.epoch))
+        if again.producer.epoch:
+            await one.logs.append("log", call("c", seq=0, epoch=again.producer.epoch + 1))
+        await deleted_and_made_again(two)
+
+        assert (await one.logs.append("log", again)).first_offset == 0
+        assert await contents(two) == ["b"]
+
+
+async def test_nothing_is_acknowledged_into_a_log_whose_deleter_died_half_way() -> None:
+    async with a_cluster(3) as (cluster, (one, two, three)):
+        await one.logs.append("log", call("a"))
+        drops = Held(two, "get")
+        deleting = asyncio.ensure_future(two.logs.delete("log"))
+        await drops.reached.wait()
+        assert "log" not in cluster.logs
+        two.kill()
+        await three.logs.put("log", SETTINGS)
+
+        await one.logs.append("log", call("b"))
+
+        assert await contents(three) == ["b"]
+        deleting.cancel()
+        await asyncio.gather(deleting, return_exceptions=True)
 
 
 # --- rows that name what is gone ---------------------------------------------------------------------
@@ -97,7 +211,7 @@ async def test_a_tail_of_a_log_that_is_deleted_is_told_so() -> None:
             await tail
 
 
-@pytest.mark.parametrize("what", ["open", "close"])
+@pytest.mark.parametrize("what", ["open", "close", "delete"])
 async def test_who_takes_a_log_over_looks_again_when_its_ledger_is_gone(what: str) -> None:
     async with a_cluster() as (_, (one, two)):
         await one.logs.append("log", call("a"))
@@ -105,6 +219,7 @@ async def test_who_takes_a_log_over_looks_again_when_its_ledger_is_gone(what: st
         work: dict[str, Callable[[], Any]] = {
             "open": lambda: two.logs.open("log", "me"),
             "close": lambda: two.logs.close("log"),
+            "delete": lambda: two.logs.delete("log"),
         }
         asked = asyncio.ensure_future(work[what]())
         await recovers.reached.wait()

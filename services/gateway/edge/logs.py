@@ -431,7 +431,7 @@ DELETE: Final = op.Operation(
     "Delete a log with its ledgers",
     parameters=(_NAME_PARAMETER,),
     answers={204: op.Answer("It is deleted, and the name is free.")},
-    errors=(*op.ALWAYS, *op.WITH_METADATA, NoSuchLog),
+    errors=(*op.ALWAYS, *op.WITH_METADATA, NoSuchLog, RecoveryBlocked),
 )
 OPEN: Final = _order(
     "open",

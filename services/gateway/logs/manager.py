@@ -18,12 +18,14 @@ from quorumlog.errors import (
     LogClosed,
     LogExists,
     LogFenced,
+    MetadataUnavailable,
     NoSuchLedger,
     NoSuchLog,
     NoSuchTransaction,
     QuorumLogError,
     QuorumTimeout,
     SequenceGap,
+    StaleProducer,
     TransactionAborted,
     TransactionCommitted,
     UnexpectedOffset,
@@ -78,7 +80,14 @@ _FINAL: Final = (
 )
 """Refusals that hold whoever owns the log."""
 
-_BY_STATE: Final = (UnexpectedOffset, SequenceGap, ExpiredProducer, LogFenced)
+_BY_STATE: Final = (
+    UnexpectedOffset,
+    SequenceGap,
+    ExpiredProducer,
+    StaleProducer,
+    LogFenced,
+    InvalidRequest,
+)
 """Refusals that hold for the state of the log that the owner knows, and only while it owns it."""
 
 
@@ -176,11 +185,12 @@ class LogManager:
         return LogView(row, end, owner, states)
 
     async def delete(self, name: str) -> None:
-        """Delete the log and its ledgers. Raises: NoSuchLog."""
+        """Delete the log and its ledgers. Raises: NoSuchLog, RecoveryBlocked."""
         row = await self._store.get(name)
         slot = self.ownership.slot(name)
         async with slot.lock:
             while True:
+                await self._fence(row)
                 try:
                     await self._store.delete(row)
                     break
@@ -192,6 +202,14 @@ class LogManager:
             slot.remote = None
             self.ownership.forget(slot)
         await self._drop([item.ledger_id for item in row.items])
+
+    async def _fence(self, row: LogMetadata) -> None:
+        """End who writes a log, before its name is free (rule 27): the name may be given again, and
+        an owner that heard of nothing would go on in a ledger of the log that is no more.
+        """
+        for item in row.unsealed:
+            with contextlib.suppress(NoSuchLedger):
+                await self._engine.recover(item.ledger_id)
 
     async def truncate(self, name: str, before: int) -> LogView:
         """Drop whole ledgers that end below `before`."""
@@ -337,12 +355,8 @@ class LogManager:
                 route = await self.ownership.route(slot)
                 if isinstance(route, LogOwner):
                     try:
-                        return await self.ownership.finished(here(route), ending(name))
-                    except _FINAL:
-                        raise
-                    except (OwnerEnded, QuorumLogError):
-                        if not route.is_ended:
-                            raise
+                        return await self._by_owner(route, here)
+                    except OwnerEnded:
                         continue
                 try:
                     return await there(route.writer)
@@ -360,13 +374,27 @@ class LogManager:
             if not isinstance(route, LogOwner):
                 raise not_the_owner(name)
             try:
-                return await self.ownership.finished(here(route), ending(name))
-            except _FINAL:
-                raise
-            except (OwnerEnded, QuorumLogError) as error:
-                if not route.is_ended:
-                    raise
+                return await self._by_owner(route, here)
+            except OwnerEnded as error:
                 raise not_the_owner(name) from error
+
+    async def _by_owner(
+        self, owner: LogOwner, here: Callable[[LogOwner], Coroutine[Any, Any, T]]
+    ) -> T:
+        """Let an owner in this process do something. Raises: OwnerEnded where it is one no more, and
+        its refusal means nothing.
+        """
+        try:
+            return await self.ownership.finished(here(owner), ending(owner.log.name))
+        except _FINAL:
+            raise
+        except _BY_STATE:
+            await owner.check_owns()
+            raise
+        except QuorumLogError as error:
+            if owner.is_ended:
+                raise OwnerEnded from error
+            raise
 
     async def read(
         self,
@@ -429,17 +457,11 @@ class LogManager:
             route = await self.ownership.route(slot)
             if isinstance(route, LogOwner):
                 try:
-                    pending = route.append(call)
+                    done = await self._append_by(route, call)
                 except OwnerEnded:
                     continue
-                try:
-                    done = await asyncio.shield(pending.future)
-                    self.counts.add(call, done)
-                    return done
-                except _BY_STATE:
-                    if await self._still_owns(slot, route):
-                        raise
-                    continue
+                self.counts.add(call, done)
+                return done
             if is_forwarded:
                 raise not_the_owner(slot.name)
             try:
@@ -458,16 +480,23 @@ class LogManager:
                     raise
                 await self.ownership.reroute(slot, route, is_suspect=False)
 
-    async def _still_owns(self, slot: Slot, owner: LogOwner) -> bool:
-        """Whether the row says so too. An owner that was displaced while it was idle does not know
-        it, and its refusals mean nothing; its appends fail by themselves.
+    async def _append_by(self, owner: LogOwner, call: Append) -> LogAppended:
+        """Let an owner in this process append. Raises: OwnerEnded, and nothing of it was done by
+        this owner.
         """
-        if owner.is_ended:
-            return False
-        if owner.is_mine(await self._store.get(slot.name)):
-            return True
-        owner.end(OwnerEnded())
-        return False
+        pending = owner.append(call)
+        try:
+            done = await asyncio.shield(pending.future)
+        except _BY_STATE:
+            await owner.check_owns()
+            raise
+        if done.is_duplicate:
+            # What an owner remembers may be of a log that is deleted, and whose name was given again.
+            try:
+                await owner.check_owns()
+            except MetadataUnavailable as error:
+                raise error.with_outcome(UNKNOWN) from error
+        return done
 
     async def _forward(self, remote: Remote, name: str, call: Append) -> LogAppended:
         """Let the owner append; give up when it does not live any more (rule 11)."""

@@ -21,6 +21,7 @@ from typing import Final
 from quorumlog.errors import (
     InvalidRequest,
     LogFenced,
+    NoSuchLog,
     NotEnoughBookies,
     Overloaded,
     QuorumLogError,
@@ -314,8 +315,9 @@ class LogOwner:
             if self.phase is Phase.ENDED:
                 raise OwnerEnded
             if self._next_entry == 0:
+                await self._look_again()
                 return
-            check_room(self.log, spare=LEDGERS_SPARE)
+            await self._check_room(LEDGERS_SPARE)
             await self._check_bookies()
             new = await self._engine.create(options_of(self.log))
             try:
@@ -341,7 +343,7 @@ class LogOwner:
             self._check_token(call.token)
             if not (await self._store.transaction(call.transaction)).is_open:
                 return (await self._store.commit(call.transaction, call.ledgers, None))[0]
-            check_room(self.log, spare=LEDGERS_SPARE + len(sizes))
+            await self._check_room(LEDGERS_SPARE + len(sizes))
             await self._check_bookies()
             new = await self._engine.create(options_of(self.log))
             try:
@@ -434,6 +436,16 @@ class LogOwner:
         """Whether this owner is over; asked again after each wait."""
         return self.phase is Phase.ENDED
 
+    async def _check_room(self, spare: int) -> None:
+        """Raise Overloaded where the row has no room. Others may have truncated it since, whom this
+        owner did not hear.
+        """
+        try:
+            check_room(self.log, spare=spare)
+        except Overloaded:
+            await self._look_again()
+            check_room(self.log, spare=spare)
+
     async def _check_bookies(self) -> None:
         needed = self.log.settings.quorum.ensemble_size
         states = [bookie.state for bookie in (await self._engine.bookies()).bookies]
@@ -466,6 +478,31 @@ class LogOwner:
         if not self.is_mine(changed.current):
             raise OwnerEnded from changed
         self.log = changed.current
+
+    async def check_owns(self) -> None:
+        """Return while the row names this owner's ledger last: one that was displaced while it was
+        idle does not know it, and what it says of the log means nothing.
+
+        Raises: OwnerEnded, and the owner is; NoSuchLog, MetadataUnavailable.
+        """
+        async with self._rolling:  # a roll's own changes would look like another owner's
+            await self._look_again()
+
+    async def _look_again(self) -> None:
+        """`check_owns`, with the roll's lock held; takes the row as it is now."""
+        if self.is_ended:
+            raise OwnerEnded
+        try:
+            row = await self._store.get(self.log.name)
+        except NoSuchLog as error:
+            self.end(error)
+            raise
+        if self.is_ended:
+            raise OwnerEnded
+        if not self.is_mine(row):
+            self.end(OwnerEnded())
+            raise OwnerEnded
+        self.took(row)
 
     def is_mine(self, log: LogMetadata) -> bool:
         """Whether a row still says that this owner writes the log's last ledger."""
