@@ -199,7 +199,11 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
 def row_of(record: asyncpg.Record | None, ledger_id: int | None = None) -> LedgerRow:
     """A database row as a body. Raises: NoSuchLedger, with `deleted`."""
     if record is None or record["body"] is None:
-        raise NoSuchLedger(ledger_id=ledger_id, deleted=record is not None)
+        is_deleted = record is not None
+        detail = (
+            f"ledger {ledger_id} is deleted" if is_deleted else f"there is no ledger {ledger_id}"
+        )
+        raise NoSuchLedger(detail, ledger_id=ledger_id, deleted=is_deleted)
     return LedgerRow.model_validate_json(
         orjson.dumps(
             orjson.loads(record["body"])

@@ -158,7 +158,7 @@ ORPHANS: Final = (
 
 def _row_of(record: asyncpg.Record | None, name: str = "") -> LogRow:
     if record is None or record["body"] is None:
-        raise NoSuchLog(log=name)
+        raise NoSuchLog(f"there is no log {name}", log=name)
     return LogRow.model_validate_json(
         orjson.dumps(
             orjson.loads(record["body"])

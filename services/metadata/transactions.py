@@ -406,7 +406,7 @@ async def _share_log(connection: Connection, name: str) -> None:
         "SELECT body ->> 'state' FROM logs WHERE name = $1 AND body IS NOT NULL FOR SHARE", name
     )
     if state is None:
-        raise NoSuchLog(log=name)
+        raise NoSuchLog(f"there is no log {name}", log=name)
     if state == LogState.CLOSED:
         raise LogClosed(log=name)
 

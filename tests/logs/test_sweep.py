@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +14,8 @@ from services.gateway.interface import LedgerOptions
 from services.gateway.logs.owner import options_of
 from services.gateway.logs.ports import Append
 from services.gateway.logs.sweep import Sweep, retained_from
+from services.gateway.logs.transactions import Transactions
+from tests.logs.attempts import ModelClient
 from tests.logs.model import Gateway, Store
 from tests.logs.test_manager import SETTINGS, a_cluster, contents, records
 from tests.support.virtual import run_virtual
@@ -111,6 +114,28 @@ async def test_ledgers_that_no_log_names_are_deleted_and_no_others() -> None:
 
         assert list(cluster.ledgers) == [cluster.logs["log"].items[0].ledger_id]
         assert orphan.ledger_id in cluster.deleted
+
+
+def test_the_end_of_a_transaction_takes_orphans_of_the_age_that_was_set() -> None:
+    async def main() -> None:
+        async with a_cluster() as (cluster, (one, two)):
+            orphan = (await two.create(_options())).ledger_id
+
+            def served(**more: float) -> Transactions:
+                engine, client = cast(Any, one), cast(Any, ModelClient(one))
+                store = Store(one)
+                return Transactions(
+                    engine=engine, logs=one.logs, store=store, client=client, **more
+                )
+
+            await asyncio.sleep(60)
+            await served().abort(cluster.begin("log"))
+            await asyncio.sleep(60)
+            assert orphan in cluster.ledgers
+            await served(orphan_age_s=30).abort(cluster.begin("log"))
+            await until(lambda: orphan in cluster.deleted, "the orphan is deleted")
+
+    run_virtual(main, seed=5)
 
 
 async def test_orphans_that_cant_be_recovered_hold_up_no_others(

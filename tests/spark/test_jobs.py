@@ -18,12 +18,15 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.record import Entry, pack
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
 from quorumlog.spark.jobs import archive, ingest, job, repair_plan, retention_stats, scrub
 from quorumlog.spark.jobs.spans import CORRUPT, DIVERGENT, EXTRA, MISSING
+from quorumlog.spark.plan import DataLoss, Range
+from quorumlog.spark.reading import rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,14 +49,16 @@ class Planter:
     def __init__(self, cluster: SparkCluster) -> None:
         self._cluster = cluster
 
-    def ledger(self, quorum: Quorum, *bookies: int) -> int:
-        """A closed ledger of COUNT entries of 10 bytes, of which there is no copy yet."""
+    def ledger(self, quorum: Quorum, *bookies: int, lost: Ranges = ()) -> int:
+        """A closed ledger of COUNT entries of 10 bytes, of which there is no copy yet. `lost`: what
+        an operator has given up.
+        """
         members = tuple(f"bookie-{number}@1" for number in bookies)
 
         async def create() -> int:
             client = MetadataClient([self._cluster.url("metadata-1")])
             try:
-                row = LedgerMetadata(
+                draft = LedgerMetadata(
                     ledger_id=-1,
                     quorum=quorum,
                     digest=DigestKind.NONE,
@@ -61,11 +66,14 @@ class Planter:
                     writer=Writer("nobody", "http://127.0.0.1:1"),
                     ledger_key=bytes(32),
                 )
-                opened = await client.create(row)
+                opened = await client.create(draft)
                 closed = replace(
                     opened, state=State.CLOSED, last_entry=COUNT - 1, length=10 * COUNT
                 )
-                await client.cas(closed)
+                _, row = await client.cas(closed)
+                for first, last in lost:
+                    assert row is not None
+                    _, row = await client.cas(row.given_up(first, last, ()))
                 return opened.ledger_id
             finally:
                 await client.close()
@@ -193,6 +201,24 @@ def test_scrub_finds_exactly_what_was_planted_while_writers_run(
         (striped, "bookie-3@1", ((42, 42),)),
         (rotten, "bookie-2@1", ((200, 200),)),
     }
+
+
+def test_entries_that_were_given_up_are_an_error_unless_loss_is_accepted(
+    cluster: SparkCluster,
+) -> None:
+    planter = Planter(cluster)
+    ledger = planter.ledger(Quorum(3, 3, 2), 1, 2, 3, lost=((5, 9),))
+    for bookie in (1, 2, 3):
+        planter.copy(ledger, bookie, [e for e in range(COUNT) if not 5 <= e <= 9])
+    part = Range(None, ledger, 0, COUNT)
+
+    def entries(*, fails_on_loss: bool) -> list[int]:
+        pages = rows(cluster.http, part, ("entry",), fails_on_loss=fails_on_loss)
+        return [entry for page in pages for entry in page.column("entry").to_pylist()]
+
+    with pytest.raises(DataLoss, match=f"5 to 299 of ledger {ledger}: .*failOnDataLoss=false"):
+        entries(fails_on_loss=True)
+    assert entries(fails_on_loss=False) == [*range(5), *range(10, COUNT)]
 
 
 def test_a_log_is_archived_read_back_and_only_then_let_go(

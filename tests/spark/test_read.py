@@ -201,17 +201,14 @@ def test_an_empty_log_has_no_rows(cluster: SparkCluster, load: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({}, "exactly one of"),
-        ({"subscribe": "a", "ledgers": "1"}, "exactly one of"),
-        ({"subscribe": "a b"}, "no name of a log"),
+        ({"subscribe": "columns", "startingOffset": "earliest"}, "is it startingOffsets"),
         ({"subscribe": "columns", "startingOffsets": "latest"}, "means nothing in a batch"),
-        ({"subscribe": "columns", "startingOffsets": '{"columns":3}'}, "startingOffsets is"),
-        ({"subscribe": "columns", "columns": "values"}, "columns are some of"),
-        ({"subscribe": "gone"}, "no-such-log|NoSuchLog"),
-        ({"ledgers": "x"}, "list of ids"),
+        ({"subscribe": "columns", "startingOffsets": '{"columns":{"0":-1}}'}, "means nothing in"),
+        ({"subscribe": "gone"}, "NoSuchLog: there is no log gone"),
+        ({"ledgers": "987654"}, "NoSuchLedger: there is no ledger 987654"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(
+def test_a_read_that_means_nothing_is_refused_at_the_driver(
     load: Any, options: dict[str, str], what: str
 ) -> None:
     with pytest.raises(Exception, match=what):

@@ -1,5 +1,6 @@
 """Streams from a log to a log: nothing is lost or doubled, however often the query begins again."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spar
 
 from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
+from quorumlog.spark.plan import DataLoss
+from quorumlog.spark.reading import rows
 from quorumlog.spark.streaming import StreamReader, lag
 
 if TYPE_CHECKING:
@@ -143,17 +146,81 @@ def test_what_a_run_reads_is_fixed_when_it_is_to_read_what_there_is(
     stream.stop()
 
 
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({"ledgers": "1"}, "ledgers are for batches"),
-        ({"subscribe": "a", "endingOffsets": "latest"}, "has no end"),
-        ({"subscribe": "a", "maxTriggerDelay": "soon"}, "a time like 15m"),
-        ({"subscribe": "a", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "is above"),
-    ],
-)
-def test_options_that_mean_nothing_in_a_stream_are_refused(
-    options: dict[str, str], what: str
+def test_a_batch_with_two_limits_obeys_both(cluster: SparkCluster) -> None:
+    cluster.create("limits")
+    cluster.append("limits", *["x" * 1000] * 50)
+
+    def taken(rows_max: int, bytes_max: int) -> int:
+        limits = {"maxOffsetsPerTrigger": str(rows_max), "maxBytesPerTrigger": str(bytes_max)}
+        stream = reader(cluster, subscribe="limits", **limits)
+        end = stream.latestOffset(stream.initialOffset(), stream.getDefaultReadLimit())
+        stream.stop()
+        return end["limits"]["0"]
+
+    assert taken(7, 1 << 20) == 7
+    assert 1 <= taken(40, 10_000) <= 10
+
+
+def test_what_is_truncated_under_a_stream_is_an_error_unless_loss_is_accepted(
+    cluster: SparkCluster,
 ) -> None:
-    with pytest.raises(ValueError, match=what):
-        StreamReader(options)
+    log = cluster.create("truncated-under")
+    cluster.append(log, "a", "b")
+    strict = reader(cluster, subscribe=log, maxBytesPerTrigger="1000")
+    lax = reader(cluster, subscribe=log, maxBytesPerTrigger="1000", failOnDataLoss="false")
+    start = strict.initialOffset()
+    (planned,) = strict.partitions(start, {log: {"0": 2}})
+    cluster.http.request("POST", f"/v1/logs/{log}/roll", is_repeatable=True)
+    cluster.append(log, "c")
+    before = {"before": 2}
+    cluster.http.request("POST", f"/v1/logs/{log}/truncate", value=before, is_repeatable=True)
+
+    end = lax.latestOffset(start, lax.getDefaultReadLimit())
+    assert start == {log: {"0": 0}}
+    assert end == {log: {"0": 3}}
+    assert [(part.first, part.end) for part in lax.partitions(start, end)] == [(2, 3)]
+    with pytest.raises(DataLoss, match="it has 2 to 2; failOnDataLoss=false"):
+        strict.partitions(start, strict.latestOffset(start, strict.getDefaultReadLimit()))
+
+    # And in a task that was planned before.
+    def read(*, fails_on_loss: bool) -> int:
+        pages = rows(cluster.http, planned, ("value",), fails_on_loss=fails_on_loss)
+        return sum(page.num_rows for page in pages)
+
+    assert read(fails_on_loss=False) == 0
+    with pytest.raises(DataLoss, match=f"0 to 1 of {log}: the log begins at 2; failOnDataLoss"):
+        read(fails_on_loss=True)
+    cluster.http.request("DELETE", f"/v1/logs/{log}", is_repeatable=True)
+    assert read(fails_on_loss=False) == 0
+    with pytest.raises(DataLoss, match=f"there is no log {log}"):
+        read(fails_on_loss=True)
+    for stream in (strict, lax):
+        stream.stop()
+
+
+def test_a_log_that_was_made_again_is_not_taken_for_the_one_that_a_query_has_read(
+    cluster: SparkCluster,
+) -> None:
+    log = cluster.create("made-again")
+    cluster.append(log, "a", "b")
+    at = {log: {"0": 9}}
+    everything = ReadMaxRows(1000)
+    strict = reader(cluster, subscribe=log)
+    lax = reader(cluster, subscribe=log, failOnDataLoss="false")
+
+    with pytest.raises(DataLoss, match=f"the log {log} ends at 2, and 9 is where to go on"):
+        strict.latestOffset(at, everything)
+    # A batch without rows goes back, and the next one has all that the log has.
+    first = lax.latestOffset(at, everything)
+    assert first == {log: {"0": 0}}
+    assert lax.partitions(at, first) == []
+    assert lax.latestOffset(first, everything) == {log: {"0": 2}}
+
+    beyond = {"subscribe": log, "startingOffsets": json.dumps(at)}
+    refused = reader(cluster, **beyond)
+    with pytest.raises(DataLoss, match="ends at 2"):
+        refused.initialOffset()
+    clipped = reader(cluster, **beyond, failOnDataLoss="false")
+    assert clipped.initialOffset() == {log: {"0": 2}}
+    for stream in (strict, lax, refused, clipped):
+        stream.stop()

@@ -46,11 +46,18 @@ async def running_logs(
             peers=Gateways(LogPeers(session)),
             times=times,
         )
-        sweep = asyncio.create_task(Sweep(logs, store, sweep_times).run())
+        sweeps = sweep_times or SweepTimes()
+        sweep = asyncio.create_task(Sweep(logs, store, sweeps).run())
         try:
             yield (
                 logs,
-                Transactions(engine=engine, logs=logs, store=store, client=transactions),
+                Transactions(
+                    engine=engine,
+                    logs=logs,
+                    store=store,
+                    client=transactions,
+                    orphan_age_s=sweeps.orphan_age_s,
+                ),
             )
         finally:
             sweep.cancel()

@@ -50,9 +50,17 @@ class Transactions:
     """The transactions of a gateway."""
 
     def __init__(
-        self, *, engine: Engine, logs: LogManager, store: LogStore, client: TransactionClient
+        self,
+        *,
+        engine: Engine,
+        logs: LogManager,
+        store: LogStore,
+        client: TransactionClient,
+        orphan_age_s: float = ORPHAN_AGE_S,
     ) -> None:
+        """`orphan_age_s`: as the sweep's, for ledgers that no log names."""
         self._engine, self._logs, self._store, self._client = engine, logs, store, client
+        self._orphan_age_s = orphan_age_s
         self._checks = _Checks(client)
         self._clearing: asyncio.Task[None] | None = None
         self.published_ledgers = 0
@@ -178,7 +186,7 @@ class Transactions:
             self._clearing = self._logs.ownership.task(self._clear())
 
     async def _clear(self) -> None:
-        await self._logs.delete_orphans(older_than_s=ORPHAN_AGE_S)
+        await self._logs.delete_orphans(older_than_s=self._orphan_age_s)
 
 
 class _Checks:

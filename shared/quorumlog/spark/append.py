@@ -52,9 +52,7 @@ def append_batches(
     try:
         rows = df.mapInArrow(partial(_post, parsed, whose), "receipt string").collect()
         parts = [part_of(row.receipt) for row in rows]
-        return publish(
-            parsed, whose, parts, overwrite=overwrite, even_if_empty=parsed.app is not None
-        )
+        return publish(parsed, whose, parts, overwrite=overwrite, even_if_empty=True)
     except BaseException:
         if whose.transaction is not None:
             # It does nothing where the commit was done and only its answer was lost.

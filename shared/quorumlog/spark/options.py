@@ -3,6 +3,7 @@
 What can't be meant is refused at the driver, before any task runs.
 """
 
+import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -32,6 +33,24 @@ COLUMNS: Final = {
 }
 """The columns of a read with their types: Kafka's, then where a record is stored."""
 
+_CONNECTION: Final = ("gateway.url", "ledger.password")
+READ_OPTIONS: Final = (
+    *_CONNECTION,
+    *("subscribe", "subscribePattern", "assign", "ledgers"),
+    *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
+    *("startingOffsetsByTimestampStrategy", "maxEntriesPerPartition", "minPartitions"),
+    *("failOnDataLoss", "columns", "includeHeaders", "pushFilters"),
+    *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
+)
+WRITE_OPTIONS: Final = (
+    *_CONNECTION,
+    *("topic", "txnAppId", "txnVersion", "txnExpiresInSeconds"),
+    *("maxLedgersPerCommit", "rowsPerRequest", "bytesPerRequest"),
+)
+_SPARKS: Final = ("path", "paths", "checkpointLocation", "queryName")
+"""What Spark itself puts among the options of a source."""
+
+_URL: Final = re.compile(r"https?://[^/\s,]+/?", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|h|d)", re.ASCII)
@@ -54,7 +73,10 @@ class Connection:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
         """`gateway.url`, else the environment; `ledger.password`."""
-        return cls(options.get("gateway.url") or gateways(), options.get("ledger.password"))
+        urls = options.get("gateway.url", gateways())
+        if not all(_URL.fullmatch(url.strip()) for url in urls.split(",")):
+            raise BadOption(f"gateway.url is a list of http://host:port with commas, not {urls!r}")
+        return cls(urls, options.get("ledger.password"))
 
     @property
     def headers(self) -> dict[str, str]:
@@ -101,6 +123,12 @@ class Subject:
             case _:
                 return cls(ledgers=_ids(text))
 
+    def has(self, name: str) -> bool:
+        """Whether a log of this name would be read."""
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, name) is not None
+        return name in self.names
+
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
@@ -127,6 +155,9 @@ class ReadOptions:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
         """All of them, whoever uses which. Raises: BadOption."""
+        _check_names(options, READ_OPTIONS, WRITE_OPTIONS, "writes")
+        subject = Subject.of(options)
+        _check_places(options, subject)
         late = options.get("startingOffsetsByTimestampStrategy", "error")
         if late not in ("error", "latest"):
             raise BadOption("startingOffsetsByTimestampStrategy is error or latest")
@@ -136,7 +167,7 @@ class ReadOptions:
             raise BadOption("minOffsetsPerTrigger is above maxOffsetsPerTrigger")
         return cls(
             Connection.of(options),
-            Subject.of(options),
+            subject,
             _place(options, "startingOffsets", EARLIEST),
             _place(options, "endingOffsets", LATEST) or "latest",
             _time(options, "startingTimestamp"),
@@ -171,6 +202,7 @@ class WriteOptions:
     @classmethod
     def of(cls, options: Mapping[str, str], *, is_stream: bool) -> Self:
         """Parsed. Raises: BadOption."""
+        _check_names(options, WRITE_OPTIONS, READ_OPTIONS, "reads")
         app, version = options.get("txnAppId"), options.get("txnVersion")
         if is_stream and version is not None:
             raise BadOption("txnVersion is the batch's number in a stream; leave it out")
@@ -202,6 +234,33 @@ def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
     if len(set(names)) != len(names):
         raise BadOption("columns names one twice")
     return names
+
+
+def _check_names(
+    options: Mapping[str, str], own: tuple[str, ...], others: tuple[str, ...], what: str
+) -> None:
+    """Raise BadOption where one is misspelled: it would be without effect, and nobody would know."""
+    known = {name.lower(): name for name in (*own, *_SPARKS)}
+    for name in options:
+        if name.lower() in known:
+            continue
+        if name.lower() in {other.lower() for other in others}:
+            raise BadOption(f"{name} is an option of {what}")
+        close = difflib.get_close_matches(name.lower(), known, 1)
+        hint = f"is it {known[close[0]]}?" if close else f"there are {', '.join(own)}"
+        raise BadOption(f"there is no option {name}: {hint}")
+
+
+def _check_places(options: Mapping[str, str], subject: Subject) -> None:
+    """Raise BadOption where a place is given for what is not read."""
+    for option in ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"):
+        if subject.ledgers and option in options:
+            raise BadOption(f"{option} is for logs; ledgers are read whole, or by a filter")
+    for option, end in (("startingOffsets", EARLIEST), ("endingOffsets", LATEST)):
+        place = _place(options, option, end)
+        for name in place if isinstance(place, Mapping) else ():
+            if not subject.has(name):
+                raise BadOption(f"{option} names the log {name}, which is not read")
 
 
 def _names(given: Any, option: str) -> tuple[str, ...]:
@@ -247,6 +306,8 @@ def _place(options: Mapping[str, str], option: str, end: int) -> Place | None:
         offset = by_partition["0"] if is_right else None
         if type(offset) is not int or offset < EARLIEST:
             raise BadOption(f'{option} is earliest, latest or {{"log":{{"0":23}}}}, not {text!r}')
+        if offset == EARLIEST and end == LATEST:
+            raise BadOption(f"{option} can't be earliest, which is -2")
         places[name] = offset
     return places
 

@@ -165,8 +165,9 @@ def batch_plan(
     if options.subject.ledgers:
         found = [part for id_ in options.subject.ledgers for part in _ledger(gateways, id_)]
         return cut(list(pruning.of(found)), options)
-    if options.starting == "latest":
-        raise BadOption("startingOffsets=latest means nothing in a batch")
+    places = options.starting
+    if places == "latest" or (isinstance(places, Mapping) and LATEST in places.values()):
+        raise BadOption("startingOffsets=latest (or -1) means nothing in a batch")
     ranges: list[Range] = []
     for name in filter(pruning.has_log, logs_of(gateways, options.subject)):
         whole = extent(gateways, name)

@@ -7,7 +7,15 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from quorumlog.errors import EntryUnavailable, NotAcceptable, OffsetTruncated
+from quorumlog.errors import (
+    EntryLost,
+    EntryUnavailable,
+    NoSuchLedger,
+    NoSuchLog,
+    NotAcceptable,
+    OffsetTruncated,
+    QuorumLogError,
+)
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import ReadOptions
 from quorumlog.spark.plan import DataLoss, Range
@@ -50,19 +58,20 @@ def read_range(options: ReadOptions, partition: object) -> Iterator[Any]:
 def rows(
     gateways: Gateways, part: Range, columns: tuple[str, ...], *, fails_on_loss: bool
 ) -> Iterator[Any]:
-    """A range as record batches, page by page."""
+    """A range as record batches, page by page. What is gone meanwhile is a loss. Raises: DataLoss."""
     at = part.first
     path = f"/v1/logs/{part.log}" if part.log else f"/v1/ledgers/{part.ledger_id}"
     ask = _Asker(gateways, f"{path}/entries", is_log=part.log is not None)
     while at < part.end:
         try:
             page, following = ask.page(at, part.end)
-        except OffsetTruncated as error:
+        except (OffsetTruncated, EntryLost, NoSuchLog, NoSuchLedger) as error:
             if fails_on_loss:
+                what = part.log or f"ledger {part.ledger_id}"
                 raise DataLoss(
-                    f"offset {at} of {part.log} is truncated; failOnDataLoss=false goes on"
+                    f"{at} to {part.end - 1} of {what}: {error.detail}; failOnDataLoss=false goes on"
                 ) from error
-            at = max(at + 1, int(error.members.get("first_offset") or part.end))
+            at = max(at + 1, _following(error, part))
             continue
         if page.num_rows == 0:
             # All of the range was confirmed when it was planned.
@@ -71,10 +80,25 @@ def rows(
         at = following
 
 
+def _following(error: QuorumLogError, part: Range) -> int:
+    """Where a range goes on behind what is lost; its end where nothing says so."""
+    found = None
+    if isinstance(error, OffsetTruncated):
+        found = error.members.get("first_offset")
+    elif isinstance(error, EntryLost):
+        found = error.members.get("next_offset" if part.log else "next")
+    return part.end if found is None else int(found)
+
+
 def page_sizes(gateways: Gateways, log: str, first: int, bytes_max: int) -> tuple[int, int]:
-    """Rows of a page from `first` on, and their bytes: what a record weighs there."""
+    """Rows of a page from `first` on, and their bytes: what a record weighs there. Nothing, where
+    they are gone: whoever reads them decides about that.
+    """
     ask = _Asker(gateways, f"/v1/logs/{log}/entries", is_log=True, bytes_max=bytes_max)
-    page, _ = ask.page(first, first + _PAGE_ROWS)
+    try:
+        page, _ = ask.page(first, first + _PAGE_ROWS)
+    except (OffsetTruncated, EntryLost, NoSuchLog):
+        return 0, 0
     return page.num_rows, page.column("value").nbytes + page.column("key").nbytes
 
 

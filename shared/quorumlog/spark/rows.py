@@ -34,6 +34,8 @@ def check_schema(schema: StructType, *, has_log: bool) -> None:
     """Raise BadRows unless the columns make records. `has_log`: the option `topic` names one."""
     kinds = {field.name: field.dataType for field in schema.fields}
     wrong = [name for name, kind in kinds.items() if not _is_right(name, kind)]
+    if len(kinds) < len(schema.fields):
+        raise BadRows(f"two columns have one name: {', '.join(schema.names)}")
     if wrong or "value" not in kinds:
         raise BadRows(f"{', '.join(wrong) or 'value is missing'}: {_WANTED}")
     if not has_log and "topic" not in kinds:
@@ -105,8 +107,10 @@ def _pairs(row: Any) -> list[tuple[str, str]] | None:
         (pair["key"], pair["value"]) if isinstance(pair, dict) else (pair[0], pair[1])
         for pair in row
     ]
-    if any(value is None for _, value in found):
+    if any(None in pair for pair in found):
         raise BadRows("a header is null")
+    if len({key for key, _ in found}) < len(found):
+        raise BadRows("a record has two headers of one name")
     try:
         return [(key, value if isinstance(value, str) else value.decode()) for key, value in found]
     except UnicodeDecodeError:

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
     Filter,
     InputPartition,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from quorumlog.spark import options as opt
 from quorumlog.spark.filters import pruning_of
@@ -47,7 +47,7 @@ class QuorumLogSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read, planned at its first action and the same for the DataFrame's life."""
-        del schema
+        self._check_schema(schema)
         options = ReadOptions.of(self.options)
         if options.pushes_filters:
             return PruningReader(options, self._load)
@@ -55,8 +55,17 @@ class QuorumLogSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """A streaming read."""
-        del schema
+        self._check_schema(schema)
         return StreamReader(self.options)
+
+    def _check_schema(self, given: StructType) -> None:
+        """Raise BadOption where a reader was told a schema that is not what it gives."""
+        own = [(name, opt.COLUMNS[name]) for name in opt.columns_of(self.options)]
+        if [(field.name, _ddl(field.dataType)) for field in given.fields] != own:
+            raise opt.BadOption(
+                "the schema is fixed: leave schema() out, and name with the option columns what "
+                "you need"
+            )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch write: append, or overwrite."""
@@ -67,6 +76,11 @@ class QuorumLogSource(DataSource):
     ) -> DataSourceStreamWriter:
         """A streaming write; `complete` mode overwrites."""
         return StreamWriter(self.options, schema, overwrite=overwrite)
+
+
+def _ddl(kind: DataType) -> str:
+    """A type as COLUMNS has it."""
+    return "long" if kind.simpleString() == "bigint" else kind.simpleString()
 
 
 class OneFilter(RuntimeError):

@@ -21,6 +21,7 @@ from pyspark.sql.streaming.datasource import (
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import BadOption, ReadOptions
 from quorumlog.spark.plan import (
+    DataLoss,
     Extent,
     Range,
     next_offsets,
@@ -82,11 +83,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if by_time is None and not options.starts_late:
                     raise BadOption(f"{name} has nothing as late as startingTimestamp")
                 start = whole.end if by_time is None else by_time
+            if start > whole.end:
+                if options.fails_on_loss:
+                    raise DataLoss(_behind(whole, start))
+                start = whole.end
             found[name] = start
         return _offset(found)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
-        """`maxOffsetsPerTrigger` or `maxBytesPerTrigger`."""
+        """`maxOffsetsPerTrigger` or `maxBytesPerTrigger`; with both, the batch obeys both."""
         if self._options.rows_per_trigger_max is not None:
             return ReadMaxRows(self._options.rows_per_trigger_max)
         if self._options.bytes_per_trigger_max is not None:
@@ -102,6 +107,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next batch ends."""
         known = _plain(start)
         found = next_offsets(self._options, self._gateways, known)
+        for name, whole in found.items():
+            # Offsets never go back: another log has this name now.
+            if whole.end < known.get(name, 0):
+                if self._options.fails_on_loss:
+                    raise DataLoss(_behind(whole, known[name]))
+                # Nothing of it in this batch; the next one begins at its beginning.
+                self._end = {**known, name: whole.first}
+                return _offset(self._end)
         ends = {name: self._end_of(whole) for name, whole in found.items()}
         # A log that is new to the query begins at its beginning.
         starts = {name: known.get(name, whole.first) for name, whole in found.items()}
@@ -109,7 +122,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._waits(sum(left.values())):
             self._end = known
             return start
-        taken = _share(left, self._rows_of(limit, starts, left))
+        readable = {name: max(starts[name], found[name].first) for name in found}
+        taken = _share(left, self._rows_of(limit, readable, left))
         self._end = {
             **known,
             **{
@@ -140,16 +154,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, limit: ReadLimit, starts: Mapping[str, int], left: Mapping[str, int]
     ) -> int | None:
         """How many rows a batch may have; None for all."""
-        if isinstance(limit, ReadMaxRows):
-            return limit.max_rows
-        if not isinstance(limit, ReadMaxBytes):
-            return None
+        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        bytes_max = self._options.bytes_per_trigger_max
+        if isinstance(limit, ReadMaxBytes):
+            bytes_max = limit.max_bytes
+        if bytes_max is None or isinstance(limit, ReadAllAvailable):
+            return rows_max
         rows = total = 0
         for name, count in left.items():
             if count:
-                page = page_sizes(self._gateways, name, starts[name], limit.max_bytes)
+                page = page_sizes(self._gateways, name, starts[name], bytes_max)
                 rows, total = rows + page[0], total + page[1]
-        return max(1, limit.max_bytes * rows // max(total, 1)) if rows else None
+        if not rows:
+            return rows_max
+        fitting = max(1, bytes_max * rows // max(total, 1))
+        return fitting if rows_max is None else min(fitting, rows_max)
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's
         """The ends of the logs, and how far behind them this query is, for its progress."""
@@ -175,6 +194,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         """Tasks get the options; a connection stays where it is."""
         return {**self.__dict__, "_gateways_": None}
+
+
+def _behind(whole: Extent, at: int) -> str:
+    return (
+        f"the log {whole.name} ends at {whole.end}, and {at} is where to go on: is it another log "
+        "of this name? failOnDataLoss=false goes on with what it has"
+    )
 
 
 def _plain(offset: Mapping[str, Mapping[str, int]]) -> dict[str, int]:

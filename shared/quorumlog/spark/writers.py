@@ -48,7 +48,7 @@ class BatchWriter(DataSourceArrowWriter):
             self._whose,
             _parts(messages),
             overwrite=self._overwrite,
-            even_if_empty=self._options.app is not None,
+            even_if_empty=True,
         )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

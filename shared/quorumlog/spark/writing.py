@@ -11,9 +11,10 @@ lost, its ledger's end says whether that one arrived.
 """
 
 import base64
+import contextlib
 import json
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,10 +24,14 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from quorumlog.errors import (
+    UNKNOWN,
     LedgerClosed,
     LedgerFenced,
+    NoSuchLedger,
     NoSuchTransaction,
+    QuorumLogError,
     QuorumTimeout,
+    TransactionAborted,
     TransactionCommitted,
     UnexpectedEntryId,
     UnsupportedMediaType,
@@ -40,12 +45,26 @@ from quorumlog.wire.columns import MEDIA
 _WRITER_GONE: Final = (WriterLost, LedgerFenced, LedgerClosed, QuorumTimeout)
 """The ledger takes nothing more from us; it is ended, and another one takes the rest."""
 
+_OVER: Final = (TransactionAborted, TransactionCommitted, NoSuchTransaction, NoSuchLedger)
+"""What a task meets whose transaction has ended without it; its ledgers are deleted then."""
+
 _LEDGER_BYTES: Final = 64 << 20
 """What a ledger should hold at least, for the advice on how many there should be (taste)."""
 
 
 class TooManyLedgers(RuntimeError):
     """A write of many small partitions; says how many there should be."""
+
+
+class WriteOver(RuntimeError):
+    """The transaction of a write ended before its commit: nothing of it is on the log."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__(
+            f"the transaction of this write on {log} is over: nothing was written or appended for "
+            "longer than txnExpiresInSeconds, or another run of the same version has ended it. "
+            "Nothing of it is on the log: run it again"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +157,7 @@ class LogWriter:
         """`at`: the task's partition and attempt."""
         self._gateways, self._options, self._log, self._at = gateways, options, log, at
         self._transaction, self._is_duplicate = begin(gateways, options, log, whose)
+        self._has_rivals = whose.app is not None
         self._speaks_arrow = True
         self._waiting: list[Any] = []
         self._waiting_rows = self._waiting_bytes = 0
@@ -147,7 +167,7 @@ class LogWriter:
         self._sealed: list[tuple[int, int]] = []
 
     def add(self, table: Any) -> None:
-        """Take rows; they are sent as soon as they fill a request."""
+        """Take rows; they are sent as soon as they fill a request. Raises: WriteOver."""
         if self._is_duplicate:
             return
         self._waiting.append(table)
@@ -158,21 +178,40 @@ class LogWriter:
             self._waiting_rows >= most.rows_per_request
             or self._waiting_bytes >= most.bytes_per_request
         ):
-            self._flush()
+            with self._watched():
+                self._flush()
 
     def seal(self) -> Part:
-        """Send the rest and end the ledger; only then is there something to commit."""
-        self._flush()
-        if self._ledger is not None:
-            self._end_ledger(is_lost=False)
-        return Part(
-            self._log,
-            self._transaction,
-            tuple(self._sealed),
-            self._rows,
-            self._bytes,
-            self._is_duplicate,
-        )
+        """Send the rest and end the ledger; only then is there something to commit.
+
+        Raises: WriteOver.
+        """
+        if not self._is_duplicate:
+            with self._watched():
+                self._flush()
+                if self._ledger is not None:
+                    self._end_ledger(is_lost=False)
+        if self._is_duplicate:
+            return Part(self._log, self._transaction, (), 0, 0, is_duplicate=True)
+        return Part(self._log, self._transaction, tuple(self._sealed), self._rows, self._bytes)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """What it means when the transaction ends under the block."""
+        try:
+            yield
+        except _OVER as error:
+            if not (self._has_rivals and self._is_committed()):
+                raise WriteOver(self._log) from error
+            # Another driver of the same version was faster: its rows are there, ours go.
+            self._is_duplicate = True
+
+    def _is_committed(self) -> bool:
+        try:
+            found = self._gateways.get(f"/v1/transactions/{self._transaction}")
+        except NoSuchTransaction:
+            return False
+        return bool(found["state"] == "COMMITTED")
 
     def _flush(self) -> None:
         if not self._waiting:
@@ -301,7 +340,8 @@ def publish(
     """Commit what the tasks have written, log by log, in the order of the partitions.
 
     A commit whose answer is lost is asked for again until there is one: it is done once.
-    `even_if_empty`: without any row the version counts as done too. Raises: TooManyLedgers.
+    `even_if_empty`: without any row the transaction is ended, and the version done, too.
+    Raises: TooManyLedgers, WriteOver; another error says whether the commit may have been done.
     """
     gateways = Gateways(options.connection.urls)
     try:
@@ -333,18 +373,31 @@ def _commit(
     if live:
         transaction = live[0].transaction
     else:
-        transaction, is_done = begin(gateways, options, log, whose)
-        if parts or is_done:
+        transaction, is_done = (
+            (parts[0].transaction, True) if parts else begin(gateways, options, log, whose)
+        )
+        if is_done:
             return Published(log, transaction, None, None, 0, is_duplicate=True)
     ledgers = [
         {"ledger_id": ledger, "last_entry": last} for part in live for ledger, last in part.ledgers
     ]
-    found = gateways.request(
-        "POST",
-        f"/v1/transactions/{transaction}/commit",
-        value={"ledgers": ledgers, "overwrite": overwrite},
-        is_repeatable=True,
-    ).json()
+    if len({part.transaction for part in live}) > 1:
+        # It ended between two tasks, and the later one has begun another one of this version.
+        raise WriteOver(log)
+    path = f"/v1/transactions/{transaction}"
+    try:
+        found = gateways.request(
+            "POST",
+            f"{path}/commit",
+            value={"ledgers": ledgers, "overwrite": overwrite},
+            is_repeatable=True,
+        ).json()
+    except (TransactionAborted, NoSuchTransaction) as error:
+        raise WriteOver(log) from error
+    except QuorumLogError as error:
+        if error.outcome == UNKNOWN:
+            error.add_note(f"Whether the rows are on {log} nobody could say: GET {path} tells.")
+        raise
     is_duplicate = bool(found["duplicate"])
     return Published(
         log,

@@ -1,0 +1,129 @@
+"""Options that can't be meant are refused before anything runs, and the error says what is meant."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
+
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+
+from quorumlog.spark.options import BadOption, Connection, ReadOptions, WriteOptions
+from quorumlog.spark.rows import BadRows, check_schema
+from quorumlog.spark.source import QuorumLogSource
+from quorumlog.spark.streaming import StreamReader
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({}, "exactly one of"),
+        ({"subscribe": "a", "ledgers": "1"}, "exactly one of"),
+        ({"subscribe": "a b"}, "no name of a log"),
+        ({"subscribePattern": "[a"}, "no regular expression"),
+        ({"assign": '{"a":[1]}'}, "the partition 0 only"),
+        ({"ledgers": "x"}, "list of ids"),
+        ({"subscribe": "a", "columns": "values"}, "columns are some of"),
+        ({"subscribe": "a", "failOnDataLoss": "yes"}, "true or false"),
+        ({"subscribe": "a", "startingOffsets": '{"a":3}'}, "startingOffsets is"),
+        ({"subscribe": "a", "startingOffsets": '{"b":{"0":3}}'}, "names the log b"),
+        ({"subscribePattern": "a.*", "endingOffsets": '{"b":{"0":3}}'}, "names the log b"),
+        ({"subscribe": "a", "endingOffsets": "earliest"}, "can't be earliest"),
+        ({"subscribe": "a", "endingOffsets": '{"a":{"0":-2}}'}, "can't be earliest"),
+        ({"ledgers": "1", "startingOffsets": "earliest"}, "is for logs"),
+        ({"ledgers": "1", "endingTimestamp": "2026-01-01"}, "is for logs"),
+        ({"subscribe": "a", "startingTimestamp": "yesterday"}, "milliseconds since 1970"),
+        ({"subscribe": "a", "startingOffset": "latest"}, "is it startingOffsets"),
+        ({"subscribe": "a", "maxOffsetPerTrigger": "1"}, "is it maxOffsetsPerTrigger"),
+        ({"subscribe": "a", "kafka.bootstrap.servers": "x:1"}, "there are gateway.url"),
+        ({"subscribe": "a", "topic": "b"}, "topic is an option of writes"),
+        ({"subscribe": "a", "gateway.url": "localhost:8080"}, "http://host:port"),
+        ({"subscribe": "a", "gateway.url": ""}, "http://host:port"),
+        ({"subscribe": "a", "gateway.url": "http://a:1,b:2"}, "http://host:port"),
+    ],
+)
+def test_what_a_read_can_not_mean_is_refused(options: dict[str, str], what: str) -> None:
+    with pytest.raises(BadOption, match=what):
+        ReadOptions.of(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"topic": "no such name"}, "no name of a log"),
+        ({"topic": "a", "txnAppId": "x"}, "go together"),
+        ({"topic": "a", "txnAppId": "x", "txnVersion": "seven"}, "is a number"),
+        ({"topic": "a", "maxLedgersPerCommit": "0"}, "at least 1"),
+        ({"topik": "a"}, "is it topic"),
+        ({"topic": "a", "txnapp": "x"}, "is it txnAppId"),
+        ({"topic": "a", "subscribe": "b"}, "subscribe is an option of reads"),
+    ],
+)
+def test_what_a_write_can_not_mean_is_refused(options: dict[str, str], what: str) -> None:
+    with pytest.raises(BadOption, match=what):
+        WriteOptions.of(options, is_stream=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"ledgers": "1"}, "ledgers are for batches"),
+        ({"subscribe": "a", "endingOffsets": "latest"}, "has no end"),
+        ({"subscribe": "a", "maxTriggerDelay": "soon"}, "a time like 15m"),
+        ({"subscribe": "a", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "is above"),
+    ],
+)
+def test_what_a_stream_can_not_mean_is_refused(options: dict[str, str], what: str) -> None:
+    with pytest.raises(BadOption, match=what):
+        StreamReader(options)
+    with pytest.raises(BadOption, match="txnVersion is the batch's number"):
+        WriteOptions.of({"topic": "a", "txnVersion": "1"}, is_stream=True)
+
+
+def test_options_are_named_in_any_case_and_sparks_own_may_be_among_them() -> None:
+    sparks = {"checkpointlocation": "/c", "queryname": "q", "path": "/p"}
+
+    read = ReadOptions.of({"SUBSCRIBE": "a", "subscribe": "a", **sparks})
+    write = WriteOptions.of({"topic": "a", **sparks}, is_stream=True)
+
+    assert (read.subject.names, write.log) == (("a",), "a")
+
+
+def test_the_gateways_of_the_environment_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUORUMLOG_GATEWAY", "http://a:1, http://b:2/")
+    assert Connection.of({}).urls == "http://a:1, http://b:2/"
+
+    monkeypatch.setenv("QUORUMLOG_GATEWAY", "a:1")
+    with pytest.raises(BadOption, match="http://host:port"):
+        Connection.of({})
+
+
+def source(**options: str) -> QuorumLogSource:
+    return QuorumLogSource({"gateway.url": "http://127.0.0.1:1", "subscribe": "a", **options})
+
+
+def test_a_schema_of_ones_own_is_refused() -> None:
+    chosen = StructType([StructField("value", BinaryType()), StructField("offset", LongType())])
+    renamed = StructType([StructField("value", StringType())])
+
+    source(columns="value,offset").reader(chosen)
+    for given in (renamed, StructType()):
+        with pytest.raises(BadOption, match="the schema is fixed"):
+            source(columns="value,offset").reader(given)
+        with pytest.raises(BadOption, match="the schema is fixed"):
+            source().streamReader(given)
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "what"),
+    [
+        (["value", "value"], StringType(), "two columns have one name"),
+        (["Value"], StringType(), "Value: a row has value"),
+        (["key"], StringType(), "value is missing"),
+        (["value"], LongType(), r"to_json\(struct\(\*\)\)"),
+        (["value"], StringType(), "which log"),
+    ],
+)
+def test_columns_that_make_no_records_are_refused(names: list[str], kind: Any, what: str) -> None:
+    with pytest.raises(BadRows, match=what):
+        check_schema(StructType([StructField(name, kind) for name in names]), has_log=False)
