@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
 from loadtest.waiting import until_sync
 from quorumlog.spark.http import Gateways
+
+T = TypeVar("T")
 
 _WAIT_S: Final = 300.0
 
@@ -65,9 +67,9 @@ class SparkCluster:
             raise RuntimeError("the cluster's process ended; its last lines are on standard error")
         return json.loads(line)
 
-    def until(self, predicate: Callable[[], Any], what: str) -> None:
-        """Wait until the answer is true."""
-        until_sync(predicate, what, _WAIT_S)
+    def until(self, predicate: Callable[[], T], what: str) -> T:
+        """Wait until the answer is true, and return it."""
+        return until_sync(predicate, what, _WAIT_S)
 
     def create(self, name: str, **settings: Any) -> str:
         """A new log."""

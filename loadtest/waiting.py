@@ -12,7 +12,8 @@ from typing import Any, Final, TypeVar, overload
 
 T = TypeVar("T")
 
-DEADLINE_S: Final = 60.0
+DEADLINE_S: Final = 120.0
+"""Far above what anything takes that does not hang: it costs nothing where all is well."""
 _POLL_S: Final = 0.05
 
 

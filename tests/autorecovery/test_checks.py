@@ -10,9 +10,9 @@ import asyncpg
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
 from quorumlog.client import Client, Ledger
-from tests.autorecovery.test_healing import HEAL_S, contents, written
+from tests.autorecovery.test_healing import contents, written
 from tests.autorecovery.test_operator import PATIENT, quorumlog, until_told
-from tests.support.waiting import until
+from tests.support.waiting import MENDED_S, until
 
 SETTINGS = PATIENT | {"DAMAGE_S": "0.2", "CHECK_S": "3600"}
 MARK = b"this very copy is flipped "
@@ -53,7 +53,7 @@ async def test_lacking_copies_are_found_told_and_mended(stores: Stores) -> None:
         await striped.close()
         for ledger in (whole, striped):
             # A member that was slow at the close is filled up by repair.
-            await until(partial(is_whole, cluster, ledger), "all copies are there", HEAL_S)
+            await until(partial(is_whole, cluster, ledger), "all copies are there", MENDED_S)
         await until_told(cluster, "repair", "pause")
         gappy, gappy_payloads = await written(client, 10)
         await gappy.append(MARK)
@@ -73,13 +73,13 @@ async def test_lacking_copies_are_found_told_and_mended(stores: Stores) -> None:
         await asyncio.to_thread(flip, cluster.data / "bookie-2")
 
         for ledger in (whole, striped):
-            await until(partial(is_whole, cluster, ledger), "the others are whole", HEAL_S)
+            await until(partial(is_whole, cluster, ledger), "the others are whole", MENDED_S)
 
         async def found() -> Any:
             _, told = await verify(cluster, gappy.ledger_id)
             return told if told and not told["silent"] else None
 
-        told = await until(found, "all three say what they have", HEAL_S)
+        told = await until(found, "all three say what they have", MENDED_S)
         lacking = {(lack["bookie"], lack["why"]): lack for lack in told["lacking"]}
         assert lacking.keys() >= {("bookie-2@1", "damaged"), ("bookie-3@1", "missing")}
         assert lacking["bookie-3@1", "missing"]["last"] == 11
@@ -88,14 +88,14 @@ async def test_lacking_copies_are_found_told_and_mended(stores: Stores) -> None:
             status, told = await quorumlog(cluster, "repair", "status")
             return status == 0 and "bookie-2@1" in {item["member"] for item in told["first"]}
 
-        await until(is_queued, "what a bookie itself finds damaged is queued unasked", HEAL_S)
+        await until(is_queued, "what a bookie itself finds damaged is queued unasked", MENDED_S)
         await until_told(cluster, "repair", "resume")
         await until_told(cluster, "repair", "check")
 
         async def is_mended() -> bool:
             return (await verify(cluster, gappy.ledger_id))[0] == 0
 
-        await until(is_mended, "the check found it, and repair mended it", HEAL_S)
+        await until(is_mended, "the check found it, and repair mended it", MENDED_S)
         assert await contents(gappy) == [*gappy_payloads, MARK, b"without bookie-3"]
         assert await contents(whole) == whole_payloads
         assert (await verify(cluster, 999))[0] == 4

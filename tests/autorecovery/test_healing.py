@@ -3,11 +3,9 @@
 from loadtest.cluster import running
 from loadtest.stores import Stores
 from quorumlog.client import Client, Ledger
-from tests.support.waiting import until
+from tests.support.waiting import MENDED_S, until
 
 QUICK = {"ABANDONED_S": "1", "IN_RECOVERY_S": "1", "AUDIT_S": "0.5"}
-HEAL_S = 120.0
-"""Deadline, not expectation: repairs that were put off come again after pauses that double."""
 
 
 async def written(client: Client, count: int) -> tuple[Ledger, list[bytes]]:
@@ -36,6 +34,6 @@ async def test_a_ledger_whose_writer_died_is_closed_though_nobody_asks(stores: S
             row = await other.ledger(ledger.ledger_id).info()
             return bool(row["state"] == "CLOSED")
 
-        await until(state, "the abandoned ledger is closed", HEAL_S)
+        await until(state, "the abandoned ledger is closed", MENDED_S)
         assert await contents(other.ledger(ledger.ledger_id)) == payloads
         assert (await living.info())["state"] == "OPEN"

@@ -18,17 +18,16 @@ from quorumlog.client import Client, Ledger
 from quorumlog.errors import NotEnoughBookies
 from services.local.config import ROOT
 from tests.autorecovery.test_healing import contents, written
-from tests.support.waiting import until
+from tests.support.waiting import MENDED_S, UNHURRIED, until
 
 PATIENT = {"ABANDONED_S": "3600", "IN_RECOVERY_S": "3600", "AUDIT_S": "0.5"}
 """No gateway counts as gone, however slow it is: a ledger is fenced only by mistake."""
-DRAIN_S = 120.0
 IN_FLIGHT_BYTES = 1 << 20
 FIT = 16
 """Appends of 64 KiB."""
 SETTINGS = {
     "ZONES_MIN": "3",
-    "QUORUM_TIMEOUT_S": "50",
+    **UNHURRIED,
     "LEDGER_IN_FLIGHT_BYTES_MAX": str(IN_FLIGHT_BYTES),
 }
 
@@ -45,7 +44,7 @@ async def quorumlog(cluster: Cluster, *words: str) -> tuple[int, Any]:
         command,
         env=environment,
         stdout=subprocess.PIPE,
-        timeout=2 * DRAIN_S,
+        timeout=2 * MENDED_S,
         check=False,
     )
     return done.returncode, orjson.loads(done.stdout) if done.stdout else None
@@ -56,7 +55,7 @@ async def until_state(client: Client, name: str, state: str) -> None:
         states = {found["id"].split("@")[0]: found["state"] for found in await client.bookies()}
         return bool(states.get(name) == state)
 
-    await until(has_state, f"the cluster knows that {name} is {state}", DRAIN_S)
+    await until(has_state, f"the cluster knows that {name} is {state}", MENDED_S)
 
 
 async def until_told(cluster: Cluster, *words: str) -> None:
@@ -65,7 +64,7 @@ async def until_told(cluster: Cluster, *words: str) -> None:
     async def is_told() -> bool:
         return (await quorumlog(cluster, *words))[0] == 0
 
-    await until(is_told, " ".join(words), DRAIN_S)
+    await until(is_told, " ".join(words), MENDED_S)
 
 
 async def members(client: Client, ledger: Ledger) -> set[str]:
@@ -96,7 +95,7 @@ async def test_what_an_operator_asks_of_bookies_is_done(stores: Stores) -> None:
                 assert zones == {"a", "b", "c"}
                 spread += 1
         if not spread:
-            raise DeadlineMissed("a bookie of each zone lives", spread, DRAIN_S)
+            raise DeadlineMissed("a bookie of each zone lives", spread, MENDED_S)
         for ledger, _ in ledgers[:3]:
             await ledger.close()
         await a_read_only_bookie_takes_nothing_and_too_few_zones_are_told(cluster, client, ledgers)
@@ -118,7 +117,7 @@ async def a_read_only_bookie_takes_nothing_and_too_few_zones_are_told(
             (await made.info()).get("degraded")
         )
 
-    await until(is_told, "new ledgers are elsewhere, and told to be degraded", DRAIN_S)
+    await until(is_told, "new ledgers are elsewhere, and told to be degraded", MENDED_S)
     for ledger, payloads in ledgers:
         assert await contents(ledger) == payloads
     await until_told(cluster, "bookie", "writable", "bookie-3")
@@ -133,10 +132,10 @@ async def a_bookie_tells_its_damage_and_pauses_its_scrub(cluster: Cluster) -> No
         status, told = await quorumlog(cluster, "bookie", *words, "bookie-2")
         return status == 0
 
-    await until(lambda: has("damage"), "nothing is damaged", DRAIN_S)
+    await until(lambda: has("damage"), "nothing is damaged", MENDED_S)
     assert told == {"bookie": "bookie-2@1", "entries": [], "stretches": [], "is_cut": False}
     for command, paused in (("pause", True), ("resume", False)):
-        await until(lambda command=command: has(command), f"{command} is obeyed", DRAIN_S)  # type: ignore[misc]
+        await until(lambda command=command: has(command), f"{command} is obeyed", MENDED_S)  # type: ignore[misc]
         assert (told["bookie"], told["paused"]) == ("bookie-2@1", paused)
 
 
@@ -158,14 +157,14 @@ async def a_drained_bookie_is_named_by_nothing(
         status, left = await quorumlog(cluster, "bookie", verb, "bookie-1", *wait)
         return status == 0 and left["done"] is True and left["ledgers"] == 0
 
-    await until(lambda: has("drain"), "nothing names the bookie", DRAIN_S)
+    await until(lambda: has("drain"), "nothing names the bookie", MENDED_S)
     for ledger, payloads in ledgers[3:]:  # none of them was fenced
         payloads.append(b"after")
         await ledger.append(payloads[-1])
 
     await cluster.kill("bookie-1")
 
-    await until(lambda: has("decommission"), "it is decommissioned", DRAIN_S)
+    await until(lambda: has("decommission"), "it is decommissioned", MENDED_S)
     assert "bookie-1@1" not in {found["id"] for found in await client.bookies()}
     for ledger, payloads in ledgers:
         assert "bookie-1@1" not in await members(client, ledger)
@@ -187,12 +186,12 @@ async def a_bookie_that_fails_is_quarantined(cluster: Cluster, client: Client) -
         status, found = await quorumlog(cluster, "cluster", "status")
         return status == 0 and "bookie-5" in found["quarantined"]
 
-    await until(is_quarantined, "it is told", DRAIN_S, passing=(NotEnoughBookies,))
+    await until(is_quarantined, "it is told", MENDED_S, passing=(NotEnoughBookies,))
     await until_state(client, "bookie-5", "writable")
     named = [await members(client, await client.create_ledger()) for _ in range(3)]
     found = (await quorumlog(cluster, "cluster", "status"))[1]["quarantined"]
     if found != ["bookie-5"]:  # then there are too few others
-        raise DeadlineMissed("the others answer in time", found, DRAIN_S)
+        raise DeadlineMissed("the others answer in time", found, MENDED_S)
     assert "bookie-5@1" not in set().union(*named)
 
 

@@ -12,8 +12,8 @@ import orjson
 
 from loadtest.stores import Stores
 from services.local.config import ROOT
-from tests.bp46.world import END_S, Process, World, world_of
-from tests.support.waiting import until
+from tests.bp46.world import Process, World, world_of
+from tests.support.waiting import MENDED_S, until
 
 LIMBO = {"LIMBO_S": "0.1"}
 FLAG = "--declare-lost"
@@ -59,7 +59,7 @@ async def _lives_with_the_loss(world: World, ledger_id: int, healer: Process) ->
         found: list[dict[str, Any]] = (await healer.get("/v1/status"))["lost_entries"]
         return found
 
-    (lost,) = await until(is_told, "the loss is told", 2 * END_S)
+    (lost,) = await until(is_told, "the loss is told", MENDED_S)
     assert (lost["ledger_id"], lost["first"], lost["last"]) == (ledger_id, 3, 4)
     assert set(lost["answers"].values()) == {"absent"}
     assert {member.partition("@")[0] for member in lost["answers"]} == {"b1", "b2", "b3"}
@@ -68,7 +68,7 @@ async def _lives_with_the_loss(world: World, ledger_id: int, healer: Process) ->
         queued = (await healer.get("/v1/repairs"))["repairs"]
         return any("lost: entries 3 to 4" in item["detail"] for item in queued)
 
-    await until(is_the_reason, "the queue says why", 2 * END_S)
+    await until(is_the_reason, "the queue says why", MENDED_S)
     status, _, told = await _quorumlog(world, "ledger", "verify", str(ledger_id))
     assert status == 1
     assert [(part["first"], part["last"]) for part in told["lost"]] == [(3, 4)]
@@ -100,7 +100,7 @@ async def _is_given_up(world: World, ledger_id: int, healer: Process) -> None:
         status, _, row = await _quorumlog(world, *words, "3", "--to", "3", "--yes", *gone)
         return row if status == 0 else {}
 
-    row = await until(is_declared, "b3 is declared lost, and entry 3 with it", END_S)
+    row = await until(is_declared, "b3 is declared lost, and entry 3 with it", MENDED_S)
     assert row["lost_entries"] == [{"first": 3, "last": 3}]
     world.bookies[2].start(**LIMBO)
     await world.bookies[2].ready()
@@ -110,7 +110,7 @@ async def _is_given_up(world: World, ledger_id: int, healer: Process) -> None:
         status, _, row = await _quorumlog(world, *words, "3", "--to", "4", "--yes")
         return row if status == 0 else {}
 
-    row = await until(is_accepted, "the loss is accepted", END_S)
+    row = await until(is_accepted, "the loss is accepted", MENDED_S)
     assert (row["lost_entries"], row["may_lack_entries"]) == ([{"first": 3, "last": 4}], True)
 
     for entry_id in (3, 4):
@@ -131,14 +131,14 @@ async def _is_given_up(world: World, ledger_id: int, healer: Process) -> None:
         verified = await _quorumlog(world, "ledger", "verify", str(ledger_id))
         return verified[0] == 0 and not any((b.data / "limbo").exists() for b in world.bookies)
 
-    await until(is_whole, "nothing is in limbo, and all else has its copies", 2 * END_S)
+    await until(is_whole, "nothing is in limbo, and all else has its copies", MENDED_S)
 
     async def is_quiet() -> bool:
         told = await healer.get("/v1/status")
         queued = (await healer.get("/v1/repairs"))["repairs"]
         return not told["lost_entries"] and not queued
 
-    await until(is_quiet, "nothing is queued or told any more", 2 * END_S)
+    await until(is_quiet, "nothing is queued or told any more", MENDED_S)
 
 
 def _healer(world: World) -> Process:
@@ -171,7 +171,7 @@ async def _quorumlog(world: World, *words: str) -> tuple[int, str, Any]:
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=2 * END_S,
+        timeout=MENDED_S,
         check=False,
     )
     return done.returncode, done.stderr.decode(), orjson.loads(done.stdout) if done.stdout else None

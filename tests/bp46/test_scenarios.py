@@ -7,8 +7,6 @@ entry, and the shipped one that they do not.
 import asyncio
 import signal
 
-import pytest
-
 from loadtest.stores import Stores
 from loadtest.waiting import DeadlineMissed
 from tests.bp46.world import World, world_of
@@ -17,7 +15,6 @@ from tests.support.waiting import until
 LATE = {"ledger-closed", "ledger-fenced"}
 
 
-@pytest.mark.timeout(280)
 async def test_what_is_lost_without_the_protection_is_not_lost_with_it(stores: Stores) -> None:
     async with world_of(stores) as world:
         for is_protected in (False, True):

@@ -11,16 +11,15 @@ import aiohttp
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
 from quorumlog.client import Client, Ledger
-from tests.support.waiting import until
+from tests.support.waiting import MENDED_S, UNHURRIED, until
 
 QUICK = {
     "ABANDONED_S": "2",
     "IN_RECOVERY_S": "1",
     "AUDIT_S": "0.5",
     "LIMBO_S": "0.1",
+    **UNHURRIED,
 }
-HEAL_S = 120.0
-"""Deadline, not expectation: repairs that were put off come again after pauses that double."""
 
 
 async def test_after_a_loss_a_bookie_fills_itself_and_takes_its_old_place(stores: Stores) -> None:
@@ -105,7 +104,7 @@ class _Bookies:
             is_marked = (self._cluster.data / name / "limbo").exists()
             return {} if is_marked or info["bookie"] != member else info
 
-        return await until(is_over, f"{member} is whole", HEAL_S)
+        return await until(is_over, f"{member} is whole", MENDED_S)
 
 
 async def _written(client: Client, count: int) -> tuple[Ledger, list[bytes]]:

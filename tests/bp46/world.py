@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import aiohttp
 
@@ -23,9 +23,7 @@ from services.local.process import Program, start, stop
 from tests.bp46.build import hold_path
 from tests.metadata.support import serving
 from tests.support.proxy import Proxy, proxy_to
-from tests.support.waiting import until
-
-END_S: Final = 60.0
+from tests.support.waiting import SETTLED_S, until
 
 
 @dataclass(slots=True)
@@ -75,7 +73,7 @@ class Process:
         process = self.running
         assert process is not None
         process.send_signal(how)
-        await until(lambda: process.poll() is not None, f"{self.name} is gone", END_S)
+        await until(lambda: process.poll() is not None, f"{self.name} is gone")
 
     async def get(self, path: str) -> dict[str, Any]:
         """What it answers to a GET, as JSON; {} where it says that there is none."""
@@ -137,7 +135,7 @@ class World:
         self, gateway: int, path: str, body: Mapping[str, Any] | None = None
     ) -> tuple[int, dict[str, Any]]:
         url = self.gateways[gateway].url + path
-        timeout = aiohttp.ClientTimeout(total=2 * END_S)
+        timeout = aiohttp.ClientTimeout(total=SETTLED_S)
         async with self.session.post(url, json=body or {}, timeout=timeout) as answer:
             return answer.status, await answer.json()
 
@@ -170,7 +168,7 @@ class World:
             status, body = await self.post(1, f"/v1/ledgers/{ledger_id}/recover")
             return body if status == 200 else {}
 
-        return await until(is_closed, "the ledger is closed", 2 * END_S)
+        return await until(is_closed, "the ledger is closed", SETTLED_S)
 
     async def lost(self, ledger_id: int) -> dict[int, str]:
         """What was acknowledged to C1, and is denied to C2 for good, with the code that says so."""

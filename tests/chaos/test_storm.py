@@ -22,8 +22,6 @@ LAST_LINE: Final = re.compile(
     r" (?P<skipped>\d+) skipped(, broken off)?"
 )
 
-pytestmark = pytest.mark.timeout(900)  # each fault has its deadline; a slow machine takes longer
-
 
 @dataclass(frozen=True, slots=True)
 class Told:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.cluster import Cluster
-from tests.support.waiting import within
+from tests.support.waiting import SETTLED_S, within
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -75,7 +75,7 @@ async def output_of(words: list[str], folder: Path, **environment: str) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with within(f"{words[0]} ends", 240):
+    async with within(f"{words[0]} ends", SETTLED_S):
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()[-4000:]
     return out.decode()

@@ -39,7 +39,6 @@ async def test_examples_are_what_their_schemas_say(cluster: Cluster) -> None:
     assert checked > 100
 
 
-@pytest.mark.timeout(900)
 async def test_generated_requests_are_answered_as_described(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.cluster import Cluster
 from quorumlog.client import Client
-from tests.support.waiting import until, within
+from tests.support.waiting import SETTLED_S, until, within
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -94,7 +94,7 @@ async def test_a_stream_that_is_cut_off_again_and_again_loses_and_repeats_nothin
     path = await new_path(cluster, kind)
     sender = Sender(cluster.gateways, path, random.Random(11))
     timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(timeout=timeout) as session, within("all is sent", 240):
+    async with aiohttp.ClientSession(timeout=timeout) as session, within("all is sent", SETTLED_S):
         await sender.run(session)
 
     assert sender.cuts

@@ -14,7 +14,7 @@ from quorumlog.errors import (
     QuorumLogError,
     WriterLost,
 )
-from tests.support.waiting import until
+from tests.support.waiting import UNHURRIED, until
 
 
 async def append(ledger: Ledger, count: int, *, batch: int = 10) -> list[bytes]:
@@ -37,7 +37,7 @@ async def ensemble(ledger: Ledger) -> list[str]:
 
 async def test_a_ledger_outlives_a_bookie_of_its_ensemble(stores: Stores) -> None:
     async with (
-        running(stores, bookies=4, gateways=1) as cluster,
+        running(stores, bookies=4, gateways=1, environment=UNHURRIED) as cluster,
         Client(*cluster.gateways) as client,
     ):
         ledger = await client.create_ledger()
@@ -52,7 +52,7 @@ async def test_a_ledger_outlives_a_bookie_of_its_ensemble(stores: Stores) -> Non
 
 async def test_a_ledger_outlives_a_bookie_that_hangs(stores: Stores) -> None:
     async with (
-        running(stores, bookies=4, gateways=1) as cluster,
+        running(stores, bookies=4, gateways=1, environment=UNHURRIED) as cluster,
         Client(*cluster.gateways) as client,
     ):
         ledger = await client.create_ledger()
@@ -66,7 +66,7 @@ async def test_a_ledger_outlives_a_bookie_that_hangs(stores: Stores) -> None:
 
 async def test_three_bookies_suffice_after_one_of_them_died(stores: Stores) -> None:
     async with (
-        running(stores, bookies=3, gateways=1) as cluster,
+        running(stores, bookies=3, gateways=1, environment=UNHURRIED) as cluster,
         Client(*cluster.gateways) as client,
     ):
         ledger = await client.create_ledger()
@@ -82,7 +82,7 @@ async def test_three_bookies_suffice_after_one_of_them_died(stores: Stores) -> N
 
 async def test_a_striped_ledger_outlives_a_bookie(stores: Stores) -> None:
     async with (
-        running(stores, bookies=6, gateways=1) as cluster,
+        running(stores, bookies=6, gateways=1, environment=UNHURRIED) as cluster,
         Client(*cluster.gateways) as client,
     ):
         ledger = await client.create_ledger(ensemble_size=5, write_quorum=3, ack_quorum=2)
@@ -96,7 +96,7 @@ async def test_a_striped_ledger_outlives_a_bookie(stores: Stores) -> None:
 
 
 async def test_the_other_gateway_recovers_the_ledger_of_a_dead_writer(stores: Stores) -> None:
-    async with running(stores, gateways=2) as cluster:
+    async with running(stores, gateways=2, environment=UNHURRIED) as cluster:
         first, second = cluster.gateways
         async with Client(first) as writer, Client(second) as other:
             ledger = await writer.create_ledger()
@@ -113,7 +113,7 @@ async def test_the_other_gateway_recovers_the_ledger_of_a_dead_writer(stores: St
 async def test_an_append_through_the_other_gateway_says_that_the_writer_is_gone(
     stores: Stores,
 ) -> None:
-    async with running(stores, gateways=2) as cluster:
+    async with running(stores, gateways=2, environment=UNHURRIED) as cluster:
         first, second = cluster.gateways
         async with Client(first) as writer, Client(second) as other:
             ledger = await writer.create_ledger()
@@ -127,7 +127,7 @@ async def test_an_append_through_the_other_gateway_says_that_the_writer_is_gone(
 async def test_a_paused_writer_can_not_append_after_its_ledger_was_recovered(
     stores: Stores,
 ) -> None:
-    async with running(stores, gateways=2) as cluster:
+    async with running(stores, gateways=2, environment=UNHURRIED) as cluster:
         first, second = cluster.gateways
         async with Client(first) as writer, Client(second) as other:
             ledger = await writer.create_ledger()
@@ -145,7 +145,7 @@ async def test_a_paused_writer_can_not_append_after_its_ledger_was_recovered(
 
 async def test_a_bookie_that_comes_back_still_has_its_entries(stores: Stores) -> None:
     async with (
-        running(stores, bookies=3, gateways=1) as cluster,
+        running(stores, bookies=3, gateways=1, environment=UNHURRIED) as cluster,
         Client(*cluster.gateways) as client,
     ):
         ledger = await client.create_ledger()
@@ -175,7 +175,10 @@ async def code_of_create(gateway: str) -> str:
 
 async def test_appends_go_on_without_postgres() -> None:
     # This cluster has servers of its own, to be killed.
-    async with running(None, gateways=1) as cluster, Client(*cluster.gateways) as client:
+    async with (
+        running(None, gateways=1, environment=UNHURRIED) as cluster,
+        Client(*cluster.gateways) as client,
+    ):
         ledger = await client.create_ledger()
         sent = await append(ledger, 10)
 
@@ -190,7 +193,10 @@ async def test_appends_go_on_without_postgres() -> None:
 
 
 async def test_appends_go_on_without_redis() -> None:
-    async with running(None, gateways=1) as cluster, Client(*cluster.gateways) as client:
+    async with (
+        running(None, gateways=1, environment=UNHURRIED) as cluster,
+        Client(*cluster.gateways) as client,
+    ):
         ledger = await client.create_ledger()
         sent = await append(ledger, 10)
 
@@ -201,7 +207,10 @@ async def test_appends_go_on_without_redis() -> None:
 
 
 async def test_appends_go_on_without_the_metadata_service(stores: Stores) -> None:
-    async with running(stores, gateways=1) as cluster, Client(*cluster.gateways) as client:
+    async with (
+        running(stores, gateways=1, environment=UNHURRIED) as cluster,
+        Client(*cluster.gateways) as client,
+    ):
         ledger = await client.create_ledger()
         sent = await append(ledger, 10)
 
@@ -214,7 +223,7 @@ async def test_appends_go_on_without_the_metadata_service(stores: Stores) -> Non
 
 
 async def test_nothing_is_lost_when_every_process_dies_at_once() -> None:
-    async with running(None, gateways=2) as cluster:
+    async with running(None, gateways=2, environment=UNHURRIED) as cluster:
         async with Client(cluster.gateways[0]) as client:
             ledger = await client.create_ledger()
             sent = await append(ledger, 100)
@@ -238,7 +247,7 @@ async def start_again(cluster: Cluster) -> None:
 
 async def test_concurrent_writers_of_one_ledger_get_ids_of_their_own(stores: Stores) -> None:
     async with (
-        running(stores, gateways=2) as cluster,
+        running(stores, gateways=2, environment=UNHURRIED) as cluster,
         Client(cluster.gateways[0]) as one,
         Client(cluster.gateways[1]) as two,
     ):

@@ -7,14 +7,14 @@ import aiohttp
 from loadtest.cluster import running
 from loadtest.stores import Stores
 from quorumlog.client import Client
-from tests.support.waiting import until
+from tests.support.waiting import UNHURRIED, until
 
 
 async def test_the_last_entry_of_an_idle_writer_outlives_its_gateway_and_every_bookies_restart(
     stores: Stores,
 ) -> None:
     async with (
-        running(stores, bookies=3, gateways=2) as cluster,
+        running(stores, bookies=3, gateways=2, environment=UNHURRIED) as cluster,
         Client(cluster.gateways[0]) as writer,
         Client(cluster.gateways[1]) as other,
         aiohttp.ClientSession() as session,

@@ -50,7 +50,7 @@ class Run:
             assert self.process.poll() is None, said
             return "quorumlog is ready" in said
 
-        until_sync(is_ready, "the cluster is ready", 120)
+        until_sync(is_ready, "the cluster is ready")
 
     def pid(self, name: str) -> int:
         return int((self.data / "run" / f"{name}.pid").read_text())
@@ -141,7 +141,7 @@ def test_restart_brings_the_dead_back() -> None:
                 not set(now) & set(dead) and status_of(f"{cluster.gateways[0]}/health/ready") == 200
             )
 
-        until_sync(are_back, "all are back", 120, passing=(OSError, ValueError))
+        until_sync(are_back, "all are back", passing=(OSError, ValueError))
 
 
 def test_nothing_stays_when_the_supervisor_is_killed() -> None:

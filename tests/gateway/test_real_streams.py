@@ -8,14 +8,14 @@ import orjson
 
 from loadtest.cluster import running
 from loadtest.stores import Stores
-from tests.support.waiting import DEADLINE_S
+from tests.support.waiting import DEADLINE_S, UNHURRIED
 
 COUNT = 3000
 
 
 async def test_streams_keep_their_order_through_another_gateway(stores: Stores) -> None:
     async with (
-        running(stores, bookies=3, gateways=2) as cluster,
+        running(stores, bookies=3, gateways=2, environment=UNHURRIED) as cluster,
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10 * DEADLINE_S)) as http,
     ):
         writer, other = cluster.gateways

@@ -9,10 +9,7 @@ import aiohttp
 import orjson
 
 from tests.support.log_history import LogHistory, check
-from tests.support.waiting import DEADLINE_S, until
-
-SETTLED_S = 4 * DEADLINE_S
-"""For work through deaths and takeovers, on a machine that may be slow."""
+from tests.support.waiting import SETTLED_S, until
 
 
 class Answer:

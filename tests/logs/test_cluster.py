@@ -6,16 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
-import pytest
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
-from tests.logs.support import SETTLED_S, Http, Producer, check_exactly_once
-from tests.support.waiting import until
+from tests.logs.support import Http, Producer, check_exactly_once
+from tests.support.waiting import SETTLED_S, until
 
 LOG = "/v1/logs/log"
-
-pytestmark = pytest.mark.timeout(600)
 
 
 @asynccontextmanager

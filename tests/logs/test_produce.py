@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from loadtest.produce import Plan, Sent, judge, produce, value_of
 from loadtest.stores import Stores
 
@@ -11,7 +9,6 @@ SENT = [Sent("a", 3, {0: 0, 1: 1, 2: 3}), Sent("b", 1, {0: 2})]
 FOUND = [(n, value_of(*which)) for n, which in enumerate((("a", 0), ("a", 1), ("b", 0), ("a", 2)))]
 
 
-@pytest.mark.timeout(600)
 async def test_each_record_is_there_once_at_its_offset_while_one_process_after_another_dies(
     stores: Stores,
 ) -> None:

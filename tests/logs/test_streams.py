@@ -1,11 +1,10 @@
 """Logs as streams: NDJSON both ways, and events that follow the tail."""
 
-import asyncio
-
 import orjson
 
-from tests.logs.support import SETTLED_S, Http
+from tests.logs.support import Http
 from tests.logs.test_http import ENTRIES, LOG, PRODUCER, appended, code, http, log
+from tests.support.waiting import within
 
 __all__ = ["http", "log"]
 
@@ -75,7 +74,7 @@ async def test_events_follow_the_tail_and_end_with_the_log(log: Http) -> None:
     await appended(log, {"text": "a"})
     session, url = log.session, log.urls[0]
     async with (
-        asyncio.timeout(SETTLED_S),
+        within("the events come"),
         session.get(url + f"{ENTRIES}?encoding=text", headers=EVENTS) as response,
     ):
         assert response.status == 200

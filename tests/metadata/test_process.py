@@ -22,8 +22,6 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 STOP_S = 30.0
-START_S = 90.0
-"""Python starts: slow where many do so at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,6 @@ async def test_changes_outlive_a_service_that_is_killed_in_their_midst(
                 await until(
                     lambda service=service: is_ready(service, session),  # type: ignore[misc]
                     "the service is ready",
-                    START_S,
                     passing=(aiohttp.ClientError,),
                 )
             client = MetadataClient([one.url, two.url], session, deadline_s=PATIENT_S)
@@ -109,7 +106,6 @@ async def test_sigterm_ends_streams_and_the_process_in_order(
             await until(
                 lambda: is_ready(service, session),
                 "the service is ready",
-                START_S,
                 passing=(aiohttp.ClientError,),
             )
             async with session.get(f"{service.url}/v1/changes") as stream:

@@ -9,8 +9,6 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spar
 from loadtest.spark_chaos import Counts, storm
 
 
-# Two JVMs, which take a minute each to start where the machine is slow.
-@pytest.mark.timeout(1500)
 async def test_a_driver_and_a_gateway_are_killed_and_each_row_is_there_once(
     servers: StoreServers,
 ) -> None:

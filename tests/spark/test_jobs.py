@@ -5,6 +5,7 @@ import datetime as dt
 import json
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +24,9 @@ from quorumlog.protocol.record import Entry, pack
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
+from quorumlog.errors import UNKNOWN, QuorumLogError
 from quorumlog.spark.jobs import archive, ingest, job, repair_plan, retention_stats, scrub
-from quorumlog.spark.jobs.spans import CORRUPT, DIVERGENT, EXTRA, MISSING
+from quorumlog.spark.jobs.spans import CORRUPT, DIVERGENT, EXTRA, MISSING, UNREACHABLE
 from quorumlog.spark.plan import DataLoss, Range
 from quorumlog.spark.reading import rows
 
@@ -122,7 +124,11 @@ def writers(cluster: SparkCluster) -> Iterator[list[str]]:
     def write() -> None:
         try:
             while not ended.is_set():
-                cluster.append(log, *"abc")
+                try:
+                    cluster.append(log, *"abc")
+                except QuorumLogError as error:
+                    if not error.retryable and error.outcome != UNKNOWN:
+                        raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the test tells it
             failures.append(repr(error))
 
@@ -158,12 +164,24 @@ def test_scrub_finds_exactly_what_was_planted_while_writers_run(
         )
     planter.flip(2, MARK.replace("flipped", "ruined!"))
 
-    result = scrub.run(spark, cluster.urls)
+    planted = {plain, striped, rotten}
 
+    def scrubbed() -> tuple[job.Result, list[Any]] | None:
+        result = scrub.run(spark, cluster.urls)
+        told = result.frame.collect()
+        elsewhere = {row.kind for row in told if row.ledger not in planted} - {EXTRA}
+        # Where a machine is slow a copy may be late in both looks. Nothing else is wrong elsewhere.
+        assert elsewhere <= {MISSING, UNREACHABLE}
+        is_late = bool(elsewhere) or any(row.kind == UNREACHABLE for row in told)
+        return None if is_late else (result, told)
+
+    seen = cluster.until(scrubbed, "nothing is found but what was planted")
+    assert seen is not None
+    result, told = seen
     found = {
         (row.ledger, row.first, row.last, row.bookie, row.kind, row.survivors)
-        for row in result.frame.collect()
-        if row.kind != EXTRA or row.ledger in {plain, striped, rotten}
+        for row in told
+        if row.ledger in planted
     }
     assert found == {
         (plain, 100, 109, "bookie-2@1", MISSING, 2),
@@ -174,7 +192,7 @@ def test_scrub_finds_exactly_what_was_planted_while_writers_run(
         (rotten, 200, 200, "bookie-2@1", CORRUPT, 2),
     }
     assert result.status == job.FOUND
-    assert result.report["findings"] == {CORRUPT: 1, DIVERGENT: 1, EXTRA: 2, MISSING: 2}
+    assert result.report["findings"] == Counter(row.kind for row in told)
     assert not writers
 
     saved = tmp_path / "findings.jsonl"
@@ -195,7 +213,7 @@ def test_scrub_finds_exactly_what_was_planted_while_writers_run(
     assert {
         (item["ledger_id"], item["member"], tuple(map(tuple, item["ranges"])))
         for item in queued
-        if item["ledger_id"] in {plain, striped, rotten}
+        if item["ledger_id"] in planted
     } == {
         (plain, "bookie-2@1", ((100, 109),)),
         (striped, "bookie-3@1", ((42, 42),)),

@@ -53,8 +53,6 @@ spark.stop()
 """
 
 
-# Three JVMs, which take a minute each to start where the machine is slow.
-@pytest.mark.timeout(1500)
 def test_executors_need_pyspark_and_a_zip_and_nothing_else(
     cluster: SparkCluster, tmp_path: Path
 ) -> None:

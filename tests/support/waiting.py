@@ -3,10 +3,23 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from types import MappingProxyType
+from typing import Final
 
 from loadtest.waiting import DEADLINE_S, DeadlineMissed, until, until_sync
 
-__all__ = ["DEADLINE_S", "DeadlineMissed", "until", "until_sync", "within"]
+__all__ = [
+    "DEADLINE_S", "MENDED_S", "SETTLED_S", "UNHURRIED", "DeadlineMissed", "until", "until_sync",
+    "within",
+]  # fmt: skip
+
+SETTLED_S: Final = 4 * DEADLINE_S
+"""For work through deaths and takeovers."""
+MENDED_S: Final = 6 * DEADLINE_S
+"""For what autorecovery mends: a repair that fails is put off for ever longer, at last for 300 s."""
+UNHURRIED: Final = MappingProxyType({"QUORUM_TIMEOUT_S": "50"})
+"""Settings of a cluster on which no append fails for the machine's being slow; below the deadline of a
+client's call."""
 
 
 @contextlib.asynccontextmanager

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.logs.support import SETTLED_S, Answer, Http
-from tests.support.waiting import until
+from tests.logs.support import Answer, Http
+from tests.support.waiting import SETTLED_S, until
 
 LOG = "/v1/logs/log"
 TRANSACTIONS = "/v1/transactions"

@@ -5,15 +5,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
-import pytest
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
-from tests.logs.support import SETTLED_S, Http
-from tests.support.waiting import until
+from tests.logs.support import Http
+from tests.support.waiting import SETTLED_S, until
 from tests.transactions.support import LOG, TRANSACTIONS, begin, write
 
-pytestmark = pytest.mark.timeout(600)
 GATEWAYS = 2
 
 
@@ -90,7 +88,7 @@ async def test_a_commit_is_done_once_whatever_dies_on_the_way(stores: Stores) ->
                 mine = [f"{name}.0", f"{name}.0+", f"{name}.1", f"{name}.1+"]
                 assert found[first : last + 1] == mine
 
-        await until(lambda: is_clean(http), "nothing is left of what was not published", 240)
+        await until(lambda: is_clean(http), "nothing is left of what was not published", SETTLED_S)
 
 
 async def owner_of(cluster: Cluster, http: Http) -> int | None:

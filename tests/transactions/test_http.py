@@ -6,17 +6,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import pytest
 
 from loadtest.cluster import running
 from loadtest.stores import Stores
 from services.gateway.edge.models import Ledger
 from services.gateway.edge.transaction_models import TransactionModel
 from tests.logs.support import Http
-from tests.support.waiting import until
+from tests.support.waiting import SETTLED_S, until
 from tests.transactions.support import LOG, TRANSACTIONS, begin, code, end, settled, write
-
-pytestmark = pytest.mark.timeout(600)
 
 
 @asynccontextmanager
@@ -188,7 +185,7 @@ async def _leaves_no_ledger_behind(http: Http) -> None:
         fresh = {ledger for ledger in mine - on_log if not await _was_published(http, ledger)}
         return not fresh
 
-    await until(is_clean, "what was not published is gone", 120)
+    await until(is_clean, "what was not published is gone", SETTLED_S)
     assert (await http.done("GET", f"{TRANSACTIONS}/{left}"))["state"] == "ABORTED"
     assert await http.contents("log") == ["new"]
 
