@@ -98,6 +98,8 @@ class Scrubber:
                 return
             await self._report(segment, 0, 1 << 62, str(error))
         for start, end in wrong:
+            if not store.segments.path(segment).exists():
+                return  # it was given up meanwhile, and then cut
             await self._report(segment, start, end, "a CRC is wrong, or it can't be read")
 
     async def _find_missing(self) -> None:

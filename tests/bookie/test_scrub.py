@@ -197,3 +197,28 @@ async def test_a_pass_goes_on_after_a_restart(store: Store) -> None:
     sealed = [n for n in store.segments.numbers() if 2 < n < store.position.segment]
     sizes = [batches_of(store.segments.path(n))[-1].end - SEGMENT_HEAD.size for n in sealed]
     assert second.progress.checked_bytes == sum(sizes)
+
+
+async def test_a_segment_that_is_given_up_while_it_is_scrubbed_is_no_damage(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.bookie.scan.STEP_BYTES", 4096)
+    monkeypatch.setattr("services.bookie.scrub._STEP_BYTES", 4096)
+
+    class Removing(Pace):
+        """Compaction is done with the segment when the scrubber is in the midst of it."""
+
+        async def spend(self, _size: int, _bytes_per_s: int) -> None:
+            if store.segments.path(2).exists():
+                store.segments.remove(2)
+                store.damages.segment_removed(2)
+
+    scrubber = scrubber_of(store, Removing())
+    scrubber.progress.segment = 1
+
+    await scrubber.one_pass()
+
+    assert not store.segments.path(2).exists()
+    assert store.damages.stretches() == []
+    assert list(store.damages.lost()) == []
+    assert store.counters["scrub_damages"] == 0
