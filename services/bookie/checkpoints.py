@@ -55,14 +55,15 @@ class Checkpoints:
     async def now(self) -> None:
         """One that begins after this was asked. Raises what went wrong."""
         while self._running is not None:
-            await asyncio.shield(self._running)
+            await asyncio.wait({self._running})
         self._running = asyncio.create_task(self._once())
         await asyncio.shield(self._running)
 
     async def last(self) -> None:
         """The one of an orderly end."""
         if self._running is not None:
-            await self._running
+            # Who asked for it hears what went wrong with it.
+            await asyncio.wait({self._running})
         await self._quietly()
 
     async def _once(self) -> None:

@@ -6,6 +6,7 @@ import binascii
 import hashlib
 import re
 import struct
+from functools import partial
 from itertools import chain
 from typing import Final
 
@@ -46,6 +47,7 @@ from services.bookie.bodies import (
     VerdictBody,
 )
 from services.bookie.index import LedgerRow
+from services.bookie.pending import tell
 from services.bookie.runtime import Bookie
 from services.bookie.scrub import Progress
 from services.bookie.store import ReadAnswer, Store
@@ -108,7 +110,7 @@ async def add_entries(request: web.Request) -> web.StreamResponse:
         _member(request, store), run, _key(request), kind == "recovery", kind == "repair"
     )
     try:
-        store.add(asked, answered.set_result)
+        store.add(asked, partial(tell, answered))
     except stores.Overloaded:
         raise Overloaded("too much is queued for the disk") from None
     return _verdict(store, ledger_id, run.first, run.last, await answered)
@@ -124,7 +126,7 @@ async def read_entries(request: web.Request) -> web.StreamResponse:
         raise InvalidRequest("to is below from")
     answered: asyncio.Future[ReadAnswer] = asyncio.get_running_loop().create_future()
     asked = ReadAsked(_member(request, store), first, last)
-    store.read(ledger_id, asked, 1 << 20, answered.set_result)
+    store.read(ledger_id, asked, 1 << 20, partial(tell, answered))
     answer = await answered
     run = None if answer.run is None else Run(answer.run)
     entries = () if run is None else tuple(map(_entry_body, run.entries()))
@@ -146,7 +148,8 @@ async def fence(request: web.Request) -> web.StreamResponse:
     store = _store(request)
     ledger_id = _ledger_id(request)
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    store.fence(ledger_id, FenceAsked(_member(request, store), _key(request)), answered.set_result)
+    asked = FenceAsked(_member(request, store), _key(request))
+    store.fence(ledger_id, asked, partial(tell, answered))
     return _verdict(store, ledger_id, NO_ENTRY, NO_ENTRY, await answered)
 
 
@@ -155,7 +158,7 @@ async def last_add_confirmed(request: web.Request) -> web.StreamResponse:
     store = _store(request)
     ledger_id = _ledger_id(request)
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    store.read_lac(ledger_id, LacAsked(_member(request, store)), answered.set_result)
+    store.read_lac(ledger_id, LacAsked(_member(request, store)), partial(tell, answered))
     return _verdict(store, ledger_id, NO_ENTRY, NO_ENTRY, await answered)
 
 

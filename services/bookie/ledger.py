@@ -5,6 +5,7 @@ Owned by the event loop. A checkpoint is made from `change()` and ends with `che
 changes in between stays dirty.
 """
 
+import logging
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.replica import LimboSet, Replica, RunStored
 from services.bookie.index import Index, LedgerChange, LedgerRow
 from services.bookie.parts import Part, part_of, present_in
+
+log = logging.getLogger(__name__)
 
 
 def _first(part: Part) -> int:
@@ -32,7 +35,8 @@ class Ledger:
 
     Invariants: parts are disjoint as sets of ids; a part is in `recent` or in the index, or, while
     a checkpoint runs, in both; `hidden` (and `_hiding`, while a checkpoint deletes them) names firsts whose rows in the
-        index no longer hold.
+        index no longer hold; a part that was on disk stays in the index, or comes there, until what
+        took its entries is on disk too.
     """
 
     __slots__ = (
@@ -42,6 +46,8 @@ class Ledger:
         "_hiding",
         "_index",
         "_indexed_highest",
+        "_is_in_checkpoint",
+        "_replaced",
         "_stored_bytes",
         "_waiting",
         "ahead_to",
@@ -65,6 +71,10 @@ class Ledger:
         self.recent: list[Part] = []
         self.hidden: set[int] = set()
         self._hiding: set[int] = set()
+        self._replaced: list[tuple[Part, Part, Part | None]] = []
+        """New parts that are not on disk, with those that they took entries from, and what is left
+        of these."""
+        self._is_in_checkpoint = False
         self.fresh: list[Part] = []
         """Parts that `accept` just made, for whoever writes their record."""
         self.is_dropped = False
@@ -197,6 +207,9 @@ class Ledger:
             if place < len(self.recent) and self.recent[place] is old:
                 del self.recent[place]
             self.hidden.add(old.first)
+            self._replaced.append((part, old, rest))
+            if old.segment < 0:
+                old.rest = rest
             if rest is not None:
                 self._entry_count += rest.count
                 insort(self.recent, rest, key=_first)
@@ -225,6 +238,7 @@ class Ledger:
         for part in self.find(0, self.highest):
             self.hidden.add(part.first)
         self.recent.clear()
+        self._replaced.clear()
         self.highest = NO_ENTRY
         self.sparse_span = self._entry_count = self._stored_bytes = 0
         self._dirty_count += 1
@@ -243,9 +257,14 @@ class Ledger:
         replica = self.replica
         replica.synced(replica.synced_count + count)
         self._dirty_count += count
+        self._prune()
         waiting = self._waiting
         while waiting and waiting[0][0] <= replica.synced_count:
-            waiting.popleft()[1]()
+            try:
+                waiting.popleft()[1]()
+            except Exception:
+                # Others wait for the same batch.
+                log.exception("answer-failed", extra={"ledger": self.ledger_id})
 
     # --- checkpoints -------------------------------------------------------------------------------
 
@@ -265,14 +284,27 @@ class Ledger:
         return (
             not self.recent
             and not self.is_dirty
+            # What a checkpoint is writing the index does not know yet: a fence, for one (I13).
+            and not self._is_in_checkpoint
             and not self._waiting
             and replica.accepted_count == replica.synced_count
         )
 
+    def _prune(self) -> None:
+        """What is on disk by now has taken its entries for good."""
+        if self._replaced:
+            self._replaced = [item for item in self._replaced if item[0].segment < 0]
+
     def row(self) -> LedgerRow:
         """The ledger's row as it is now; what is not on disk yet is not counted."""
         replica = self.replica
+        self._prune()
         pending = [part for part in self.recent if part.segment < 0]
+        taken = sum(
+            old.count - (0 if rest is None else rest.count)
+            for _, old, rest in self._replaced
+            if old.segment >= 0
+        )
         limbo = replica.limbo
         return LedgerRow(
             replica.ledger_key,
@@ -282,7 +314,7 @@ class Ledger:
             replica.last_add_confirmed,
             self.highest,
             self.sparse_span,
-            self._entry_count - sum(part.count for part in pending),
+            self._entry_count + taken - sum(part.count for part in pending),
             self._stored_bytes - sum(len(part.body or b"") for part in pending),
         )
 
@@ -291,14 +323,24 @@ class Ledger:
         monotone, so replaying the same again does no harm.
         """
         self._dirty_count = 0
-        # What is hidden from now on hides what this checkpoint is writing.
-        self._hiding, self.hidden = self.hidden, set()
+        self._is_in_checkpoint = True
         parts = [part for part in self.recent if part.segment >= 0]
+        self._prune()
+        # A power cut may take what is not on disk yet: then the parts are what there is that it
+        # took entries from, as they were.
+        left = {id(rest) for _, _, rest in self._replaced}
+        kept = [old for _, old, _ in self._replaced if old.segment >= 0 and id(old) not in left]
+        if left:
+            parts = [part for part in parts if id(part) not in left] + kept
+        # What is hidden from now on hides what this checkpoint is writing.
+        still = {part.first for part in kept}
+        self._hiding, self.hidden = self.hidden - still, still
         row = None if self.is_dropped else self.row()
         return LedgerChange(self.ledger_id, row, parts, list(self._hiding))
 
     def checkpointed(self, change: LedgerChange) -> None:
         """The checkpoint made of `change` is on disk."""
+        self._is_in_checkpoint = False
         written = set(map(id, change.parts))
         self.recent = [part for part in self.recent if id(part) not in written]
         self._hiding = set()
@@ -307,6 +349,7 @@ class Ledger:
 
     def not_checkpointed(self) -> None:
         """The checkpoint made of the last `change` failed."""
+        self._is_in_checkpoint = False
         self.hidden |= self._hiding
         self._hiding = set()
         self._dirty_count += 1

@@ -33,6 +33,8 @@ class Part:
     size: int = 0
     crc: int = 0
     body: bytes | None = None
+    rest: "Part | None" = None
+    """What is left of it since another part took some of its entries before it was on disk."""
 
     def has(self, entry_id: int) -> bool:
         """Whether an entry belongs to the part."""

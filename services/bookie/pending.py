@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from quorumlog.protocol.replica import Record
 from services.bookie.ledger import Ledger
@@ -11,9 +11,17 @@ from services.bookie.log import LogRecord
 from services.bookie.records import owner_of, to_log
 from services.bookie.writer import LogWriter, Position
 
+T = TypeVar("T")
+
 CROWDED_PART: Final = 4
 """Channels are not read from while more than this part of `bytes_max` is queued: some 50 ms of a
 disk. Their peers are told by TCP; plain HTTP is refused at the whole."""
+
+
+def tell(waiting: "asyncio.Future[T]", answer: T) -> None:
+    """Give an answer to one who waits for the disk, unless that one waits no more."""
+    if not waiting.done():
+        waiting.set_result(answer)
 
 
 class Pending:
@@ -60,7 +68,7 @@ class Pending:
         """Wait until all records of a ledger are on disk."""
         assert self._loop is not None
         synced: asyncio.Future[None] = self._loop.create_future()
-        ledger.when_synced(ledger.replica.accepted_count, lambda: synced.set_result(None))
+        ledger.when_synced(ledger.replica.accepted_count, lambda: tell(synced, None))
         await synced
 
     @property
@@ -92,12 +100,14 @@ class Pending:
         for record in records:
             size += record.size
             ledger, part = owner_of(record)
-            if part is not None:
+            while part is not None:
                 part.segment = record.segment
                 part.offset = record.offset
                 part.size = record.size
                 part.crc = record.crc
                 part.body = None
+                # Entries may have been taken from it while it was on its way.
+                part = part.rest
             counts[ledger] = counts.get(ledger, 0) + 1
         self.position = position
         self.bytes -= size

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ from services.bookie.ledger import Ledger
 from services.bookie.moves import Moves
 from services.bookie.options import StoreOptions
 from services.bookie.parts import split_run
-from services.bookie.pending import Pending
+from services.bookie.pending import Pending, tell
 from services.bookie.reading import join
 from services.bookie.reads import Found, Reads
 from services.bookie.replay import Replayed, replay_log
@@ -119,6 +120,8 @@ class Store:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer: LogWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_ending = False
+        """What is written from now on may never come to the disk."""
         self.is_closed_to_adds = False
         """An operator's word: the disk may have room, and no normal add is taken all the same."""
         self.check_space()
@@ -148,6 +151,7 @@ class Store:
 
     async def stop(self) -> None:
         """Write what is queued, the clean end and a checkpoint."""
+        self._is_ending = True
         if self._writer is not None:
             await asyncio.to_thread(self._writer.stop)
             # What the writer told the loop last is handled before this goes on.
@@ -184,7 +188,7 @@ class Store:
         run = asked.run
         if self.pending.is_too_much:
             raise Overloaded
-        if run.ledger_id in self._leaving:
+        if run.ledger_id in self._leaving or self._is_ending:
             done(Verdict(Status.UNKNOWN))
             return
         if self.takes_no_adds:
@@ -215,7 +219,7 @@ class Store:
         try:
             for piece in pieces:
                 answered: asyncio.Future[Verdict] = self._loop.create_future()
-                self.add(replace(asked, run=piece), answered.set_result)
+                self.add(replace(asked, run=piece), partial(tell, answered))
                 verdict = await answered
                 if verdict.status is not Status.OK:
                     break
@@ -238,7 +242,7 @@ class Store:
                 # It may have been forgotten and loaded again meanwhile: two would not see each
                 # other's fence.
                 ledger = self.ledger(ledger_id)
-                if ledger_id in self._leaving:
+                if ledger_id in self._leaving or self._is_ending:
                     verdict = Verdict(Status.UNKNOWN)
                     break
                 verdict = ledger.replica.step(again)
@@ -283,6 +287,8 @@ class Store:
 
     async def leave_limbo(self, ledger_id: int) -> None:
         """What belongs here of a ledger is here; on disk when it returns."""
+        # A checkpoint may tell it before the log does: not before what came back is on disk (I27).
+        await self.pending.all_synced(self.ledger(ledger_id))
         ledger = self.ledger(ledger_id)
         self.pending.submit(ledger, ledger.replica.set_limbo(limbo=False).records)
         await self.pending.all_synced(ledger)

@@ -190,9 +190,10 @@ class LogWriter:
                 if error.errno != errno.ENOSPC or self._is_ending.is_set():
                     raise
                 self.is_full = True
-                if self._reserve.exists():
+                try:
                     self._reserve.unlink()
-                else:
+                except FileNotFoundError:
+                    # Used up; a checkpoint may need it too.
                     self._is_ending.wait(FULL_RETRY_S)
             else:
                 self.is_full = False

@@ -8,8 +8,11 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+import pytest
 
 from loadtest.stores import scratch
 from quorumlog.protocol.messages import CasStatus
@@ -18,12 +21,14 @@ from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import ReadAsked
 from services.bookie import cookie, replay
 from services.bookie.collect import Collector
+from services.bookie.ledger import Ledger
 from services.bookie.moves import Moves
 from services.bookie.segments import Segments
 from services.bookie.space import Space
 from services.bookie.store import ReadAnswer, Store
 from services.bookie.writer import LogWriter
-from tests.bookie import crash, flips, test_collect, test_cookie
+from tests.bookie import crash, flips, test_at_once, test_collect, test_cookie
+from tests.bookie.test_store import Gate
 
 ROUNDS: Final = 8
 """Of 50 crashes, or 100 changes, within which a mutant must be found."""
@@ -93,6 +98,26 @@ def resurrects() -> bool:
     )
 
 
+def forgets_a_fence() -> bool:
+    """A ledger is forgotten in memory while a checkpoint writes its fence."""
+    with pytest.MonkeyPatch.context() as patch:
+        return by_scenario(
+            test_at_once.test_a_fence_is_not_forgotten_while_a_checkpoint_writes_it, patch
+        )
+
+
+def gives_up_too_soon() -> bool:
+    """A power cut between a checkpoint and the sync of what was moved."""
+    with pytest.MonkeyPatch.context() as patch:
+        return by_scenario(
+            partial(
+                test_at_once.test_a_checkpoint_gives_no_copy_up_before_the_one_in_its_place_is_on_disk,
+                is_indexed=True,
+            ),
+            Gate(patch),
+        )
+
+
 def drops_without_proof() -> bool:
     """Rows that can't be read."""
     seen = (CasStatus.UNKNOWN, None)
@@ -125,6 +150,24 @@ def nothing_later(_original: Any) -> Any:
         await asyncio.sleep(0)
 
     return done
+
+
+def idle_in_checkpoints(_original: Any) -> Any:
+    """What a checkpoint is writing counts as known to the index."""
+
+    def is_idle(self: Ledger) -> bool:
+        return not (self.recent or self.is_dirty or self._waiting)
+
+    return property(is_idle)
+
+
+def taken_at_once(_original: Any) -> Any:
+    """What took the place of a copy counts as on disk."""
+
+    def prune(self: Ledger) -> None:
+        self._replaced = []
+
+    return prune
 
 
 def forgetful(_original: Any) -> Any:
@@ -208,6 +251,22 @@ CRASH_MUTANTS: Final = (
         "remove",
         forgetful,
         by_crashes,
+    ),
+    StorageMutant(
+        "I13",
+        "what a checkpoint is writing is forgotten in memory",
+        Ledger,
+        "is_idle",
+        idle_in_checkpoints,
+        forgets_a_fence,
+    ),
+    StorageMutant(
+        "rule 3",
+        "the index gives a copy up before the one in its place is on disk",
+        Ledger,
+        "_prune",
+        taken_at_once,
+        gives_up_too_soon,
     ),
 )
 OTHER_MUTANTS: Final = (

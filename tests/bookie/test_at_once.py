@@ -1,0 +1,372 @@
+"""What tasks and threads of one bookie do at once: checkpoints, the writer, compaction, adds, the end.
+
+Each test holds one of them at a step and lets the others go on.
+"""
+
+import asyncio
+import shutil
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.stores import scratch
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.replica import AddAsked, Verdict
+from services.bookie.store import Store
+from tests.bookie.support import (
+    KEY,
+    ME,
+    add,
+    assert_right,
+    fence,
+    ids_of,
+    image,
+    read,
+    run_of,
+    started,
+)
+from tests.bookie.test_store import Gate
+from tests.support.waiting import until
+
+
+@pytest.fixture
+async def root() -> AsyncIterator[Path]:
+    with scratch("ql-at-once-") as folder:
+        yield folder
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
+def cut(store: Store, to: Path) -> Path:
+    """The directory as a power cut at this moment leaves it: nothing of what was not synced."""
+    image(store, to)
+    log = to / "log" / store.segments.path(store.position.segment).name
+    size = log.stat().st_size
+    with log.open("r+b") as file:
+        file.seek(store.position.offset)
+        file.write(bytes(size - store.position.offset))
+    return to
+
+
+def rot(store: Store, ledger_id: int, entry_id: int) -> None:
+    """Turn a bit of the part that holds an entry."""
+    (part,) = store.ledger(ledger_id).find(entry_id, entry_id)
+    with store.segments.path(part.segment).open("r+b") as file:
+        file.seek(part.offset + part.size - 1)
+        byte = file.read(1)[0]
+        file.seek(part.offset + part.size - 1)
+        file.write(bytes([byte ^ 1]))
+
+
+async def test_a_fence_is_not_forgotten_while_a_checkpoint_writes_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I13. The index does not know it yet, and the ledger in memory has nothing more to write."""
+    monkeypatch.setattr("services.bookie.holdings.LEDGERS_MAX", 0)
+    store = started(root / "d")
+    assert (await fence(store, 7)).status is Status.OK
+    begun, held = threading.Event(), threading.Event()
+    write = store.index.write
+
+    def slow(*args: Any) -> None:
+        begun.set()
+        assert held.wait(60)
+        write(*args)
+
+    monkeypatch.setattr(store.index, "write", slow)
+    checkpoint = asyncio.create_task(store.checkpoint())
+    await until(begun.is_set, "the checkpoint is being written")
+    store.holdings.trim()
+
+    refused = await add(store, run_of(7, [0]))
+
+    held.set()
+    await checkpoint
+    assert refused.status is Status.FENCED
+    store.holdings.trim()
+    assert store.holdings._ledgers == {}
+    assert (await add(store, run_of(7, [0]))).status is Status.FENCED
+    await store.stop()
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+async def test_a_checkpoint_gives_no_copy_up_before_the_one_in_its_place_is_on_disk(
+    root: Path, gate: Gate, *, is_indexed: bool
+) -> None:
+    """Compaction moves a part, and the power goes before the disk has it at its new place."""
+    store = started(root / "d")
+    await add(store, run_of(7, range(10)))
+    if is_indexed:
+        await store.checkpoint()
+    parts = store.ledger(7).find(0, 9)
+    gate.open.clear()
+    gate.waiting = 0
+    moving = asyncio.create_task(store.moves.move([(7, part) for part in parts]))
+    await until(lambda: gate.waiting > 0, "what is moved is being synced")
+    await store.checkpoint()
+
+    after = started(cut(store, root / "after"))
+
+    gate.open.set()
+    assert_right(found := await read(after, 7, 0, 9), 7)
+    assert (ids_of(found), found.absent) == (list(range(10)), ())
+    assert await moving == [True]
+    await after.stop()
+    for lost_index in (False, True):
+        await store.stop()
+        if lost_index:
+            shutil.rmtree(root / "d" / "index")
+        store = started(root / "d")
+        assert_right(found := await read(store, 7, 0, 9), 7)
+        assert (ids_of(found), found.absent) == (list(range(10)), ())
+        (row,) = [row for ledger, row in store.ledgers() if ledger == 7]
+        assert row.entry_count == 10
+    await store.stop()
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+async def test_what_is_left_of_a_copy_is_kept_as_it_was_until_the_rest_of_it_is_on_disk(
+    root: Path, gate: Gate, *, is_indexed: bool
+) -> None:
+    """Some entries of a damaged run are written again: till then the others are not denied."""
+    store = started(root / "d")
+    await add(store, run_of(7, range(10)))
+    await add(store, run_of(7, range(10, 12)))
+    if is_indexed:
+        await store.checkpoint()
+    rot(store, 7, 0)
+    gate.open.clear()
+    gate.waiting = 0
+    mending = asyncio.create_task(add(store, run_of(7, range(3, 6)), recovery=True))
+    await until(lambda: gate.waiting > 0, "it is being synced")
+    again = asyncio.create_task(add(store, run_of(7, range(8, 10)), recovery=True))
+    await until(lambda: store.ledger(7).replica.accepted_count == 4, "both were accepted")
+    await store.checkpoint()
+
+    after = started(cut(store, root / "after"))
+
+    gate.open.set()
+    found = await read(after, 7, 0, 11)
+    assert (ids_of(found), found.absent) == ([10, 11], ())
+    (row,) = [row for _, row in after.ledgers()]
+    assert row.entry_count == 12
+    assert [(await mending).status, (await again).status] == [Status.OK, Status.OK]
+    await after.stop()
+    await store.checkpoint()
+    await store.stop()
+    store = started(root / "d")
+    found = await read(store, 7, 0, 11)
+    assert (ids_of(found), found.absent) == ([3, 4, 5, 8, 9, 10, 11], ())
+    (row,) = [row for _, row in store.ledgers()]
+    assert row.entry_count == 12
+    await store.stop()
+
+
+async def test_a_copy_that_is_cut_before_it_is_on_disk_is_found_after_a_restart(
+    root: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
+    """Two mend the same damage at once, with runs that were cut differently."""
+    store = started(root / "d")
+    await add(store, run_of(7, range(20)))
+    rot(store, 7, 0)
+    fetch = store._reads.fetch
+    reading, go_on = [0], asyncio.Event()
+
+    async def slow(*args: Any) -> Any:
+        found = await fetch(*args)
+        reading[0] += 1
+        await go_on.wait()
+        return found
+
+    monkeypatch.setattr(store._reads, "fetch", slow)
+    adding = [
+        asyncio.create_task(add(store, run_of(7, ids), recovery=True))
+        for ids in (range(20), range(5, 10), range(8, 15))
+    ]
+    await until(lambda: reading[0] == 3, "all know that what is here is damaged")
+    gate.open.clear()
+    go_on.set()
+    await until(lambda: store.ledger(7).replica.accepted_count == 4, "all were accepted")
+    gate.open.set()
+
+    assert [(await one).status for one in adding] == [Status.OK] * 3
+    for _ in range(2):
+        await store.stop()
+        store = started(root / "d")
+        assert_right(found := await read(store, 7, 0, 30), 7)
+        assert (ids_of(found), found.absent) == (list(range(20)), ((20, 30),))
+    await store.stop()
+
+
+async def test_one_who_waits_no_more_keeps_no_answer_from_others(root: Path, gate: Gate) -> None:
+    store = started(root / "d")
+    gate.open.clear()
+    store.add(AddAsked(ME, run_of(6, [0]), KEY), lambda _: None)
+    await until(lambda: gate.waiting > 0, "the batch before is being synced")
+    first = asyncio.create_task(add(store, run_of(7, [0])))
+    waiting = asyncio.create_task(store.enter_limbo(9, KEY, is_fenced=False))
+    second = asyncio.create_task(add(store, run_of(8, [0])))
+    await until(lambda: store.ledger(8).replica.accepted_count == 1, "all were accepted")
+    first.cancel()
+    waiting.cancel()
+    await asyncio.gather(first, waiting, return_exceptions=True)
+
+    gate.open.set()
+
+    assert (await second).status is Status.OK
+    assert (await add(store, run_of(7, [1]))).status is Status.OK
+    await store.stop()
+    store = started(root / "d")
+    for ledger in (6, 8):
+        assert ids_of(await read(store, ledger, 0, 0)) == [0]
+    assert ids_of(await read(store, 7, 0, 5)) == [0, 1]
+    await store.stop()
+
+
+async def test_a_ledger_leaves_limbo_only_after_what_came_back_is_on_disk(
+    root: Path, gate: Gate
+) -> None:
+    """I27. A checkpoint tells that the limbo is over, and the power goes before the disk has the
+    entry that ended it.
+    """
+    store = started(root / "d", me="b1@2")
+    await store.enter_limbo(7, KEY, is_fenced=False)
+    await add(store, run_of(7, [0]), member="b1@2", repair=True)
+    gate.open.clear()
+    gate.waiting = 0
+    adding = asyncio.create_task(add(store, run_of(7, [1]), member="b1@2", repair=True))
+    await until(lambda: gate.waiting > 0, "the entry is being synced")
+    leaving = asyncio.create_task(store.leave_limbo(7))
+    await store.checkpoint()
+
+    after = started(cut(store, root / "after"), me="b1@2")
+
+    gate.open.set()
+    found = await read(after, 7, 0, 1, member="b1@2")
+    assert (ids_of(found), found.absent) == ([0], ())
+    await after.stop()
+    await asyncio.gather(adding, leaving)
+    await store.stop()
+    store = started(root / "d", me="b1@2")
+    assert (await read(store, 7, 0, 2, member="b1@2")).absent == ((2, 2),)
+    await store.stop()
+
+
+async def test_an_end_after_a_checkpoint_that_failed_is_an_end_all_the_same(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = started(root / "d")
+    await add(store, run_of(7, range(3)))
+    begun, held = threading.Event(), threading.Event()
+    write = store.index.write
+
+    def fails(*_: Any) -> None:
+        begun.set()
+        assert held.wait(60)
+        monkeypatch.setattr(store.index, "write", write)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.index, "write", fails)
+    checkpoint = asyncio.create_task(store.checkpoint())
+    await until(begun.is_set, "the checkpoint is being written")
+    writer = store._writer
+    assert writer is not None
+    ending = asyncio.create_task(store.stop())
+    await until(lambda: not writer._thread.is_alive(), "the writer has ended")
+
+    held.set()
+    await ending
+
+    with pytest.raises(OSError, match="No space left"):
+        await checkpoint
+    assert store.counters["checkpoints"] == 1
+    store = started(root / "d")
+    assert ids_of(await read(store, 7, 0, 9)) == [0, 1, 2]
+    await store.stop()
+
+
+async def test_an_add_of_many_parts_does_not_hold_up_the_end(root: Path, gate: Gate) -> None:
+    store = started(root / "d")
+    wide = run_of(7, range(0, 20_000, 4000))
+    gate.open.clear()
+    heard: list[Verdict] = []
+    store.add(AddAsked(ME, wide, KEY), heard.append)
+    await until(lambda: gate.waiting > 0, "its first part is being synced")
+    ending = asyncio.create_task(store.stop())
+    await until(store._writer._is_ending.is_set, "the end has begun")  # type: ignore[union-attr]
+
+    gate.open.set()
+    await ending
+
+    assert [verdict.status for verdict in heard] == [Status.UNKNOWN]
+    store = started(root / "d")
+    assert ids_of(await read(store, 7, 0, 20_000))[0] == 0
+    await store.stop()
+
+
+async def test_damage_that_nobody_mended_before_the_end_is_not_denied_after_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its add is judged when the writer has ended: that changes nothing any more."""
+    store = started(root / "d")
+    await add(store, run_of(7, range(10)))
+    rot(store, 7, 0)
+    fetch = store._reads.fetch
+    reading, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any) -> Any:
+        found = await fetch(*args)
+        reading.set()
+        await go_on.wait()
+        return found
+
+    monkeypatch.setattr(store._reads, "fetch", slow)
+    heard: list[Verdict] = []
+    store.add(AddAsked(ME, run_of(7, range(10)), KEY, recovery=True), heard.append)
+    await reading.wait()
+    writer = store._writer
+    assert writer is not None
+    ending = asyncio.create_task(store.stop())
+    await until(lambda: not writer._thread.is_alive(), "the writer has ended")
+    go_on.set()
+    await ending
+
+    assert [verdict.status for verdict in heard] == [Status.UNKNOWN]
+    store = started(root / "d")
+    found = await read(store, 7, 0, 9)
+    assert (ids_of(found), found.absent) == ([], ())
+    await store.stop()
+
+
+async def test_a_reserve_that_somebody_else_gives_up_meanwhile_does_not_end_the_writer(
+    root: Path,
+) -> None:
+    store = started(root / "d")
+    writer = store._writer
+    assert writer is not None
+    tries: list[str] = []
+
+    class Raced(type(store.disk.reserve)):  # type: ignore[misc]
+        """A checkpoint that needs room takes the reserve between the look and the step."""
+
+        def unlink(self, *args: Any, **kwargs: Any) -> None:
+            Path(self).unlink()
+            super().unlink(*args, **kwargs)
+
+    assert store.disk.reserve.exists()
+    writer._reserve = Raced(store.disk.reserve)
+
+    def work() -> str:
+        tries.append("try")
+        if len(tries) == 1:
+            raise OSError(28, "No space left on device")
+        return "done"
+
+    assert writer._with_room(work) == "done"
+    await store.stop()
