@@ -17,7 +17,10 @@ from loadtest.ports import free_ports
 from loadtest.stores import scratch
 from quorumlog.client import Client
 from services.local.process import die_with
-from tests.support.waiting import until_sync
+from tests.support.waiting import SETTLED_S, until_sync
+
+DRAINED = {"DRAIN_S": "120"}
+"""A gateway on a slow machine still closes all that is open before it ends."""
 
 
 class Run:
@@ -31,7 +34,8 @@ class Run:
         with self.output.open("ab") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "services.local"],
-                env={**os.environ, "DATA": str(data), "PORT": str(self.ports[0]), **settings},
+                env={**os.environ, **DRAINED, "DATA": str(data), "PORT": str(self.ports[0])}
+                | settings,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -57,7 +61,7 @@ class Run:
 
     def interrupt(self) -> int:
         os.killpg(self.process.pid, signal.SIGINT)
-        return self.process.wait(120)
+        return self.process.wait(SETTLED_S)
 
 
 @contextmanager
@@ -68,7 +72,7 @@ def run(data: Path, **settings: str) -> Iterator[Run]:
     finally:
         if started.process.poll() is None:
             started.process.terminate()
-            started.process.wait(120)
+            started.process.wait(SETTLED_S)
 
 
 def status_of(url: str) -> int:
