@@ -5,7 +5,7 @@ waits for a database.
 """
 
 import asyncio
-import contextlib
+import logging
 from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -15,6 +15,8 @@ from quorumlog.wire.bodies import BookieState
 from services.metadata.cookies import CookieStore
 from services.metadata.liveness import Liveness
 from services.metadata.repairs import RepairStore
+
+log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 2.0
 
@@ -58,8 +60,13 @@ class ClusterGauges:
     async def follow(self) -> None:
         """Look for ever; while a database is away the last known values stand."""
         while True:
-            with contextlib.suppress(QuorumLogError):
+            try:
                 await self._look()
+            except QuorumLogError:
+                pass
+            except Exception:
+                # A row that can't be read must not end what runs beside: expiry, the changes.
+                log.exception("gauges-failed")
             await asyncio.sleep(_LOOK_S)
 
     async def _look(self) -> None:

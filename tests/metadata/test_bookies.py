@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import asyncpg
 import pytest
 from redis.asyncio import Redis
 
@@ -105,6 +106,24 @@ async def test_a_heartbeat_of_another_incarnation_does_not_count(service: Servic
 
     found = (await client.bookies()).bookies
     assert [(bookie.id, bookie.state) for bookie in found] == [("b1@2", "lost")]
+
+
+async def test_a_cookie_that_can_not_be_read_ends_nothing_that_runs_in_the_background(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("services.metadata.gauges._LOOK_S", 0.01)
+    async with serving(stores) as service:
+        await service.client.put_cookie("b1", await cookie(service), version=None)
+        connection = await asyncpg.connect(stores.postgres_dsn)
+        await connection.execute("UPDATE cookies SET cookie = '{}'")
+        await connection.close()
+
+        def failed() -> list[str]:
+            return [record.message for record in caplog.records if record.exc_info]
+
+        await until(lambda: len(failed()) > 1, "it looks again and again")
+
+    assert set(failed()) == {"gauges-failed"}
 
 
 async def test_a_flushed_redis_forgets_and_learns_anew(service: Service, stores: Stores) -> None:
