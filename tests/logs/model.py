@@ -6,11 +6,12 @@ Delays are short and drawn from the seed; on a virtual loop (`simulation.py`) so
 """
 
 import asyncio
+import contextlib
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from quorumlog.errors import (
     EntryLost,
@@ -40,6 +41,13 @@ from services.gateway.interface import Appended, Confirmation, LedgerOptions, Re
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import Times
 from services.gateway.logs.ports import Append, LogAppended, LogChanged, PeerLost, Publish
+
+T = TypeVar("T")
+
+ASK_S: Final = 0.5
+"""How long a writer that stands still is asked for its LAC before the bookies are."""
+ALIVE_S: Final = 0.1
+"""How long it is asked whether it lives."""
 
 TIMES = Times(append_s=20.0, settle_s=5.0, probe_every_s=0.05, jitter_s=0.01, drain_s=5.0)
 
@@ -138,6 +146,10 @@ class Cluster:
         """How much of what was in flight a recovery finds."""
         return self.random.randint(0, in_flight)
 
+    def knows_end(self) -> bool:
+        """Whether a writer has heard that its ledger was ended by another one."""
+        return self.random.random() < 0.5
+
     def lac_of(self, lac: int) -> int:
         """What bookies know of it when the writer is gone."""
         return self.random.randint(-1, lac)
@@ -156,16 +168,26 @@ class Gateway:
         self.writer = Writer(name, f"http://{name}")
         self.is_dead = False
         self.died = asyncio.Event()
-        self.pumps: set[asyncio.Task[None]] = set()
+        self.goes = asyncio.Event()
+        self.goes.set()
+        self.pumps: set[asyncio.Task[Any]] = set()
         self.logs = LogManager(engine=self, store=Store(self), peers=Net(self), times=TIMES)
 
     def kill(self) -> None:
         self.is_dead = True
         self.died.set()
+        self.goes.set()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nobody is answered now: it is dead, or stands still."""
+        return self.is_dead or not self.goes.is_set()
 
     async def step(self) -> None:
         """Every call outside takes time, and a dead process never gets its answer."""
+        await self.goes.wait()
         await self.cluster.delay()
+        await self.goes.wait()
         if self.is_dead:
             await asyncio.Event().wait()
 
@@ -204,7 +226,7 @@ class Gateway:
         ledger = self.cluster.ledger(ledger_id)
         assert ledger.row.writer == self.writer
         if ledger.row.state is not State.OPEN:
-            raise LedgerFenced(ledger_id=ledger_id, outcome="not-done")
+            return self._refused(LedgerFenced(ledger_id=ledger_id, outcome="not-done"))
         if self.cluster.watch is not None:
             self.cluster.watch.submitted(ledger)
         (payload,) = payloads
@@ -215,6 +237,20 @@ class Gateway:
         self.pumps.add(task)
         task.add_done_callback(self.pumps.discard)
         return future
+
+    def _refused(self, error: LedgerFenced) -> asyncio.Future[Appended]:
+        """Its handle may know already that it is over, or hear of it from bookies."""
+        if self.cluster.knows_end():
+            raise error
+
+        async def told() -> Appended:
+            await self.step()
+            raise error.with_outcome("unknown")
+
+        task = asyncio.create_task(told())
+        self.pumps.add(task)
+        task.add_done_callback(self.pumps.discard)
+        return task
 
     async def _pump(self, ledger: Ledger) -> None:
         await self.step()
@@ -271,7 +307,11 @@ class Gateway:
             lac = len(ledger.entries) - 1
             writer = ledger.row.writer
             assert writer is not None
-            lost = self.cluster.gateways[writer.id].is_dead
+            asked = self.cluster.gateways[writer.id]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ASK_S):
+                    await asked.goes.wait()
+            lost = asked.is_silent
             waits = after is not None and lac <= after and not closed and not lost
             if not waits or asyncio.get_running_loop().time() >= end:
                 break
@@ -348,7 +388,8 @@ class Store:
         is_new = log.name not in self.cluster.logs
         # A name that is given again goes on from the version at which it was freed.
         version = self.cluster.freed.get(log.name, 0) + 1
-        made = replace(log, version=version, created_at="2026-01-02T03:04:05.678901Z")
+        created_at = f"2026-01-02T03:04:05.{version:06}Z"
+        made = replace(log, version=version, created_at=created_at)
         row = self.cluster.logs.setdefault(log.name, made)
         await self.gateway.step()
         return row, is_new
@@ -497,36 +538,47 @@ class Net:
         self.cluster = gateway.cluster
 
     async def append(self, owner: Writer, name: str, call: Append) -> LogAppended:
-        await self.gateway.step()
-        peer = self.cluster.gateways[owner.id]
-        if peer.is_dead:
-            raise PeerLost("refused", sent=False)
-        answer = await peer.logs.append_here(name, call)
-        await peer.step()
-        await self.gateway.step()
-        return answer
+        return await self._ask(owner, lambda peer: peer.logs.append_here(name, call))
 
     async def roll(self, owner: Writer, name: str) -> None:
-        await self.gateway.step()
-        peer = self.cluster.gateways[owner.id]
-        if peer.is_dead:
-            raise PeerLost("refused", sent=False)
-        await peer.logs.roll_here(name)
-        await self.gateway.step()
+        await self._ask(owner, lambda peer: peer.logs.roll_here(name))
 
     async def publish(self, owner: Writer, name: str, call: Publish) -> Transaction:
-        await self.gateway.step()
-        peer = self.cluster.gateways[owner.id]
-        if peer.is_dead:
-            raise PeerLost("refused", sent=False)
-        done = await peer.logs.publish_here(name, call)
-        await peer.step()
-        await self.gateway.step()
-        return done
+        return await self._ask(owner, lambda peer: peer.logs.publish_here(name, call))
 
     async def is_alive(self, owner: Writer) -> bool:
         await self.gateway.step()
-        return not self.cluster.gateways[owner.id].is_dead
+        peer = self.cluster.gateways[owner.id]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ALIVE_S):
+                await peer.goes.wait()
+        return not peer.is_silent
+
+    async def _ask(self, owner: Writer, work: Callable[[Gateway], Awaitable[T]]) -> T:
+        """What a process answers; one that dies breaks the connection."""
+        await self.gateway.step()
+        peer = self.cluster.gateways[owner.id]
+        if peer.is_dead:
+            raise PeerLost("refused", sent=False)
+
+        async def answer() -> T:
+            await peer.goes.wait()
+            answer = await work(peer)
+            await peer.step()
+            return answer
+
+        task, died = asyncio.ensure_future(answer()), asyncio.ensure_future(peer.died.wait())
+        try:
+            await asyncio.wait((task, died), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise PeerLost("the connection broke", sent=True)
+            done = task.result()
+        finally:
+            for waiting in (task, died):
+                waiting.cancel()
+            await asyncio.gather(task, died, return_exceptions=True)
+        await self.gateway.step()
+        return done
 
 
 def _ids(transaction: Transaction) -> set[int]:

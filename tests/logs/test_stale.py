@@ -117,6 +117,22 @@ async def test_a_row_that_was_truncated_through_another_gateway_has_room_again(
         assert rolled.log.items[-1].first_offset == 2
 
 
+@pytest.mark.parametrize("what", ["roll", "publish"])
+async def test_who_forwards_to_an_owner_that_stands_still_does_not_wait_for_it(what: str) -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        await one.logs.append("log", call("a"))
+        await two.logs.append("log", call("b"))  # and learns who owns it
+        one.goes.clear()
+
+        if what == "roll":
+            rolled = await two.logs.roll("log")
+            assert rolled.log.items[-1].first_offset == 2
+        else:
+            name, wanted = transaction(cluster)
+            done = await two.logs.publish("log", wanted)
+            assert (done.id, done.first_offset) == (name, 2)
+
+
 async def test_a_drained_gateway_leaves_the_owner_after_it_alone() -> None:
     async with a_cluster() as (cluster, (one, two)):
         await one.logs.append("log", call("a"))

@@ -359,7 +359,7 @@ class LogManager:
                     except OwnerEnded:
                         continue
                 try:
-                    return await there(route.writer)
+                    return await self._forward(route, there(route.writer))
                 except PeerLost:
                     await self.ownership.reroute(slot, route, is_suspect=True)
                 except WriterLost as error:
@@ -465,7 +465,8 @@ class LogManager:
             if is_forwarded:
                 raise not_the_owner(slot.name)
             try:
-                return await self._forward(route, slot.name, call)
+                asked = self._peers.append(route.writer, slot.name, call)
+                return await self._forward(route, asked)
             except PeerLost as lost:
                 if lost.sent and call.producer is None:
                     slot.remote = None if slot.remote is route else slot.remote
@@ -498,9 +499,9 @@ class LogManager:
                 raise error.with_outcome(UNKNOWN) from error
         return done
 
-    async def _forward(self, remote: Remote, name: str, call: Append) -> LogAppended:
-        """Let the owner append; give up when it does not live any more (rule 11)."""
-        task = asyncio.create_task(self._peers.append(remote.writer, name, call))
+    async def _forward(self, remote: Remote, asked: Awaitable[T]) -> T:
+        """What the owner answers; give up when it does not live any more (rule 11)."""
+        task = asyncio.ensure_future(asked)
         try:
             while True:
                 done, _ = await asyncio.wait({task}, timeout=self.times.probe_every_s)
