@@ -192,6 +192,22 @@ async def test_nothing_is_acknowledged_into_a_log_whose_deleter_died_half_way() 
         await asyncio.gather(deleting, return_exceptions=True)
 
 
+async def test_a_deletion_that_comes_late_spares_the_namesake() -> None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a"))
+        recovers = Held(two, "recover")
+        late = asyncio.ensure_future(two.logs.delete("log"))
+        await recovers.reached.wait()
+        await deleted_and_made_again(one)
+        await one.logs.append("log", call("b"))
+        recovers.go()
+
+        with pytest.raises(NoSuchLog):
+            await late
+
+        assert await contents(two) == ["b"]
+
+
 # --- rows that name what is gone ---------------------------------------------------------------------
 
 

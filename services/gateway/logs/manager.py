@@ -195,6 +195,9 @@ class LogManager:
                     await self._store.delete(row)
                     break
                 except LogChanged as changed:
+                    if changed.current.created_at != row.created_at:
+                        # A namesake that was made since: not what this request is about.
+                        raise NoSuchLog(f"the log {name} was deleted", log=name) from changed
                     row = changed.current
             again = await self.ownership.retire(slot)
             for pending in again:
