@@ -50,11 +50,15 @@ class Judge(LogHistory):
 
     def submitted(self, ledger: Ledger) -> None:
         """An append to an open ledger begins."""
+        if ledger.row.log != self._name:
+            return
         self.written_is_named_last(ledger)
         self.older_ones_are_closed(ledger)
 
     def replaced(self, before: LogMetadata, now: LogMetadata) -> None:
         """The row was changed."""
+        if now.name != self._name:
+            return
         self.at_most_two_are_open(now)
         known = {item.ledger_id: item for item in before.items}
         for item in now.items:

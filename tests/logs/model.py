@@ -250,6 +250,7 @@ class Gateway:
         task = asyncio.create_task(told())
         self.pumps.add(task)
         task.add_done_callback(self.pumps.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
     async def _pump(self, ledger: Ledger) -> None:

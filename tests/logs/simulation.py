@@ -30,10 +30,23 @@ from quorumlog.protocol.transaction import (
     Sealed,
     TransactionState,
 )
+from services.gateway.edge.operations import Operation
 from services.gateway.logs.ports import Append, LogRead
 from services.gateway.logs.sweep import Sweep
 from services.gateway.logs.transactions import Transactions
 from tests.logs.attempts import ModelClient, write
+from tests.logs.demands import (
+    ABORT,
+    APPEND,
+    COMMIT,
+    LIST,
+    READ,
+    ROLL,
+    TRUNCATE,
+    Demands,
+    Namesakes,
+    judge_error,
+)
 from tests.logs.judge import LOG, Alarms, Judge, Violation
 from tests.logs.model import Cluster, Gateway, Store
 from tests.support.virtual import Deadlock, run_virtual
@@ -78,6 +91,7 @@ class Run:
         )
         self.gateways: list[Gateway] = []
         self.transactions: dict[str, Transactions] = {}
+        self.namesakes = Namesakes(lambda: rng.choice(self.alive()), self.settings, count=4)
         self.kills = rng.choice((0, 1, 2, 4))
         self.acknowledged: set[int] = set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -106,8 +120,10 @@ class Run:
     def alive(self) -> list[Gateway]:
         return [gateway for gateway in self.gateways if not gateway.is_dead]
 
-    async def through(self, gateway: Gateway, work: Any) -> Any:
-        """What a client is answered by a gateway that may die or hang: then UNKNOWN is raised."""
+    async def through(self, gateway: Gateway, work: Any, asked: Operation | None = None) -> Any:
+        """What a client is answered by a gateway that may die or hang: then UNKNOWN is raised.
+        `asked` says with which errors it may be answered.
+        """
         task = asyncio.ensure_future(work)
         died = asyncio.ensure_future(gateway.died.wait())
         try:
@@ -115,7 +131,12 @@ class Run:
                 (task, died), timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED
             )
             if task in done:
-                return task.result()
+                try:
+                    return task.result()
+                except QuorumLogError as error:
+                    if asked is not None:
+                        judge_error(asked, error)
+                    raise
             raise QuorumLogError("the connection broke", outcome=UNKNOWN, retryable=True)
         finally:
             for waiting in (task, died):
@@ -146,7 +167,7 @@ class Run:
         """Whether this request is over: acknowledged, or of a client that does not send again."""
         gateway = self.random.choice(self.alive())
         try:
-            done = await self.through(gateway, gateway.logs.append(NAME, call))
+            done = await self.through(gateway, gateway.logs.append(NAME, call), APPEND)
         except QuorumLogError as error:
             if call.producer is None and error.outcome == UNKNOWN:
                 self.tell(f"{name} does not know of {values[0]}: {error.code}")
@@ -171,7 +192,7 @@ class Run:
         for _ in range(200):
             gateway = self.random.choice(self.alive())
             try:
-                found = await self.through(gateway, gateway.logs.read(NAME, offset, limit=1))
+                found = await self.through(gateway, gateway.logs.read(NAME, offset, limit=1), READ)
             except OffsetTruncated:
                 return
             except QuorumLogError:
@@ -231,7 +252,7 @@ class Run:
             served = self.transactions[gateway.writer.id]
             work = served.commit(transaction, ledgers, overwrite=overwrite)
             try:
-                done = await self.through(gateway, work)
+                done = await self.through(gateway, work, COMMIT)
             except TransactionAborted:
                 self.tell(f"{transaction} is aborted")
                 return
@@ -259,7 +280,7 @@ class Run:
             gateway = self.random.choice(self.alive())
             work = self.transactions[gateway.writer.id].abort(transaction)
             try:
-                await self.through(gateway, work)
+                await self.through(gateway, work, ABORT)
             except TransactionCommitted:
                 return
             except QuorumLogError:
@@ -275,7 +296,9 @@ class Run:
         while not self.is_over:
             gateway = self.random.choice(self.alive())
             try:
-                found = await self.through(gateway, gateway.logs.read(NAME, at, limit=5, wait_s=1))
+                found = await self.through(
+                    gateway, gateway.logs.read(NAME, at, limit=5, wait_s=1), READ
+                )
             except OffsetTruncated as gone:
                 at = int(gone.members["first_offset"])
                 continue
@@ -292,7 +315,8 @@ class Run:
             await asyncio.sleep(rng.random() * 0.06)
             gateway = rng.choice(self.alive())
             work: Any = None
-            match rng.randrange(10):
+            asked: Operation | None = None
+            match rng.randrange(13):
                 case 0 if self.kills:
                     self.kills -= 1
                     self.tell(f"{gateway.writer.id} dies")
@@ -301,19 +325,45 @@ class Run:
                 case 1:
                     work = gateway.logs.ownership.force(NAME, create=True, finish=lambda row: row)
                 case 2 | 3:
-                    work = gateway.logs.roll(NAME)
+                    work, asked = gateway.logs.roll(NAME), ROLL
                 case 4 if rng.random() < 0.4 and self.acknowledged:
                     before = rng.choice(sorted(self.acknowledged))
-                    work = gateway.logs.truncate(NAME, before)
+                    work, asked = gateway.logs.truncate(NAME, before), TRUNCATE
                 case 5:
                     work = self.sweep(gateway, older_than_s=300)
+                case 6 if not gateway.is_silent:
+                    self.stand_still(gateway, rng.random() * 3)
+                case 7 if self.kills and rng.random() < 0.3:
+                    self.kills -= 1
+                    await self.leave(gateway)
+                case 8:
+                    work, asked = gateway.logs.page(after=None, limit=10), LIST
+                case 9:
+                    work, asked = gateway.logs.read(NAME, "latest", wait_s=0.5), READ
                 case _:
                     continue
             if work is not None:
                 try:
-                    await self.through(gateway, work)
+                    await self.through(gateway, work, asked)
                 except QuorumLogError:
                     continue
+
+    def stand_still(self, gateway: Gateway, for_s: float) -> None:
+        """A process is paused, and goes on as the owner of what others may have taken since."""
+        self.tell(f"{gateway.writer.id} stands still for {for_s:.3f} s")
+        gateway.goes.clear()
+        asyncio.get_running_loop().call_later(for_s, gateway.goes.set)
+
+    async def leave(self, gateway: Gateway) -> None:
+        """A process ends in order, in its own time, while it is asked on."""
+        self.tell(f"{gateway.writer.id} drains")
+        task = asyncio.ensure_future(gateway.logs.drain())
+        await asyncio.wait((task,), timeout=self.random.random() * 10)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self.tell(f"{gateway.writer.id} ends")
+        gateway.kill()
+        self.add_gateway()
 
     async def sweep(self, gateway: Gateway, *, older_than_s: float) -> None:
         sweep = Sweep(gateway.logs, Store(gateway))
@@ -353,6 +403,7 @@ class Run:
                 writers.create_task(self.produce("plain", 12, exactly_once=False))
                 writers.create_task(self.publish("a1", 5))
                 writers.create_task(self.publish("a2", 5))
+                writers.create_task(self.namesakes.run())
             self.is_over = True
 
     async def lose_owner(self) -> None:
@@ -365,8 +416,11 @@ class Run:
 
     async def check(self) -> None:
         """Judge the end, which all gateways read, whoever died as the log's owner; then see that no
-        ledger is left over.
+        ledger is left over. Whatever befell before: each gateway that lives does all that it is asked.
         """
+        self.cluster.hitches = self.cluster.lost_answers = 0.0
+        for gateway in self.alive():
+            gateway.goes.set()
         if self.random.random() < 0.5:
             await self.lose_owner()
         alive = self.alive()
@@ -377,6 +431,8 @@ class Run:
         for other in alive[1:]:
             if await self.contents(other) != whole:
                 raise Violation(f"{other.writer.id} reads another log")
+        self.cluster.watch = None  # from here on each record's place is known to who appends it
+        await Demands(NAME, self.settings).all_of(alive, self.transactions)
         await asyncio.sleep(400)
         await self.sweep(gateway, older_than_s=300)
         left = [number for number in self.cluster.ledgers if not self.cluster.is_named(number)]
