@@ -105,16 +105,22 @@ class CookieStore:
         await self.get(name)
         return await self._database.run(lambda connection: _uses(connection, name, limit))
 
-    async def retire(self, name: str) -> None:
+    async def retire(self, name: str, *, version: int) -> None:
         """List a bookie no more, which nothing names; again is as good as once. It may come back
-        as a later incarnation.
+        as a later incarnation. `version`: of the cookie that it had when it was seen to be dead.
 
-        Raises: RouteNotFound, StillNamed.
+        Raises: StillNamed.
         """
-        await self.get(name)
 
         async def work(connection: Connection) -> None:
             await _lock(connection, name)
+            now = await connection.fetchrow(
+                "SELECT version, retired_at FROM cookies WHERE name = $1", name
+            )
+            if now is not None and now["retired_at"] is not None:
+                return
+            if now is None or now["version"] != version:
+                raise StillNamed(f"{name} was registered just now", bookie=name)
             # Waits for transactions that are about to name it, for as long as they take.
             await connection.execute("LOCK TABLE ledger_members IN SHARE MODE")
             found = await _uses(connection, name, _NAMED_MAX)
@@ -132,7 +138,7 @@ class CookieStore:
                 # Nothing is placed at it, so an empty directory loses nothing under its name.
                 "UPDATE cookies SET retired_at = now(), version = version + 1,"
                 " cookie = cookie || '{\"may_fix\": true}'"
-                " WHERE name = $1 AND retired_at IS NULL",
+                " WHERE name = $1",
                 name,
             )
 

@@ -115,6 +115,9 @@ class Database:
                 "application_name": "quorumlog-metadata",
                 # Without it a crash of the database takes back what was answered (I4).
                 "synchronous_commit": "on",
+                # What a statement sees after it waited for a lock is what the one before it left:
+                # the stores rest on that, whatever the database's default is.
+                "default_transaction_isolation": "read committed",
                 "statement_timeout": limit_ms,
                 "idle_in_transaction_session_timeout": limit_ms,
             }

@@ -194,7 +194,7 @@ async def delete_cookie(request: web.Request) -> web.Response:
         raise StillNamed("who lives can't be learned now", bookie=name)
     if found.bookies[0].state != "lost":
         raise StillNamed(f"{name} lives: stop it first", bookie=name)
-    await parts.cookies.retire(name)
+    await parts.cookies.retire(name, version=row.version)
     return web.Response(status=204)
 
 

@@ -31,7 +31,7 @@ from quorumlog.protocol.transaction import TransactionState
 from quorumlog.wire.bodies import LedgerCreate, LedgerDraft, LedgerRow, MissedBody
 from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.metadata.database import Connection, Database
-from services.metadata.repairs import queue_repair
+from services.metadata.repairs import drop_repairs, queue_repair
 from services.metadata.sql import UTC_CREATED_AT
 from services.metadata.transitions import check_change, check_new
 
@@ -424,8 +424,9 @@ async def bury(connection: Connection, row: LedgerRow) -> None:
         )
         if unnamed is None:
             raise OwnedByLog(ledger_id=row.ledger_id, log=row.log)
-    for table in ("ledger_members", "ledger_tags", "repairs"):
+    for table in ("ledger_members", "ledger_tags"):
         await connection.execute(f"DELETE FROM {table} WHERE ledger_id = $1", row.ledger_id)
+    await drop_repairs(connection, row.ledger_id)
     await connection.execute(
         "UPDATE ledgers SET version = version + 1, body = NULL, changed_at = now()"
         " WHERE ledger_id = $1 AND version = $2",

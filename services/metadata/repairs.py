@@ -1,7 +1,11 @@
 """The repair queue: what members lack, one item a ledger and member (rule 8).
 
-An item is changed only under its version, which each claim, failure and new gap raises: a worker
-whose claim ran out, or whose ledger got new gaps meanwhile, can't clear what it has not copied.
+An item is changed only under its version, of which each claim, failure and new gap draws a new one,
+that was never given before: a worker whose claim ran out, or whose ledger got new gaps meanwhile,
+can't clear what it has not copied, not even of an item that came after its own.
+
+Who takes several items takes them by ledger and member (in the order of bytes), or passes over those
+that others hold: nobody waits in a circle.
 """
 
 from collections.abc import Iterable
@@ -37,7 +41,7 @@ CLAIM: Final = (
     "WITH picked AS MATERIALIZED (SELECT ledger_id AS picked_id, member AS picked_member"
     " FROM repairs WHERE next_try_at <= clock_timestamp()"
     " ORDER BY survivors, next_try_at, ledger_id, member LIMIT $3 FOR UPDATE SKIP LOCKED)"
-    " UPDATE repairs SET worker = $1, version = version + 1,"
+    " UPDATE repairs SET worker = $1, version = nextval('repair_versions'),"
     " next_try_at = clock_timestamp() + make_interval(secs => $2)"
     " FROM picked WHERE ledger_id = picked_id AND member = picked_member"
     f" RETURNING {_ROW}"
@@ -56,12 +60,18 @@ SUMMARY: Final = (
     " FROM repairs"
 )
 # now(), which an index can be searched for; clock_timestamp() can't.
-HURRY: Final = "UPDATE repairs SET next_try_at = now() WHERE worker IS NULL AND next_try_at > now()"
+HURRY: Final = (
+    "WITH picked AS MATERIALIZED (SELECT ledger_id AS picked_id, member AS picked_member"
+    " FROM repairs WHERE worker IS NULL AND next_try_at > now()"
+    ' ORDER BY ledger_id, member COLLATE "C" FOR UPDATE)'
+    " UPDATE repairs SET next_try_at = now()"
+    " FROM picked WHERE ledger_id = picked_id AND member = picked_member"
+)
 
 
 _MERGE: Final = (
     "ON CONFLICT (ledger_id, member) DO UPDATE SET"
-    " ranges = repairs.ranges + excluded.ranges, version = repairs.version + 1,"
+    " ranges = repairs.ranges + excluded.ranges, version = nextval('repair_versions'),"
     " moves = repairs.moves OR excluded.moves,"
     # A claim that this ends must not keep others from the item until its lease is over. Nor must a
     # pause after a failure outlast the finding that the place may move.
@@ -186,7 +196,7 @@ class RepairStore:
         async def work(connection: Connection) -> None:
             await _lock(connection, ledger_id, member, request.worker, request.version)
             await connection.execute(
-                "UPDATE repairs SET worker = NULL, version = version + 1, failures = failures + 1,"
+                "UPDATE repairs SET worker = NULL, version = nextval('repair_versions'), failures = failures + 1,"
                 " detail = $3, next_try_at = clock_timestamp()"
                 f" + make_interval(secs => least({_PAUSE_S_MAX}, power(2, least(failures, 20))))"
                 " WHERE ledger_id = $1 AND member = $2",
@@ -218,6 +228,15 @@ async def queue_repair(
         _UNCOUNTED if survivors is None else survivors,
         moves,
     )
+
+
+async def drop_repairs(connection: Connection, ledger_id: int) -> None:
+    """Nothing is lacking of a ledger, whose row is locked: it is about to be gone."""
+    await connection.execute(
+        'SELECT FROM repairs WHERE ledger_id = $1 ORDER BY member COLLATE "C" FOR UPDATE',
+        ledger_id,
+    )
+    await connection.execute("DELETE FROM repairs WHERE ledger_id = $1", ledger_id)
 
 
 async def _lock(

@@ -79,15 +79,9 @@ class TransactionStore:
 
         async def work(connection: Connection) -> tuple[TransactionRow, bool]:
             await _share_log(connection, request.log)
-            known = await _find(connection, "id = $1", request.id)
+            known = await _known(connection, request)
             if known is not None:
-                if (known["log"], known["app"], known["app_version"]) != (
-                    request.log,
-                    request.app,
-                    request.version,
-                ):
-                    raise InvalidRequest("this id is of another transaction")
-                return _row(known), False
+                return known, False
             if request.app is not None:
                 done = await _last_of(connection, request.log, request.app)
                 if done is not None and done["version"] >= (request.version or 0):
@@ -96,6 +90,10 @@ class TransactionStore:
                 made = await _insert(connection, request, state=TransactionState.OPEN)
                 if made is not None:
                     return _row(made), True
+                known = await _known(connection, request)
+                if known is not None:
+                    # Another try of this very request was under way, and has come to its end.
+                    return known, False
                 shared = await connection.fetchrow(
                     f"UPDATE transactions SET expires_at = greatest(expires_at, {_RENEWED})"
                     " WHERE log = $1 AND app = $2 AND app_version = $3 AND state = 'OPEN'"
@@ -411,16 +409,26 @@ async def _share_log(connection: Connection, name: str) -> None:
         raise LogClosed(log=name)
 
 
+async def _known(connection: Connection, request: TransactionBegin) -> TransactionRow | None:
+    """What an earlier try of this request began. Raises: InvalidRequest."""
+    found = await _find(connection, "id = $1", request.id)
+    if found is None:
+        return None
+    begun = (found["log"], found["app"], found["app_version"])
+    if begun != (request.log, request.app, request.version):
+        raise InvalidRequest("this id is of another transaction")
+    return _row(found)
+
+
 async def _insert(
     connection: Connection, request: TransactionBegin, *, state: TransactionState
 ) -> asyncpg.Record | None:
-    """The new row; None where another one of this app and version is OPEN."""
+    """The new row; None where another one of this app and version is OPEN, or has the id."""
     return await connection.fetchrow(
         "INSERT INTO transactions (id, log, app, app_version, state, is_duplicate, ttl_s,"
         " expires_at, ended_at) VALUES ($1, $2, $3, $4, $5, $5 <> 'OPEN', $6::int,"
         " now() + make_interval(secs => $6::int), CASE WHEN $5 = 'OPEN' THEN NULL ELSE now() END)"
-        " ON CONFLICT (log, app, app_version) WHERE state = 'OPEN' AND app IS NOT NULL DO NOTHING"
-        f" RETURNING {_ROW}",
+        f" ON CONFLICT DO NOTHING RETURNING {_ROW}",
         request.id,
         request.log,
         request.app,
@@ -437,8 +445,11 @@ async def _already(
     if done["version"] == request.version:
         return _row(await _get(connection, done["transaction"]))
     made = await _insert(connection, request, state=TransactionState.COMMITTED)
-    assert made is not None
-    return _row(made)
+    if made is not None:
+        return _row(made)
+    known = await _known(connection, request)
+    assert known is not None, "only its id stood in the way"
+    return known
 
 
 async def _last_of(connection: Connection, log: str, app: str) -> asyncpg.Record | None:

@@ -93,6 +93,8 @@ class Tables:
     """Idempotency keys, and the ledgers that were created with them."""
     repairs: dict[tuple[int, str], Item] = field(default_factory=dict)
     leases: dict[str, Held] = field(default_factory=dict)
+    repair_version: int = 0
+    """The last one that an item of the queue got: none is given twice."""
 
 
 class Metadata(Process):
@@ -286,12 +288,16 @@ class Metadata(Process):
             return
         item = self.tables.repairs.setdefault((ledger_id, member), Item([], version=0))
         item.ranges = _joined([*item.ranges, *ranges])
-        item.version += 1
+        item.version = self._new_version()
         item.moves |= moves
         if item.worker is not None:
             item.worker, item.next_try_at = None, self.net.now
         if survivors is not None:
             item.survivors = survivors
+
+    def _new_version(self) -> int:
+        self.tables.repair_version += 1
+        return self.tables.repair_version
 
     def _list_repairs(self, _request: Request) -> RepairList:
         return RepairList(repairs=tuple(self._repair(*key) for key in sorted(self.tables.repairs)))
@@ -332,7 +338,7 @@ class Metadata(Process):
         keys = [(ledger_id, member) for _, _, ledger_id, member in due[: body.limit]]
         for key in keys:
             item = self.tables.repairs[key]
-            item.worker, item.version = body.worker, item.version + 1
+            item.worker, item.version = body.worker, self._new_version()
             item.next_try_at = self.net.now + round(body.lease_s * SECOND)
         return RepairList(repairs=tuple(self._repair(*key) for key in keys))
 
@@ -366,7 +372,7 @@ class Metadata(Process):
         body = RepairFail.model_validate_json(request.body)
         item = self._mine(int(id), member, body.worker, body.version)
         pause_s = min(_PAUSE_S_MAX, 2 ** min(item.failures, 20))
-        item.worker, item.version, item.failures = None, item.version + 1, item.failures + 1
+        item.worker, item.version, item.failures = None, self._new_version(), item.failures + 1
         item.detail, item.next_try_at = body.detail, self.net.now + pause_s * SECOND
         self.net.note("repair-put-off", id, member, body.detail)
         return Answer(204)

@@ -1,0 +1,223 @@
+"""What requests do to each other in the database: each test holds a row of theirs until all wait for it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from loadtest.stores import Stores
+from quorumlog.errors import VersionConflict
+from quorumlog.net.log_client import LogClient
+from quorumlog.net.metadata_client import new_attempt
+from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.transaction_client import TransactionClient
+from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.log import LogMetadata, LogSettings
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.wire.bodies import LedgerRow
+from quorumlog.wire.repair_bodies import RepairAdd
+from services.metadata.database import Connection
+from tests.metadata.support import DRAFT, Service, serving
+from tests.metadata.test_bookies import cookie
+from tests.support.waiting import until
+
+LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
+LONG_S = 3600.0
+
+
+@pytest.fixture
+async def database(stores: Stores) -> AsyncIterator[Connection]:
+    """A connection beside the service's."""
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    yield connection
+    await connection.close()
+
+
+async def waiting(database: Connection, count: int) -> None:
+    """Until so many transactions of the service wait for locks."""
+
+    async def are_there() -> bool:
+        query = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
+        return bool(await database.fetchval(query) >= count)
+
+    await until(are_there, f"{count} wait")
+
+
+@contextlib.asynccontextmanager
+async def uncommitted(database: Connection, query: str, *values: object) -> AsyncIterator[None]:
+    """A statement that others wait for until the end of the block, where it is committed."""
+    async with database.transaction():
+        await database.execute(query, *values)
+        yield
+
+
+@pytest.mark.parametrize(("app", "is_done"), [(None, False), ("app", False), ("app", True)])
+async def test_a_begin_that_is_repeated_while_the_first_try_is_under_way_gets_its_transaction(
+    service: Service, database: Connection, app: str | None, *, is_done: bool
+) -> None:
+    await LogClient(service.client).create(LOG)
+    if is_done:
+        transactions = TransactionClient(service.client)
+        done, _ = await transactions.begin("a-log", app=app, version=9, expires_in_s=3600)
+        await transactions.commit(done.id, (), None)
+    drawn = new_attempt()
+    version = None if app is None else 7
+    body = {"id": drawn, "log": "a-log", "expires_in_s": 3600}
+    state = "COMMITTED" if is_done else "OPEN"
+    async with uncommitted(
+        database,
+        "INSERT INTO transactions (id, log, app, app_version, state, ttl_s, expires_at)"
+        " VALUES ($1, 'a-log', $2, $3, $4, 3600, now() + interval '1 hour')",
+        drawn,
+        app,
+        version,
+        state,
+    ):
+        asked = asyncio.ensure_future(
+            service.send("POST", "/v1/transactions", body | {"app": app, "version": version})
+        )
+        await waiting(database, 1)
+
+    status, found = await asked
+
+    assert (status, found.get("id"), found.get("state")) == (200, drawn, state)
+
+
+async def test_an_id_that_another_transaction_takes_meanwhile_is_refused(
+    service: Service, database: Connection
+) -> None:
+    await LogClient(service.client).create(LOG)
+    drawn = new_attempt()
+    async with uncommitted(
+        database,
+        "INSERT INTO transactions (id, log, ttl_s, expires_at)"
+        " VALUES ($1, 'another-log', 3600, now() + interval '1 hour')",
+        drawn,
+    ):
+        body = {"id": drawn, "log": "a-log", "expires_in_s": 3600}
+        asked = asyncio.ensure_future(service.send("POST", "/v1/transactions", body))
+        await waiting(database, 1)
+
+    status, problem = await asked
+
+    assert (status, problem["code"]) == (422, "invalid")
+
+
+@pytest.mark.parametrize("rival", ["add", "delete"])
+async def test_who_hurries_all_repairs_waits_for_others_in_their_order(
+    service: Service, database: Connection, rival: str
+) -> None:
+    """Each would hold what the other one waits for, and Postgres would end one of them."""
+    row = await service.client.create(DRAFT)
+    _, closed = await service.client.cas(row.closed(last_entry=NO_ENTRY, length=0))
+    assert closed is not None
+    items = [
+        {"ledger_id": row.ledger_id, "member": member, "ranges": [[0, 9]]}
+        for member in ("b1@1", "b2@1", "b3@1")
+    ]
+    for number, item in enumerate((items[2], items[0], items[1])):
+        assert (await service.send("POST", "/v1/repairs", {"items": [item]}))[0] == 204
+        await database.execute(
+            "UPDATE repairs SET next_try_at = now() + make_interval(hours => $2) WHERE member = $1",
+            item["member"],
+            number + 1,
+        )
+    hurry = service.send("POST", "/v1/repairs/hurry")
+    if rival == "add":
+        asked = (service.send("POST", "/v1/repairs", {"items": items}), hurry)
+    else:
+        body = {"version": closed.version, "attempt": new_attempt()}
+        asked = (hurry, service.send("DELETE", f"/v1/ledgers/{row.ledger_id}", body))
+    asking = []
+    async with uncommitted(database, "UPDATE repairs SET detail = 'x' WHERE member = 'b2@1'"):
+        for count, one in enumerate(asked, 1):
+            asking.append(asyncio.ensure_future(one))
+            await waiting(database, count)
+
+    assert [status for status, _ in await asyncio.gather(*asking)] == [204, 204]
+
+
+async def test_a_claim_of_an_item_that_ended_clears_nothing_of_the_one_that_came_after_it(
+    service: Service,
+) -> None:
+    """A try that was late, or a worker that was: the same process, and the next item of the place."""
+    worker = RepairClient(service.client, "worker-1")
+    row = await service.client.create(DRAFT)
+    gap = RepairAdd(ledger_id=row.ledger_id, member="b1@1", ranges=((0, 9),))
+    await worker.add([gap])
+    (first,) = await worker.claim(lease_s=LONG_S)
+    assert await worker.progress(first, first.ranges, lease_s=LONG_S) == ()
+    await worker.add([gap])
+    (second,) = await worker.claim(lease_s=LONG_S)
+
+    with pytest.raises(VersionConflict):
+        await worker.progress(first, first.ranges, lease_s=LONG_S)
+    with pytest.raises(VersionConflict):
+        await worker.fail(first, "too late")
+
+    assert (await worker.list())[0] == (second,)
+
+
+async def test_two_that_decommission_a_bookie_at_once_are_both_told_that_it_is_done(
+    service: Service, database: Connection
+) -> None:
+    await service.client.put_cookie("b1", await cookie(service), version=None)
+    asking = []
+    async with uncommitted(
+        database, "SELECT pg_advisory_xact_lock(hashtextextended('cookie b1', 0))"
+    ):
+        for count in (1, 2):
+            asking.append(asyncio.ensure_future(service.send("DELETE", "/v1/bookies/b1/cookie")))
+            await waiting(database, count)
+
+    assert [status for status, _ in await asyncio.gather(*asking)] == [204, 204]
+    assert (await service.client.bookies()).bookies == ()
+
+
+async def test_who_loses_a_race_is_told_the_row_whatever_isolation_the_database_has_by_default(
+    stores: Stores, database: Connection
+) -> None:
+    name = await database.fetchval("SELECT current_database()")
+    await database.execute(
+        f"ALTER DATABASE \"{name}\" SET default_transaction_isolation TO 'repeatable read'"
+    )
+    async with serving(stores) as strict:
+        row = await strict.client.create(DRAFT)
+        body = {"row": LedgerRow.from_core(row.in_recovery()).model_dump(mode="json")}
+        asking = []
+        async with uncommitted(
+            database, "SELECT FROM ledgers WHERE ledger_id = $1 FOR UPDATE", row.ledger_id
+        ):
+            for count in (1, 2):
+                sent = strict.send(
+                    "PUT", f"/v1/ledgers/{row.ledger_id}", body | {"attempt": new_attempt()}
+                )
+                asking.append(asyncio.ensure_future(sent))
+                await waiting(database, count)
+
+        answers = await asyncio.gather(*asking)
+
+    assert sorted(status for status, _ in answers) == [200, 412]
+
+
+async def test_a_bookie_that_starts_while_it_is_decommissioned_stays(
+    service: Service, database: Connection
+) -> None:
+    client = service.client
+    row = await client.put_cookie("b1", await cookie(service), version=None)
+    async with uncommitted(
+        database, "SELECT pg_advisory_xact_lock(hashtextextended('cookie b1', 0))"
+    ):
+        asked = asyncio.ensure_future(service.send("DELETE", "/v1/bookies/b1/cookie"))
+        await waiting(database, 1)
+        # It registers, as it does at each start, between the look at its liveness and the end.
+        await database.execute("UPDATE cookies SET version = version + 1 WHERE name = 'b1'")
+
+    status, problem = await asked
+
+    assert (status, problem["bookie"]) == (409, "b1")
+    assert [bookie.id for bookie in (await client.bookies()).bookies] == ["b1@1"]
+    left = await client.cookie("b1")
+    assert left == row.model_copy(update={"version": 2})
