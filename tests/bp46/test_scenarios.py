@@ -95,7 +95,7 @@ async def c1_wakes_up(world: World, ledger_id: int, *, is_protected: bool) -> No
     told = await append
     world.is_cut(cut=False)
     if told.get("code") == "quorum-timeout":
-        raise DeadlineMissed("b2 and b3 acknowledge e2", told, 10)
+        raise DeadlineMissed("b2 and b3 acknowledge e2", told, 50)
     assert world.acknowledged[ledger_id] == {0: "e1", 1: "e2"}, told
     assert await world.lost(ledger_id) == {1: "no-such-entry"}
 

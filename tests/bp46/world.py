@@ -23,7 +23,7 @@ from services.local.process import Program, start, stop
 from tests.bp46.build import hold_path
 from tests.metadata.support import serving
 from tests.support.proxy import Proxy, proxy_to
-from tests.support.waiting import SETTLED_S, until
+from tests.support.waiting import SETTLED_S, UNHURRIED, until
 
 
 @dataclass(slots=True)
@@ -229,7 +229,9 @@ async def world_of(stores: Stores) -> AsyncIterator[World]:
                 for name in ("b1", "b2", "b3")
             )
             gateways = tuple(
-                Process(name, "services.gateway", folder, {"METADATA_URLS": url}, session)
+                Process(
+                    name, "services.gateway", folder, {"METADATA_URLS": url, **UNHURRIED}, session
+                )
                 for name, url in (("c1", proxy.url(service.url)), ("c2", service.url))
             )
             processes = (*bookies, *gateways)

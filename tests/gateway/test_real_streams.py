@@ -8,7 +8,7 @@ import orjson
 
 from loadtest.cluster import running
 from loadtest.stores import Stores
-from tests.support.waiting import DEADLINE_S, UNHURRIED
+from tests.support.waiting import DEADLINE_S, UNHURRIED, until
 
 COUNT = 3000
 
@@ -19,8 +19,12 @@ async def test_streams_keep_their_order_through_another_gateway(stores: Stores) 
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10 * DEADLINE_S)) as http,
     ):
         writer, other = cluster.gateways
-        async with http.post(f"{writer}/v1/ledgers") as created:
-            ledger = f"/v1/ledgers/{(await created.json())['ledger_id']}"
+
+        async def created() -> int:
+            async with http.post(f"{writer}/v1/ledgers") as answer:
+                return int((await answer.json())["ledger_id"]) if answer.status == 201 else 0
+
+        ledger = f"/v1/ledgers/{await until(created, 'a ledger is created')}"
         tail = asyncio.create_task(_tail(http, f"{other}{ledger}/entries?encoding=text"))
         lines = b"".join(b'{"text":"line %d"}\n' % n for n in range(COUNT))
 
