@@ -248,6 +248,7 @@ class Chaos:
             "target": "",
             "writes": True,
             "checkpoint": str(self.folder / f"checkpoint-{number}"),
+            "folder": str(self.folder),
         }
         with self.counts.timed("the batch"):
             await self._batch(asked, source)

@@ -29,7 +29,11 @@ def main() -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -Xlog:disable")
+        .config(
+            "spark.driver.extraJavaOptions",
+            # What a killed driver leaves is where the run's own files are.
+            f"-XX:TieredStopAtLevel=1 -Xlog:disable -Djava.io.tmpdir={asked['folder']}",
+        )
         .getOrCreate()
     )
     spark.dataSource.register(QuorumLogSource)

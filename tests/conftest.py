@@ -54,9 +54,12 @@ def stores(servers: StoreServers) -> Stores:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that start processes. Any worker may run any test: ports are leased (ADR 2), and
-    each worker has servers and clusters of its own.
+    each worker has servers and clusters of its own. Those that share Spark's session go to one worker,
+    so that there is one JVM for them, and one cluster.
     """
     for item in items:
         folder = item.path.relative_to(_ROOT / "tests").parts[0]
         if folder not in _PURE and not folder.endswith(".py"):
             item.add_marker(pytest.mark.processes)
+        if folder == "spark" and {"session", "cluster"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group("spark"))

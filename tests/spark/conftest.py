@@ -30,7 +30,7 @@ def spark(session: "SparkSession") -> "SparkSession":
 
 
 @pytest.fixture(scope="session")
-def session() -> "Iterator[SparkSession]":
+def session(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
     """A small local session; a JVM takes 10 s to start, so there is one."""
     pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
     from pyspark.sql import SparkSession
@@ -38,6 +38,8 @@ def session() -> "Iterator[SparkSession]":
     from quorumlog.spark.source import QuorumLogSource
 
     config.prepare()
+    # Spark leaves folders behind where Java has its temporary files.
+    folder = tmp_path_factory.mktemp("spark")
     made = (
         SparkSession.builder.master("local[2,4]")
         .appName("quorumlog-tests")
@@ -48,7 +50,10 @@ def session() -> "Iterator[SparkSession]":
         .config("spark.default.parallelism", "2")
         .config("spark.log.level", "ERROR")
         # Quick to start: nothing here lives long enough for the second compiler.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -Xlog:disable")
+        .config(
+            "spark.driver.extraJavaOptions",
+            f"-XX:TieredStopAtLevel=1 -Xlog:disable -Djava.io.tmpdir={folder}",
+        )
         .getOrCreate()
     )
     # Found by its name, too; but where the machine is slow Spark gives up on looking, for good.

@@ -28,6 +28,9 @@ spark = (
     SparkSession.builder.master("local-cluster[2,1,1024]")
     .config("spark.ui.enabled", "false")
     .config("spark.log.level", "ERROR")
+    # Quick to start, as in conftest.py.
+    .config("spark.driver.extraJavaOptions", asked["java"])
+    .config("spark.executor.extraJavaOptions", asked["java"])
     .config("spark.executorEnv.PYTHONPATH", asked["site"])
     .getOrCreate()
 )
@@ -73,6 +76,7 @@ def test_executors_need_pyspark_and_a_zip_and_nothing_else(
         "log": cluster.create("zipped"),
         "zip": str(archive),
         "site": str(site),
+        "java": f"-XX:TieredStopAtLevel=1 -Xlog:disable -Djava.io.tmpdir={tmp_path}",
     }
 
     done = subprocess.run(
