@@ -5,6 +5,7 @@ import datetime as dt
 import json
 import threading
 import urllib.request
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -261,6 +262,13 @@ def test_a_log_is_archived_read_back_and_only_then_let_go(
     # What a killed run left behind is no part of the archive.
     (placed,) = Path(root).rglob("0-3-*.parquet")
     placed.with_name("3-9-0a0a0a0a-0.parquet").write_bytes(placed.read_bytes())
+    # Nor what the first run found and did not live to remove.
+    older = placed.with_name("0-9-0b0b0b0b-0.parquet")
+    older.write_bytes(placed.read_bytes())
+    (manifest,) = Path(root).rglob("*.json")
+    said = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**said, "leftovers": [str(older.relative_to(root))]}))
+    manifest.with_name(f".{manifest.name}.crc").unlink()
 
     second = archive.run(spark, cluster.urls, log=log, path=root, truncate=True)
 
@@ -278,6 +286,44 @@ def test_a_log_is_archived_read_back_and_only_then_let_go(
     assert archive.run(spark, cluster.urls, log=log, path=root).report["records"] == 0
 
 
+@pytest.mark.parametrize("through", [5, 3])
+def test_of_two_archives_at_once_one_gives_up_and_each_record_is_there_once(
+    spark: "SparkSession",
+    cluster: SparkCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    through: int,
+) -> None:
+    """The second one does all of its work between the first one's files and its compare-and-swap."""
+    log = cluster.create(f"archived-twice-{through}")
+    cluster.append(log, "a", "b", "c", "d", "e")
+    root = str(tmp_path)
+    publish = archive._Store.publish
+    done: list[job.Result] = []
+    begun: list[int] = []
+
+    def publish_beside_another(store: Any, staged: Any, start: int, end: int) -> Any:
+        placed = publish(store, staged, start, end)
+        if not begun:
+            begun.append(end)
+            done.append(archive.run(spark, cluster.urls, log=log, path=root, through=through))
+        return placed
+
+    monkeypatch.setattr(archive._Store, "publish", publish_beside_another)
+    with pytest.raises(job.JobFailed, match="another run"):
+        archive.run(spark, cluster.urls, log=log, path=root, through=5)
+    monkeypatch.undo()
+
+    assert done[0].report["through"] == through
+    assert cluster.http.get(f"/v1/logs/{log}")["archived_through"] == through
+    rows = spark.read.parquet(f"{root}/log={log}").select("offset").collect()
+    assert sorted(row.offset for row in rows) == list(range(through))
+    (manifest,) = Path(root).rglob("*.json")
+    assert {root + "/" + file["file"] for file in json.loads(manifest.read_text())["files"]} == {
+        str(path) for path in Path(root, f"log={log}").rglob("*.parquet")
+    }
+
+
 def test_statistics_say_what_there_is_and_what_may_go(
     spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
 ) -> None:
@@ -285,9 +331,15 @@ def test_statistics_say_what_there_is_and_what_may_go(
     for _ in range(3):
         cluster.append(log, "x" * 100)
     lost = Planter(cluster).ledger(Quorum(3, 3, 2), 1, 2, 3)
-    page, metrics = tmp_path / "report.html", tmp_path / "metrics.prom"
+    page, metrics, plan = (tmp_path / name for name in ("report.html", "m.prom", "plan.jsonl"))
+    # Its retention would let go of ledgers that its archive does not have.
+    kept = cluster.create("kept", roll_entries=1, retention_bytes=1)
+    begun = {"through": 0, "expect": None}
+    cluster.http.request("POST", f"/v1/logs/{kept}/archived", value=begun, is_repeatable=True)
+    for _ in range(3):
+        cluster.append(kept, "x" * 100)
 
-    result = retention_stats.run(spark, cluster.urls, html=page, prometheus=metrics)
+    result = retention_stats.run(spark, cluster.urls, html=page, prometheus=metrics, plan_file=plan)
 
     rows = {row.ledger: row for row in result.frame.collect()}
     assert (rows[lost].entries, rows[lost].bytes, rows[lost].replicas) == (COUNT, 10 * COUNT, 0)
@@ -297,10 +349,13 @@ def test_statistics_say_what_there_is_and_what_may_go(
     assert report["plan"]["expired"]["due"] == 0
     assert sum(report["replicas"].values()) == len(rows)
     assert result.status == job.DONE
-    text = page.read_text()
-    assert text.count("<svg") >= 4
-    assert "src=" not in text
-    assert "<script" not in text
+    assert page.read_text().count("<svg") >= 4
+    assert result.plan is not None
+    planned = [row.asDict() for row in result.plan.collect()]
+    assert [json.loads(line) for line in plan.read_text().splitlines()] == planned
+    assert {(row["kind"], row["excluded"]) for row in planned if row["log"] == kept} == {
+        ("expired", "archived up to offset 0 only")
+    }
     assert f"quorumlog_stats_ledgers {len(rows)}" in metrics.read_text()
 
 
@@ -324,6 +379,16 @@ def test_what_spark_reads_is_ingested_once(
 
     assert (planned.report["rows"], planned.report["ledgers"]) == (10, 1)
     assert (first.report["rows"], first.report["last_offset"]) == (10, 9)
+    (receipt,) = first.frame.collect()
+    written = [text.encode() for text in cluster.values("ingested")]
+    keys = sum(len(str(n)) for n in range(10))
+    assert (receipt.part, receipt.first_offset, receipt.last_offset, receipt.rows) == (0, 0, 9, 10)
+    assert (receipt.bytes, receipt.crc32) == (
+        sum(map(len, written)) + keys,
+        zlib.crc32(b"".join(written)),
+    )
+    assert cluster.http.get(f"/v1/ledgers/{receipt.ledger}")["log"] == "ingested"
+    assert again.frame.collect() == []
     assert (again.report["rows"], again.report["is_duplicate"]) == (0, True)
     values = cluster.values("ingested")
     assert sorted(json.loads(text)["square"] for text in values) == [n * n for n in range(10)]

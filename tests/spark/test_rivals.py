@@ -4,6 +4,7 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -235,11 +236,12 @@ def test_a_commit_that_is_wrong_is_refused_at_once_and_can_be_aborted(
     log = cluster.create("wrong")
     driver = Driver(cluster, log)
     part = driver.part("a")
-    ((ledger, last),) = part.ledgers
-    wrong = Part(log, part.transaction, ((ledger, last + 1),), part.rows, part.bytes)
+    (ledger,) = part.ledgers
+    longer = ledger._replace(last_entry=ledger.last_entry + 1)
+    wrong = replace(part, ledgers=(longer,))
     through = WriteOptions.of({"gateway.url": bad.url, "topic": log}, is_stream=False)
 
-    with pytest.raises(InvalidRequest, match=f"ends at {last}"):
+    with pytest.raises(InvalidRequest, match=f"ends at {ledger.last_entry}"):
         publish(through, driver.whose, [wrong])
 
     assert bad.asked == 1

@@ -1,8 +1,10 @@
 """Rows of a DataFrame as records of a log: which columns there may be, and Arrow tables of them."""
 
+import zlib
 from collections.abc import Iterable
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
@@ -118,11 +120,35 @@ def _pairs(row: Any) -> list[tuple[str, str]] | None:
 
 
 def sizes(table: Any) -> Any:
-    """How many bytes each row counts for, as a numpy array."""
+    """How many bytes each row counts for, as a numpy array: its value, its key, its headers."""
     total = pc.binary_length(table.column("value"))
     if "key" in table.column_names:
         total = pc.add(total, pc.fill_null(pc.binary_length(table.column("key")), 0))
-    return total.to_numpy()
+    found = total.to_numpy()
+    if "headers" in table.column_names:
+        found = found + np.concatenate(
+            [_header_sizes(chunk) for chunk in table.column("headers").chunks] or [[]]
+        )
+    return found
+
+
+def _header_sizes(headers: Any) -> Any:
+    """Of each row of a map array; the ends of a row's pairs are in its offsets."""
+    pairs = pc.add(pc.binary_length(headers.keys), pc.binary_length(headers.items))
+    ends = np.concatenate([[0], np.cumsum(pairs.to_numpy())]).astype(np.int64)
+    offsets = headers.offsets.to_numpy()
+    return ends[offsets[1:]] - ends[offsets[:-1]]
+
+
+def crc32(table: Any, before: int = 0) -> int:
+    """CRC32 of the values, one behind the other, and behind what `before` is of."""
+    for chunk in table.column("value").chunks:
+        if len(chunk):
+            _, places, data = chunk.buffers()
+            offsets = np.frombuffer(places, np.int32, len(chunk) + 1, 4 * chunk.offset)
+            if data is not None:
+                before = zlib.crc32(memoryview(data)[offsets[0] : offsets[-1]], before)
+    return before
 
 
 def body(table: Any) -> bytes:

@@ -14,9 +14,9 @@ import base64
 import contextlib
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -39,7 +39,7 @@ from quorumlog.errors import (
 )
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import WriteOptions
-from quorumlog.spark.rows import body, by_log, sizes
+from quorumlog.spark.rows import body, by_log, crc32, sizes
 from quorumlog.wire.columns import MEDIA
 
 _WRITER_GONE: Final = (WriterLost, LedgerFenced, LedgerClosed, QuorumTimeout)
@@ -76,18 +76,41 @@ class Whose:
     transaction: str | None = None
 
 
+class SealedLedger(NamedTuple):
+    """A ledger of a task that takes no more."""
+
+    ledger_id: int
+    last_entry: int
+    rows: int
+    bytes: int
+    """Of values, keys and headers."""
+    crc32: int
+    """Of its values, one behind the other. Not CRC32C: executors have zlib, and that in Python only."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """What a task has written to one log."""
 
     log: str
     transaction: str
-    ledgers: tuple[tuple[int, int], ...]
-    """(ledger, last entry), in the order of the rows."""
-    rows: int
-    bytes: int
+    partition: int
+    ledgers: tuple[SealedLedger, ...]
+    """In the order of the rows."""
     is_duplicate: bool = False
     """This version is on the log already, so nothing was written."""
+
+
+class PublishedLedger(NamedTuple):
+    """A ledger that a commit has put onto a log."""
+
+    partition: int
+    ledger_id: int
+    first_offset: int
+    last_offset: int
+    rows: int
+    bytes: int
+    crc32: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +123,8 @@ class Published:
     last_offset: int | None
     rows: int
     is_duplicate: bool
+    ledgers: tuple[PublishedLedger, ...] = ()
+    """In the order of the log."""
 
 
 @dataclass(frozen=True)
@@ -161,10 +186,10 @@ class LogWriter:
         self._speaks_arrow = True
         self._waiting: list[Any] = []
         self._waiting_rows = self._waiting_bytes = 0
-        self._rows = self._bytes = 0
         self._ledger: int | None = None
-        self._next = 0
-        self._sealed: list[tuple[int, int]] = []
+        self._next = self._rows = self._bytes = self._crc32 = 0
+        """Of the open ledger: the next entry, and what is below it."""
+        self._sealed: list[SealedLedger] = []
 
     def add(self, table: Any) -> None:
         """Take rows; they are sent as soon as they fill a request. Raises: WriteOver."""
@@ -191,9 +216,10 @@ class LogWriter:
                 self._flush()
                 if self._ledger is not None:
                     self._end_ledger(is_lost=False)
-        if self._is_duplicate:
-            return Part(self._log, self._transaction, (), 0, 0, is_duplicate=True)
-        return Part(self._log, self._transaction, tuple(self._sealed), self._rows, self._bytes)
+        sealed = () if self._is_duplicate else tuple(self._sealed)
+        return Part(
+            self._log, self._transaction, self._at[0], sealed, is_duplicate=self._is_duplicate
+        )
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -220,8 +246,6 @@ class LogWriter:
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
         for part in _requests(table, self._options):
             self._append(part)
-            self._rows += part.num_rows
-            self._bytes += int(sizes(part).sum())
 
     def _append(self, table: Any) -> None:
         """Append rows as one entry, once, into this ledger or the next one."""
@@ -234,11 +258,18 @@ class LogWriter:
                 if error.members.get("next_entry_id") != self._next + 1:
                     raise
             except _WRITER_GONE:
-                if self._end_ledger(is_lost=True) >= self._next:
+                if self._end_ledger(is_lost=True, in_flight=table):
                     return
                 continue
-            self._next += 1
+            self._took(table)
             return
+
+    def _took(self, table: Any) -> None:
+        """Rows are in the open ledger, as its next entry."""
+        self._next += 1
+        self._rows += table.num_rows
+        self._bytes += int(sizes(table).sum())
+        self._crc32 = crc32(table, self._crc32)
 
     def _post(self, ledger: int, table: Any) -> None:
         path = f"/v1/ledgers/{ledger}/entries"
@@ -276,11 +307,14 @@ class LogWriter:
             is_repeatable=True,
         ).json()
         ledger = int(found["ledger_id"])
-        self._ledger, self._next = ledger, 0
+        self._ledger = ledger
+        self._next = self._rows = self._bytes = self._crc32 = 0
         return ledger
 
-    def _end_ledger(self, *, is_lost: bool) -> int:
-        """Close the ledger, through its writer or, where that is lost, by recovery; its end."""
+    def _end_ledger(self, *, is_lost: bool, in_flight: Any = None) -> bool:
+        """Close the ledger, through its writer or, where that is lost, by recovery. Whether what was
+        in flight is in it.
+        """
         ledger = self._ledger
         assert ledger is not None
         path = f"/v1/ledgers/{ledger}"
@@ -293,10 +327,13 @@ class LogWriter:
         end = int(found["last_entry"])
         assert end >= self._next - 1, f"ledger {ledger} ends at {end}, below what was acknowledged"
         assert is_lost or end == self._next - 1, f"ledger {ledger} ends at {end}: not ours alone"
+        has_more = end >= self._next
+        if has_more and in_flight is not None:
+            self._took(in_flight)
         if end >= 0:
-            self._sealed.append((ledger, end))
+            self._sealed.append(SealedLedger(ledger, end, self._rows, self._bytes, self._crc32))
         self._ledger = None
-        return end
+        return has_more
 
 
 def _requests(table: Any, options: WriteOptions) -> Iterable[Any]:
@@ -379,7 +416,9 @@ def _commit(
         if is_done:
             return Published(log, transaction, None, None, 0, is_duplicate=True)
     ledgers = [
-        {"ledger_id": ledger, "last_entry": last} for part in live for ledger, last in part.ledgers
+        {"ledger_id": ledger.ledger_id, "last_entry": ledger.last_entry}
+        for part in live
+        for ledger in part.ledgers
     ]
     if len({part.transaction for part in live}) > 1:
         # It ended between two tasks, and the later one has begun another one of this version.
@@ -399,21 +438,40 @@ def _commit(
             error.add_note(f"Whether the rows are on {log} nobody could say: GET {path} tells.")
         raise
     is_duplicate = bool(found["duplicate"])
+    known = {item["ledger_id"]: item for item in found["ledgers"]}
+    published = () if is_duplicate else tuple(_published(live, known))
     return Published(
         log,
         transaction,
         found["first_offset"],
         found["last_offset"],
-        0 if is_duplicate else sum(part.rows for part in live),
+        sum(ledger.rows for ledger in published),
         is_duplicate,
+        published,
     )
+
+
+def _published(
+    parts: Sequence[Part], known: Mapping[int, Mapping[str, Any]]
+) -> Iterator[PublishedLedger]:
+    """What the tasks say of their ledgers, with where the commit has put them."""
+    for part in parts:
+        for ledger in part.ledgers:
+            at = known[ledger.ledger_id]
+            yield PublishedLedger(
+                part.partition,
+                ledger.ledger_id,
+                at["first_offset"],
+                at["last_offset"],
+                *ledger[2:],
+            )
 
 
 def _check_count(log: str, parts: Sequence[Part], most: int) -> None:
     """Raise TooManyLedgers where a commit would bring more ledgers than it may."""
     count = sum(len(part.ledgers) for part in parts)
     if count > most:
-        total = sum(part.bytes for part in parts)
+        total = sum(ledger.bytes for part in parts for ledger in part.ledgers)
         wanted = min(most, max(1, -(-total // _LEDGER_BYTES)))
         raise TooManyLedgers(
             f"{count} partitions would become {count} ledgers of {log}, with {total} bytes in all; "
@@ -477,9 +535,8 @@ def receipt(part: Part) -> str:
         {
             "log": part.log,
             "transaction": part.transaction,
+            "partition": part.partition,
             "ledgers": part.ledgers,
-            "rows": part.rows,
-            "bytes": part.bytes,
             "is_duplicate": part.is_duplicate,
         }
     )
@@ -488,5 +545,5 @@ def receipt(part: Part) -> str:
 def part_of(text: str) -> Part:
     """The part that a receipt tells of."""
     found = json.loads(text)
-    ledgers = tuple((int(ledger), int(last)) for ledger, last in found.pop("ledgers"))
+    ledgers = tuple(SealedLedger(*ledger) for ledger in found.pop("ledgers"))
     return Part(ledgers=ledgers, **found)

@@ -3,16 +3,17 @@
 Files lie under `<path>/log=<name>/date=<day>/`, named by their range of offsets. In this order:
 records are written aside, read back and compared with what was read from the log (how many, which
 offsets, a digest of each), moved into place with a manifest, and then the log's `archived_through`
-moves by compare-and-swap. A run that dies leaves files that the next one for the log removes; it
-goes on where `archived_through` stands. One run for a log at a time; a second one loses the
-compare-and-swap. With `--truncate` the log then drops the ledgers that are archived whole.
+moves by compare-and-swap. A run that dies leaves files; the next one goes on where
+`archived_through` stands, and removes them. Of two runs at once for a log one gives up, and takes
+nothing of the other one's away. With `--truncate` the log then drops the ledgers that are archived
+whole.
 """
 
 import datetime as dt
 import json
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final
 
@@ -27,6 +28,7 @@ from quorumlog.spark.jobs import job
 FILES: Final = "file string, date string, first long, last long, rows long, digest string"
 _NAME: Final = re.compile(r"([0-9]+)-[0-9]+(-[0-9a-f]{8}-[0-9]+\.parquet|\.json)")
 """Data files and manifests; the range comes first."""
+_RIVAL: Final = "another run archived this log meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,14 @@ def run(
         if end <= start or dry_run:
             return job.Result(spark.createDataFrame([], FILES), report)
         store = _Store(spark, path, log)
-        store.remove_leftovers(start)
+        store.find_leftovers(start)
         job.say(f"archive: {end - start} records of {log}, offsets {start} to {end - 1}")
-        files = _copy(spark, gateway, log, start, end, store)
+
+        def check() -> None:
+            if gateways.get(f"/v1/logs/{log}")["archived_through"] != known:
+                raise job.JobFailed(_RIVAL)
+
+        files = _copy(spark, gateway, log, (start, end), store, check)
         try:
             gateways.request(
                 "POST",
@@ -88,10 +95,15 @@ def run(
                 is_repeatable=True,
             )
         except VersionConflict:
-            store.remove(file.file for file in files)
-            raise job.JobFailed("another run archived this log meanwhile") from None
+            store.withdraw(files, start, end)
+            raise job.JobFailed(_RIVAL) from None
         except QuorumLogError as error:
             raise job.JobFailed(f"the files stand, the log can't be told: {error.detail}") from None
+        if not store.is_own(start, end):
+            # The other run copied the same range; the manifest tells whose files count.
+            store.withdraw(files, start, end)
+            raise job.JobFailed(_RIVAL)
+        store.remove_leftovers()
         report |= {"files": len(files), "manifest": store.manifest(start, end)}
         if truncate:
             # Once more, where they will stay: after this there may be no other copy.
@@ -130,11 +142,12 @@ def _copy(
     spark: SparkSession,
     gateway: str | Sequence[str],
     log: str,
-    start: int,
-    end: int,
+    span: tuple[int, int],
     store: "_Store",
+    check: Callable[[], None],
 ) -> list[File]:
-    """Write aside, read back, compare, move into place."""
+    """Write aside, read back, compare, move into place; `check` is called before that."""
+    start, end = span
     urls = gateway if isinstance(gateway, str) else ",".join(gateway)
     records = (
         spark.read.format("quorumlog")
@@ -171,6 +184,7 @@ def _copy(
             .orderBy("first")
             .collect()
         )
+        check()
         return store.publish([File(**row.asDict()) for row in rows], start, end)
     finally:
         store.remove([aside])
@@ -208,6 +222,8 @@ class _Store:
         configuration = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
         self._root, self._log, self._run = root.rstrip("/"), log, uuid.uuid4().hex[:8]
         self._files: Any = self._path(self._root).getFileSystem(configuration)
+        self._leftovers: list[str] = []
+        """What lay there of this run's range, or beyond, when it began."""
 
     def aside(self) -> str:
         """Where a run writes first; names that begin with a point are no data to Spark."""
@@ -227,15 +243,17 @@ class _Store:
             if not self._files.rename(self._path(item.file), self._path(target)):
                 raise job.JobFailed(f"{target} can't be made")
             placed.append(File(**{**asdict(item), "file": target}))
+        own = f"/{start}-{end}.json"
+        # One of the same range is written over.
+        self._leftovers = [path for path in self._leftovers if not path.endswith(own)]
         text = json.dumps(
             {
                 "log": self._log,
+                "run": self._run,
+                "leftovers": [self._below_root(path) for path in self._leftovers],
                 "first": start,
                 "through": end,
-                "files": [
-                    {**asdict(item), "file": item.file.removeprefix(f"{self._root}/")}
-                    for item in placed
-                ],
+                "files": [{**asdict(item), "file": self._below_root(item.file)} for item in placed],
             },
             indent=1,
         )
@@ -246,18 +264,57 @@ class _Store:
             out.close()
         return placed
 
-    def remove_leftovers(self, start: int) -> None:
-        """Remove what runs that did not end left: files of ranges that begin where we begin, or
-        beyond. None of them is archived, for `archived_through` is where we begin.
+    def find_leftovers(self, start: int) -> None:
+        """Note what runs that did not end left: files of ranges that begin where we begin, or
+        beyond. None of them is archived, for `archived_through` is where we begin; but a run may
+        still be at work on them. Once ours has won, no other one can, and they go.
         """
-        self.remove(
+        last = self._said(self._last_manifest(start))
+        # That run won, and may have died before it could remove them.
+        self.remove(f"{self._root}/{path}" for path in last.get("leftovers", ()))
+        self._leftovers = [
             path
             for folder in (f"{self._root}/log={self._log}", f"{self._root}/_manifests/{self._log}")
             for path in self._below(folder)
             if (found := _NAME.fullmatch(path.rsplit("/", 1)[-1])) and int(found[1]) >= start
-        )
+        ]
 
-    def remove(self, paths: Sequence[str] | Iterator[str]) -> None:
+    def remove_leftovers(self) -> None:
+        """After this run has won."""
+        self.remove(self._leftovers)
+
+    def is_own(self, start: int, end: int) -> bool:
+        """Whether the manifest of a range is this run's."""
+        return self._said(self.manifest(start, end)).get("run") == self._run
+
+    def withdraw(self, files: Sequence[File], start: int, end: int) -> None:
+        """Take back what this run has put into place."""
+        if self.is_own(start, end):
+            self.remove([self.manifest(start, end)])
+        self.remove(file.file for file in files)
+
+    def _last_manifest(self, start: int) -> str | None:
+        """Of the run that ended where this one begins."""
+        names = self._below(f"{self._root}/_manifests/{self._log}")
+        return next((name for name in names if name.endswith(f"-{start}.json")), None)
+
+    def _said(self, manifest: str | None) -> dict[str, Any]:
+        """What a manifest says; nothing where there is none."""
+        if manifest is None or not self._files.exists(self._path(manifest)):
+            return {}
+        stream = self._files.open(self._path(manifest))
+        try:
+            found: dict[str, Any] = json.loads(bytes(stream.readAllBytes()))
+        finally:
+            stream.close()
+        return found
+
+    def _below_root(self, path: str) -> str:
+        """A path within the archive; of a file that Hadoop lists as `file:/…`, too."""
+        folders = (f"/log={self._log}/", f"/_manifests/{self._log}/")
+        return path[max(path.rfind(folder) for folder in folders) + 1 :]
+
+    def remove(self, paths: Iterable[str]) -> None:
         """Delete files and folders that may be there."""
         for path in list(paths):
             self._files.delete(self._path(path), True)
@@ -290,6 +347,9 @@ def _main(
     dry_run: job.DryRunOption = False,
     as_json: job.JsonOption = False,
 ) -> None:
+    if through is not None and older_than is not None:
+        raise typer.BadParameter("either --through or --older-than")
+
     def work(spark: SparkSession) -> job.Result:
         return run(
             spark,

@@ -10,18 +10,22 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from quorumlog.errors import NoSuchLog, QuorumLogError
 from quorumlog.spark.append import append_batches
 from quorumlog.spark.jobs import job
+from quorumlog.spark.rows import BadRows
+from quorumlog.spark.writing import TooManyLedgers, WriteOver
 
 RECEIPTS: Final = (
-    "log string, transaction string, first_offset long, last_offset long, rows long,"
-    " is_duplicate boolean"
+    "log string, transaction string, part int, ledger long, first_offset long, last_offset long,"
+    " rows long, bytes long, crc32 long"
 )
+"""Of each ledger that came onto the log: whose task wrote it, where its records are, and the CRC32 of
+their values, one behind the other."""
 AS_JSON: Final = "to_json(struct(*))"
 _SETTING: Final = re.compile(r"([a-z_]+)=([A-Za-z0-9-]+)")
 
@@ -47,7 +51,8 @@ def run(
     """Ingest a DataFrame, or what `path` (of the format `kind`) or a SQL `query` gives.
 
     `partitions`: so many ledgers at most. `create`: settings for a log that does not exist yet.
-    The frame has a row a log (`RECEIPTS`). Raises: JobFailed.
+    The frame has a row a ledger (`RECEIPTS`); none where this version was done before.
+    Raises: JobFailed.
     """
     if frame is None:
         frame = _read(spark, path, query, kind, options or {})
@@ -65,19 +70,17 @@ def run(
         done = append_batches(records, log=log, app=app, version=version, gateway_url=urls)
     except QuorumLogError as error:
         raise job.JobFailed(f"{error.code}: {error.detail}") from None
-    rows = [
-        (
-            item.log,
-            item.transaction,
-            item.first_offset,
-            item.last_offset,
-            item.rows,
-            item.is_duplicate,
-        )
-        for item in done
-    ]
+    except TooManyLedgers as error:
+        raise job.JobFailed(f"{error}, or --partitions") from None
+    except (BadRows, WriteOver) as error:
+        raise job.JobFailed(str(error)) from None
+    except PySparkException as error:
+        raise job.JobFailed(job.cause_of(error)) from None
+    rows = [(item.log, item.transaction, *ledger) for item in done for ledger in item.ledgers]
     report |= {
-        "rows": sum(item.rows for item in done if not item.is_duplicate),
+        "rows": sum(item.rows for item in done),
+        "ledgers": len(rows),
+        "bytes": sum(ledger.bytes for item in done for ledger in item.ledgers),
         "is_duplicate": any(item.is_duplicate for item in done),
         "first_offset": done[0].first_offset if done else None,
         "last_offset": done[-1].last_offset if done else None,
@@ -126,6 +129,8 @@ def stream(
         raise job.JobFailed(str(error).splitlines()[0]) from None
     except QuorumLogError as error:
         raise job.JobFailed(f"{error.code}: {error.detail}") from None
+    except PySparkException as error:
+        raise job.JobFailed(job.cause_of(error)) from None
     progress = running.recentProgress
     report |= {
         "batches": sum(item["numInputRows"] > 0 for item in progress),
@@ -188,6 +193,19 @@ def _pairs(texts: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in (text.partition("=") for text in texts)}
 
 
+def _check_usage(
+    of_batches: Mapping[str, Any], of_streams: Mapping[str, Any], *, is_stream: bool, path: Any
+) -> None:
+    """Raise BadParameter where options do not go together."""
+    for name, value in (of_batches if is_stream else of_streams).items():
+        if value is not None:
+            raise typer.BadParameter(f"{name} is {'not ' if is_stream else ''}for --stream")
+    if is_stream and (path is None or of_streams["--checkpoint"] is None):
+        raise typer.BadParameter("--stream needs --path and --checkpoint")
+    if not is_stream and (path is None) == (of_batches["--query"] is None):
+        raise typer.BadParameter("name what to read: either --path or --query")
+
+
 app = typer.Typer(add_completion=False)
 
 
@@ -226,8 +244,29 @@ def _main(
     dry_run: job.DryRunOption = False,
     as_json: job.JsonOption = False,
 ) -> None:
-    def work(spark: SparkSession) -> job.Result:
+    _check_usage(
+        {
+            "--query": query,
+            "--app": txn_app,
+            "--version": version,
+            "--partitions": partitions,
+        },
+        {"--checkpoint": checkpoint, "--schema": schema},
+        is_stream=is_stream,
+        path=path,
+    )
+    if setting and not create:
+        raise typer.BadParameter("--setting is for a log that --create makes")
+    if (txn_app is None) != (version is None):
+        raise typer.BadParameter("--app and --version go together")
+    if not all("=" in text for text in option or ()):
+        raise typer.BadParameter("--option is name=value")
+    try:
         made = _settings(setting or ()) if create else None
+    except job.JobFailed as error:
+        raise typer.BadParameter(str(error)) from None
+
+    def work(spark: SparkSession) -> job.Result:
         if not is_stream:
             return run(
                 spark,
@@ -245,8 +284,8 @@ def _main(
                 create=made,
                 dry_run=dry_run,
             )
-        if path is None or checkpoint is None:
-            raise job.JobFailed("--stream needs --path and --checkpoint")
+        assert path is not None, "as was checked"
+        assert checkpoint is not None, "as was checked"
         return stream(
             spark,
             gateway,

@@ -1,26 +1,49 @@
 """What all jobs share: their report, their session, how they end."""
 
+import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 import orjson
 import typer
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 from rich.table import Table
 
 from quorumlog.spark import config
 from quorumlog.spark.http import Gateways
+from quorumlog.spark.source import QuorumLogSource
+
+_RAISED: Final = re.compile(r"(?:[a-z_]\w*\.)*[A-Z]\w*: \S")
+"""The last line of a traceback: an exception's class and what it says."""
 
 DONE: Final = 0
 FOUND: Final = 1
 FAILED: Final = 3
 
+
+def _checked_urls(text: str) -> str:
+    if not _are_urls(text):
+        raise typer.BadParameter(f"{text!r} is no list of URLs: http://host:port,…")
+    return text
+
+
+def _are_urls(text: str) -> bool:
+    return all(url.strip().startswith(("http://", "https://")) for url in text.split(","))
+
+
 GatewayOption = Annotated[
     str,
-    typer.Option("--gateway", envvar="QUORUMLOG_GATEWAY", help="URLs of gateways, with commas."),
+    typer.Option(
+        "--gateway",
+        envvar="QUORUMLOG_GATEWAY",
+        help="URLs of gateways, with commas.",
+        callback=_checked_urls,
+    ),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would be.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="The report as JSON.")]
@@ -38,15 +61,16 @@ class Result:
     report: dict[str, Any]
     status: int = DONE
     notes: list[str] = field(default_factory=list)
+    plan: DataFrame | None = None
+    """Of `retention_stats`: what may go."""
 
 
 def gateways(urls: str | Sequence[str]) -> Gateways:
     """A connection to the services of an option, or of a list of URLs. Raises: JobFailed."""
     text = urls if isinstance(urls, str) else ",".join(urls)
-    found = [url.strip() for url in text.split(",") if url.strip()]
-    if not found or not all(url.startswith(("http://", "https://")) for url in found):
-        raise JobFailed(f"{text!r} is no list of URLs: --gateway http://…")
-    return Gateways(",".join(found))
+    if not _are_urls(text):
+        raise JobFailed(f"{text!r} is no list of URLs: http://host:port,…")
+    return Gateways(text)
 
 
 def say(text: str) -> None:
@@ -56,8 +80,12 @@ def say(text: str) -> None:
 
 
 def main(name: str, work: Callable[[SparkSession], Result], *, as_json: bool) -> None:
-    """Run a job in a session of its own, print its report, end with its status."""
-    try:
+    """Run a job in a session of its own, print its report, end with its status.
+
+    What it was called with is checked before: status 2 needs no Java.
+    """
+
+    def call() -> Result:
         say(f"{name}: {config.prepare()}")
         spark = (
             SparkSession.builder.appName(f"quorumlog {name}")
@@ -65,15 +93,13 @@ def main(name: str, work: Callable[[SparkSession], Result], *, as_json: bool) ->
             .getOrCreate()
         )
         try:
-            result = work(spark)
+            # It would be found by its name, too; but on a slow machine Spark gives up on looking.
+            spark.dataSource.register(QuorumLogSource)
+            return work(spark)
         finally:
             spark.stop()
-    except (JobFailed, config.NoJava) as error:
-        say(f"{name}: {error}")
-        raise typer.Exit(FAILED) from None
-    except KeyboardInterrupt:
-        say(f"{name}: interrupted")
-        raise typer.Exit(130) from None
+
+    result = attempt(name, call)
     if as_json:
         sys.stdout.write(orjson.dumps(result.report, option=orjson.OPT_INDENT_2).decode() + "\n")
     else:
@@ -81,6 +107,32 @@ def main(name: str, work: Callable[[SparkSession], Result], *, as_json: bool) ->
     for note in result.notes:
         say(f"{name}: {note}")
     raise typer.Exit(result.status)
+
+
+def attempt(name: str, call: Callable[[], Result]) -> Result:
+    """The result; whatever prevents it is told, and ends the program with FAILED, never with what
+    stands for a finding.
+    """
+    try:
+        return call()
+    except (JobFailed, config.NoJava) as error:
+        say(f"{name}: {error}")
+    except KeyboardInterrupt:
+        say(f"{name}: interrupted")
+        raise typer.Exit(130) from None
+    except PySparkException as error:
+        say(f"{name}: {cause_of(error)}")
+    except Exception:  # noqa: BLE001 - of any kind
+        say(f"{name}: {traceback.format_exc()}")
+    raise typer.Exit(FAILED)
+
+
+def cause_of(error: Exception) -> str:
+    """What went wrong, of the long text in which Spark wraps what a task or a driver's Python met:
+    the last exception's line.
+    """
+    lines = [line for line in str(error).splitlines() if _RAISED.match(line)]
+    return lines[-1] if lines else str(error).splitlines()[0]
 
 
 def _print(report: dict[str, Any]) -> None:

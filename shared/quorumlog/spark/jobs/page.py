@@ -51,7 +51,7 @@ def report(figures: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) 
         ),
     ]
     if len(candidates) > _ROWS_MAX:
-        parts.append(f"<p>{len(candidates) - _ROWS_MAX} more are in the report as JSON.</p>")
+        parts.append(f"<p>{len(candidates) - _ROWS_MAX} more are in the plan (--plan).</p>")
     body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

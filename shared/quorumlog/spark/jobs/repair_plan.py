@@ -314,6 +314,9 @@ def _main(
     dry_run: job.DryRunOption = False,
     as_json: job.JsonOption = False,
 ) -> None:
+    if apply and not metadata:
+        raise typer.BadParameter("--apply needs the metadata service: --metadata http://…")
+
     def work(spark: SparkSession) -> job.Result:
         known = None if findings is None else scrub.load(spark, findings)
         result = run(

@@ -29,6 +29,10 @@ LEDGERS: Final = (
     "ledger long, log string, state string, entries long, bytes long, stored_bytes long,"
     " fragments int, write_quorum int, replicas int, created_at timestamp, bookies array<string>"
 )
+PLAN: Final = (
+    "kind string, ledger long, log string, bookie string, bytes long, reason string,"
+    " excluded string"
+)
 SMALL_BYTES: Final = 1024 * 1024
 GRACE_S: Final = 3600.0
 EXPIRED: Final = "expired"
@@ -68,11 +72,13 @@ def run(
     grace_s: float = GRACE_S,
     html: Path | None = None,
     prometheus: Path | None = None,
+    plan_file: Path | None = None,
     dry_run: bool = False,
 ) -> job.Result:
-    """Statistics and the plan. The frame has a row a ledger (`LEDGERS`).
+    """Statistics and the plan. The frame has a row a ledger (`LEDGERS`), `plan` one for each that may
+    go (`PLAN`).
 
-    `html` and `prometheus`: files to write, not in a dry run. Raises: JobFailed.
+    `html`, `prometheus` and `plan_file`: files to write, not in a dry run. Raises: JobFailed.
     """
     with job.gateways(gateway) as gateways:
         try:
@@ -95,8 +101,12 @@ def run(
                 html.write_text(page.report(report, [asdict(item) for item in candidates]))
             if prometheus is not None:
                 prometheus.write_text(_metrics(report))
+            if plan_file is not None:
+                lines = [json.dumps(asdict(item)) for item in candidates]
+                plan_file.write_text("".join(f"{line}\n" for line in lines))
+        planned = spark.createDataFrame([tuple(asdict(item).values()) for item in candidates], PLAN)
         notes = [f"{name} did not answer" for name in inventory.silent]
-        return job.Result(frame, report, job.FAILED if notes else job.DONE, notes)
+        return job.Result(frame, report, job.FAILED if notes else job.DONE, notes, planned)
 
 
 def read(gateways: Gateways) -> Inventory:
@@ -349,11 +359,20 @@ def _main(
     prometheus: Annotated[
         Path | None, typer.Option(help="Write metrics for a textfile collector.")
     ] = None,
+    plan: Annotated[Path | None, typer.Option(help="Write what may go, as lines of JSON.")] = None,
     dry_run: job.DryRunOption = False,
     as_json: job.JsonOption = False,
 ) -> None:
     def work(spark: SparkSession) -> job.Result:
-        return run(spark, gateway, grace_s=grace, html=html, prometheus=prometheus, dry_run=dry_run)
+        return run(
+            spark,
+            gateway,
+            grace_s=grace,
+            html=html,
+            prometheus=prometheus,
+            plan_file=plan,
+            dry_run=dry_run,
+        )
 
     job.main("retention_stats", work, as_json=as_json)
 
