@@ -13,6 +13,7 @@ import pytest
 
 from loadtest.spark_cluster import SparkCluster
 from quorumlog.errors import InvalidRequest, MetadataUnavailable, Overloaded, QuorumLogError
+from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import WriteOptions
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
@@ -228,6 +229,24 @@ def test_a_commit_is_asked_for_until_it_is_answered_and_done_once(
     assert bad.asked == 6
     assert (done.rows, done.is_duplicate, done.first_offset, done.last_offset) == (2, False, 0, 1)
     assert cluster.values(log) == ["a", "b"]
+
+
+def test_a_gateway_that_can_do_nothing_now_is_left_for_the_next_one(
+    cluster: SparkCluster, bad: BadGateway
+) -> None:
+    log = cluster.create("sick")
+    driver = Driver(cluster, log)
+    part = driver.part("a")
+    bad.plan = ["503"] * 1000
+
+    with Gateways(f"{bad.url},{cluster.url('gateway-2')}") as gateways:
+        # Whichever it begins with; one who does not leave it would ask for ever.
+        gateways._at = 0
+        path = f"/v1/transactions/{part.transaction}/commit"
+        ledgers = {"ledgers": [part.ledgers[0].ledger_id]}
+        done = gateways.request("POST", path, value=ledgers, is_repeatable=True).json()
+
+    assert (done["state"], bad.asked) == ("COMMITTED", 1)
 
 
 def test_a_commit_that_is_wrong_is_refused_at_once_and_can_be_aborted(

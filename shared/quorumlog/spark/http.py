@@ -115,6 +115,10 @@ class Gateways:
             try:
                 return self._once(method, target, body, sent)
             except QuorumLogError as error:
+                if error.retryable and not isinstance(error, GatewayLost) and len(self._urls) > 1:
+                    # What can't be done at one gateway now may be possible at the next.
+                    self.close()
+                    self._turn()
                 rest_s = max(pause_s * random.uniform(0.5, 1), error.retry_after_s or 0)  # noqa: S311
                 if isinstance(error, Overloaded):
                     end += rest_s
