@@ -219,6 +219,7 @@ class Chaos:
     """Of the proxies."""
     folder: Path
     rows: int
+    partitions: int
     restarts: int
     end: float
     """No kills after it, by the event loop's clock."""
@@ -242,7 +243,7 @@ class Chaos:
             "rows": self.rows,
             # So that the stream has batches left when the last driver is killed.
             "rows_per_batch": max(1, self.rows // (4 * self.restarts + 4)),
-            "partitions": _PARTITIONS,
+            "partitions": self.partitions,
             "seed": self.chance.randrange(1 << 30),
             "source": source,
             "target": "",
@@ -440,6 +441,7 @@ async def storm(
     restarts: int,
     time_s: float,
     seed: int,
+    partitions: int = _PARTITIONS,
     waits_for_all: bool = False,
 ) -> None:
     """Rounds while there is time for one more, at least one.
@@ -464,6 +466,7 @@ async def storm(
             ",".join(urls),
             Path(tempfile.mkdtemp(dir=folder)),
             rows,
+            partitions,
             restarts,
             began + time_s,
             random.Random(seed),
