@@ -199,6 +199,24 @@ async def test_another_incarnation_may_only_refuse() -> None:
         assert await add(bookies) is Status.NOT_MINE
 
 
+async def test_a_bookie_that_listens_at_the_address_of_another_one_says_nothing_of_it() -> None:
+    async def stranger(request: Request, _socket: web.WebSocketResponse) -> bytes:
+        return ok(request._replace(member="bookie-2@1"), Status.NOT_MINE)
+
+    async with peer() as other, peer() as bookie, aiohttp.ClientSession() as session:
+        other.behave = stranger
+        known = [other.url]
+        bookies = BookieClient(lambda _name: known[-1], session, PATIENT)
+        assert await add(bookies) is Status.UNKNOWN
+        known.append(bookie.url)
+
+        async def is_added() -> bool:
+            return await add(bookies) is Status.OK
+
+        await until(is_added, "the bookie is asked where it listens now")
+        await bookies.close()
+
+
 @pytest.mark.parametrize("garbage", [b"", b"\0" * 60, b"x" * 1000])
 async def test_garbage_breaks_the_channel(garbage: bytes) -> None:
     async def garbled(_request: Request, _socket: web.WebSocketResponse) -> bytes:

@@ -224,6 +224,10 @@ class Channel:
                 return
             self._heard_at = self._loop.time()
             member, answers = frames.parse_answers(message.data)
+            if member_name(member) != self._name:
+                # It has come back elsewhere, and another one listens at its address of before: this
+                # connection would stand, and be of no use, for ever.
+                raise aiohttp.ClientError(f"{member} listens at the address of {self._name}")
             for answer in answers:
                 self._settle(member, answer)
 
