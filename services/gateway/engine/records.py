@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from quorumlog.errors import (
     NOT_DONE,
     LedgerFenced,
+    NoSuchLedger,
     OwnedByLog,
     QuorumLogError,
     TooLarge,
@@ -53,13 +54,16 @@ class RecordAppends:
         self._writer_of, self._end_or = writer_of, end_or
 
     async def transaction_of(self, ledger_id: int) -> str | None:
-        """The transaction that a ledger is of, if any; None too where there is no such ledger."""
+        """The transaction that a ledger is of, if any; None too where there is no such ledger.
+
+        Raises: MetadataUnavailable where nobody can say now.
+        """
         handle = self._handles.get(ledger_id)
         if handle is not None:
             return transaction_of(handle.access_row)
         try:
             return transaction_of(await self._rows.row(ledger_id))
-        except QuorumLogError:
+        except NoSuchLedger:
             return None  # who goes on meets it again
 
     async def append(
