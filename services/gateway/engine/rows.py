@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from quorumlog.errors import MetadataUnavailable, NoSuchLedger
@@ -28,8 +29,21 @@ _PAUSE_S: Final = 1.0
 """After the metadata service did not answer, old rows serve at once for this long (taste)."""
 
 
+@dataclass(slots=True)
+class _Reads:
+    """Reads of one row from the primary that are under way, and what was heard since the first."""
+
+    count: int = 0
+    version: int = 0
+    has_gap: bool = False
+
+
 class Rows:
-    """The cache. Invariant: a row in it never goes back to a lower version."""
+    """The cache.
+
+    Invariants: a row in it never goes back to a lower version; one that is older than what was heard,
+    before it came or since, is stale.
+    """
 
     def __init__(
         self,
@@ -44,6 +58,7 @@ class Rows:
         self._rows: OrderedDict[int, LedgerMetadata] = OrderedDict()
         self._stale: set[int] = set()
         """Rows that are older than something that was heard since."""
+        self._reads: dict[int, _Reads] = {}
         self._deleted: OrderedDict[int, None] = OrderedDict()
         self._away_until = 0.0
 
@@ -53,6 +68,8 @@ class Rows:
             async for change in changes:
                 if change.kind == "gap":
                     self._stale.update(self._rows)
+                    for reads in self._reads.values():
+                        reads.has_gap = True
                     for ledger_id in list(self._rows):
                         self._changed(ledger_id)
                 elif change.ledger_id is not None:
@@ -111,19 +128,31 @@ class Rows:
         """The row from the primary. Raises: NoSuchLedger, MetadataUnavailable."""
         if ledger_id in self._deleted:
             raise NoSuchLedger("the ledger was deleted", ledger_id=ledger_id, deleted=True)
+        reads = self._reads.setdefault(ledger_id, _Reads())
+        reads.count += 1
         try:
             row = await self._metadata.get(ledger_id)
         except NoSuchLedger as error:
             if error.members.get("deleted") is True:
                 self.deleted(ledger_id)
             raise
+        finally:
+            reads.count -= 1
+            if not reads.count:
+                del self._reads[ledger_id]
         self.put(row)
+        if self._rows.get(ledger_id) is row and (reads.has_gap or row.version < reads.version):
+            # The news overtook the answer, on another connection, and would not be told again.
+            self._stale.add(ledger_id)
         return row
 
     def _heard(self, ledger_id: int, version: int, *, is_deleted: bool) -> None:
         if is_deleted:
             self.deleted(ledger_id)
             return
+        if ledger_id in self._reads:
+            reads = self._reads[ledger_id]
+            reads.version = max(reads.version, version)
         known = self._rows.get(ledger_id)
         if known is not None and known.version < version:
             self._stale.add(ledger_id)
