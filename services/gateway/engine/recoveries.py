@@ -1,6 +1,7 @@
 """The recoveries that this gateway runs: one per ledger at a time, shared by all who ask."""
 
 import asyncio
+import itertools
 import logging
 from typing import Final
 
@@ -65,7 +66,7 @@ class Recoveries:
 
     async def _insist(self, ledger_id: int) -> None:
         try:
-            for pause_s in (*_PAUSES_S, *(_PAUSES_S[-1],) * 100):
+            for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
                 try:
                     await self.run(ledger_id)
                     return

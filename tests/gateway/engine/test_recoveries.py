@@ -1,0 +1,40 @@
+"""Recoveries that nobody waits for."""
+
+import asyncio
+from typing import Any, cast
+
+from quorumlog.errors import MetadataUnavailable
+from quorumlog.net.ports import Ports
+from quorumlog.net.timers import Tasks
+from quorumlog.protocol.metadata import LedgerMetadata
+from services.gateway.engine.recoveries import Recoveries
+from tests.metadata.support import DRAFT
+from tests.support.virtual import run_virtual
+
+OUTAGE_S = 24 * 3600
+
+
+class Away:
+    """Rows that can't be read for a day."""
+
+    def __init__(self) -> None:
+        self.read = asyncio.Event()
+
+    async def fresh(self, _ledger_id: int) -> LedgerMetadata:
+        if asyncio.get_running_loop().time() < OUTAGE_S:
+            raise MetadataUnavailable
+        self.read.set()
+        return DRAFT.closed(last_entry=-1, length=0)
+
+
+def test_a_recovery_that_is_wanted_outlasts_any_outage() -> None:
+    async def main() -> None:
+        rows, tasks = Away(), Tasks()
+        none = cast(Any, None)
+        recoveries = Recoveries(cast(Any, rows), Ports(none, none, none, none, tasks))
+        recoveries.want(7)
+        async with asyncio.timeout(OUTAGE_S + 3600):
+            await rows.read.wait()
+        await tasks.close()
+
+    run_virtual(main, seed=0)
