@@ -92,7 +92,7 @@ def answers(data: bytes) -> None:
             continue
         assert frames.encode_answers(member, found) == message
         for answer in found:
-            read_bodies(answer.body)
+            read_bodies(bytes(answer.body))
 
 
 def read_bodies(data: bytes) -> None:

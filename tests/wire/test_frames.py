@@ -164,6 +164,34 @@ def test_a_flipped_bit_or_a_cut_is_noticed(run: record.Run, data: st.DataObject)
                 parse(bad)
 
 
+def test_a_flipped_bit_of_a_large_answer_is_noticed_wherever_it_is() -> None:
+    payloads = [bytes([number]) * 5000 for number in range(40)]
+    codec = record.Codec(DigestKind.CRC32C)
+    run = record.make(
+        ledger_id=1,
+        first_entry=0,
+        last_add_confirmed=-1,
+        length_before=0,
+        payloads=payloads,
+        codec=codec,
+    )
+    answer = frames.Answer(
+        frames.Op.READ, Status.OK, 7, 1, 0, 39, 39, frames.encode_absent(()), run.body
+    )
+    message = frames.encode_answers("b@1", [answer])
+    step = frames._CRC_STEP_BYTES
+    assert len(message) > 3 * step
+    ((found,),) = [frames.parse_answers(message)[1]]
+    assert frames.parse_read_body(found.body).run == run
+
+    edges = [4 + number * step + near for number in range(4) for near in (-1, 0, 1)]
+    for at in [*edges, len(message) - 1]:
+        flipped = bytearray(message)
+        flipped[at] ^= 16
+        with pytest.raises(frames.BadFrame, match="CRC"):
+            frames.parse_answers(bytes(flipped))
+
+
 @given(st.binary(max_size=120))
 def test_a_reads_answer_that_is_garbage_is_noticed_or_parses(garbage: bytes) -> None:
     try:

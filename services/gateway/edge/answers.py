@@ -60,8 +60,7 @@ def entries_frames(runs: Iterable[Run]) -> bytes:
     """The entries of some runs as (u64 id, u32 length, payload), repeated."""
     parts: list[bytes | memoryview] = []
     for run in runs:
-        for index, entry_id in enumerate(run.ids):
-            payload = run.payload(index)
+        for entry_id, payload in zip(run.ids, run.payloads(), strict=True):
             parts.append(_FRAME.pack(entry_id, len(payload)))
             parts.append(payload)
     return b"".join(parts)

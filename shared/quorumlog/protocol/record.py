@@ -189,6 +189,11 @@ class Run:
         """The payload at a place of the run, without a copy."""
         return memoryview(self.body)[self._offsets[index] : self._offsets[index + 1]]
 
+    def payloads(self) -> Iterator[memoryview]:
+        """All payloads, ascending, without a copy."""
+        view = memoryview(self.body)
+        return (view[start:end] for start, end in itertools.pairwise(self._offsets))
+
     def digest(self, index: int) -> bytes:
         """The digest at a place of the run."""
         size = _SIZES[_KINDS.index(self.kind)]

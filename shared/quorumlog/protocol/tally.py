@@ -4,8 +4,9 @@ Recovery and regular reads both ask here. Only two answers are knowledge: a dige
 an explicit negative; an entry of which neither is known is unknown (architecture 2.3).
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum
+from itertools import repeat
 
 from quorumlog.protocol import record
 from quorumlog.protocol.messages import ReadAnswered, Status
@@ -160,13 +161,15 @@ class Tally:
             return None
         absent = tuple(sorted(absent))
         self.absent[position] = tuple(sorted(self.absent[position] + absent))
-        named: set[int] = set()
+        named: Collection[int] = ()
         if run is not None:
             bad = self._invalid(run, codec)
-            for index, entry_id in enumerate(run.ids):
-                named.add(entry_id)
-                if entry_id not in bad and self.quorum.is_member(position, entry_id):
-                    self.found.setdefault(entry_id, (run, index))
+            named = run.ids
+            if isinstance(named, range):
+                self._take_stretch(position, run, named, bad)
+            else:
+                named = set(named)
+                self._take(position, run, bad)
             if bad:
                 self.what[position] = "damaged"
         unnamed = self._unnamed(position, cursor, named, absent)
@@ -177,14 +180,31 @@ class Tally:
         self.cursors[position] = following
         return following
 
+    def _take(self, position: int, run: Run, bad: set[int]) -> None:
+        """Keep the first valid copy of each entry that the position stores."""
+        for index, entry_id in enumerate(run.ids):
+            if entry_id not in bad and self.quorum.is_member(position, entry_id):
+                self.found.setdefault(entry_id, (run, index))
+
+    def _take_stretch(self, position: int, run: Run, ids: range, bad: set[int]) -> None:
+        """The same for a run without holes: at once where all of it is wanted, which is what a read
+        in order mostly gets.
+        """
+        if bad or self.quorum.is_striped or not self.found.keys().isdisjoint(ids):
+            self._take(position, run, bad)
+        else:
+            self.found.update(zip(ids, zip(repeat(run), range(run.count)), strict=True))
+
     def _invalid(self, run: Run, codec: Codec) -> set[int]:
         # Overview 1.4: an entry with a bad code is read elsewhere; it is no negative either.
         return set(run.invalid(codec))
 
     def _unnamed(
-        self, position: int, cursor: int, named: set[int], absent: Ranges
+        self, position: int, cursor: int, named: Collection[int], absent: Ranges
     ) -> Iterator[int]:
         size, residues = self.quorum.ensemble_size, self.quorum.residues(position)
+        if isinstance(named, range) and cursor in named:
+            cursor = named.stop
         for entry_id in range(cursor, self.last + 1):
             if (
                 entry_id not in named

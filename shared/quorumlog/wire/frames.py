@@ -48,6 +48,9 @@ _RANGE: Final = struct.Struct(">qq")
 _LARGE_BYTES: Final = 64 * 1024
 """Bodies beyond it are not copied once more for the sake of fewer calls."""
 
+_CRC_STEP_BYTES: Final = 64 * 1024
+"""A CRC takes no view, so a message is copied for it in steps, which stay in a core's cache."""
+
 _RECOVERY: Final = 1
 _REPAIR: Final = 2
 _FENCING: Final = 1
@@ -100,7 +103,8 @@ class Answer(NamedTuple):
     first: int
     last: int
     last_add_confirmed: int = NO_ENTRY
-    body: bytes = b""
+    body: bytes | memoryview = b""
+    """Of what was received: a view into the message, so that it is copied once, as a run."""
     rest: bytes = b""
     """Of what is sent: what follows `body`, apart so that a large run is not copied once more."""
 
@@ -246,7 +250,7 @@ def encode_answers(member: str, answers: Iterable[Answer]) -> bytes:
             )
         )
         if size:
-            parts += (body, rest)
+            parts += (bytes(body), rest)
             body_bytes += size
     if body_bytes > _LARGE_BYTES:
         crc = 0
@@ -263,12 +267,13 @@ def parse_answers(message: bytes) -> tuple[str, list[Answer]]:
     end = len(message)
     if end < 5:
         raise BadFrame("an answer is cut short")
-    if _U32.unpack_from(message)[0] != google_crc32c.value(message[4:]):
+    if _U32.unpack_from(message)[0] != _crc_behind(message, 4):
         raise BadFrame("an answer whose CRC is wrong")
     at = 5 + message[4]
     if at > end:
         raise BadFrame("an answer is cut short")
     member = _member(message[5:at])
+    view = memoryview(message)
     answers = []
     while at < end:
         if end - at < _ANSWER.size:
@@ -289,7 +294,7 @@ def parse_answers(message: bytes) -> tuple[str, list[Answer]]:
                 first,
                 last,
                 lac,
-                message[at : at + size],
+                view[at : at + size],
             )
         )
         at += size
@@ -307,7 +312,7 @@ def encode_absent(absent: Iterable[tuple[int, int]]) -> bytes:
     return b"".join((_U32.pack(len(ranges)), *ranges))
 
 
-def parse_read_body(body: bytes) -> ReadBody:
+def parse_read_body(body: bytes | memoryview) -> ReadBody:
     """What a READ's answer names. Raises BadFrame."""
     if len(body) < 4:
         raise BadFrame("a read's answer is cut short")
@@ -318,7 +323,7 @@ def parse_read_body(body: bytes) -> ReadBody:
     absent = tuple(_RANGE.iter_unpack(body[4:at]))
     if any(not 0 <= first <= last for first, last in absent):
         raise BadFrame("a read's answer with a backward range")
-    return ReadBody(_run(body[at:]) if at < len(body) else None, absent)
+    return ReadBody(_run(bytes(body[at:])) if at < len(body) else None, absent)
 
 
 def _request(
@@ -337,6 +342,14 @@ def _request(
     rest = _REST.pack(request_id, ledger_id, first, last, len(name)) + name + tail
     crc = google_crc32c.extend(google_crc32c.value(start + rest), body)
     return b"".join((start, _U32.pack(crc), rest, body))
+
+
+def _crc_behind(message: bytes, at: int) -> int:
+    """The CRC of what follows the first `at` bytes."""
+    crc = 0
+    for start in range(at, len(message), _CRC_STEP_BYTES):
+        crc = google_crc32c.extend(crc, message[start : start + _CRC_STEP_BYTES])
+    return crc
 
 
 def _checked_key(key: bytes) -> bytes:
