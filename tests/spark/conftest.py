@@ -8,6 +8,7 @@ import pytest
 from loadtest.spark_cluster import SparkCluster, spark_cluster
 from loadtest.stores import StoreServers
 from quorumlog.spark import config
+from tests.support.waiting import UNHURRIED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="package")
 def cluster(servers: StoreServers) -> Iterator[SparkCluster]:
     """One cluster for all tests that hurt nobody."""
-    with spark_cluster(servers.fresh(), bookies=3, gateways=2) as started:
+    settings = {"bookies": 3, "gateways": 2, "environment": dict(UNHURRIED)}
+    with spark_cluster(servers.fresh(), **settings) as started:
         yield started
 
 

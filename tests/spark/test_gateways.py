@@ -18,7 +18,7 @@ from quorumlog.errors import NotAcceptable, UnsupportedMediaType
 from quorumlog.spark.http import Gateways
 from quorumlog.wire.columns import MEDIA
 from services.local.config import ROOT
-from tests.support.waiting import until_sync
+from tests.support.waiting import UNHURRIED, until_sync
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
@@ -36,7 +36,7 @@ REFUSALS: Final = 8
 @pytest.fixture(scope="module")
 def odd(servers: StoreServers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
     """Gateways that take two requests at once; the second one has no pyarrow, as in our image."""
-    environment = {"REQUESTS_MAX": str(PLACES), "BODY_TIMEOUT_S": "3600"}
+    environment = {**UNHURRIED, "REQUESTS_MAX": str(PLACES), "BODY_TIMEOUT_S": "3600"}
     without = tmp_path_factory.mktemp("without")
     (without / "pyarrow.py").write_text("raise ImportError('no pyarrow here')\n")
     path = os.pathsep.join(map(str, (without, ROOT / "shared", ROOT)))

@@ -30,6 +30,7 @@ from quorumlog.spark.jobs import archive, ingest, job, repair_plan, retention_st
 from quorumlog.spark.jobs.spans import CORRUPT, DIVERGENT, EXTRA, MISSING, UNREACHABLE
 from quorumlog.spark.plan import DataLoss, Range
 from quorumlog.spark.reading import rows
+from tests.support.waiting import UNHURRIED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +41,8 @@ MARK = "a-payload-to-be-flipped"
 
 @pytest.fixture(scope="module")
 def cluster(servers: StoreServers) -> Iterator[SparkCluster]:
-    with spark_cluster(servers.fresh(), bookies=4, gateways=1) as started:
+    settings = {"bookies": 4, "gateways": 1, "environment": dict(UNHURRIED)}
+    with spark_cluster(servers.fresh(), **settings) as started:
         # Nobody may mend what is planted before it is found.
         started.kill("autorecovery-1")
         yield started
