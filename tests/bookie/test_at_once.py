@@ -29,7 +29,7 @@ from tests.bookie.support import (
     started,
 )
 from tests.bookie.test_store import Gate
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE_S, until
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ async def test_a_fence_is_not_forgotten_while_a_checkpoint_writes_it(
 
     def slow(*args: Any) -> None:
         begun.set()
-        assert held.wait(60)
+        assert held.wait(DEADLINE_S)
         write(*args)
 
     monkeypatch.setattr(store.index, "write", slow)
@@ -268,7 +268,7 @@ async def test_an_end_after_a_checkpoint_that_failed_is_an_end_all_the_same(
 
     def fails(*_: Any) -> None:
         begun.set()
-        assert held.wait(60)
+        assert held.wait(DEADLINE_S)
         monkeypatch.setattr(store.index, "write", write)
         raise OSError(28, "No space left on device")
 

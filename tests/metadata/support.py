@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import orjson
@@ -78,6 +78,14 @@ async def serving(
         if wait:
             await until(lambda: is_ready(service), "the metadata service is ready")
         yield service
+
+
+WAITING: Final = (
+    "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted AND pid IN"
+    " (SELECT pid FROM pg_locks WHERE database ="
+    " (SELECT oid FROM pg_database WHERE datname = current_database()))"
+)
+"""How many transactions wait for a lock in this database: the server has others, of other tests' clusters."""
 
 
 async def is_ready(service: Service) -> bool:

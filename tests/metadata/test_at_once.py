@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from loadtest.stores import Stores
+from loadtest.stores import Stores, StoreServers
 from quorumlog.errors import VersionConflict
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_client import new_attempt
@@ -19,7 +19,7 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import LedgerRow
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.metadata.database import Connection
-from tests.metadata.support import DRAFT, Service, serving
+from tests.metadata.support import DRAFT, WAITING, Service, serving
 from tests.metadata.test_bookies import cookie
 from tests.support.waiting import until
 
@@ -39,8 +39,7 @@ async def waiting(database: Connection, count: int) -> None:
     """Until so many transactions of the service wait for locks."""
 
     async def are_there() -> bool:
-        query = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
-        return bool(await database.fetchval(query) >= count)
+        return bool(await database.fetchval(WAITING) >= count)
 
     await until(are_there, f"{count} wait")
 
@@ -51,6 +50,21 @@ async def uncommitted(database: Connection, query: str, *values: object) -> Asyn
     async with database.transaction():
         await database.execute(query, *values)
         yield
+
+
+async def test_who_waits_in_another_database_of_the_server_is_not_counted_here(
+    database: Connection, servers: StoreServers
+) -> None:
+    dsn = servers.fresh().postgres_dsn
+    holder, waiter = [await asyncpg.connect(dsn) for _ in range(2)]
+    async with holder.transaction():
+        await holder.execute("SELECT pg_advisory_xact_lock(1)")
+        asked = asyncio.ensure_future(waiter.execute("SELECT pg_advisory_xact_lock(1)"))
+        await waiting(holder, 1)
+        assert await database.fetchval(WAITING) == 0
+    await asked
+    for connection in (holder, waiter):
+        await connection.close()
 
 
 @pytest.mark.parametrize(("app", "is_done"), [(None, False), ("app", False), ("app", True)])

@@ -30,7 +30,7 @@ from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
 from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.transaction_bodies import SealedBody, TransactionCommit
 from services.metadata.transactions import end_aborted
-from tests.metadata.support import DRAFT, Service, serving
+from tests.metadata.support import DRAFT, WAITING, Service, serving
 from tests.support.waiting import until
 
 LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
@@ -182,8 +182,7 @@ async def test_what_a_transaction_says_is_of_one_moment(world: World, stores: St
     connection = await asyncpg.connect(stores.postgres_dsn)
 
     async def is_waiting() -> bool:
-        count = await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted")
-        return bool(count)
+        return bool(await connection.fetchval(WAITING))
 
     try:
         async with connection.transaction():
