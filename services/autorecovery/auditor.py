@@ -80,6 +80,7 @@ class Auditor:
         self._queued_at: dict[str, float] = {}
         self._drain_again_at: dict[str, float] = {}
         self._open_again_at = 0.0
+        self._triggers = 0
         self._recovering: set[int] = set()
         self._there: frozenset[str] = frozenset()
         self._room = asyncio.Semaphore(config.recoveries)
@@ -96,6 +97,7 @@ class Auditor:
 
     def trigger(self) -> None:
         """Look at everything now."""
+        self._triggers += 1
         self._queued_at.clear()
         self._drain_again_at.clear()
         self._open_again_at = 0.0
@@ -109,7 +111,10 @@ class Auditor:
                 self.is_auditor = lease.holder == self._name
                 if self.is_auditor:
                     await self.audit()
+                else:
+                    self._look_away()
             except QuorumLogError as error:
+                self._look_away()
                 log.warning("audit-put-off", extra={"why": error.detail})
             except Exception:
                 # A defect of ours in one audit must not end all audits.
@@ -126,7 +131,18 @@ class Auditor:
         self.audits += 1
         self.audit_s = asyncio.get_running_loop().time() - begun
 
+    def _look_away(self, *, from_bookies: bool = True) -> None:
+        """Nobody looks here at who is missing: what was seen of that may be over meanwhile, and
+        have begun anew (rule 21).
+        """
+        now = asyncio.get_running_loop().time()
+        self._refused.unseen(now)
+        self._silent.unseen(now)
+        if from_bookies:
+            self._lost.unseen(now)
+
     async def _audit(self) -> None:
+        triggers = self._triggers
         now = asyncio.get_running_loop().time()
         self._lost.delay_s = self._steering.lost_bookie_delay_s
         found = await self._metadata.bookies()
@@ -141,14 +157,24 @@ class Auditor:
                     count = await self._queue_all_of(member)
                     if count:
                         log.warning("bookie-lost", extra={"bookie": member, "ledgers": count})
-                    self._queued_at[member] = now
+                    self._audited(self._queued_at, member, now, triggers)
+        else:
+            self._lost.unseen(now)
         if not found.stale:
             await self._look_at_drains(found.bookies)
         is_old_enough = not found.stale and found.liveness_age_s >= self._config.abandoned_s
-        if is_old_enough and now >= self._open_again_at:
+        if not is_old_enough:
+            self._look_away(from_bookies=False)
+        elif now >= self._open_again_at:
             await self._look_at_open_ledgers(now)
             ended = asyncio.get_running_loop().time()
-            self._open_again_at = ended + _DRAIN_SHARE * (ended - now)
+            if triggers == self._triggers:
+                self._open_again_at = ended + _DRAIN_SHARE * (ended - now)
+
+    def _audited(self, when: dict[str, float], member: str, at: float, triggers: int) -> None:
+        """A member was looked at. Who asked for a look meanwhile asked for a later one."""
+        if triggers == self._triggers:
+            when[member] = at
 
     async def _welcome(self, bookies: Iterable[BookieInfo]) -> None:
         """A bookie that is there (again) may be what repairs wait for: they are tried now."""
@@ -163,7 +189,7 @@ class Auditor:
         of it yet may choose one for a new ensemble.
         """
         clock = asyncio.get_running_loop().time
-        begun = clock()
+        begun, triggers = clock(), self._triggers
         self.draining = tuple(bookie.id for bookie in bookies if bookie.state == "draining")
         due = [m for m in self.draining if begun >= self._drain_again_at.get(m, begun)]
         if not due:
@@ -175,7 +201,9 @@ class Auditor:
                 log.info("drain-queued", extra={"bookie": member, "ledgers": count})
         ended = clock()
         again_at = ended + _DRAIN_SHARE * (ended - begun)
-        self._drain_again_at = dict.fromkeys(self.draining, again_at)
+        self._drain_again_at = {}
+        for member in self.draining:
+            self._audited(self._drain_again_at, member, again_at, triggers)
 
     async def _queued(self) -> frozenset[tuple[int, str]]:
         found: list[tuple[int, str]] = []

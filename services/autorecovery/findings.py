@@ -56,11 +56,19 @@ class LostMembers:
 
     delay_s: float
     away_since: dict[str, float] = field(default_factory=dict)
+    unseen_since: float | None = None
+
+    def unseen(self, now: float) -> None:
+        """Nobody could look: for the delay or longer, and who was away may have been there since."""
+        self.unseen_since = now if self.unseen_since is None else self.unseen_since
 
     def look(self, bookies: Iterable[BookieInfo], now: float) -> tuple[str, ...]:
         """The lost members at a time (monotonic seconds), in order."""
         lost: list[str] = []
         away = {}
+        if self.unseen_since is not None and now - self.unseen_since >= self.delay_s:
+            self.away_since = {}
+        self.unseen_since = None
         for bookie in bookies:
             name, incarnation = member_name(bookie.id), member_incarnation(bookie.id)
             if bookie.state == "lost":
@@ -89,9 +97,17 @@ class Patience:
 
     grace_s: float
     since: dict[Hashable, float] = field(default_factory=dict)
+    unseen_since: float | None = None
+
+    def unseen(self, now: float) -> None:
+        """Nobody could look: for the grace or longer, and what was seen before counts no more."""
+        self.unseen_since = now if self.unseen_since is None else self.unseen_since
 
     def over(self, seen: Mapping[Hashable, int], now: float) -> Iterator[int]:
         """The values of those that have been seen for the grace; what is not seen is forgotten."""
+        if self.unseen_since is not None and now - self.unseen_since >= self.grace_s:
+            self.since = {}
+        self.unseen_since = None
         self.since = {key: self.since.get(key, now) for key in seen}
         for key, value in seen.items():
             if now - self.since[key] >= self.grace_s:

@@ -29,7 +29,8 @@ class Steering:
         self._repairs = repairs
         self._pace = pace
         self._settings = RepairSettings()
-        self._is_known = False
+        self._triggers: int | None = None
+        """How often somebody had asked for an audit at the last look."""
         self._processes = 1
 
     @property
@@ -67,7 +68,8 @@ class Steering:
         services = (await self._metadata.services()).services
         self._processes = max(1, sum(info.kind == "autorecovery" for info in services))
         found = await self._repairs.settings()
-        is_triggered = self._is_known and found.triggers != self._settings.triggers
+        is_triggered = self._triggers not in {None, found.triggers}
+        self._triggers = found.triggers
         self._take(found)
         if is_triggered:
             triggered()
@@ -77,7 +79,6 @@ class Steering:
         self._take(await self._repairs.change_settings(change))
 
     def _take(self, found: RepairSettings) -> None:
-        self._is_known = True
         self._settings = found
         limit = self.bytes_per_s
         self._pace.is_paused = found.paused

@@ -27,7 +27,7 @@ from quorumlog.protocol.messages import Begin, CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.repair import FragmentRepair, parts
-from quorumlog.wire.repair_bodies import Repair
+from quorumlog.wire.repair_bodies import Repair, RepairAdd
 from services.autorecovery.losses import Losses
 from services.autorecovery.steering import Steering
 
@@ -204,9 +204,23 @@ class Worker:
                 fragment=fragment.first_entry,
                 leaving=item.member,
                 target=target,
-                held=await self._held_by(target, row.ledger_id),
+                held=await self._held_by(target, row),
             )
-            row = await self._conclude(repair, row)
+            try:
+                row = await self._conclude(repair, row)
+            except QuorumLogError:
+                await self._queue_unverified(repair.metadata, index, target)
+                raise
+
+    async def _queue_unverified(self, row: LedgerMetadata, index: int, target: str) -> None:
+        """A target that has the place, though not by its own word all that belongs there, lacks it:
+        of who left nobody asks any more.
+        """
+        fragment, last = row.fragments[index], row.fragment_last(index)
+        if target in fragment.bookies and last is not None and last >= fragment.first_entry:
+            ranges = ((fragment.first_entry, last),)
+            item = RepairAdd(ledger_id=row.ledger_id, member=target, ranges=ranges)
+            await self._repairs.add([item])
 
     async def _conclude(self, repair: FragmentRepair, row: LedgerMetadata) -> LedgerMetadata:
         try:
@@ -275,11 +289,14 @@ class Worker:
         bookie = found.get("bookie")
         return isinstance(bookie, str) and bookie != member
 
-    async def _held_by(self, target: str, ledger_id: int) -> tuple[tuple[int, int], ...]:
+    async def _held_by(self, target: str, row: LedgerMetadata) -> tuple[tuple[int, int], ...]:
         """What a target has of a ledger by its own word, so that a repair goes on where an earlier
-        one ended. It is verified in the end as all else is.
+        one ended. It is verified in the end as all else is. What is there of a ledger that does not
+        name the bookie may be about to be dropped (rules 18 and 20), and is sent again.
         """
-        found = await self._said_by(target, ledger_id)
+        if member_name(target) not in map(member_name, row.all_members):
+            return ()
+        found = await self._said_by(target, row.ledger_id)
         try:
             if found["bookie"] != target:
                 return ()

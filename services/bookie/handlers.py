@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from quorumlog.errors import (
     BadRequest,
+    EntryUnavailable,
     InvalidRequest,
     NoSuchLedger,
     Overloaded,
@@ -181,6 +182,11 @@ async def get_ledger(request: web.Request) -> web.StreamResponse:
     """What is held of a ledger."""
     store = _store(request)
     ledger_id = _ledger_id(request)
+    if store.is_leaving(ledger_id):
+        # A repair would take what it has for what it will have.
+        raise EntryUnavailable(
+            f"{store.me} decides whether it drops the ledger", ledger_id=ledger_id
+        )
     row = store.row(ledger_id)
     if row is None:
         raise NoSuchLedger(f"{store.me} holds nothing of ledger {ledger_id}", ledger_id=ledger_id)

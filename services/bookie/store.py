@@ -354,6 +354,10 @@ class Store:
         else:
             self._leaving.discard(ledger_id)
 
+    def is_leaving(self, ledger_id: int) -> bool:
+        """Whether nothing is said of a ledger just now."""
+        return ledger_id in self._leaving
+
     def ledger(self, ledger_id: int) -> Ledger:
         """A ledger, from memory or from the index."""
         return self.holdings.ledger(ledger_id)

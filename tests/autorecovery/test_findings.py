@@ -85,6 +85,31 @@ def test_patience_ends_only_for_what_was_seen_all_the_time() -> None:
     assert list(patience.over({"x": 1, "y": 2}, now=30.0)) == [1]
 
 
+def test_a_grace_begins_anew_after_a_time_as_long_in_which_nobody_could_look() -> None:
+    """Who was missing before it and is after it may have been there all the time (rule 21)."""
+    patience, lost = Patience(30.0), LostMembers(30.0)
+    away = bookies("lost", "writable", "writable")
+    for now, is_over in ((0.0, False), (25.0, False), (60.0, False), (89.0, False), (90.0, True)):
+        assert list(patience.over({"x": 1}, now=now)) == [1] * is_over
+        assert lost.look(away, now=now) == ("a@1",) * is_over
+        if now == 25.0:
+            for blind in (30.0, 50.0):
+                patience.unseen(blind)
+                lost.unseen(blind)
+
+
+def test_a_grace_goes_on_over_a_moment_in_which_nobody_could_look() -> None:
+    patience, lost = Patience(30.0), LostMembers(30.0)
+    away = bookies("lost", "writable", "writable")
+    list(patience.over({"x": 1}, now=0.0))
+    lost.look(away, now=0.0)
+    patience.unseen(10.0)
+    lost.unseen(10.0)
+
+    assert list(patience.over({"x": 1}, now=30.0)) == [1]
+    assert lost.look(away, now=30.0) == ("a@1",)
+
+
 def test_a_ledger_in_fewer_zones_than_there_are_is_told() -> None:
     zones = {"b1@1": "a", "b2@1": "a", "b3@1": "b", "b4@1": "c"}
     live = [
