@@ -77,3 +77,18 @@ async def test_an_error_that_says_not_done_keeps_nothing_open() -> None:
             with pytest.raises(StaleProducer):
                 await producer.append(value)
         assert await producer.settle() is None
+
+
+async def test_a_request_that_may_be_done_stays_open_whatever_its_repetitions_are_told() -> None:
+    log = Log()
+    async with serving(log) as url, Client(url) as client:
+        producer = client.log("log").producer("p", epoch=1)
+        log.replies = [None, StaleProducer("a newer one exists")]
+        for _ in range(2):
+            with pytest.raises(StaleProducer) as told:
+                await producer.append(b"a")
+            assert told.value.outcome == UNKNOWN
+        with pytest.raises(Unsettled):
+            await producer.append(b"b")
+
+    assert len({body for _, body in log.sent}) == 1

@@ -12,7 +12,15 @@ from urllib.parse import urlsplit
 import pytest
 
 from loadtest.spark_cluster import SparkCluster
-from quorumlog.errors import InvalidRequest, MetadataUnavailable, Overloaded, QuorumLogError
+from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    InvalidRequest,
+    MetadataUnavailable,
+    NoSuchTransaction,
+    Overloaded,
+    QuorumLogError,
+)
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import WriteOptions
 
@@ -266,3 +274,14 @@ def test_a_commit_that_is_wrong_is_refused_at_once_and_can_be_aborted(
     assert bad.asked == 1
     abort(through, [part.transaction])
     assert driver.state(part) == "ABORTED"
+
+
+def test_a_commit_that_may_be_done_is_not_told_as_refused(bad: BadGateway) -> None:
+    """A verdict on the repetition says nothing of the try before it."""
+    commit = "/v1/transactions/nothing/commit"
+    with Gateways(bad.url) as gateways:
+        for plan, outcome in (((), NOT_DONE), (("cut",), UNKNOWN)):
+            bad.plan = [*plan]
+            with pytest.raises(NoSuchTransaction) as told:
+                gateways.request("POST", commit, value={"ledgers": []}, is_repeatable=True)
+            assert told.value.outcome == outcome

@@ -102,8 +102,9 @@ class Producer:
                 is_repeatable=True,
             )
         except QuorumLogError as error:
-            if error.outcome == UNKNOWN:
+            if error.outcome == UNKNOWN or self._open is not None:
                 self._open = call.payloads
+                error.with_outcome(UNKNOWN)
                 error.add_note(f"request {self.seq} is open: append the same again, or settle")
             raise
         except asyncio.CancelledError:

@@ -116,6 +116,7 @@ class Transport:
         loop = asyncio.get_running_loop()
         end = loop.time() + self._deadline_s + wait_s
         pause_s = _BACKOFF_FIRST_S
+        may_be_done = False
         while True:
             until = min(end, loop.time() + _ATTEMPT_S + wait_s) if is_repeatable else end
             asked = self._current
@@ -123,12 +124,16 @@ class Transport:
                 url = self._urls[asked]
                 return await self._once(url, method, path, body, params, sent, until)
             except QuorumLogError as error:
+                # What becomes of a repetition says nothing of the tries before it.
+                may_be_done = may_be_done or (error.outcome == UNKNOWN and method != "GET")
                 if error.retryable and asked == self._current:
                     # What can't be done at one gateway now may be possible at the next.
                     self._current = (asked + 1) % len(self._urls)
                 may_repeat = error.retryable and (is_repeatable or error.outcome == NOT_DONE)
                 rest_s = max(pause_s * random.uniform(0.5, 1), error.retry_after_s or 0)  # noqa: S311
                 if not may_repeat or loop.time() + rest_s >= end:
+                    if may_be_done:
+                        error.with_outcome(UNKNOWN)
                     raise
             await asyncio.sleep(rest_s)
             pause_s = min(2 * pause_s, _BACKOFF_MAX_S)

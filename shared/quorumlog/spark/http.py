@@ -16,7 +16,7 @@ from email.message import Message
 from typing import Any, Final, Self
 from urllib.parse import urlencode, urlsplit
 
-from quorumlog.errors import NOT_DONE, Overloaded, QuorumLogError
+from quorumlog.errors import NOT_DONE, UNKNOWN, Overloaded, QuorumLogError
 from quorumlog.wire.documents import from_document
 
 DEADLINE_S: Final = 120.0
@@ -111,10 +111,13 @@ class Gateways:
             body, sent["Content-Type"] = json.dumps(value).encode(), "application/json"
         target = path if not params else f"{path}?{urlencode(params)}"
         end, pause_s = time.monotonic() + self._deadline_s, _PAUSE_FIRST_S
+        may_be_done = False
         while True:
             try:
                 return self._once(method, target, body, sent)
             except QuorumLogError as error:
+                # What becomes of a repetition says nothing of the tries before it.
+                may_be_done = may_be_done or (error.outcome == UNKNOWN and method != "GET")
                 if error.retryable and not isinstance(error, GatewayLost) and len(self._urls) > 1:
                     # What can't be done at one gateway now may be possible at the next.
                     self.close()
@@ -127,6 +130,8 @@ class Gateways:
                     or not (is_repeatable or error.outcome == NOT_DONE)
                     or time.monotonic() + rest_s >= end
                 ):
+                    if may_be_done:
+                        error.with_outcome(UNKNOWN)
                     raise
             time.sleep(rest_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
