@@ -11,6 +11,7 @@ import pytest
 from loadtest.stores import scratch
 from loadtest.waiting import until
 from quorumlog.protocol.messages import Status
+from services.bookie import scan
 from services.bookie.log import SEGMENT_HEAD
 from services.bookie.pace import Pace
 from services.bookie.scan import STEP_BYTES
@@ -90,6 +91,23 @@ async def test_batches_that_are_larger_than_one_read_are_right_or_damaged_one_by
         (found,) = store.damages.stretches()
         assert (found.segment, found.start, found.end) == (1, batches[1].offset, batches[1].end)
         await store.stop()
+
+
+async def test_a_segment_reads_the_same_however_much_is_read_at_a_time(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(9)
+    for number in store.segments.numbers()[:3]:
+        path = store.segments.path(number)
+        for _ in range(12):
+            flip(path, chance.randrange(SEGMENT_HEAD.size, path.stat().st_size))
+        whole = list(scan.scan(store.segments, number))
+        assert any(found.batch is None for found in whole)
+        for step in (200, 1000, 5000, 20_000):  # each holds the table of these batches
+            monkeypatch.setattr(scan, "STEP_BYTES", step)
+
+            assert list(scan.scan(store.segments, number)) == whole, f"{step} at a time"
+        monkeypatch.undo()
 
 
 async def test_every_flipped_byte_of_a_sealed_segment_is_found_with_its_place(store: Store) -> None:
