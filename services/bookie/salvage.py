@@ -1,22 +1,29 @@
 """Salvage: a log that is damaged below its tail, and does not start, becomes one that does.
 
 What can be read is copied to a new log in order; the old one is kept as `log.damaged`. What could not
-be read may have been acknowledged, so the cookie is marked first: the next start is a new
-incarnation, which denies nothing that older ones were asked to keep (rule 15).
+be read may have been acknowledged, so the cookie is marked before the new log takes its place: the next
+start is a new incarnation, which denies nothing that older ones were asked to keep (rule 15).
 """
 
 import contextlib
+import errno
 import shutil
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Final
 
 from services.bookie.cookie import read_cookie, write_cookie
 from services.bookie.log import LogDamaged, LogRecord
 from services.bookie.scan import is_blank, scan
 from services.bookie.segments import Segments, sync_directory
-from services.bookie.writer import LogWriter, Position
+from services.bookie.writer import BATCH_BYTES_MAX, LogWriter, Position
+
+IN_FLIGHT_BYTES: Final = 2 * BATCH_BYTES_MAX
+"""Given to the writer and not on disk: the next batch gathers while one is synced."""
+
+_LOOK_S: Final = 0.5
 
 
 @dataclass
@@ -47,12 +54,20 @@ def salvaged(directory: Path, segment_bytes: int, numbers: Iterable[int]) -> Sal
     damaged, made = directory / "log.damaged", directory / "log.salvaged"
     if damaged.exists():
         raise FileExistsError(f"{damaged} is of an earlier salvage: move it away first")
+    _check_room(directory, Segments(directory / "log", 0), segment_bytes)
+    made.mkdir()
+    try:
+        ledgers = _copy(
+            Segments(directory / "log", 0), Segments(made, segment_bytes), numbers, report
+        )
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    report.ledgers = len(ledgers)
+    # Before the new log is in its place: a start must not take it for all there was.
     cookie = read_cookie(directory)
     if cookie is not None:
         write_cookie(directory, cookie.model_copy(update={"salvaged": True}))
-    made.mkdir()
-    ledgers = _copy(Segments(directory / "log", 0), Segments(made, segment_bytes), numbers, report)
-    report.ledgers = len(ledgers)
     (directory / "log").rename(damaged)
     made.rename(directory / "log")
     sync_directory(directory)
@@ -63,11 +78,11 @@ def salvaged(directory: Path, segment_bytes: int, numbers: Iterable[int]) -> Sal
 def _copy(old: Segments, new: Segments, numbers: Iterable[int], report: Salvaged) -> set[int]:
     ledgers: set[int] = set()
     failed: list[BaseException] = []
-    written = threading.Semaphore(0)
+    written: SimpleQueue[int] = SimpleQueue()
 
     def on_fatal(error: BaseException) -> None:
         failed.append(error)
-        written.release()
+        written.put(0)
 
     head, fd, end = new.create(1, 1, 0)
     writer = LogWriter(
@@ -76,22 +91,52 @@ def _copy(old: Segments, new: Segments, numbers: Iterable[int], report: Salvaged
         fd,
         Position(1, end, 1),
         reserve=new.directory / "reserve",
-        on_synced=lambda records, _: written.release(len(records)),
+        on_synced=lambda records, _: written.put(sum(record.size for record in records)),
         on_fatal=on_fatal,
     )
     writer.start()
+    in_flight = 0
     try:
         for number in numbers:
             for record in _records(old, number, report):
+                # Many go to the disk with one sync, and memory stays flat.
+                while in_flight > IN_FLIGHT_BYTES and not failed:
+                    in_flight -= _taken(written, writer)
+                if failed:
+                    break
                 ledgers.add(record.ledger_id)
                 report.records += 1
                 writer.append(record)
-                written.acquire()
-                if failed:
-                    raise failed[0]
+                in_flight += record.size
     finally:
         writer.stop()
+    if failed:
+        raise failed[0]
     return ledgers
+
+
+def _taken(written: SimpleQueue[int], writer: LogWriter) -> int:
+    """Bytes that came to the disk. Raises OSError where there is no room: a writer waits for that,
+    but nobody makes any here.
+    """
+    while True:
+        try:
+            return written.get(timeout=_LOOK_S)
+        except Empty:
+            if writer.is_full:
+                raise OSError(errno.ENOSPC, "the disk is full: nothing was changed") from None
+
+
+def _check_room(directory: Path, segments: Segments, segment_bytes: int) -> None:
+    """The old log stays, so the new one takes as much again. Raises OSError."""
+    size = sum(segments.path(number).stat().st_size for number in segments.numbers())
+    needed, free = size + segment_bytes, shutil.disk_usage(directory).free
+    if free < needed:
+        raise OSError(
+            errno.ENOSPC,
+            f"a salvage makes a second log: it needs {needed:,} bytes in {directory}, where"
+            f" {free:,} are free. Nothing was changed",
+        )
 
 
 def _records(segments: Segments, number: int, report: Salvaged) -> Iterable[LogRecord]:

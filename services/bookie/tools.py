@@ -207,7 +207,7 @@ def salvage(
         try:
             report = salvaged(directory, StoreOptions().segment_bytes, _with_bar(numbers))
         except OSError as error:
-            typer.echo(str(error), err=True)
+            typer.echo(error.strerror or str(error), err=True)
             raise typer.Exit(1) from None
     if json:
         typer.echo(orjson.dumps(asdict(report), option=orjson.OPT_INDENT_2))

@@ -7,16 +7,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from loadtest.stores import scratch
 from loadtest.waiting import until
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.replica import AddAsked, Verdict
+from services.bookie import salvage
 from services.bookie.collect import Collector
+from services.bookie.cookie import read_cookie, write_cookie
 from services.bookie.options import StoreOptions
+from services.bookie.segments import Segments
 from services.bookie.store import Store
+from services.bookie.tools import app
 from tests.bookie.support import KEY, ME, add, fence, ids_of, read, run_of, started
 from tests.bookie.test_collect import Rows
+from tests.bookie.test_cookie import LOCAL
 
 MIB = 1 << 20
 OPTIONS = StoreOptions(
@@ -231,3 +237,47 @@ async def test_garbage_is_given_back_though_the_disk_is_full(disk: Path, writer:
     store.check_space()
     assert await writer.add() is Status.OK
     await writer.check(store)
+
+
+async def test_a_salvage_without_room_for_a_second_log_says_so_and_changes_nothing(
+    disk: Path,
+) -> None:
+    store = started(disk / "d", OPTIONS)
+    for first in range(0, 40 * RUN, RUN):
+        await add(store, run_of(7, range(first, first + RUN), LONG))
+    await store.stop()
+    write_cookie(disk / "d", LOCAL)
+    before = sorted(path.name for path in (disk / "d").rglob("*"))
+
+    with filled(disk):
+        result = CliRunner().invoke(app, ["salvage", str(disk / "d"), "--yes"])
+
+    assert result.exit_code == 1
+    assert "a salvage makes a second log" in result.output
+    cookie = read_cookie(disk / "d")
+    assert cookie is not None
+    assert not cookie.salvaged
+    assert sorted(path.name for path in (disk / "d").rglob("*")) == before
+
+
+async def test_a_salvage_whose_disk_fills_up_ends_and_gives_its_room_back(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = started(disk / "d", OPTIONS)
+    size = 0
+    while size < 22 * MIB:
+        run = run_of(7, range(store.ledger(7).highest + 1, store.ledger(7).highest + 1 + RUN), LONG)
+        await add(store, run)
+        size += len(run.body)
+    await store.stop()
+    # As if somebody took the room while it copies.
+    monkeypatch.setattr(salvage, "_check_room", lambda *_: None)
+    monkeypatch.setattr(salvage, "IN_FLIGHT_BYTES", MIB)
+
+    with pytest.raises(OSError, match="the disk is full"):
+        salvage.salvaged(disk / "d", MIB, Segments(disk / "d" / "log", 0).numbers())
+
+    assert not (disk / "d" / "log.salvaged").exists()
+    store = started(disk / "d", OPTIONS)
+    assert ids_of(await read(store, 7, 0, 5)) == list(range(6))
+    await store.stop()
