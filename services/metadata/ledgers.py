@@ -7,7 +7,7 @@ before the token is looked up, so two tries of one attempt see each other.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,6 +41,8 @@ _KEY_HOURS: Final = 24
 
 
 _CREATE: Final = "create ledger "
+_OF_LEDGERS: Final = ("ledger_members", "ledger_tags", "repairs")
+"""What is kept of a ledger beside its row, and goes with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,3 +435,24 @@ async def bury(connection: Connection, row: LedgerRow) -> None:
         row.ledger_id,
         row.version,
     )
+
+
+async def bury_closed(connection: Connection, ledgers: Collection[int]) -> set[int]:
+    """Put tombstones in the place of those that are CLOSED, which no log names any more; their ids."""
+    records = await connection.fetch(
+        "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
+        " ORDER BY ledger_id FOR UPDATE",
+        sorted(ledgers),
+    )
+    buried = [record["ledger_id"] for record in records]
+    for table in _OF_LEDGERS:
+        await connection.execute(
+            f"DELETE FROM {table} WHERE ledger_id = ANY($1::bigint[])",
+            buried,
+        )
+    await connection.execute(
+        "UPDATE ledgers SET version = version + 1, body = NULL, changed_at = now()"
+        " WHERE ledger_id = ANY($1::bigint[])",
+        buried,
+    )
+    return set(buried)

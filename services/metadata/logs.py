@@ -14,10 +14,14 @@ from quorumlog.errors import InvalidRequest, LogExists, NoSuchLog, VersionConfli
 from quorumlog.protocol.log import LogState
 from quorumlog.wire.log_bodies import LogChange, LogCreate, LogDelete, LogRow
 from services.metadata.database import Connection, Database
-from services.metadata.ledgers import bury, is_settled, lock_ledger, settle
+from services.metadata.ledgers import bury, bury_closed, is_settled, lock_ledger, settle
 from services.metadata.sql import UTC_CREATED_AT
 
 _ROW: Final = f"name, version, body::text AS body, {UTC_CREATED_AT}"
+
+_BURIED_MAX: Final = 1000
+"""Ledgers of a log that are deleted in one transaction with it: it must end within the deadline of a
+statement. Gateways delete the older ones of a longer log afterwards (taste)."""
 
 
 class LogStore:
@@ -98,7 +102,8 @@ class LogStore:
         return await self._database.transact(work)
 
     async def delete(self, name: str, request: LogDelete) -> None:
-        """Free the name; the log's ledgers are then unnamed.
+        """Free the name. Of the log's ledgers those that are CLOSED are gone with it: a reader that
+        still knows the old row must not find them under the name. The others are then unnamed.
 
         Raises: NoSuchLog, VersionConflict (with `current`).
         """
@@ -114,8 +119,10 @@ class LogStore:
             if await is_settled(connection, request.attempt, target):
                 return  # and made anew since
             check_version(old, request.version)
-            await _unname(connection, (item.ledger_id for item in old.items))
             await _end_transactions(connection, name)
+            ledgers = [item.ledger_id for item in old.items]
+            buried = await bury_closed(connection, ledgers[-_BURIED_MAX:])
+            await _unname(connection, set(ledgers) - buried)
             await connection.execute(
                 "UPDATE logs SET version = version + 1, body = NULL, changed_at = now()"
                 " WHERE name = $1 AND version = $2",

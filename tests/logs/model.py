@@ -89,6 +89,8 @@ class Cluster:
         self.logs: dict[str, LogMetadata] = {}
         self.freed: dict[str, int] = {}
         """Names of logs that were deleted, with the version that the row has since."""
+        self.on_freed: Callable[[str, Gateway], None] = lambda _name, _gateway: None
+        """Hears of a deletion before the one who asked for it."""
         self.transactions: dict[str, Transaction] = {}
         self.app_versions: dict[str, int] = {}
         self.gateways: dict[str, Gateway] = {}
@@ -432,11 +434,16 @@ class Store:
         row = self.cluster.logs.pop(log.name)
         self.cluster.freed[log.name] = row.version + 1
         for item in row.items:
-            if item.ledger_id in self.cluster.ledgers:
-                self.cluster.ledgers[item.ledger_id].since_s = self.cluster.now()
+            ledger = self.cluster.ledgers.get(item.ledger_id)
+            if ledger is not None and ledger.row.state is State.CLOSED:
+                del self.cluster.ledgers[item.ledger_id]
+                self.cluster.deleted.add(item.ledger_id)
+            elif ledger is not None:
+                ledger.since_s = self.cluster.now()
         for found in list(self.cluster.transactions.values()):
             if found.log == log.name and found.is_open:
                 self.cluster.abort(found.id)
+        self.cluster.on_freed(log.name, self.gateway)
         await self.gateway.step()
 
     async def list(

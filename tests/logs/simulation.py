@@ -86,6 +86,7 @@ class Run:
         )
         self.judge = Judge(self.cluster, NAME)
         self.cluster.watch = self.judge
+        self.cluster.on_freed = self.lose_deleter
         self.settings = LogSettings(
             Quorum(3, 3, 2), roll_bytes=0, roll_entries=rng.choice((0, 0, 2, 5))
         )
@@ -116,6 +117,14 @@ class Run:
             store=Store(gateway),
             client=cast(Any, ModelClient(gateway)),
         )
+
+    def lose_deleter(self, name: str, gateway: Gateway) -> None:
+        """One that deletes a namesake dies now and then with its ledgers still there."""
+        if name == Namesakes.NAME and self.kills and self.random.random() < 0.5:
+            self.kills -= 1
+            self.tell(f"{gateway.writer.id} dies as it deletes")
+            gateway.kill()
+            self.add_gateway()
 
     def alive(self) -> list[Gateway]:
         return [gateway for gateway in self.gateways if not gateway.is_dead]

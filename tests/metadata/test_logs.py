@@ -174,6 +174,26 @@ async def test_a_deleted_log_frees_its_name_and_its_ledgers(
     assert (await logs.cas(row))[0] is False
 
 
+async def test_a_deleted_log_takes_its_closed_ledgers_along(
+    service: Service, logs: LogClient
+) -> None:
+    row, _ = await logs.create(LOG)
+    ended, written = await ledger(service), await ledger(service)
+    _, ending = await service.client.cas(ended.in_recovery())
+    assert ending is not None
+    await service.client.cas(ending.closed(last_entry=-1, length=0))
+    items = (LogItem(ended.ledger_id, 0, 4), LogItem(written.ledger_id, 5))
+    is_done, row = await logs.cas(replace(row, items=items))
+    assert is_done
+
+    assert await logs.delete(row) is None
+
+    with pytest.raises(NoSuchLedger) as gone:
+        await service.client.get(ended.ledger_id)
+    assert gone.value.members["deleted"] is True
+    assert await logs.orphans(older_than_s=0) == (written.ledger_id,)
+
+
 async def test_logs_are_listed_by_name(logs: LogClient) -> None:
     rows = [(await logs.create(replace(LOG, name=f"log-{n}")))[0] for n in range(5)]
     await logs.delete(rows.pop(2))
