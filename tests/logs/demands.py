@@ -21,6 +21,8 @@ from tests.logs.model import Gateway
 
 ENDS_IN_S: Final = 60.0
 """Virtual: a request to a gateway of a cluster in which nothing fails, with its repeats."""
+PATIENCE_S: Final = 200.0
+"""The same while gateways die, hang and leave, of several gateways."""
 
 Work = Callable[[], Awaitable[Any]]
 
@@ -173,7 +175,8 @@ class Namesakes:
     async def insist(self, asked: Operation, work: Callable[[Gateway], Awaitable[Any]]) -> Any:
         """Through any gateway, another one if one dies; gives whether it was asked again too."""
         is_again = False
-        while True:
+        end = asyncio.get_running_loop().time() + PATIENCE_S
+        while asyncio.get_running_loop().time() < end:
             gateway = self.pick()
             task = asyncio.ensure_future(work(gateway))
             died = asyncio.ensure_future(gateway.died.wait())
@@ -193,6 +196,7 @@ class Namesakes:
                 await asyncio.gather(task, died, return_exceptions=True)
             is_again = True
             await asyncio.sleep(0.02)
+        raise Violation(f"liveness: {asked.name} of a namesake never comes to an end")
 
     async def run(self) -> None:
         """All of them, one after the other; the last one stays deleted."""

@@ -17,6 +17,7 @@ from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine import records
 from services.gateway.engine.records import RecordAppends
 from services.gateway.logs import manager, owner, takeover
+from services.gateway.logs.manager import LogManager
 from services.gateway.logs.owner import LogOwner
 from services.gateway.logs.ownership import Ownership, Slot
 from services.gateway.logs.pending import Pending, pending_of
@@ -286,6 +287,16 @@ LOG_MUTANTS: Final = (
         "a read takes an old row's end for the log's",
         "I33",
         (Patch(LogReader, "_fill", any_row),),
+    ),
+    Mutant(
+        "an owner believes its memory of a log that may be deleted",
+        "rule 26",
+        (Patch(LogOwner, "check_owns", skipped),),
+    ),
+    Mutant(
+        "the name of a log is free before its writer has ended",
+        "rule 27",
+        (Patch(LogManager, "_fence", skipped),),
     ),
     Mutant(
         "the ledger API writes to a log's ledgers",
