@@ -281,11 +281,21 @@ class RangeReader:
         if event.status is CasStatus.MISSING:
             self.is_done = True
             self._out.append(Failed("no-such-ledger"))
-        elif row is not None and row.fragment_of(self.next) != self._row.fragment_of(self.next):
+        elif row is not None and self._is_elsewhere(row):
             self._row = row
+            if row.last_entry is not None:
+                self._last = min(self._last, row.last_entry)
             self._tally = None
             self._go_on()
         else:
             assert self._failure is not None, "why metadata was read"
             self.is_done = True
             self._out.append(self._failure)
+
+    def _is_elsewhere(self, row: LedgerMetadata) -> bool:
+        """Whether the row as it is now says of the next entry that others have it. Where the ledger
+        ended before it (an operator declared its members lost: rule 14), nobody else does.
+        """
+        if row.last_entry is not None and row.last_entry < self.next:
+            return False
+        return row.fragment_of(self.next) != self._row.fragment_of(self.next)
