@@ -46,6 +46,7 @@ from tests.mutants.guards import (
 )
 from tests.mutants.hunt import Mutant, Patch
 from tests.mutants.services import SERVICES
+from tests.scenarios import disks
 from tests.sim import bookie as sim_bookie
 from tests.sim.plan import draw_repairs
 
@@ -78,7 +79,9 @@ MACHINES: Final = (
         CRASH,
     ),
     Mutant(
-        "a restart forgets the fence", "X3, I13", (Patch(sim_bookie, "replay", forgetful_replay),)
+        "a restart forgets the fence",
+        "X3, I13",
+        (Patch(sim_bookie, "replay", forgetful_replay), Patch(disks, "replay", forgetful_replay)),
     ),
     Mutant(
         "an older incarnation says no",

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.logs.stage import LogStage
-from tests.scenarios.stage import Stage
+from tests.mutants.hunt import Mutant, applied
+from tests.scenarios.stage import Stage, Wrong
 
 FOLDER = Path(__file__).parent
 LOGS = "logs"
@@ -41,3 +42,21 @@ def switches(path: Path) -> list[str]:
     mark = "# Without: "
     lines = path.read_text(encoding="utf-8").splitlines()
     return [line.removeprefix(mark) for line in lines if line.startswith(mark)]
+
+
+def scripts_of(mutant: Mutant) -> list[Path]:
+    """The scenarios that name a mutant."""
+    return [path for path in paths() if mutant.name in switches(path)]
+
+
+def goes_wrong(path: Path, mutant: Mutant) -> bool:
+    """Whether a scenario goes otherwise without a guard; one of logs must end in a violation."""
+    with applied(mutant):
+        try:
+            went = played(path)
+        except (Wrong, IndexError, AssertionError):
+            # What the script waits for does not come, or a machine's own check fails.
+            return path.parent.name != LOGS
+    return went != path.read_text(encoding="utf-8") and (
+        path.parent.name != LOGS or "VIOLATION" in went
+    )

@@ -1,7 +1,7 @@
 """A stage on which a scenario is played: machines, bookies and metadata, moved by hand.
 
 Nothing moves unless the script says so: requests wait until a bookie answers, fails or loses them.
-Bookies are the replica that ships; they sync at once.
+Bookies are the replica that ships; they sync at once, but for those that the script gives a disk.
 """
 
 import re
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quorumlog.protocol import loss
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.messages import (
     AddAnswered,
@@ -52,6 +53,7 @@ from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.replica import HeldEntries
 from quorumlog.protocol.writer import Writer
 from tests.explore.bookies import Bookie
+from tests.scenarios.disks import DiskBookie
 
 Request = SendAdd | SendFence | SendRead
 CODEC = Codec(DigestKind.CRC32C)
@@ -96,7 +98,8 @@ class Stage:
 
     # --- the script's verbs --------------------------------------------------------------------
 
-    def ledger(self, e: str, qw: str, qa: str, fragments: str) -> None:
+    def ledger(self, e: str, qw: str, qa: str, fragments: str, key: str | None) -> None:
+        """Another one with the same id, where there was one: its bookies know the first one."""
         made = []
         for part in fragments.split():
             first, members = part.split(":")
@@ -106,7 +109,7 @@ class Stage:
             quorum=Quorum(int(e), int(qw), int(qa)),
             digest=DigestKind.CRC32C,
             fragments=tuple(made),
-            ledger_key=b"key",
+            ledger_key=(key or "key").encode(),
         )
         self.row.check()
         self.actors["W"] = Actor("W", Writer(self.row, CODEC))
@@ -148,6 +151,12 @@ class Stage:
             self.said.append(f"{name} <- {client}: {told(request)}")
             event = self.bookies[name].answer(request)
             self.step(actor, event)
+
+    def misdirected(self, name: str, client: str, other: str) -> None:
+        """What is asked of one bookie reaches another one, which answers."""
+        actor, request = self.take(other, client)
+        self.said.append(f"{name} <- {client}, for {other}: {told(request)}")
+        self.step(actor, self.bookies[name].answer(request))
 
     def late(self, name: str, client: str) -> None:
         """The bookie does what is asked; its answer is on the way."""
@@ -217,6 +226,55 @@ class Stage:
     def loses_disk(self, name: str) -> None:
         self.bookies[name].lose_all()
 
+    def defers(self, names: str) -> None:
+        for name in names.split():
+            self.bookies[name] = DiskBookie(name, is_deferred=True)
+
+    def may_lose_power(self, names: str) -> None:
+        for name in names.split():
+            self.bookies[name] = DiskBookie(name, is_deferred=False)
+
+    def syncs(self, names: str) -> None:
+        for name in names.split():
+            self.disk(name).sync()
+
+    def takes(self, name: str, client: str) -> None:
+        """The bookie has an add in its memory; the client still waits."""
+        actor, request = self.take(name, client)
+        assert isinstance(request, SendAdd)
+        actor.requests.append(request)
+        self.disk(name).take(request)
+
+    def loses_power(self, names: str) -> None:
+        for name in names.split():
+            self.said.append(self.disk(name).lose_power(self.known()))
+
+    def drops_copy(self, name: str) -> None:
+        self.said.append(self.disk(name).drop_copy())
+
+    def ends_limbo(self, name: str) -> None:
+        self.said.append(self.disk(name).end_limbo(self.known()))
+
+    def gives_up(self, first: str, last: str, silent: str | None, gone: str | None) -> None:
+        """An operator asks that these entries are lost; all who could have them are asked."""
+        row, ids = self.known(), range(int(first), int(last) + 1)
+        told = {
+            member: None
+            if member_name(member) in (silent or "").split()
+            else loss.Holding(self.holdings(member_name(member)).present(ids[0], ids[-1]), ())
+            for entry_id in ids
+            for member in loss.holders(row, entry_id)
+        }
+        declared = tuple(map(self.member, (gone or "").split()))
+        found = list(loss.answers(row, ids, told))
+        self.said.extend(str(answers) for answers in found)
+        if not all(answers.is_lost(declared) for answers in found):
+            self.said.append("refused, loss-not-proven")
+            return
+        self.row = replace(row.given_up(ids[0], ids[-1], declared), version=row.version + 1)
+        self.row.check()
+        self.said.append(f"metadata: {row_text(self.row)}")
+
     def show(self) -> None:
         row = self.known()
         self.said.append(f"metadata: {row_text(row)}")
@@ -245,6 +303,12 @@ class Stage:
         holdings = self.bookies[name].replica.holdings
         assert isinstance(holdings, HeldEntries)
         return holdings
+
+    def disk(self, name: str) -> DiskBookie:
+        bookie = self.bookies[name]
+        if not isinstance(bookie, DiskBookie):
+            raise Wrong(f"{name} syncs at once")
+        return bookie
 
     def take(self, name: str, client: str) -> tuple[Actor, Request]:
         actor = self.actors[client]
@@ -320,7 +384,7 @@ class Stage:
                 self.said.append(f"{name}: read {range_text(run.first, run.last)} {words}{end}")
 
     PATTERNS: tuple[tuple[str, Callable[..., None]], ...] = (
-        (r"ledger E=(\d+) Qw=(\d+) Qa=(\d+) on (.+)", ledger),
+        (r"ledger E=(\d+) Qw=(\d+) Qa=(\d+) on (.+?)(?:, key (\w+))?", ledger),
         (r"(\w+) appends (.+)", append),
         (r"(\w+) closes", close),
         (r"(\w+) is asked to replace (\S+)", asked_to_replace),
@@ -341,6 +405,18 @@ class Stage:
         (r"(b\d+) loses entry (\d+)", loses_entry),
         (r"(b\d+) damages entry (\d+)", damages_entry),
         (r"(b\d+) loses its disk", loses_disk),
+        (r"((?:b\d+ ?)+) defers? syncs", defers),
+        (r"((?:b\d+ ?)+) may lose power", may_lose_power),
+        (r"(b\d+) takes what (\w+) asks, and says nothing", takes),
+        (r"(b\d+) drops its copy, and keeps a stub", drops_copy),
+        (r"(b\d+) answers (\w+) in place of (b\d+)", misdirected),
+        (r"((?:b\d+ ?)+) syncs?", syncs),
+        (r"((?:b\d+ ?)+) loses? power", loses_power),
+        (r"(b\d+) looks whether its limbo ends", ends_limbo),
+        (
+            r"the operator gives up (\d+)\.\.(\d+)(?:, silent: ((?:b\d+ ?)+))?(?:, gone: (.+))?",
+            gives_up,
+        ),
         (r"show", show),
     )
 
@@ -378,6 +454,8 @@ def row_text(row: LedgerMetadata) -> str:
     )
     if row.declared_lost:
         words.append(f"lost {','.join(map(short, row.declared_lost))}")
+    if row.lost_entries:
+        words.append(f"lost entries {ranges_text(row.lost_entries)}")
     if row.may_lack_entries:
         words.append("may lack entries")
     return " ".join(words)
