@@ -1,20 +1,26 @@
-"""`python -m tests.explore [words]`: search scopes to their end. Without words: the quick ones and
-those of a minute or so; `all`: every one; else those whose name holds the words.
-"""
+"""`python -m tests.explore [words]`: search scopes to their end, and hold the search to its floor."""
 
+import argparse
 import sys
 import time
+from typing import Final
 
 from tests.explore.explorer import Explorer, Result
-from tests.explore.scopes import ALL, DEFAULT
-from tests.support.spread import CORES, progress, spread
+from tests.explore.scopes import ALL, DEFAULT, HOURS
+from tests.support.spread import CORES, interruptible, progress, spread
+
+FLOOR: Final = 20_000
+"""Transitions a second of a core: below it an hour does not reach two million states."""
+
+FLOOR_FROM_S: Final = 1.0
+"""Of a core's time: what takes less than that says nothing about speed."""
 
 
-def search(index: int) -> tuple[Result, float]:
-    """The scope of this number, searched; and how long that took."""
-    began = time.perf_counter()
+def search(index: int) -> tuple[Result, float, float]:
+    """The scope of this number, searched; how long that took, and how long of it on a core."""
+    began, worked = time.perf_counter(), time.process_time()
     result = Explorer(ALL[index]).run()
-    return result, time.perf_counter() - began
+    return result, time.perf_counter() - began, time.process_time() - worked
 
 
 def tell(result: Result, took: float) -> None:
@@ -31,8 +37,24 @@ def tell(result: Result, took: float) -> None:
         print("\n".join(f"    {line}" for line in result.story))
 
 
+def parsed() -> argparse.Namespace:
+    names = "\n".join(f"  {scope.name}{'  (hours)' if scope in HOURS else ''}" for scope in ALL)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.explore",
+        description="Search small worlds of the real machines to their end.",
+        epilog=f"scopes:\n{names}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        help="scopes whose name holds them; `all`: every one; none: those of a minute or less each",
+    )
+    return parser.parse_args()
+
+
 def main() -> int:
-    words = " ".join(sys.argv[1:])
+    words = " ".join(parsed().words)
     chosen = [scope for scope in ALL if words == "all" or words in scope.name]
     if not words:
         chosen = list(DEFAULT)
@@ -41,21 +63,27 @@ def main() -> int:
         raise SystemExit(f"no scope is named {words!r}; there are:\n{names}")
     # The long ones first, so that no core is left with one of them at the end.
     numbers = sorted((ALL.index(scope) for scope in chosen), reverse=True)
-    states = transitions = violations = complete = 0
-    with progress() as bar:
-        task = bar.add_task("scopes", total=len(numbers))
-        for result, took in spread(search, numbers, jobs=min(CORES, len(numbers))):
+    states = transitions = violations = complete = done = 0
+    worked = 0.0
+    with interruptible() as end, progress("scopes", len(numbers)) as bar:
+        for result, took, core_s in spread(search, numbers, jobs=min(CORES, len(numbers))):
             tell(result, took)
             states += result.states
             transitions += result.transitions
             complete += result.is_complete
             violations += result.violation is not None
-            bar.advance(task)
+            worked += core_s
+            done += 1
+            bar.update(completed=done)
+    is_slow = worked >= FLOOR_FROM_S and transitions < FLOOR * worked
+    if worked >= FLOOR_FROM_S:
+        word = "BELOW" if is_slow else "above"
+        print(f"{transitions / worked:.0f} transitions a second of a core, {word} {FLOOR}")
     print(
         f"explore: {complete} scopes complete, {states} states, {transitions} transitions,"
-        f" {violations} violations"
+        f" {violations} violations{end.word}"
     )
-    return 1 if violations or complete < len(chosen) else 0
+    return end.status(is_right=not (violations or complete < done or is_slow))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """`python -m tests.mutants [words]`: each guard taken out must be seen within a minute."""
 
+import argparse
 import itertools
 import sys
 import time
@@ -10,9 +11,10 @@ from tests.logs.simulation import run_seed as run_log_seed
 from tests.mutants.hunt import Mutant, by_search, by_swarm
 from tests.mutants.list import MUTANTS
 from tests.mutants.logs import LOG_MUTANTS, by_logs
+from tests.scenarios.script import FOLDER, goes_wrong, scripts_of
 from tests.sim.run import run_seed
 from tests.sim.services.run import run_seed as run_service_seed
-from tests.support.spread import progress, spread
+from tests.support.spread import interruptible, progress, spread
 
 ALARM_SEEDS = 500
 LOG_ALARM_SEEDS = 100
@@ -27,6 +29,8 @@ class Hunt:
 
     mutant: str
     lines: tuple[str, ...]
+    scenarios: tuple[str, ...] = ()
+    """Those that go otherwise: they are written for it, so that they count for nothing."""
 
 
 def hunt(index: int) -> Hunt:
@@ -39,7 +43,16 @@ def hunt(index: int) -> Hunt:
         if find is not None:
             took = time.perf_counter() - began
             lines.append(f"{find.by} in {took:.1f} s ({find.effort}): {find.violation[:110]}")
-    return Hunt(mutant.name, tuple(lines))
+    return Hunt(mutant.name, tuple(lines), tuple(replayed(mutant)))
+
+
+def replayed(mutant: Mutant) -> list[str]:
+    """The scenarios that name the mutant and go otherwise without its guard, a line for each."""
+    return [
+        f"scenario {path.relative_to(FOLDER).with_suffix('')}"
+        for path in scripts_of(mutant)
+        if goes_wrong(path, mutant)
+    ]
 
 
 def hunt_storage(index: int) -> Hunt:
@@ -72,32 +85,60 @@ def is_chosen(mutant: Mutant | StorageMutant, words: list[str]) -> bool:
     return not words or any(word in mutant.name or word in mutant.rule for word in words)
 
 
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants",
+        description="Take guards of the shipped code out, one by one; searches must miss each.",
+    )
+    parser.add_argument(
+        "words", nargs="*", help="mutants whose name or rule holds one of them, as X7; none: all"
+    )
+    return parser.parse_args()
+
+
 def main() -> int:
-    words = sys.argv[1:]
+    words = parsed().words
     chosen = [index for index, mutant in enumerate(ALL) if is_chosen(mutant, words)]
     hunted = [index for index in chosen if not ALL[index].is_equivalent]
     storage = [n for n, mutant in enumerate(STORAGE_MUTANTS) if is_chosen(mutant, words)]
     rules = {mutant.name: mutant.rule for mutant in (*ALL, *STORAGE_MUTANTS)}
-    found = 0
-    with progress() as bar:
-        task = bar.add_task("mutants", total=len(hunted) + len(storage))
-        for end in itertools.chain(spread(hunt, hunted), spread(hunt_storage, storage)):
-            found += bool(end.lines)
-            word = "found" if end.lines else "ALIVE"
-            print(f"{word}  {rules[end.mutant]}: {end.mutant}", flush=True)
-            for line in end.lines:
-                print(f"         {line}")
-            bar.advance(task)
-    for index in chosen:
-        mutant = ALL[index]
-        if mutant.is_equivalent:
+    if not chosen and not storage:
+        raise SystemExit(f"no mutant's name or rule holds any of {words}")
+    count, found, done, alarms = len(hunted) + len(storage), 0, 0, 0
+    with interruptible() as end:
+        with progress("mutants", count) as bar:
+            for ended in itertools.chain(spread(hunt, hunted), spread(hunt_storage, storage)):
+                found += bool(ended.lines)
+                word = "found" if ended.lines else "ALIVE"
+                print(f"{word}  {rules[ended.mutant]}: {ended.mutant}", flush=True)
+                for line in (*ended.lines, *ended.scenarios):
+                    print(f"         {line}")
+                done += 1
+                bar.update(completed=done)
+        for mutant in (ALL[index] for index in chosen if ALL[index].is_equivalent):
             print(f"equivalent  {mutant.rule}: {mutant.name}: {mutant.is_equivalent}")
-    alarms = sum(spread(is_alarm, range(1, ALARM_SEEDS + 1)))
-    alarms += sum(spread(is_log_alarm, range(1, LOG_ALARM_SEEDS + 1)))
-    alarms += sum(spread(is_service_alarm, range(1, SERVICE_ALARM_SEEDS + 1)))
-    count = len(hunted) + len(storage)
-    print(f"mutants: {found} of {count} found, {alarms} alarms")
-    return 0 if found == count and not alarms else 1
+            for line in replayed(mutant):
+                print(f"         {line}")
+        alarms = raised()
+    print(f"mutants: {found} of {count} found, {alarms} alarms{end.word}")
+    return end.status(is_right=found == done and not alarms)
+
+
+def raised() -> int:
+    """How many alarms there are with all guards in place."""
+    kinds = (
+        (is_alarm, ALARM_SEEDS),
+        (is_log_alarm, LOG_ALARM_SEEDS),
+        (is_service_alarm, SERVICE_ALARM_SEEDS),
+    )
+    alarms = done = 0
+    with progress("seeds with all guards", sum(seeds for _, seeds in kinds)) as bar:
+        for is_one, seeds in kinds:
+            for alarm in spread(is_one, range(1, seeds + 1)):
+                alarms += alarm
+                done += 1
+                bar.update(completed=done)
+    return alarms
 
 
 if __name__ == "__main__":

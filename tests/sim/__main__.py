@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tests.sim import run as machines
 from tests.sim.services import run as services
-from tests.support.spread import CORES, progress, spread
+from tests.support.spread import CORES, count, interruptible, progress, spread
 
 CHUNKS = {"machines": 20, "services": 2}
 """Seeds that a process takes at a time: a second's work or less."""
@@ -88,7 +88,7 @@ def tell(what: str, outcome: Outcome, lines: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim")
     parser.add_argument("--of", choices=sorted(CHUNKS), default="machines")
-    parser.add_argument("--seeds", type=int, default=1000, help="how many")
+    parser.add_argument("--seeds", type=count, default=1000, help="how many")
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--jobs", type=int, default=CORES, help="processes")
     parser.add_argument("--failures", type=int, default=1, help="end after so many")
@@ -96,18 +96,17 @@ def main() -> int:
     asked = parser.parse_args()
     began = time.perf_counter()
     total = Tally()
-    with progress() as bar:
-        task = bar.add_task("seeds", total=asked.seeds)
-        jobs = min(asked.jobs, -(-asked.seeds // CHUNKS[asked.of]))
+    jobs = min(asked.jobs, -(-asked.seeds // CHUNKS[asked.of]))
+    with interruptible() as end, progress("seeds", asked.seeds) as bar:
         for tally in spread(simulate, chunks(asked.of, asked.seed, asked.seeds), jobs=jobs):
             total.add(tally)
-            bar.update(task, completed=total.seeds)
+            bar.update(completed=total.seeds)
             if len(total.broken) >= asked.failures:
                 break
     took = time.perf_counter() - began
     for outcome in total.broken[: asked.failures]:
         tell(asked.of, outcome, asked.story)
-    if asked.seeds == 1 and not total.broken:
+    if asked.seeds == 1 and total.seeds and not total.broken:
         run = services.run_seed if asked.of == "services" else machines.run_seed
         print("\n".join(story_of(run(asked.seed))))
     print(
@@ -117,9 +116,9 @@ def main() -> int:
     )
     print(
         f"sim: {total.seeds} seeds, {total.messages / took:.0f} messages/s,"
-        f" {len(total.broken)} violations"
+        f" {len(total.broken)} violations{end.word}"
     )
-    return 1 if total.broken else 0
+    return end.status(is_right=not total.broken)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,25 @@
-"""Runs pure work on all cores, with a progress bar where somebody is looking."""
+"""Runs pure work on all cores, tells how far it is, and ends in order at Ctrl-C."""
 
+import argparse
 import multiprocessing
 import os
 import signal
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, TypeVar
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from services.local.process import Become, in_child
 
@@ -15,6 +27,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 CORES: Final = os.cpu_count() or 1
+
+INTERRUPTED_STATUS: Final = 130
+"""As a shell says that Ctrl-C ended a command."""
+
+TELL_EVERY_S: Final = 30.0
+"""How often a line tells how far it is, where there is no terminal."""
 
 
 def spread(
@@ -30,15 +48,85 @@ def spread(
         yield from pool.imap_unordered(work, items)
 
 
-def progress() -> Progress:
-    """A bar on stderr, which leaves stdout to the report; nothing where nobody looks."""
+def count(text: str) -> int:
+    """A number of a command line, of which nothing can be claimed where it is 0."""
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+@dataclass(slots=True)
+class End:
+    """Whether a campaign came to its end."""
+
+    is_interrupted: bool = False
+
+    @property
+    def word(self) -> str:
+        """After its last line."""
+        return ", interrupted" if self.is_interrupted else ""
+
+    def status(self, *, is_right: bool) -> int:
+        """What it exits with: 0 only for a claim that was held to its end."""
+        if not is_right:
+            return 1
+        return INTERRUPTED_STATUS if self.is_interrupted else 0
+
+
+@contextmanager
+def interruptible() -> Iterator[End]:
+    """Ctrl-C ends the block and not the report: what was done until then is told."""
+    end = End()
+    try:
+        yield end
+    except KeyboardInterrupt:
+        end.is_interrupted = True
+
+
+class Bar(Protocol):
+    """How far it is."""
+
+    def update(self, *, completed: int) -> None:
+        """So many are done."""
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Bar]:
+    """A bar on stderr, which leaves stdout to the report; where nobody looks, a line now and then."""
     console = Console(stderr=True)
-    return Progress(
+    if not console.is_terminal:
+        yield _Lines(what, total)
+        return
+    with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
-    )
+    ) as bar:
+        yield _Bar(bar, bar.add_task(what, total=total))
+
+
+class _Bar:
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self._bar = bar
+        self._task = task
+
+    def update(self, *, completed: int) -> None:
+        self._bar.update(self._task, completed=completed)
+
+
+class _Lines:
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
+        self._began = self._told = time.monotonic()
+
+    def update(self, *, completed: int) -> None:
+        now = time.monotonic()
+        if now - self._told >= TELL_EVERY_S:
+            self._told = now
+            line = f"{self._what}: {completed} of {self._total}, {now - self._began:.0f} s\n"
+            sys.stderr.write(line)
+            sys.stderr.flush()
