@@ -6,6 +6,7 @@ because an ack quorum of bookies that lose power together is loss by design (rul
 """
 
 import asyncio
+import contextlib
 import random
 import signal
 from collections import Counter
@@ -20,7 +21,14 @@ from tests.chaos.disks import KEEP_JOURNAL, LOSE_JOURNAL, Disk, is_frozen
 from tests.chaos.network import SHAPES, Network
 from tests.chaos.report import Report
 from tests.chaos.stores import OutOfReach, StoreHands
-from tests.chaos.syscalls import SITES, Site, Tracer
+from tests.chaos.syscalls import (
+    QUIET_CALLS,
+    START_CALLS,
+    Recorder,
+    Recording,
+    Site,
+    Tracer,
+)
 from tests.support.history import Violation
 from tests.support.waiting import DeadlineMissed, until
 
@@ -29,8 +37,11 @@ Mend = Callable[[], Awaitable[None]]
 PATIENCE_S: Final = 90.0
 FILL_S: Final = 300.0
 """How long a bookie may take to get again what it lost."""
-FIRE_S: Final = 4.0
+FIRE_S: Final = 20.0
 """How long a call is waited for that is to fail: some are made in few moments only."""
+
+RECORD_S: Final = 180.0
+"""How long a recording may take to know what a bookie does; then it is what was seen."""
 
 TRIES: Final = 3
 """How often a call that is made in few moments only is waited for, in each turn."""
@@ -69,7 +80,13 @@ class Faults:
         self._hurt: set[str] = set()
         self.filling: set[str] = set()
         """Bookies that get again what they lost."""
+        self._all_sites: list[Site] | None = None
+        """What a recording has shown; None before there is one."""
         self._sites: list[Site] = []
+        """Those of the present turn."""
+        self._is_recording = False
+        self.is_over = False
+        """The storm has ended: nothing more needs to be known."""
         self._tries: Counter[Site] = Counter()
 
     # --- processes -------------------------------------------------------------------------------
@@ -204,18 +221,28 @@ class Faults:
     # --- calls that fail -------------------------------------------------------------------------
 
     async def break_a_call(self, dice: random.Random) -> Mend | None:
-        """The next site in turn: each comes once before any comes again."""
+        """The next site in turn: each comes once before any comes again. Which there are a recording
+        shows, which is the first that is done.
+        """
         if not self._world.can_trace:
             self._skip("failing call")
+            return None
+        if self._is_recording:
             return None
         victims = self._take(dice, self._bookies, 1)
         if not victims:
             return None
-        if not self._sites:
-            self._sites = dice.sample(SITES, len(SITES))
-        site = self._sites.pop()
         name = victims[0]
-        tracer = Tracer(site, self._cluster.data / f"{name}.strace")
+        if self._all_sites is None:
+            self._is_recording = True
+            return self._recording(name)
+        if not self._sites:
+            self._sites = dice.sample(self._all_sites, len(self._all_sites))
+        site = self._sites.pop()
+        data = self._cluster.data
+        if site.phase == "start":
+            await self._killed([name])
+        tracer = Tracer(site, data / name, data / f"{name}.strace")
         match site.phase:
             case "running":
                 await tracer.attach(self._cluster.pid(name))
@@ -224,10 +251,10 @@ class Faults:
                 await tracer.attach(self._cluster.pid(name))
                 await self._cluster.kill(name, signal.SIGTERM)
             case "start":
-                await self._killed([name])
                 self._cluster.start(name, prefix=tracer.prefix)
                 await self._up_or_gone(name)
-        if site.phase == "running" and tracer.has_broken_the_log():
+                await self._fired(tracer, name)
+        if site.phase != "stop" and tracer.has_broken_the_log():
             await self._must_end(name, site)
         await self._killed([name] if self._cluster.is_alive(name) else [])
         await tracer.ended()
@@ -241,6 +268,52 @@ class Faults:
                 self._report.not_made.add(str(site))
                 self._report.skipped[f"failing call: {site} was not made"] += 1
         return self._revival(victims, 0)
+
+    def _recording(self, name: str) -> Mend:
+        """Record what a bookie does in its start, its work and its stop, while the storm goes on. Of
+        a stop counts what two have done: entries may be on their way in one of them.
+        """
+
+        async def mend() -> None:
+            recording = await self._recorded(name, QUIET_CALLS)
+            if not self.is_over:
+                again = await self._recorded(name, 0)
+                self._all_sites = [
+                    site
+                    for site in recording.sites()
+                    if site.phase != "stop" or (site.phase, site.call, site.file) in again.seen
+                ]
+                self._report.known_sites = len(self._all_sites)
+            self._is_recording = False
+            revive = self._revival([name], 0)
+            if revive is not None:
+                await revive()
+
+        return mend
+
+    async def _recorded(self, name: str, quiet_calls: int) -> Recording:
+        """A life of a bookie, from a start after a kill to an orderly stop."""
+        data = self._cluster.data
+        recorder = Recorder(data / name, data / f"{name}.strace")
+
+        async def reached(is_enough: Callable[[Recording], bool]) -> None:
+            with contextlib.suppress(DeadlineMissed):  # then it is what was seen
+                await until(
+                    lambda: self.is_over or is_enough(recorder.read()), "calls are known", RECORD_S
+                )
+
+        if self._cluster.is_alive(name):
+            await self._killed([name])
+        self._cluster.start(name, prefix=recorder.prefix)
+        await self._cluster.until_up(name)
+        begun = recorder.read().calls + START_CALLS
+        await reached(lambda recording: recording.calls >= begun)
+        recorder.recording.phase = "running"
+        recorder.recording.quiet = 0
+        await reached(lambda recording: recording.quiet >= quiet_calls)
+        recorder.recording.phase = "stop"
+        await self._cluster.kill(name, signal.SIGTERM)
+        return recorder.read()
 
     async def _fired(self, tracer: Tracer, name: str) -> None:
         try:

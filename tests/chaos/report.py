@@ -29,6 +29,8 @@ class Report:
     """Faults of the stores, by what was done."""
     sites: Counter[str] = field(default_factory=Counter)
     """How often a call of the system failed, by the site."""
+    known_sites: int = 0
+    """How many sites a recording has shown; 0 before there is one."""
     not_made: set[str] = field(default_factory=set)
     """Sites whose call did not come, however often it was waited for."""
     skipped: Counter[str] = field(default_factory=Counter)
@@ -65,19 +67,31 @@ class Report:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("others", "sites", "skipped"):
             getattr(self, name).update(getattr(other, name))
+        self.known_sites = max(self.known_sites, other.known_sites)
         self.not_made |= other.not_made
         self.stuck += other.stuck
         self.violations += other.violations
         self.durability = f"{self.durability} and {other.durability}"
         self.broken_off = self.broken_off or other.broken_off
 
+    @property
+    def has_every_site(self) -> bool:
+        """Whether each call that a recording has shown has failed, or was waited for in vain."""
+        return bool(self.known_sites) and (
+            len(self.sites.keys() | self.not_made) >= self.known_sites
+        )
+
     def progress(self) -> str:
         """How far it is, in a line."""
         return (
             f"{self.durability}, {self.stage}: {self.kills} kills, {self.power_cuts} power cuts,"
-            f" {self.partitions} partitions, {self.sites.total()} failed calls,"
+            f" {self.partitions} partitions, {self._failing()},"
             f" {self.acknowledged} acknowledged, {self.read} read"
         )
+
+    def _failing(self) -> str:
+        of = f" of {self.known_sites} recorded" if self.known_sites else ""
+        return f"{len(self.sites)}{of} calls failed"
 
     def last_line(self) -> str:
         """The last line of `make chaos`."""
@@ -97,6 +111,7 @@ class Report:
                 f" partitioned {self.partitions}"
             ),
             *_listed("stores", self.others),
+            f"  {self._failing()}, {self.sites.total()} times",
             *_listed("calls that failed", self.sites),
             *_listed("skipped", self.skipped),
             (
@@ -112,7 +127,16 @@ class Report:
     def document(self) -> dict[str, Any]:
         """For programs."""
         simple = ("seed", "durability", "seconds", "kills", "pauses", "power_cuts", "partitions")
-        counts = ("ledgers", "logs", "acknowledged", "unknown", "read", "stuck", "broken_off")
+        counts = (
+            "known_sites",
+            "ledgers",
+            "logs",
+            "acknowledged",
+            "unknown",
+            "read",
+            "stuck",
+            "broken_off",
+        )
         return (
             {name: getattr(self, name) for name in simple + counts}
             | {name: dict(getattr(self, name)) for name in ("others", "sites", "skipped")}

@@ -112,6 +112,7 @@ class Storm:
                 if mend is not None:
                     mending.create_task(_run(mend))
                 await self._until_going()
+            self._faults.is_over = True
 
     async def _until_going(self) -> None:
         wanted = self.report.acknowledged + QUIET_ACKS
