@@ -341,6 +341,64 @@ def limbo_ends_whole(member: str, lacking: Collection[int], *, is_older_named: b
     return f"I27: {member} left limbo, and lacks {sorted(lacking)}" if lacking else None
 
 
+# --- liveness: once the faults are over, within a bounded virtual time ----------------------------
+
+
+def ledger_ends(ledger_id: int, state: State, why: object = "") -> Wrong:
+    """L1: some recovery ends every ledger that its writer does not.
+
+    Source: TLA LedgerIsClosed, which its Liveness asks for.
+    """
+    if state is State.CLOSED:
+        return None
+    return f"L1: ledger {ledger_id} is still {state}" + (f": {why}" if why else "")
+
+
+def appends_are_acked(asked: int, confirmed: int, refused: str = "") -> Wrong:
+    """L2: a writer with E live bookies acknowledges what it is asked to append. `refused`: the code
+    with which its handle ended.
+
+    Source: TLA Liveness: there is no history in which a ledger gets stuck.
+    """
+    if refused:
+        return f"L2: {refused} with all bookies alive"
+    if confirmed < asked:
+        return f"L2: {asked} appended, {confirmed} acknowledged, with all bookies alive"
+    return None
+
+
+def one_hung_blocks_nothing(hung: str, state: State) -> Wrong:
+    """L3: a bookie that takes requests and never answers blocks neither fencing nor recovery reads.
+
+    Source: BK#1067, a recovery that waited for all.
+    """
+    return None if state is State.CLOSED else f"L3: {hung} hangs, and the ledger is still {state}"
+
+
+def copies_come_back(left: object) -> Wrong:
+    """L4: what lacks copies gets them; `left` is what is queued, refused or lacking then.
+
+    Source: BookKeeper's ReplicationWorker: every ledger marked as underreplicated is unmarked.
+    """
+    return f"L4: not all copies came back: {left}" if left else None
+
+
+def limbo_empties(members: Collection[str]) -> Wrong:
+    """L5: limbo ends at every bookie.
+
+    Source: BP-46, phase two.
+    """
+    return f"L5: still in limbo: {sorted(members)}" if members else None
+
+
+def comes_to_rest(messages: int, calm: int) -> Wrong:
+    """L6: nobody retries without end: a world with nothing to do exchanges at most `calm` messages.
+
+    Source: TigerBeetle's VOPR, in which a healed core must converge.
+    """
+    return f"L6: {messages} messages with nothing to do" if messages > calm else None
+
+
 def first_wrong(*found: Wrong) -> Wrong:
     """The first of several checks that says something."""
     return next((wrong for wrong in found if wrong is not None), None)
@@ -374,4 +432,10 @@ CHECKS: Final[Sequence[Callable[..., Wrong]]] = (
     limbo_takes_no_adds,
     limbo_is_marked,
     limbo_ends_whole,
+    ledger_ends,
+    appends_are_acked,
+    one_hung_blocks_nothing,
+    copies_come_back,
+    limbo_empties,
+    comes_to_rest,
 )

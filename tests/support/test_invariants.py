@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from tests.logs.judge import Judge
 from tests.support import history, invariants, log_history
@@ -137,6 +137,24 @@ CASES: Final[dict[Callable[..., Wrong], tuple[Wrong, Wrong]]] = {
         invariants.limbo_ends_whole("b1@2", (), is_older_named=False),
         invariants.limbo_ends_whole("b1@2", (3,), is_older_named=False),
     ),
+    invariants.ledger_ends: (
+        invariants.ledger_ends(1, State.CLOSED),
+        invariants.ledger_ends(1, State.IN_RECOVERY),
+    ),
+    invariants.appends_are_acked: (
+        invariants.appends_are_acked(5, 5),
+        invariants.appends_are_acked(5, 4),
+    ),
+    invariants.one_hung_blocks_nothing: (
+        invariants.one_hung_blocks_nothing("b1", State.CLOSED),
+        invariants.one_hung_blocks_nothing("b1", State.IN_RECOVERY),
+    ),
+    invariants.copies_come_back: (
+        invariants.copies_come_back([]),
+        invariants.copies_come_back(["b1@1"]),
+    ),
+    invariants.limbo_empties: (invariants.limbo_empties(()), invariants.limbo_empties(("b1@2",))),
+    invariants.comes_to_rest: (invariants.comes_to_rest(8, 8), invariants.comes_to_rest(9, 8)),
 }
 
 

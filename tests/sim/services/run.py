@@ -37,7 +37,7 @@ from tests.sim.services.metadata import outcome_of
 from tests.sim.services.net import Net, Process
 from tests.sim.services.node import held_ids
 from tests.sim.services.plan import ServicePlan, draw
-from tests.sim.world import Violation
+from tests.sim.world import Violation, judged
 from tests.support import invariants
 from tests.support.history import check
 
@@ -296,9 +296,9 @@ class Run:
         tables = self.cluster.metadata.tables
         end = self.loop.time() + CALM_S
         await self._until(lambda: self._is_at_rest() or self.loop.time() > end)
-        if not self._is_at_rest():
-            left = [f"{key} {item.ranges} {item.detail}" for key, item in tables.repairs.items()]
-            raise Violation(f"L4: not at rest: repairs {left}, {self._wrong_copies()[:3]}")
+        left = [f"{key} {item.ranges} {item.detail}" for key, item in tables.repairs.items()]
+        lacking = [left, *self._wrong_copies()[:3]]
+        judged(invariants.copies_come_back([] if self._is_at_rest() else lacking))
 
     async def _close_for_good(self, ledger_id: int) -> None:
         """L1: some recovery ends the ledger; where members are gone, with an operator's word."""
@@ -326,11 +326,14 @@ class Run:
             except QuorumLogError as error:
                 blocked = error
             else:
+                judged(invariants.ledger_ends(ledger_id, row.state))
                 self.judge.history.closed(ledger_id, row.last_entry)
                 return
             await self.net.pause(2.0)
         self._raise_failures()
-        raise Violation(f"L1: ledger {ledger_id} does not end: {blocked!r}")
+        row = self.judge.rows[ledger_id]
+        if row is not None:
+            judged(invariants.ledger_ends(ledger_id, row.state, repr(blocked)))
 
     def _is_at_rest(self) -> bool:
         return not self._wrong_copies() and all(
