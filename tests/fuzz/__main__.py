@@ -96,8 +96,10 @@ def main() -> int:
             print(service.output[-20_000:])
     wrong = Counter(service.is_right for service in heard)[False]
     requests = sum(service.requests for service in heard)
+    # Of what did not run nothing is claimed: no atheris, or a service that nobody could ask.
+    is_missing = (asked.only != "http" and not runs) or (asked.only != "bytes" and not requests)
     print(f"fuzz: {runs} runs, {requests} requests, {crashes} crashes, {wrong} violations")
-    return 1 if crashes or wrong else 0
+    return 1 if crashes or wrong or is_missing else 0
 
 
 if __name__ == "__main__":
