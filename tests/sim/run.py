@@ -1,7 +1,6 @@
 """One seed from its plan to its verdict: a stormy phase, then a healed one in which all must end."""
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import (
@@ -24,6 +23,7 @@ from quorumlog.protocol.repair import FragmentRepair, Part
 from quorumlog.protocol.writer import Writer
 from tests.sim.checker import Checker
 from tests.sim.plan import MS, SECOND, Plan, draw
+from tests.sim.shrink import shrunk
 from tests.sim.world import LEDGER, MESSAGES_MAX, Client, Violation, World, judged
 from tests.support import invariants
 
@@ -32,6 +32,9 @@ SETTLE = 30 * SECOND
 
 HUNG_EVERY = 2
 """Of so many seeds one recovers its ledger while a bookie hangs, where its shape allows that."""
+
+DICE = 5
+"""Runs that a smaller plan gets before it is taken for a whole one; a run takes some 10 ms."""
 
 LIMBO_ROUNDS = 4
 """Of repairs, until nothing is in limbo: the old places, and what was missed under the new name."""
@@ -391,27 +394,18 @@ def kind_of(violation: str | None) -> str:
 
 def shrink(outcome: Outcome) -> Outcome:
     """A smaller plan that breaks the same rule, told as a story: faults, work and noise dropped."""
-    plan, kind = outcome.plan, kind_of(outcome.violation)
-
-    def fails(smaller: Plan) -> bool:
-        return kind_of(run_plan(smaller).violation) == kind
-
-    for index in range(len(plan.faults) - 1, -1, -1):
-        if fails(plan.without(index)):
-            plan = plan.without(index)
-    quiet: tuple[dict[str, Any], ...] = (
-        {"loss": 0.0},
-        {"duplicate": 0.0},
-        {"straggler": 0.0},
-        {"store_answer_loss": 0.0},
-        {"replaces": ()},
-        {"close_at": None},
+    kind = kind_of(outcome.violation)
+    plan = shrunk(
+        outcome.plan,
+        lambda smaller: kind_of(run_plan(smaller).violation) == kind,
+        lists=("faults", "appends", "repairs", "reads", "recoveries", "replaces"),
+        quiet=(
+            {"loss": 0.0},
+            {"duplicate": 0.0},
+            {"straggler": 0.0},
+            {"store_answer_loss": 0.0},
+            {"close_at": None},
+        ),
+        dice=DICE,
     )
-    for change in quiet:
-        if fails(replace(plan, **change)):
-            plan = replace(plan, **change)
-    for index in range(len(plan.appends) - 1, -1, -1):
-        fewer = replace(plan, appends=(*plan.appends[:index], *plan.appends[index + 1 :]))
-        if fails(fewer):
-            plan = fewer
     return run_plan(plan, is_told=True)

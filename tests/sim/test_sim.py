@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants.hunt import applied
+from tests.mutants.list import MUTANTS
 from tests.sim.plan import FAULT_KINDS, draw
 from tests.sim.run import run_plan, run_seed, shrink
 
@@ -67,3 +69,22 @@ def test_the_seeds_of_the_tests_meet_every_kind_of_fault() -> None:
     kinds = {fault.kind for seed in range(1, 200) for fault in draw(seed).faults}
 
     assert kinds == set(FAULT_KINDS)
+
+
+def test_a_broken_plan_is_told_as_a_short_story_of_the_same_violation() -> None:
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == "one negative is enough")
+    with applied(mutant):
+        broken = next(
+            outcome
+            for outcome in map(run_seed, range(1, 1_000))
+            if (outcome.violation or "").startswith("I1:") and len(outcome.plan.appends) > 2
+        )
+
+        small = shrink(broken)
+        again = run_plan(small.plan, is_told=True)
+
+    assert (small.violation or "").startswith("I1:")
+    assert again.story == small.story
+    assert len(small.plan.appends) <= 2
+    assert not small.plan.faults
+    assert len(small.story) < 100

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -37,12 +37,15 @@ from tests.sim.services.metadata import outcome_of
 from tests.sim.services.net import Net, Process
 from tests.sim.services.node import held_ids
 from tests.sim.services.plan import ServicePlan, draw
+from tests.sim.shrink import shrunk
 from tests.sim.world import Violation, judged
 from tests.support import invariants
 from tests.support.history import check
 
 CALM_S = 400.0
 """Virtual time that a healed cluster gets: repairs that failed in the storm wait for minutes."""
+DICE = 2
+"""Runs that a smaller plan gets before it is taken for a whole one; a run takes some 100 ms."""
 _OP_S = 90.0
 _MACHINES = (Writer, Recovery, FragmentRepair, RangeReader)
 
@@ -493,23 +496,18 @@ def run_seed(seed: int) -> Outcome:
 
 def shrink(outcome: Outcome) -> Outcome:
     """A smaller plan that breaks the same rule, told as a story."""
-    plan, kind = outcome.plan, (outcome.violation or "").partition(":")[0]
-
-    def fails(smaller: ServicePlan) -> bool:
-        return (run_plan(smaller).violation or "").partition(":")[0] == kind
-
-    for index in range(len(plan.faults) - 1, -1, -1):
-        fewer = replace(plan, faults=(*plan.faults[:index], *plan.faults[index + 1 :]))
-        if fails(fewer):
-            plan = fewer
-    quiet: tuple[dict[str, Any], ...] = (
-        {"loss": 0.0},
-        {"straggler": 0.0},
-        {"answer_loss": 0.0},
-        {"clients": 1},
-        {"dead": 0},
+    kind = (outcome.violation or "").partition(":")[0]
+    plan = shrunk(
+        outcome.plan,
+        lambda smaller: (run_plan(smaller).violation or "").partition(":")[0] == kind,
+        lists=("faults",),
+        quiet=(
+            {"loss": 0.0},
+            {"straggler": 0.0},
+            {"answer_loss": 0.0},
+            {"clients": 1},
+            {"dead": 0},
+        ),
+        dice=DICE,
     )
-    for change in quiet:
-        if fails(replace(plan, **change)):
-            plan = replace(plan, **change)
     return run_plan(plan, is_told=True)
