@@ -84,6 +84,14 @@ async def test_lacking_copies_are_found_told_and_mended(stores: Stores) -> None:
         assert lacking.keys() >= {("bookie-2@1", "damaged"), ("bookie-3@1", "missing")}
         assert lacking["bookie-3@1", "missing"]["last"] == 11
 
+        async def tells_damage() -> Any:
+            status, told = await quorumlog(cluster, "bookie", "damage", "bookie-2")
+            return told["entries"] if status == 1 and told else None
+
+        (place,) = await until(tells_damage, "the bookie says what it can't read", MENDED_S)
+        assert place["ledger_id"] == gappy.ledger_id
+        assert [10, 10] in place["ranges"]
+
         async def is_queued() -> bool:
             status, told = await quorumlog(cluster, "repair", "status")
             return status == 0 and "bookie-2@1" in {item["member"] for item in told["first"]}
@@ -96,6 +104,7 @@ async def test_lacking_copies_are_found_told_and_mended(stores: Stores) -> None:
             return (await verify(cluster, gappy.ledger_id))[0] == 0
 
         await until(is_mended, "the check found it, and repair mended it", MENDED_S)
+        await until_told(cluster, "bookie", "damage", "bookie-2")
         assert await contents(gappy) == [*gappy_payloads, MARK, b"without bookie-3"]
         assert await contents(whole) == whole_payloads
         assert (await verify(cluster, 999))[0] == 4
