@@ -271,6 +271,9 @@ def test_a_log_is_archived_read_back_and_only_then_let_go(
     said = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**said, "leftovers": [str(older.relative_to(root))]}))
     manifest.with_name(f".{manifest.name}.crc").unlink()
+    aside = [Path(root, f".archive-{name}-0c0c0c0c") for name in (log, f"{log}-2")]
+    for folder in aside:
+        (folder / "date=2026-01-02").mkdir(parents=True)
 
     second = archive.run(spark, cluster.urls, log=log, path=root, truncate=True)
 
@@ -285,6 +288,8 @@ def test_a_log_is_archived_read_back_and_only_then_let_go(
     }
     manifests = [json.loads(path.read_text()) for path in sorted(Path(root).rglob("*.json"))]
     assert [(m["first"], m["through"]) for m in manifests] == [(0, 3), (3, 5)]
+    # What a killed run wrote aside goes, too; that of another log stays.
+    assert [folder.exists() for folder in aside] == [False, True]
     assert archive.run(spark, cluster.urls, log=log, path=root).report["records"] == 0
 
 
@@ -338,8 +343,8 @@ def test_statistics_say_what_there_is_and_what_may_go(
     kept = cluster.create("kept", roll_entries=1, retention_bytes=1)
     begun = {"through": 0, "expect": None}
     cluster.http.request("POST", f"/v1/logs/{kept}/archived", value=begun, is_repeatable=True)
-    for _ in range(3):
-        cluster.append(kept, "x" * 100)
+    cluster.append(kept, "x" * 100)
+    cluster.http.request("POST", f"/v1/logs/{kept}/roll", is_repeatable=True)
 
     result = retention_stats.run(spark, cluster.urls, html=page, prometheus=metrics, plan_file=plan)
 
@@ -381,15 +386,16 @@ def test_what_spark_reads_is_ingested_once(
 
     assert (planned.report["rows"], planned.report["ledgers"]) == (10, 1)
     assert (first.report["rows"], first.report["last_offset"]) == (10, 9)
-    (receipt,) = first.frame.collect()
+    receipts = first.frame.collect()
     written = [text.encode() for text in cluster.values("ingested")]
-    keys = sum(len(str(n)) for n in range(10))
-    assert (receipt.part, receipt.first_offset, receipt.last_offset, receipt.rows) == (0, 0, 9, 10)
-    assert (receipt.bytes, receipt.crc32) == (
-        sum(map(len, written)) + keys,
-        zlib.crc32(b"".join(written)),
-    )
-    assert cluster.http.get(f"/v1/ledgers/{receipt.ledger}")["log"] == "ingested"
+    end = keys = 0
+    for receipt in receipts:
+        own = written[receipt.first_offset : receipt.last_offset + 1]
+        assert (receipt.part, receipt.first_offset, receipt.rows) == (0, end, len(own))
+        assert receipt.crc32 == zlib.crc32(b"".join(own))
+        assert cluster.http.get(f"/v1/ledgers/{receipt.ledger}")["log"] == "ingested"
+        end, keys = end + len(own), keys + receipt.bytes - sum(map(len, own))
+    assert (end, keys) == (10, len("0123456789"))
     assert again.frame.collect() == []
     assert (again.report["rows"], again.report["is_duplicate"]) == (0, True)
     values = cluster.values("ingested")

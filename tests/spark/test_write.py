@@ -205,11 +205,8 @@ def test_rows_larger_than_a_request_are_cut_and_all_arrive(
     ("columns", "options", "what"),
     [
         (["id"], {"topic": "written"}, r"to_json\(struct\(\*\)\)"),
-        (["id AS value"], {"topic": "written"}, r"to_json\(struct\(\*\)\)"),
-        (["'x' AS value"], {}, "which log"),
-        (["'x' AS value"], {"topic": "no such name"}, "no name of a log"),
-        (["'x' AS value"], {"topic": "gone"}, "no-such-log|NoSuchLog|no log"),
-        (["'x' AS value"], {"topic": "written", "txnAppId": "a"}, "go together"),
+        (["'x' AS value"], {"topic": "written", "txnApp": "a"}, "is it txnAppId"),
+        (["'x' AS value"], {"topic": "gone"}, "NoSuchLog: there is no log gone"),
         (["cast(NULL AS string) AS value"], {"topic": "written"}, "value is null"),
     ],
 )

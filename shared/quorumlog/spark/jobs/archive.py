@@ -265,9 +265,10 @@ class _Store:
         return placed
 
     def find_leftovers(self, start: int) -> None:
-        """Note what runs that did not end left: files of ranges that begin where we begin, or
-        beyond. None of them is archived, for `archived_through` is where we begin; but a run may
-        still be at work on them. Once ours has won, no other one can, and they go.
+        """Note what runs that did not end left: what they wrote aside, and files of ranges that
+        begin where we begin, or beyond. None of them is archived, for `archived_through` is where we
+        begin; but a run may still be at work on them. Once ours has won, no other one can, and they
+        go.
         """
         last = self._said(self._last_manifest(start))
         # That run won, and may have died before it could remove them.
@@ -278,6 +279,12 @@ class _Store:
             for path in self._below(folder)
             if (found := _NAME.fullmatch(path.rsplit("/", 1)[-1])) and int(found[1]) >= start
         ]
+        if self._files.exists(self._path(self._root)):
+            names = [
+                item.getPath().getName() for item in self._files.listStatus(self._path(self._root))
+            ]
+            aside = re.compile(rf"\.archive-{re.escape(self._log)}-[0-9a-f]{{8}}")
+            self._leftovers += [f"{self._root}/{name}" for name in names if aside.fullmatch(name)]
 
     def remove_leftovers(self) -> None:
         """After this run has won."""
@@ -311,7 +318,7 @@ class _Store:
 
     def _below_root(self, path: str) -> str:
         """A path within the archive; of a file that Hadoop lists as `file:/…`, too."""
-        folders = (f"/log={self._log}/", f"/_manifests/{self._log}/")
+        folders = (f"/log={self._log}/", f"/_manifests/{self._log}/", f"/.archive-{self._log}-")
         return path[max(path.rfind(folder) for folder in folders) + 1 :]
 
     def remove(self, paths: Iterable[str]) -> None:
