@@ -236,7 +236,8 @@ def _check_change(old: LogRow, new: LogRow) -> None:
         problems.append(("/row/state", "CLOSED is final"))
     if new.first_offset < old.first_offset:
         problems.append(("/row/first_offset", "never goes back"))
-    if old.archived_through is not None and (new.archived_through or -1) < old.archived_through:
+    was, now = old.archived_through, new.archived_through
+    if was is not None and (now is None or now < was):
         problems.append(("/row/archived_through", "never goes back"))
     if new.writer_token < old.writer_token:
         problems.append(("/row/writer_token", "never goes back"))

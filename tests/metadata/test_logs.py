@@ -152,6 +152,20 @@ async def test_what_a_log_may_not_become_is_refused(service: Service, logs: LogC
         await logs.cas(replace(row, state=LogState.OPEN))
 
 
+async def test_a_log_of_which_nothing_is_archived_yet_goes_on(
+    service: Service, logs: LogClient
+) -> None:
+    row, _ = await logs.create(LOG)
+    _, row = await logs.cas(row.archived(0))
+    one = await ledger(service)
+
+    _, row = await logs.cas(first(row, one))
+
+    assert (row.archived_through, len(row.items)) == (0, 1)
+    with pytest.raises(InvalidRequest):
+        await logs.cas(replace(row, archived_through=None))
+
+
 async def test_a_deleted_log_frees_its_name_and_its_ledgers(
     service: Service, logs: LogClient
 ) -> None:
