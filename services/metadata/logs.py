@@ -65,7 +65,14 @@ class LogStore:
             )
             target = f"create log {row.name}"
             if await is_settled(connection, request.attempt, target):
-                return _row_of(old, row.name)
+                # Not a namesake that was made since: both times are those of one transaction.
+                is_it = await connection.fetchval(
+                    "SELECT l.created_at = a.at FROM logs l, attempts a"
+                    " WHERE l.name = $1 AND a.attempt = $2",
+                    row.name,
+                    request.attempt,
+                )
+                return _row_of(old if is_it else None, row.name)
             if old is not None and old["body"] is not None:
                 current = _row_of(old)
                 raise LogExists(log=row.name, current=current.model_dump(mode="json"))

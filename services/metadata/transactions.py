@@ -6,6 +6,7 @@ What was written in a transaction and not published goes to the ledgers that no 
 gateways recover and delete (rule 22).
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -271,7 +272,9 @@ async def _settled_row(
     if request.row is None:
         return None
     if await is_settled(connection, request.attempt, f"transaction {record['id']}"):
-        return await lock_log(connection, record["log"])
+        # The log may have been deleted since: the transaction was committed all the same.
+        with contextlib.suppress(NoSuchLog):
+            return await lock_log(connection, record["log"])
     return None
 
 

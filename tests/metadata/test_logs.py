@@ -7,9 +7,11 @@ import pytest
 
 from quorumlog.errors import InvalidRequest, NoSuchLedger, NoSuchLog, OwnedByLog
 from quorumlog.net.log_client import LogClient
+from quorumlog.net.metadata_client import new_attempt
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.wire.log_bodies import LogRow
 from tests.metadata.support import DRAFT, Service
 
 LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
@@ -224,3 +226,19 @@ async def test_a_bad_name_is_refused(service: Service) -> None:
         status, problem = await service.send("GET", f"/v1/logs/{name}")
 
         assert (status, problem["code"]) in {(422, "invalid"), (404, "not-found")}
+
+
+async def test_a_create_that_is_repeated_after_its_log_was_deleted_gets_no_namesake(
+    service: Service, logs: LogClient
+) -> None:
+    body = {"row": LogRow.from_core(LOG).model_dump(mode="json"), "attempt": new_attempt()}
+    made = await service.send("POST", "/v1/logs", body)
+    assert await service.send("POST", "/v1/logs", body) == made
+    await logs.delete(await logs.get(LOG.name))
+    other, is_new = await logs.create(LOG)
+    assert is_new
+
+    status, problem = await service.send("POST", "/v1/logs", body)
+
+    assert (made[0], status, problem["code"]) == (201, 404, "no-such-log")
+    assert await logs.get(LOG.name) == other

@@ -452,6 +452,25 @@ async def test_a_commit_whose_answer_got_lost_is_told_as_done_with_the_log_s_row
     assert other == (200, told | {"row": None})
 
 
+async def test_a_commit_whose_answer_got_lost_is_told_as_done_though_its_log_is_gone(
+    world: World,
+) -> None:
+    begun = await world.begin()
+    one = await world.ledger(begun.id)
+    new = await world.ledger(None, last=None)
+    body = TransactionCommit(
+        ledgers=(SealedBody(ledger_id=one),),
+        row=LogRow.from_core(world.published(new, [one])),
+        attempt=new_attempt(),
+    ).model_dump(mode="json")
+    path = f"/v1/transactions/{begun.id}/commit"
+    status, first = await world.service.send("POST", path, body)
+    assert status == 200
+    await world.logs.delete(await world.logs.get("a-log"))
+
+    assert await world.service.send("POST", path, body) == (200, first | {"row": None})
+
+
 async def test_the_metrics_count_transactions_and_what_waits_for_its_deletion(
     stores: Stores,
 ) -> None:
