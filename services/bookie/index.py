@@ -174,13 +174,19 @@ class Index:
 
     def row(self, ledger_id: int) -> LedgerRow | None:
         """A ledger's row."""
+        was_failed = self.is_failed
         try:
             value = self._db.get(_LEDGER_KEY.pack(b"L", ledger_id))
             return None if value is None else decode_row(value)
         except Exception:
-            # While it is opened again, what can't be read just now is only unknown.
-            self.is_suspect = self.is_suspect or not self.is_failed
+            self._suspect(was_failed=was_failed)
             raise
+
+    def _suspect(self, *, was_failed: bool) -> None:
+        """It can't be read. While it is opened again, in the checkpoint's thread, what can't be read
+        just now is only unknown.
+        """
+        self.is_suspect = self.is_suspect or not (was_failed or self.is_failed)
 
     def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:
         """All ledgers above an id, ascending."""
@@ -193,11 +199,11 @@ class Index:
 
     def parts(self, ledger_id: int, first: int, last: int, sparse_span: int) -> Iterator[Part]:
         """The parts that may hold some of first..last, ascending by first."""
+        was_failed = self.is_failed
         try:
             yield from self._parts(ledger_id, first, last, sparse_span)
         except Exception:
-            # While it is opened again, what can't be read just now is only unknown.
-            self.is_suspect = self.is_suspect or not self.is_failed
+            self._suspect(was_failed=was_failed)
             raise
 
     def _parts(self, ledger_id: int, first: int, last: int, sparse_span: int) -> Iterator[Part]:

@@ -117,11 +117,11 @@ class Bookie:
                 await self._task
         for socket in list(self.sockets):
             await socket.close()
-        store, self.store = self.store, None
+        # It may write already, and not serve yet.
+        store = self.store or self._opened
+        self.store = self._opened = None
         if store is not None:
             await store.stop()
-        elif self._opened is not None:
-            self._opened.close()
         await self._metadata.close()
 
     async def _run(self) -> None:

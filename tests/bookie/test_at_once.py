@@ -15,6 +15,9 @@ import pytest
 from loadtest.stores import scratch
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.replica import AddAsked, Verdict
+from services.bookie.config import Config
+from services.bookie.index import Index
+from services.bookie.runtime import Bookie
 from services.bookie.store import Store
 from tests.bookie.support import (
     KEY,
@@ -342,6 +345,53 @@ async def test_damage_that_nobody_mended_before_the_end_is_not_denied_after_it(
     found = await read(store, 7, 0, 9)
     assert (ids_of(found), found.absent) == ([], ())
     await store.stop()
+
+
+async def test_a_bookie_that_ends_while_it_enters_limbo_ends_its_log_in_order(root: Path) -> None:
+    """It has begun to write, and does not serve yet."""
+    bookie = Bookie(
+        Config.read(
+            {
+                "PORT": "1",
+                "BOOKIE_NAME": "b1",
+                "DATA_DIR": str(root),
+                "METADATA_URLS": "http://127.0.0.1:1",
+            }
+        )
+    )
+    bookie._opened = started(root / "d")
+    await add(bookie._opened, run_of(7, range(3)))
+
+    await bookie.stop()
+
+    store = started(root / "d")
+    assert store.replayed.was_clean
+    assert ids_of(await read(store, 7, 0, 9)) == [0, 1, 2]
+    await store.stop()
+
+
+async def test_an_index_that_was_opened_again_just_now_is_not_suspect(root: Path) -> None:
+    """Else the bookie would end itself, and its next start build the index anew."""
+    index = Index(root / "index")
+    opened = index._db
+
+    class Closed:
+        """A checkpoint's thread has closed it, and opened another one before it is asked why."""
+
+        def get(self, _key: bytes) -> None:
+            index.is_failed = False
+            index._db = opened
+            raise OSError("DB was already closed")
+
+    index.is_failed = True
+    index._db = Closed()
+
+    with pytest.raises(OSError, match="closed"):
+        index.row(7)
+
+    assert not index.is_suspect
+    assert index.row(7) is None
+    index.close()
 
 
 async def test_a_reserve_that_somebody_else_gives_up_meanwhile_does_not_end_the_writer(
