@@ -18,6 +18,7 @@ from services.local.cluster import StartTimeout
 from tests.chaos.report import Report
 from tests.chaos.setting import Machine
 from tests.chaos.storm import RESUME_S, Storm, Weights
+from tests.support.spread import INTERRUPTED_STATUS
 from tests.support.waiting import DeadlineMissed
 
 BUILD: Final = Path(__file__).resolve().parents[2] / "build"
@@ -140,6 +141,7 @@ async def storm(asked: argparse.Namespace, machine: Machine, report: Report) -> 
                 shutil.copytree(world.cluster.data / "log", logs, dirs_exist_ok=True)
                 raise
             finally:
+                report.is_interrupted = plan.is_interrupted
                 if report.violations:
                     asked.build.mkdir(parents=True, exist_ok=True)
                     storm.write_history(asked.build)
@@ -228,7 +230,7 @@ def stormed(asked: argparse.Namespace, machine: Machine, report: Report) -> int:
         asyncio.run(storm(asked, machine, report))
     except (asyncio.CancelledError, KeyboardInterrupt):
         report.broken_off = "interrupted"
-        return 130
+        return INTERRUPTED_STATUS
     except BaseExceptionGroup as group:
         _, others = group.split((DeadlineMissed, StartTimeout))
         report.broken_off = "; ".join(causes(group))
@@ -239,7 +241,7 @@ def stormed(asked: argparse.Namespace, machine: Machine, report: Report) -> int:
     except (DeadlineMissed, StartTimeout) as error:
         report.broken_off = str(error)
         return MISSED_STATUS
-    return 0
+    return INTERRUPTED_STATUS if report.is_interrupted else 0
 
 
 if __name__ == "__main__":

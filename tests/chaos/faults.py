@@ -150,6 +150,7 @@ class Faults:
         for name in victims:
             disks[name].cut(how)
             self._report.power_cuts += 1
+            self._report.cut_on[disks[name].kind] += 1
         for name in victims:
             await cluster.kill(name)
         if dice.random() < 0.1:

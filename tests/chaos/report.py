@@ -20,11 +20,15 @@ class Report:
     """What goes on now."""
     broken_off: str = ""
     """Why it did not come to its end; then only what was seen until then is judged."""
+    is_interrupted: bool = False
+    """Somebody ended it before it was enough; what there was is judged whole."""
     seconds: float = 0.0
     kills: int = 0
     pauses: int = 0
     power_cuts: int = 0
     partitions: int = 0
+    cut_on: Counter[str] = field(default_factory=Counter)
+    """Power cuts, by the kind of file system."""
     others: Counter[str] = field(default_factory=Counter)
     """Faults of the stores, by what was done."""
     sites: Counter[str] = field(default_factory=Counter)
@@ -65,7 +69,7 @@ class Report:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("acknowledged", "unknown", "read"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("others", "sites", "skipped"):
+        for name in ("cut_on", "others", "sites", "skipped"):
             getattr(self, name).update(getattr(other, name))
         self.known_sites = max(self.known_sites, other.known_sites)
         self.not_made |= other.not_made
@@ -73,6 +77,7 @@ class Report:
         self.violations += other.violations
         self.durability = f"{self.durability} and {other.durability}"
         self.broken_off = self.broken_off or other.broken_off
+        self.is_interrupted = self.is_interrupted or other.is_interrupted
 
     @property
     def has_every_site(self) -> bool:
@@ -99,7 +104,7 @@ class Report:
             f"chaos: {self.kills} kills, {self.power_cuts} power cuts, {self.partitions}"
             f" partitions, {self.acknowledged} acknowledged, {self.count('lost', 'gone')} lost,"
             f" {self.count('duplicate')} duplicated, {self.skipped.total()} skipped"
-            + (", broken off" if self.broken_off else "")
+            + (", broken off" if self.broken_off else ", interrupted" * self.is_interrupted)
         )
 
     def page(self) -> str:
@@ -110,6 +115,7 @@ class Report:
                 f"  killed {self.kills}, paused {self.pauses}, power cut {self.power_cuts},"
                 f" partitioned {self.partitions}"
             ),
+            *_listed("power cut on", self.cut_on),
             *_listed("stores", self.others),
             f"  {self._failing()}, {self.sites.total()} times",
             *_listed("calls that failed", self.sites),
@@ -139,7 +145,7 @@ class Report:
         )
         return (
             {name: getattr(self, name) for name in simple + counts}
-            | {name: dict(getattr(self, name)) for name in ("others", "sites", "skipped")}
+            | {name: dict(getattr(self, name)) for name in ("cut_on", "others", "sites", "skipped")}
             | {"violations": [str(violation) for violation in self.violations]}
         )
 
