@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import random
@@ -9,15 +10,16 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from loadtest.cluster import Cluster
-from quorumlog.cli.pipes import send
+from quorumlog.cli.pipes import send, write
 from quorumlog.client import Client, ConnectionLost
 from services.local.process import Become, in_child
 from tests.support.waiting import until, within
@@ -206,6 +208,33 @@ async def test_ctrl_c_tells_of_answers_that_came_while_it_waited_for_input(
         await send(payloads(), submit, lambda offset: offset)
 
     assert capsys.readouterr().err == "acknowledged: 0..1\n"
+
+
+async def test_what_an_interrupted_write_did_not_take_is_written_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Unbuffered(io.RawIOBase):
+        """As PYTHONUNBUFFERED makes standard output, while signals come."""
+
+        taken = b""
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            self.taken += bytes(data[:1000])
+            return min(len(data), 1000)
+
+    async def pages() -> AsyncGenerator[list[bytes], None]:
+        yield [b"a" * 2500, b"b"]
+        yield []
+        yield [b"c" * 1000]
+
+    raw = Unbuffered()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, write_through=True))  # type: ignore[type-var]
+    await write(pages(), lambda item: item)
+
+    assert raw.taken == b"a" * 2500 + b"b" + b"c" * 1000
 
 
 async def test_a_tail_prints_what_comes_until_the_log_ends(cluster: Cluster) -> None:

@@ -203,5 +203,9 @@ async def write(pages: AsyncGenerator[Sequence[T], None], form: Callable[[T], by
     async with contextlib.aclosing(pages):
         async for page in pages:
             if page:
-                sys.stdout.buffer.write(b"".join(map(form, page)))
+                left = memoryview(b"".join(map(form, page)))
+                while left:
+                    # Without a buffer (PYTHONUNBUFFERED) a write that is interrupted, by Ctrl-Z and
+                    # fg say, has taken a part only.
+                    left = left[sys.stdout.buffer.write(left) :]
                 sys.stdout.buffer.flush()
