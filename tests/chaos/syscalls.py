@@ -261,4 +261,13 @@ class Tracer:
 
     def has_broken_the_log(self) -> bool:
         """Whether a sync of a segment was told that it failed."""
-        return any(re.search(r"sync\(.*/log/\d+\.(log|new)", line) for line in self.failed())
+        return any(map(breaks_the_log, self.failed()))
+
+
+def breaks_the_log(line: str) -> bool:
+    """Whether a bookie must end after this call: what it wrote may be lost, though a next sync says ok.
+    Of a segment that is still being made nothing was told, and where the disk is full it is thrown
+    away and made anew.
+    """
+    found = re.search(r"sync\(.*/log/\d+\.(log|new)", line)
+    return found is not None and (found[1] == "log" or " EIO " in line)

@@ -8,7 +8,15 @@ from typing import Final
 import pytest
 
 from tests.chaos.machine import Unusable
-from tests.chaos.syscalls import AHEAD, Recorder, Recording, Site, Tracer, usable
+from tests.chaos.syscalls import (
+    AHEAD,
+    Recorder,
+    Recording,
+    Site,
+    Tracer,
+    breaks_the_log,
+    usable,
+)
 
 PROGRAM: Final = """
 import os, sys, threading
@@ -110,6 +118,25 @@ def test_numbers_of_files_are_those_that_are_there_and_the_next_ones(tmp_path: P
     assert [path.name for path in paths[:3]] == ["000007.sst", "000009.sst", "000010.sst"]
     assert len(paths) == 2 + AHEAD
     assert Site("start", "fsync", ".")._paths(tmp_path) == [tmp_path]
+
+
+@pytest.mark.parametrize(
+    ("call", "file", "error", "is_broken"),
+    [
+        ("fdatasync", "log/000000000003.log", "EIO", True),
+        ("fdatasync", "log/000000000003.log", "ENOSPC", True),
+        ("fsync", "log/000000000004.new", "EIO", True),
+        ("fsync", "log/000000000004.new", "ENOSPC", False),
+        ("fsync", "log/first.new", "EIO", False),
+        ("pwritev2", "log/000000000003.log", "EIO", False),
+    ],
+)
+def test_after_a_failed_sync_of_its_log_a_bookie_must_end(
+    call: str, file: str, error: str, is_broken: bool
+) -> None:
+    line = f"7  {call}(5</b/{file}>) = -1 {error} (words) (INJECTED)"
+
+    assert breaks_the_log(line) == is_broken
 
 
 def test_each_site_of_a_recording_comes_and_only_that_call_fails(tmp_path: Path) -> None:
