@@ -1,14 +1,16 @@
 """The clients of a storm: they write and read ledgers and logs, and note all that they see."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from loadtest.cluster import Cluster
 from quorumlog.client import Client, Ledger
 from quorumlog.client.log import Log
-from quorumlog.errors import QuorumLogError
+from quorumlog.errors import NoSuchLedger, QuorumLogError
 from tests.chaos.report import Report
 from tests.support.history import History
 from tests.support.log_history import LogHistory
@@ -31,6 +33,11 @@ PACE_S: Final = 0.02
 
 JUDGES: Final = 6
 LOGS: Final = 2
+KEPT: Final = 12
+"""Of the newest ledgers; readers ask the last ones. Older ones are judged and deleted, so that bookies
+collect garbage while it storms."""
+DELETE_S: Final = 10.0
+"""For how long each step of that is tried in the storm: what is not done then is judged at the end."""
 
 
 class Clients:
@@ -45,6 +52,10 @@ class Clients:
         self._payloads = 0
         self._is_over = False
         self._ledgers: list[int] = []
+        """Those that are there, the oldest first."""
+        self._written: set[int] = set()
+        self._deleted: list[int] = []
+        """Nothing of these comes back."""
         self._logs: list[str] = []
 
     async def run(self, storm: Callable[[], Awaitable[None]], *, writers: int) -> None:
@@ -55,6 +66,7 @@ class Clients:
             for number in range(LOGS):
                 clients.create_task(self._produce(number))
             clients.create_task(self._read())
+            clients.create_task(self._delete())
             try:
                 await storm()
             finally:
@@ -85,7 +97,9 @@ class Clients:
                     continue
                 self._ledgers.append(ledger.ledger_id)
                 self._report.ledgers += 1
+                self._written.add(ledger.ledger_id)
                 await self._fill(ledger, dice)
+                self._written.remove(ledger.ledger_id)
 
     async def _fill(self, ledger: Ledger, dice: random.Random) -> None:
         history, report = self.history, self._report
@@ -111,6 +125,27 @@ class Clients:
         except QuorumLogError:
             return
         history.closed(ledger.ledger_id, int(row["last_entry"]))
+
+    async def _delete(self) -> None:
+        """Judge ledgers that nobody writes any more, and delete them."""
+        dice = random.Random(f"deleter-{self._seed}")
+        while not self._is_over:
+            await asyncio.sleep(PACE_S)
+            old = [number for number in self._ledgers[:-KEPT] if number not in self._written]
+            if not old:
+                continue
+            number = dice.choice(old)
+            async with self._client(dice, DELETE_S) as client:
+                try:
+                    await self._learn_ledger(client.ledger(number), DELETE_S)
+                except DeadlineMissed:
+                    continue
+                # Whether a deletion came through is known only once it is answered.
+                self._ledgers.remove(number)
+                self._deleted.append(number)
+                self._report.deleted += 1
+                with contextlib.suppress(QuorumLogError):
+                    await client.delete_ledger(number)
 
     # --- logs ----------------------------------------------------------------------------------
 
@@ -207,19 +242,41 @@ class Clients:
         async with asyncio.TaskGroup() as group:
             for _ in range(JUDGES):
                 group.create_task(judge())
+        await self._check_deleted()
         async with Client(*self._cluster.gateways, deadline_s=60) as client:
             for name in self._logs:
                 await self._tried(self._learn_log(client.log(name)))
 
-    async def _tried(self, work: Awaitable[None]) -> None:
+    async def _check_deleted(self) -> None:
+        """What was deleted goes, and is gone for who reads it."""
+
+        def is_told_gone(ask: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[bool]]:
+            async def asked() -> bool:
+                try:
+                    await ask()
+                except NoSuchLedger:
+                    return True
+                return False
+
+            return asked
+
+        async with Client(*self._cluster.gateways, deadline_s=60) as client:
+            for number in self._deleted:
+                for ask in (partial(client.delete_ledger, number), client.ledger(number).read):
+                    what = f"ledger {number} is gone"
+                    await self._tried(
+                        until(is_told_gone(ask), what, JUDGE_S, passing=(QuorumLogError,))
+                    )
+
+    async def _tried(self, work: Awaitable[object]) -> None:
         try:
             await work
         except DeadlineMissed as error:
             self._report.stuck.append(str(error))
 
-    async def _learn_ledger(self, ledger: Ledger) -> None:
+    async def _learn_ledger(self, ledger: Ledger, deadline_s: float = JUDGE_S) -> None:
         what = f"ledger {ledger.ledger_id} is "
-        row = await until(ledger.recover, what + "closed", JUDGE_S, passing=(QuorumLogError,))
+        row = await until(ledger.recover, what + "closed", deadline_s, passing=(QuorumLogError,))
         last = int(row["last_entry"])
 
         async def content() -> list[tuple[int, bytes]] | None:
@@ -233,7 +290,7 @@ class Clients:
 
         stored: list[tuple[int, bytes]] | None = []
         if last >= 0:
-            stored = await until(content, what + "read", JUDGE_S, passing=(QuorumLogError,))
+            stored = await until(content, what + "read", deadline_s, passing=(QuorumLogError,))
         self.history.closed(ledger.ledger_id, last)
         self.history.content(ledger.ledger_id, *stored or ())
 

@@ -40,6 +40,8 @@ class Report:
     skipped: Counter[str] = field(default_factory=Counter)
     """What this machine does not allow, by its reason."""
     ledgers: int = 0
+    deleted: int = 0
+    """Of them, in the storm."""
     logs: int = 0
     acknowledged: int = 0
     unknown: int = 0
@@ -65,9 +67,9 @@ class Report:
 
     def add(self, other: "Report") -> None:
         """Take in what another storm did."""
-        for name in ("seconds", "kills", "pauses", "power_cuts", "partitions", "ledgers", "logs"):
+        for name in ("seconds", "kills", "pauses", "power_cuts", "partitions"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("acknowledged", "unknown", "read"):
+        for name in ("ledgers", "deleted", "logs", "acknowledged", "unknown", "read"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("cut_on", "others", "sites", "skipped"):
             getattr(self, name).update(getattr(other, name))
@@ -121,7 +123,8 @@ class Report:
             *_listed("calls that failed", self.sites),
             *_listed("skipped", self.skipped),
             (
-                f"  {self.ledgers} ledgers and {self.logs} logs: {self.acknowledged} acknowledged,"
+                f"  {self.ledgers} ledgers ({self.deleted} deleted) and {self.logs} logs:"
+                f" {self.acknowledged} acknowledged,"
                 f" {self.unknown} unknown, {self.read} read"
             ),
             *([f"  BROKEN OFF while {self.stage}: {self.broken_off}"] if self.broken_off else []),
@@ -136,6 +139,7 @@ class Report:
         counts = (
             "known_sites",
             "ledgers",
+            "deleted",
             "logs",
             "acknowledged",
             "unknown",
