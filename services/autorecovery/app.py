@@ -219,6 +219,7 @@ def _report_json(report: Report) -> dict[str, Any]:
         "ledger_id": report.ledger_id,
         "whole": report.is_whole,
         "entries": report.entries,
+        "open_from": report.open_from,
         "lacking": [
             {"bookie": lack.member, "first": lack.first, "last": lack.last, "why": lack.why}
             for lack in report.lacks

@@ -72,6 +72,8 @@ class Report:
     ledger_id: int
     entries: int = 0
     """Of closed fragments: those that were asked for."""
+    open_from: int | None = None
+    """Entries from here on are still being written, and are compared when their fragment has ended."""
     lacks: list[Lack] = field(default_factory=list)
     differing: list[Range] = field(default_factory=list)
     """Ranges of which whole copies are not the same: an alarm (rule 2), and not for repair."""
@@ -84,7 +86,7 @@ class Report:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every entry has all of its copies, by the word of each member."""
+        """Whether every entry below `open_from` has all of its copies, by the word of each member."""
         return not (self.lacks or self.differing or self.silent or self.lost)
 
 
@@ -116,6 +118,8 @@ class ReplicaCheck:
     async def check(self, row: LedgerMetadata) -> Report:
         """Check one ledger as its row has it. Findings are to be checked again with `still`."""
         report = Report(row.ledger_id)
+        if row.fragment_last(len(row.fragments) - 1) is None:
+            report.open_from = row.fragments[-1].first_entry
         silent: dict[str, None] = {}
         for shares in _batches(_shares(row)):
             members = tuple(dict.fromkeys(m for share in shares for m in share.members))

@@ -24,7 +24,8 @@ async def verify(cluster: Cluster, ledger_id: int, *words: str) -> tuple[int, An
 
 async def is_whole(cluster: Cluster, ledger: Ledger) -> bool:
     status, told = await verify(cluster, ledger.ledger_id)
-    return status == 0 and told["whole"] is True and told["entries"] == 20
+    is_all_compared = told["open_from"] is None and told["entries"] == 20
+    return status == 0 and told["whole"] is True and is_all_compared
 
 
 def flip(folder: Path) -> None:
@@ -49,6 +50,8 @@ async def test_lacking_copies_are_found_told_and_mended(stores: Stores) -> None:
         whole, whole_payloads = await written(client, 20)
         striped = await client.create_ledger(ensemble_size=3, write_quorum=2, ack_quorum=2)
         await striped.append_batch([f"striped {number}".encode() for number in range(20)])
+        _, told = await verify(cluster, whole.ledger_id)
+        assert (told["entries"], told["open_from"]) == (0, 0)  # it is still written
         await whole.close()
         await striped.close()
         for ledger in (whole, striped):

@@ -257,7 +257,8 @@ def verify(
     repair: Annotated[bool, typer.Option("--repair", help="Have mended what lacks.")] = False,
 ) -> None:
     """Compare a ledger's copies, as the bookies digest them; status 1 where not all are there.
-    `lost` is what nobody has.
+    `lost` is what nobody has; entries from `open_from` on are still being written, and are not
+    compared.
     """
 
     async def work(client: Client) -> dict[str, Any]:
