@@ -35,6 +35,7 @@ from services.bookie.store import Store
 from tests.bookie.powercut import Disk
 from tests.bookie.support import add, fence, ids_of, read, read_lac, run_of, started, write_lac
 from tests.bookie.support import assert_right as assert_bytes
+from tests.support.spread import End, count, interruptible
 
 POINTS_PER_STORY = 25
 STEPS = 100
@@ -219,6 +220,7 @@ class Tally:
     leaked: int = 0
     during: Counter[str] = field(default_factory=Counter)
     what: list[str] = field(default_factory=list)
+    end: End = field(default_factory=End)
 
     @property
     def is_good(self) -> bool:
@@ -302,12 +304,12 @@ def run(points: int, seed: int, *, quiet: bool = False) -> Tally:
     tally = Tally()
     console = Console(stderr=True, quiet=quiet)
     # What a store has to say of a crash is not asked for here.
-    with Progress(console=console) as progress, silenced():
+    with interruptible() as tally.end, Progress(console=console) as progress, silenced():
         task = progress.add_task("points", total=points)
         for number in itertools.count():
             left = points - tally.points
             if left <= 0:
-                return tally
+                break
             with scratch("ql-crash-") as root:
                 story = Story(root, f"{seed} {number}", min(left, POINTS_PER_STORY))
                 story.play()
@@ -317,26 +319,26 @@ def run(points: int, seed: int, *, quiet: bool = False) -> Tally:
                 if not (tally.is_good or quiet):
                     kept = Path(tempfile.mkdtemp(prefix="ql-crash-kept-"))
                     shutil.copytree(root, kept, dirs_exist_ok=True)
-    raise AssertionError("unreachable")
+    return tally
 
 
 def main() -> None:
     """Crash, tell, and end with one line for programs."""
     parser = argparse.ArgumentParser(prog="make crash")
-    parser.add_argument("--points", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--points", type=count, default=1000, help="moments of a crash")
+    parser.add_argument("--seed", type=int, default=1, help="what is written, and when it crashes")
     asked = parser.parse_args()
     sys.stdout.write(f"seed {asked.seed}\n")
     tally = run(asked.points, asked.seed)
-    for during, count in sorted(tally.during.items()):
-        sys.stdout.write(f"{count:>6} during {during}\n")
+    for during, times in sorted(tally.during.items()):
+        sys.stdout.write(f"{times:>6} during {during}\n")
     for line in tally.what[:50]:
         sys.stdout.write(line + "\n")
     sys.stdout.write(
         f"crash: {tally.points} points, {tally.lost} lost, {tally.resurrected} resurrected,"
-        f" {tally.leaked} leaked\n"
+        f" {tally.leaked} leaked{tally.end.word}\n"
     )
-    sys.exit(0 if tally.is_good else 1)
+    sys.exit(tally.end.status(is_right=tally.is_good))
 
 
 if __name__ == "__main__":

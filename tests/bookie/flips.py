@@ -35,6 +35,7 @@ from tests.bookie.support import (
     started,
     write_lac,
 )
+from tests.support.spread import End, count, interruptible
 
 OPTIONS = StoreOptions(
     segment_bytes=12 * 1024, checkpoint_bytes=1 << 30, read_only_below_bytes=0, reserve_bytes=4096
@@ -56,6 +57,7 @@ class Tally:
     harmless: int = 0
     wrong: list[str] = field(default_factory=list)
     where: Counter[str] = field(default_factory=Counter)
+    end: End = field(default_factory=End)
 
 
 async def made(root: Path) -> tuple[Path, Path]:
@@ -140,7 +142,12 @@ def run(flips: int, seed: int, *, quiet: bool = False) -> Tally:
     """Make so many changes, each alone."""
     tally = Tally()
     console = Console(stderr=True, quiet=quiet)
-    with scratch("ql-flips-") as root, Progress(console=console) as progress, silenced():
+    with (
+        interruptible() as tally.end,
+        scratch("ql-flips-") as root,
+        Progress(console=console) as progress,
+        silenced(),
+    ):
         task = progress.add_task("flips", total=flips)
         pristine = asyncio.run(made(root))
         for number in range(flips):
@@ -167,20 +174,20 @@ def run(flips: int, seed: int, *, quiet: bool = False) -> Tally:
 def main() -> None:
     """Flip, tell, and end with one line for programs."""
     parser = argparse.ArgumentParser(prog="make flips")
-    parser.add_argument("--flips", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--flips", type=count, default=10_000, help="changes, each alone")
+    parser.add_argument("--seed", type=int, default=1, help="what is changed")
     asked = parser.parse_args()
     sys.stdout.write(f"seed {asked.seed}\n")
     tally = run(asked.flips, asked.seed)
-    for where, count in sorted(tally.where.items()):
-        sys.stdout.write(f"{count:>6} {where}\n")
+    for where, times in sorted(tally.where.items()):
+        sys.stdout.write(f"{times:>6} {where}\n")
     for line in tally.wrong[:50]:
         sys.stdout.write(line + "\n")
     sys.stdout.write(
         f"flips: {tally.flips}, {tally.detected} detected, {tally.harmless} harmless,"
-        f" {len(tally.wrong)} wrong\n"
+        f" {len(tally.wrong)} wrong{tally.end.word}\n"
     )
-    sys.exit(1 if tally.wrong else 0)
+    sys.exit(tally.end.status(is_right=not tally.wrong))
 
 
 if __name__ == "__main__":
