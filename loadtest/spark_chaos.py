@@ -175,7 +175,10 @@ class LossyProxy:
             server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        with (
+            contextlib.closing(writer),
+            contextlib.suppress(OSError, asyncio.IncompleteReadError),
+        ):
             up_reader, up_writer = await asyncio.open_connection(self._host, self._port)
             state = {"commits": False}
             back = asyncio.ensure_future(self._back(up_reader, writer, state))
@@ -189,7 +192,6 @@ class LossyProxy:
                 up_writer.close()
                 back.cancel()
                 await asyncio.wait({back})
-        writer.close()
 
     async def _back(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, state: dict[str, bool]

@@ -14,6 +14,9 @@ Direction = Literal["up", "down"]
 
 _CHUNK_BYTES = 1 << 16
 
+_ACCEPT_TURNS = 10
+"""Of the loop: from the accept of a connection until it is handed over there are three."""
+
 
 @dataclass(slots=True)
 class Proxy:
@@ -38,6 +41,7 @@ class Proxy:
     cuts: int = 0
     _generation: int = 0
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
+    _serving: set[asyncio.Task[None]] = field(default_factory=set)
 
     def url(self, url_up: str) -> str:
         """The same URL (or DSN) by way of the proxy."""
@@ -51,8 +55,21 @@ class Proxy:
         for writer in list(self._open):
             _reset(writer)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A connection came."""
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def end(self) -> None:
+        """Nothing is open afterwards, also of what was accepted last; nobody listens any more."""
+        for _ in range(_ACCEPT_TURNS):
+            await asyncio.sleep(0)
+        while self._serving:
+            self.cut_all()
+            await asyncio.wait(self._serving)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         plan = self.cut_after.pop(0) if self.cut_after else None
         if self.is_down:
             _reset(writer)
@@ -134,10 +151,10 @@ async def proxy_to(url_up: str) -> AsyncIterator[Proxy]:
     assert parts.hostname is not None
     assert parts.port is not None
     proxy = Proxy(free_ports(1)[0], parts.hostname, parts.port)
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", proxy.port)
+    server = await asyncio.start_server(proxy.accept, "127.0.0.1", proxy.port)
     try:
         yield proxy
     finally:
         server.close()
-        proxy.cut_all()
         await server.wait_closed()
+        await proxy.end()
