@@ -23,8 +23,12 @@ _SMALL: Final = {
     "SEGMENT_BYTES": str(64 << 10),
     "CHECKPOINT_BYTES": str(256 << 10),
     # The disks are small.
+    "WARN_BELOW_BYTES": str(16 << 20),
     "READ_ONLY_BELOW_BYTES": str(8 << 20),
     "RESERVE_BYTES": str(256 << 10),
+    # A bookie is killed before it would look for garbage.
+    "COLLECT_S": "1",
+    "COLLECT_GRACE_S": "3",
     # Autorecovery is killed before it has waited for long.
     "ABANDONED_S": "5",
     "IN_RECOVERY_S": "5",
