@@ -21,6 +21,8 @@ from quorumlog.wire.bodies import (
     LedgerChange,
     LedgerCreate,
     LedgerDelete,
+    LedgerHeads,
+    LedgerHeadsAsk,
     LedgerList,
     LedgerRow,
     ServiceHeartbeat,
@@ -132,6 +134,14 @@ async def list_ledgers(request: web.Request) -> web.Response:
     return answer(LedgerList(ledgers=tuple(rows), next=following))
 
 
+async def ledger_heads(request: web.Request) -> web.Response:
+    """Of many ledgers at once, who may write to them, as the primary has it."""
+    query_of(request, ())
+    asked = await parsed(request, LedgerHeadsAsk)
+    found = await request.app[PARTS].ledgers.heads(asked.ledgers)
+    return answer(LedgerHeads(ledgers=tuple(found)))
+
+
 async def follow_changes(request: web.Request) -> web.StreamResponse:
     """Every change of a ledger from now on, one JSON object a line."""
     query_of(request, ())
@@ -234,6 +244,7 @@ ROUTES: Final = (
     Route("GET", "/v1/ledgers/{ledger_id}", get_ledger, None, LedgerRow),
     Route("PUT", "/v1/ledgers/{ledger_id}", change_ledger, LedgerChange, LedgerRow),
     Route("DELETE", "/v1/ledgers/{ledger_id}", delete_ledger, LedgerDelete, None, 204),
+    Route("POST", "/v1/ledger-heads", ledger_heads, LedgerHeadsAsk, LedgerHeads),
     Route("GET", "/v1/changes", follow_changes, None, Change),
     Route("GET", "/v1/cluster-id", get_cluster_id, None, ClusterId),
     Route("GET", "/v1/bookies", list_bookies, None, BookieList),

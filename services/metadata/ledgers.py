@@ -7,7 +7,7 @@ before the token is looked up, so two tries of one attempt see each other.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from quorumlog.errors import (
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import TransactionState
-from quorumlog.wire.bodies import LedgerCreate, LedgerDraft, LedgerRow, MissedBody
+from quorumlog.wire.bodies import LedgerCreate, LedgerDraft, LedgerHeadBody, LedgerRow, MissedBody
 from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.metadata.database import Connection, Database
 from services.metadata.repairs import drop_repairs, queue_repair
@@ -36,6 +36,10 @@ from services.metadata.sql import UTC_CREATED_AT
 from services.metadata.transitions import check_change, check_new
 
 _ROW: Final = f"ledger_id, version, body::text AS body, {UTC_CREATED_AT}"
+_HEADS: Final = (
+    "SELECT ledger_id, version, state, body -> 'writer' ->> 'id' AS writer_id FROM ledgers"
+    " WHERE ledger_id = ANY($1::bigint[]) ORDER BY ledger_id"
+)
 _KEY_HOURS: Final = 24
 """For how long an idempotency key is remembered (taste: longer than any client retries)."""
 
@@ -70,6 +74,13 @@ class LedgerStore:
             )
         )
         return row_of(record, ledger_id)
+
+    async def heads(self, ledger_ids: Sequence[int]) -> Sequence[LedgerHeadBody]:
+        """Of each row that is there, or was, who may write to it."""
+        records = await self._database.run(
+            lambda connection: connection.fetch(_HEADS, sorted(set(ledger_ids)))
+        )
+        return [LedgerHeadBody.model_validate(dict(record), strict=False) for record in records]
 
     async def create(self, request: LedgerCreate) -> LedgerRow:
         """A new row; a repeat (same attempt, or same idempotency key) gets the first one.

@@ -6,7 +6,16 @@ from aiohttp import web
 
 from quorumlog.errors import InvalidRequest
 from quorumlog.wire.bodies import LOG_NAME
-from quorumlog.wire.log_bodies import LedgerIds, LogChange, LogCreate, LogDelete, LogList, LogRow
+from quorumlog.wire.log_bodies import (
+    LedgerIds,
+    LogChange,
+    LogCreate,
+    LogDelete,
+    LogHeads,
+    LogHeadsAsk,
+    LogList,
+    LogRow,
+)
 from services.metadata.handlers import PARTS
 from services.metadata.http import (
     answer,
@@ -66,6 +75,13 @@ async def delete_log(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
+async def log_heads(request: web.Request) -> web.Response:
+    """Of many logs at once, who may write to them, as the primary has it."""
+    query_of(request, ())
+    asked = await parsed(request, LogHeadsAsk)
+    return answer(LogHeads(logs=tuple(await request.app[PARTS].logs.heads(asked.logs))))
+
+
 async def list_orphans(request: web.Request) -> web.Response:
     """Ledgers above `after` that were made for a log and that no log has named for `older_than_s`."""
     query = query_of(request, ("older_than_s", "after", "limit"))
@@ -94,6 +110,7 @@ ROUTES: Final = (
     Route("GET", "/v1/logs/{name}", get_log, None, LogRow),
     Route("PUT", "/v1/logs/{name}", change_log, LogChange, LogRow),
     Route("DELETE", "/v1/logs/{name}", delete_log, LogDelete, None, 204),
+    Route("POST", "/v1/log-heads", log_heads, LogHeadsAsk, LogHeads),
     Route(
         "GET",
         "/v1/orphans",

@@ -4,7 +4,7 @@ A log and the ledgers that it begins to name are locked in one transaction, so a
 being named can't be deleted as unnamed, and the other way round (rule 22).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import asyncpg
@@ -12,7 +12,7 @@ import orjson
 
 from quorumlog.errors import InvalidRequest, LogExists, NoSuchLog, VersionConflict
 from quorumlog.protocol.log import LogState
-from quorumlog.wire.log_bodies import LogChange, LogCreate, LogDelete, LogRow
+from quorumlog.wire.log_bodies import LogChange, LogCreate, LogDelete, LogHeadBody, LogRow
 from services.metadata.database import Connection, Database
 from services.metadata.ledgers import bury, bury_closed, is_settled, lock_ledger, settle
 from services.metadata.sql import UTC_CREATED_AT
@@ -44,6 +44,13 @@ class LogStore:
         )
         rows = [_row_of(record) for record in records[:limit]]
         return rows, rows[-1].name if len(records) > limit else None
+
+    async def heads(self, names: Sequence[str]) -> Sequence[LogHeadBody]:
+        """Of each row that is there, or was, who may write to the log."""
+        records = await self._database.run(
+            lambda connection: connection.fetch(_HEADS, sorted(set(names)))
+        )
+        return [LogHeadBody.model_validate(dict(record), strict=False) for record in records]
 
     async def create(self, request: LogCreate) -> LogRow:
         """A new row; the same attempt again gets the first one.
@@ -163,6 +170,12 @@ class LogStore:
         await self._database.transact(work)
 
 
+_HEADS: Final = (
+    "SELECT name, version, body ->> 'state' AS state,"
+    " coalesce((body ->> 'writer_token')::bigint, 0) AS writer_token,"
+    " (body -> 'items' -> -1 ->> 'ledger_id')::bigint AS last_ledger FROM logs"
+    " WHERE name = ANY($1::text[]) ORDER BY name"
+)
 PAGE: Final = f"SELECT {_ROW} FROM logs WHERE body IS NOT NULL AND name > $1 ORDER BY name LIMIT $2"
 ORPHANS: Final = (
     "SELECT ledger_id FROM unnamed_ledgers WHERE since < now() - make_interval(secs => $1::int)"

@@ -24,6 +24,7 @@ from quorumlog.errors import (
     TransactionAborted,
     TransactionCommitted,
 )
+from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
@@ -426,6 +427,14 @@ class Store:
         if self.cluster.watch is not None:
             self.cluster.watch.replaced(current, new)
         return new
+
+    async def heads(self, names: Sequence[str]) -> Sequence[LogHead]:
+        await self.gateway.step()
+        found = [LogHead.of(self.cluster.logs[name]) for name in names if name in self.cluster.logs]
+        freed = self.cluster.freed
+        gone = [name for name in names if name in freed and name not in self.cluster.logs]
+        await self.gateway.step()
+        return (*found, *(LogHead(name, freed[name], None) for name in gone))
 
     async def delete(self, log: LogMetadata) -> None:
         await self.gateway.step()

@@ -47,6 +47,8 @@ async def bodies(service: Service) -> list[tuple[str, str, Any]]:
         ("POST", "/v1/logs", {"row": log, "attempt": attempt}),
         ("PUT", "/v1/logs/a-log", {"row": log, "attempt": attempt}),
         ("DELETE", "/v1/logs/a-log", {"version": 7, "attempt": attempt}),
+        ("POST", "/v1/ledger-heads", {"ledgers": [ledger_id]}),
+        ("POST", "/v1/log-heads", {"logs": ["a-log"]}),
         ("POST", "/v1/repairs", {"items": [item]}),
         ("POST", "/v1/repairs/claim", {"worker": "w", "lease_s": 1, "limit": 1}),
         ("POST", f"/v1/repairs/{ledger_id}/b1@1/progress", {"worker": "w", "version": 1,

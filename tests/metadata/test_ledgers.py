@@ -8,9 +8,10 @@ import pytest
 
 from quorumlog.errors import InvalidRequest, LedgerExists, NoSuchLedger, VersionConflict
 from quorumlog.net.metadata_client import new_attempt
+from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
-from quorumlog.wire.bodies import LedgerRow
+from quorumlog.wire.bodies import HEADS_MAX, LedgerRow
 from tests.metadata.support import DRAFT, Service
 
 
@@ -267,6 +268,37 @@ async def test_a_row_that_never_was_is_no_tombstone(service: Service) -> None:
 
     assert missing.value.members["deleted"] is False
     assert await service.client.read(5) == (CasStatus.UNKNOWN, None)
+
+
+async def test_heads_tell_of_many_ledgers_at_once_who_may_write(service: Service) -> None:
+    rows = [await service.client.create(DRAFT) for _ in range(4)]
+    recovering = (await service.client.cas(rows[1].in_recovery()))[1]
+    ended = await closed(service, rows[2])
+    gone = await closed(service, rows[3])
+    await service.client.delete(gone.ledger_id, version=gone.version)
+    never = rows[3].ledger_id + 1000
+
+    heads = await service.client.heads([never, *(row.ledger_id for row in reversed(rows))])
+
+    assert recovering is not None
+    writer = "gateway-1"
+    assert heads == [
+        LedgerHead(rows[0].ledger_id, 1, State.OPEN, writer),
+        LedgerHead(rows[1].ledger_id, recovering.version, State.IN_RECOVERY, writer),
+        LedgerHead(rows[2].ledger_id, ended.version, State.CLOSED, writer),
+        LedgerHead(rows[3].ledger_id, gone.version + 1, None),
+    ]
+    assert await service.client.heads([]) == []
+
+
+async def test_heads_are_asked_for_in_limits(service: Service) -> None:
+    assert await service.client.heads(range(HEADS_MAX)) == []
+
+    status, problem = await service.send(
+        "POST", "/v1/ledger-heads", {"ledgers": list(range(HEADS_MAX + 1))}
+    )
+
+    assert (status, problem["code"]) == (422, "invalid")
 
 
 async def test_a_delete_from_another_version_is_a_conflict(service: Service) -> None:

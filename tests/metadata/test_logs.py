@@ -8,6 +8,7 @@ import pytest
 from quorumlog.errors import InvalidRequest, NoSuchLedger, NoSuchLog, OwnedByLog
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_client import new_attempt
+from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
@@ -208,6 +209,32 @@ async def test_a_deleted_log_takes_its_closed_ledgers_along(
         await service.client.get(ended.ledger_id)
     assert gone.value.members["deleted"] is True
     assert await logs.orphans(older_than_s=0) == (written.ledger_id,)
+
+
+async def test_heads_tell_of_many_logs_at_once_who_may_write(
+    service: Service, logs: LogClient
+) -> None:
+    made, _ = await logs.create(LOG)
+    empty, _ = await logs.create(replace(LOG, name="empty"))
+    freed, _ = await logs.create(replace(LOG, name="freed"))
+    again, _ = await logs.create(replace(LOG, name="again"))
+    one, two = await ledger(service), await ledger(service)
+    _, named = await logs.cas(replace(made.opened("me"), items=(LogItem(one.ledger_id, 0),)))
+    _, named = await logs.cas(named.with_ledger(two.ledger_id))
+    for row in (freed, again):
+        assert await logs.delete(row) is None
+    again, is_new = await logs.create(replace(LOG, name="again"))
+
+    heads = await logs.heads(["freed", "never", "empty", "again", "a-log"])
+
+    assert is_new
+    assert again.version > freed.version
+    assert heads == [
+        LogHead("a-log", named.version, LogState.OPEN, 1, two.ledger_id),
+        LogHead.of(again),
+        LogHead.of(empty),
+        LogHead("freed", freed.version + 1, None),
+    ]
 
 
 async def test_logs_are_listed_by_name(logs: LogClient) -> None:

@@ -38,6 +38,7 @@ from quorumlog.net.ports import Ports, Times
 from quorumlog.net.quarantine import Quarantine, QuarantineRule
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.timers import Tasks, Timers
+from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
@@ -62,6 +63,7 @@ from services.gateway.interface import (
     LedgerQuery,
     ReadResult,
 )
+from services.gateway.rereads import Rereads
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +120,10 @@ class Engine:
         self._bookies = bookies
         self._ports = ports
         self._peers = peers
-        self._rows = Rows(metadata, self._row_changed, self._ledger_ended)
+        self.rereads = Rereads(self._live_ledgers, metadata.heads, self._learned)
+        """Of the rows of this process's write handles."""
+        self._rows = Rows(metadata, self._row_changed, self._ledger_ended, self._news_missed)
+        self._on_gap: list[Callable[[], None]] = [self.rereads.gap]
         self._recoveries = Recoveries(self._rows, ports)
         self._losses = Losses(self._rows, ports.metadata, holdings)
         self._gatekeeper = Gatekeeper()
@@ -160,7 +165,12 @@ class Engine:
                 Peers(session, config.times.quorum_s),
                 Holdings(directory, session),
             )
-            for work in (directory.follow, engine._rows.follow, engine._tell_that_it_lives):
+            for work in (
+                directory.follow,
+                engine._rows.follow,
+                engine.rereads.run,
+                engine._tell_that_it_lives,
+            ):
                 tasks.start(_forever(work))
             try:
                 yield engine
@@ -203,7 +213,7 @@ class Engine:
             log=options.log,
             extra=(*options.tags, *(((DEGRADED, "true"),) if is_degraded else ())),
         )
-        attempt = new_attempt()
+        attempt, gaps = new_attempt(), self.rereads.gaps
         try:
             row = await self._metadata.create(
                 draft, attempt=attempt, idempotency_key=options.idempotency_key
@@ -213,6 +223,7 @@ class Engine:
                 self._ports.tasks.start(self._settle(draft, attempt, options.idempotency_key))
             raise
         self._adopt(row, keys.ledger_key)
+        self._doubt(row, gaps)
         return row
 
     def _adopt(self, row: LedgerMetadata, ledger_key: bytes) -> None:
@@ -220,7 +231,9 @@ class Engine:
         self._rows.put(row)
         is_ours = row.writer is not None and row.writer.id == self.writer.id
         # A repeat of an idempotency key gets the row of the first one: maybe with its handle.
-        if is_ours and row.ledger_key == ledger_key and row.ledger_id not in self._handles:
+        # And by the time that the answer is here, others may have ended it.
+        is_new = row.ledger_id not in self._handles and row.state is State.OPEN
+        if is_ours and row.ledger_key == ledger_key and is_new:
             self._handles[row.ledger_id] = WriteHandle(
                 row,
                 self._ports,
@@ -236,6 +249,7 @@ class Engine:
         lives, it is taken for its writer (rule 11), so nobody else would end or mend it.
         """
         while True:
+            gaps = self.rereads.gaps
             try:
                 row = await self._metadata.create(draft, attempt=attempt, idempotency_key=key)
             except MetadataUnavailable:
@@ -244,7 +258,15 @@ class Engine:
                 return  # it was never made
             else:
                 self._adopt(row, draft.ledger_key)
+                self._doubt(row, gaps)
                 return
+
+    def _doubt(self, row: LedgerMetadata, gaps: int) -> None:
+        """Read a row again that came with an answer, where news may have been missed since it was
+        asked for.
+        """
+        if gaps != self.rereads.gaps and row.ledger_id in self._handles:
+            self.rereads.want(row.ledger_id)
 
     async def get(self, ledger_id: int) -> LedgerMetadata:
         """The row as it is now. Raises: NoSuchLedger, MetadataUnavailable."""
@@ -605,22 +627,35 @@ class Engine:
         if handle is not None and row is not None and is_closed(row):
             handle.superseded(row)
 
+    def on_gap(self, missed: Callable[[], None]) -> None:
+        """Call this whenever news of rows may have been missed (rule 16a)."""
+        self._on_gap.append(missed)
+
+    def _news_missed(self) -> None:
+        for missed in self._on_gap:
+            missed()
+
+    def _live_ledgers(self) -> Sequence[int]:
+        return [ledger_id for ledger_id, handle in self._handles.items() if handle.is_live]
+
     def _ledger_ended(self, ledger_id: int) -> None:
+        """News of a ledger that is not OPEN. One of ours: somebody else ended it, and its handle ends
+        now, not at the next append. News are no proof, so the row is read.
+        """
         handle = self._handles.get(ledger_id)
         if handle is not None and not handle.is_closing:
-            self._ports.tasks.start(self._supersede(handle))
+            self.rereads.want(ledger_id)
 
-    async def _supersede(self, handle: WriteHandle) -> None:
-        """Somebody else closed a ledger of ours: its handle ends now, not at the next append."""
-        try:
-            row = await self._rows.row(handle.ledger_id)
-        except NoSuchLedger:
-            handle.deleted()
-            self._handles.pop(handle.ledger_id, None)
-        except QuorumLogError:
-            pass  # the bookies' fence will tell it
-        else:
-            self._rows.put(row)  # and so tells the handle
+    def _learned(self, head: LedgerHead) -> None:
+        """What the primary's row says of a ledger that is written here."""
+        handle = self._handles.get(head.ledger_id)
+        if handle is None:
+            return
+        if head.state is None:
+            self._rows.deleted(head.ledger_id)
+        handle.learn(head)
+        if head.state is None:
+            self._handles.pop(head.ledger_id, None)
 
     def _check_not_draining(self) -> None:
         if self._draining:

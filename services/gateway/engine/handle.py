@@ -24,6 +24,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net.driver import Driver, Told
 from quorumlog.net.ports import LacPort, Ports
+from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.messages import (
     AppendRequested,
     Closed,
@@ -35,7 +36,7 @@ from quorumlog.protocol.messages import (
     Repaired,
     ReplaceRequested,
 )
-from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.writer import Writer, WriterState
 from services.gateway.engine.waiters import LacWaiters
@@ -232,6 +233,28 @@ class WriteHandle:
         """The ledger is gone."""
         self._driver.stop()
         self._fail(Failed("no-such-ledger", detail="the ledger was deleted"), is_final=True)
+
+    def learn(self, head: LedgerHead) -> None:
+        """A row of the primary. One above what the writer knows that names another state, or another
+        writer, ends the handle at once: nothing more is acknowledged by it (rule 16a).
+        """
+        if not self.is_live or head.version <= self.row.version:
+            return
+        if head.state is None:
+            self.deleted()
+        elif self._machine.is_closing_row:
+            pass  # CLOSED may be this writer's own doing, and its own answer tells
+        elif head.state is not State.OPEN or not self._is_writer(head):
+            self._overtaken(head)
+
+    def _is_writer(self, head: LedgerHead) -> bool:
+        mine = self.access_row.writer
+        return mine is None or head.writer_id == mine.id
+
+    def _overtaken(self, head: LedgerHead) -> None:
+        self._driver.stop()
+        detail = f"the row of version {head.version} is {head.state}"
+        self._fail(Failed(LedgerFenced.code, detail=detail), is_final=True)
 
     def abandon(self) -> None:
         """The process ends: what is pending has an unknown outcome."""

@@ -50,11 +50,15 @@ class Rows:
         metadata: MetadataClient,
         changed: Callable[[int], None],
         ended: Callable[[int], None],
+        missed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`changed` is told which ledger's row is news, `ended` which is CLOSED or gone."""
+        """`changed` is told which ledger's row is news, `ended` which is not OPEN any more; `missed`
+        that news may have been.
+        """
         self._metadata = metadata
         self._changed = changed
         self._ended = ended
+        self._missed = missed
         self._rows: OrderedDict[int, LedgerMetadata] = OrderedDict()
         self._stale: set[int] = set()
         """Rows that are older than something that was heard since."""
@@ -72,9 +76,10 @@ class Rows:
                         reads.has_gap = True
                     for ledger_id in list(self._rows):
                         self._changed(ledger_id)
+                    self._missed()
                 elif change.ledger_id is not None:
                     self._heard(change.ledger_id, change.version or 0, is_deleted=change.deleted)
-                    if change.deleted or change.state is State.CLOSED:
+                    if change.deleted or change.state is not State.OPEN:
                         self._ended(change.ledger_id)
 
     def cached(self, ledger_id: int) -> LedgerMetadata | None:

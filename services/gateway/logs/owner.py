@@ -30,6 +30,7 @@ from quorumlog.errors import (
     WriterLost,
 )
 from quorumlog.protocol import batch
+from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import Answer, LogMetadata, LogState
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.transaction import Transaction
@@ -108,7 +109,7 @@ class LogOwner:
 
     def _enter(self, ledger_id: int, first_offset: int) -> None:
         """Write to this ledger from now on."""
-        self.ledger_id = ledger_id
+        self.ledger_id = self._ahead = ledger_id
         self.first_offset = first_offset
         self._next_entry = 0
         self._records = 0
@@ -320,6 +321,7 @@ class LogOwner:
             await self._check_room(LEDGERS_SPARE)
             await self._check_bookies()
             new = await self._engine.create(options_of(self.log))
+            self._ahead = new.ledger_id
             try:
                 await self._change(lambda log: log.with_ledger(new.ledger_id))
                 old, end = await self._drained()
@@ -346,6 +348,7 @@ class LogOwner:
             await self._check_room(LEDGERS_SPARE + len(sizes))
             await self._check_bookies()
             new = await self._engine.create(options_of(self.log))
+            self._ahead = new.ledger_id
             try:
                 old, end = await self._drained()
                 done, is_named = await self._commit(call, sizes, old, end, new.ledger_id)
@@ -503,6 +506,23 @@ class LogOwner:
             self.end(OwnerEnded())
             raise OwnerEnded
         self.took(row)
+
+    def learn(self, head: LogHead) -> None:
+        """A row of the primary. One above what this owner knows that names another owner, or another
+        state, ends it at once: nothing more is acknowledged by it (rule 16a).
+        """
+        if not self.is_ended and head.version > self.log.version and not self._may_be_own(head):
+            self.end(OwnerEnded())
+
+    def _may_be_own(self, head: LogHead) -> bool:
+        """Whether this owner writes the row's last ledger: also while its roll or publication, which
+        it may not have heard the end of, names the next one.
+        """
+        return (
+            head.state is LogState.OPEN
+            and head.last_ledger in (self.ledger_id, self._ahead)
+            and head.writer_token == self.log.writer_token
+        )
 
     def is_mine(self, log: LogMetadata) -> bool:
         """Whether a row still says that this owner writes the log's last ledger."""

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -25,6 +25,7 @@ from quorumlog.errors import (
     QuorumLogError,
     WriterLost,
 )
+from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from services.gateway.logs.offsets import OffsetIndex
@@ -38,6 +39,7 @@ from services.gateway.logs.ports import (
     Peers,
 )
 from services.gateway.logs.takeover import Finish, Taken, take_over
+from services.gateway.rereads import Rereads
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +120,16 @@ class Ownership:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._writers: dict[int, Writer] = {}
         self._draining = False
+        self.rereads = Rereads(self._owned, store.heads, self._learned)
+        """Of the rows of the logs that this process owns."""
+
+    def _owned(self) -> Iterator[str]:
+        return (name for name, slot in self._slots.items() if isinstance(slot.route, LogOwner))
+
+    def _learned(self, head: LogHead) -> None:
+        slot = self._slots.get(head.name)
+        if slot is not None and slot.owner is not None:
+            slot.owner.learn(head)
 
     def slot(self, name: str) -> Slot:
         """What is known of a log; begins to keep it."""
@@ -136,9 +148,14 @@ class Ownership:
             del self._slots[slot.name]
 
     def tick(self, row: LogMetadata) -> bool:
-        """Whether this process owns the log of this row; if so, let its owner see to the time."""
+        """Whether this process owns the log of this row; if so, let its owner see to the time, and if
+        not, let it end.
+        """
         slot = self._slots.get(row.name)
-        if slot is None or slot.owner is None or not slot.owner.is_mine(row):
+        if slot is None or slot.owner is None:
+            return False
+        slot.owner.learn(LogHead.of(row))
+        if slot.owner.is_ended or not slot.owner.is_mine(row):
             return False
         slot.owner.tick()
         return True

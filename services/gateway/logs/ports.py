@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quorumlog.protocol.batch import ProducerSeq, Record
+from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata, Writer
 from quorumlog.protocol.transaction import Sealed, Transaction
@@ -133,6 +134,10 @@ class LogStore(Protocol):
         self, *, after: str | None, limit: int
     ) -> tuple[Sequence[LogMetadata], str | None]:
         """One page by name, and the `after` of the next one."""
+        ...
+
+    async def heads(self, names: Sequence[str]) -> Sequence[LogHead]:
+        """Who may write to each of these logs; those that are lost, or never were, are left out."""
         ...
 
     async def orphans(self, *, older_than_s: float, after: int | None) -> Sequence[int]:

@@ -47,7 +47,11 @@ async def running_logs(
             times=times,
         )
         sweeps = sweep_times or SweepTimes()
-        sweep = asyncio.create_task(Sweep(logs, store, sweeps).run())
+        engine.on_gap(logs.ownership.rereads.gap)
+        background = [
+            asyncio.create_task(work)
+            for work in (Sweep(logs, store, sweeps).run(), logs.ownership.rereads.run())
+        ]
         try:
             yield (
                 logs,
@@ -60,6 +64,7 @@ async def running_logs(
                 ),
             )
         finally:
-            sweep.cancel()
-            await asyncio.gather(sweep, return_exceptions=True)
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
             await logs.ownership.stop()

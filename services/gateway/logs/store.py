@@ -17,6 +17,7 @@ class MetadataLogs:
         self.transaction = transactions.get
         self.get = client.get
         self.create = client.create
+        self.heads = client.heads
         self.delete_unnamed = client.delete_unnamed
 
     async def cas(self, log: LogMetadata) -> LogMetadata:

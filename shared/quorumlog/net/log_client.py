@@ -1,10 +1,22 @@
 """Logs' rows in the metadata service, for gateways."""
 
+from collections.abc import Sequence
+
 from quorumlog.errors import LogExists, NoSuchLedger, VersionConflict
 from quorumlog.net.metadata_client import MetadataClient, current_of, new_attempt
+from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.wire.bodies import Body
-from quorumlog.wire.log_bodies import LedgerIds, LogChange, LogCreate, LogDelete, LogList, LogRow
+from quorumlog.wire.log_bodies import (
+    LedgerIds,
+    LogChange,
+    LogCreate,
+    LogDelete,
+    LogHeads,
+    LogHeadsAsk,
+    LogList,
+    LogRow,
+)
 
 
 class LogClient:
@@ -59,6 +71,16 @@ class LogClient:
         query = {"limit": str(limit), **({} if after is None else {"after": after})}
         page = await self._client.ask("GET", "/v1/logs", gives=LogList, query=query)
         return [row.to_core() for row in page.logs], page.next
+
+    async def heads(self, names: Sequence[str]) -> Sequence[LogHead]:
+        """Who may write to each of these logs, from the primary; at most HEADS_MAX are asked for.
+
+        One that is left out was never made, or is lost.
+        """
+        body = LogHeadsAsk(logs=tuple(names))
+        found = await self._client.ask("POST", "/v1/log-heads", body, gives=LogHeads)
+        asked = set(names)
+        return [head.to_core() for head in found.logs if head.name in asked]
 
     async def orphans(
         self, *, older_than_s: float, after: int | None = None, limit: int = 100

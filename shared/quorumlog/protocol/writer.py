@@ -172,6 +172,13 @@ class Writer:
         """Whether every id that was given out is confirmed."""
         return self._window.last_confirmed == self._next - 1
 
+    @property
+    def is_closing_row(self) -> bool:
+        """Whether this writer's own close of the row is under way: nothing is pending any more, and a
+        CLOSED row may be its doing.
+        """
+        return self._task is not None and self._task.kind is _Kind.CLOSE
+
     # --- the machine -------------------------------------------------------------------------
 
     def step(self, event: Event) -> list[Effect]:

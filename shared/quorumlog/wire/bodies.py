@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY, member_of
 from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Repair, State, Writer
@@ -30,6 +31,9 @@ SERVICE_ID_MAX = 2**53 - 1
 
 LOST_RANGES_MAX = 1000
 """Ranges of entries that may be given up in one ledger: a row stays small (taste)."""
+
+HEADS_MAX = 1000
+"""Rows whose heads are asked for at once: an answer of 100 KiB (taste)."""
 
 BOOKIE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 """A bookie's name; it is part of a member, of URLs and of file names."""
@@ -280,6 +284,33 @@ class LedgerList(Body):
 
     ledgers: tuple[LedgerRow, ...]
     next: LedgerId | None
+
+
+class LedgerHeadsAsk(Body):
+    """`POST /v1/ledger-heads`: which rows are asked for; nothing is changed by it."""
+
+    ledgers: tuple[LedgerId, ...] = Field(max_length=HEADS_MAX)
+
+
+class LedgerHeadBody(Body):
+    """Who may write to a ledger, as the primary has it; `state` null is a tombstone."""
+
+    ledger_id: LedgerId
+    version: Version
+    state: State | None
+    writer_id: Text | None
+
+    def to_core(self) -> LedgerHead:
+        """The protocol's value."""
+        return LedgerHead(self.ledger_id, self.version, self.state, self.writer_id)
+
+
+class LedgerHeads(Body):
+    """The answer: one of each ledger that there is or was, by id. One that is left out was never
+    made, or is lost: that is no verdict (rule 18).
+    """
+
+    ledgers: tuple[LedgerHeadBody, ...]
 
 
 class Change(Body):

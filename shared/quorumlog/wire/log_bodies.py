@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
+from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.log import (
     PRODUCERS_MAX,
@@ -20,7 +21,7 @@ from quorumlog.protocol.log import (
 )
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
-from quorumlog.wire.bodies import Attempt, Body, LedgerId, LogName, Text, Version
+from quorumlog.wire.bodies import HEADS_MAX, Attempt, Body, LedgerId, LogName, Text, Version
 
 LOG_LEDGERS_MAX = 10_000
 """Ledgers of one log: retention or `truncate` must drop some before more are added."""
@@ -227,6 +228,34 @@ class LogList(Body):
 
     logs: tuple[LogRow, ...]
     next: LogName | None
+
+
+class LogHeadsAsk(Body):
+    """`POST /v1/log-heads`: which rows are asked for; nothing is changed by it."""
+
+    logs: tuple[LogName, ...] = Field(max_length=HEADS_MAX)
+
+
+class LogHeadBody(Body):
+    """Who may write to a log, as the primary has it; `state` null where it is deleted."""
+
+    name: LogName
+    version: Version
+    state: LogState | None
+    writer_token: Number
+    last_ledger: LedgerId | None
+
+    def to_core(self) -> LogHead:
+        """The protocol's value."""
+        return LogHead(self.name, self.version, self.state, self.writer_token, self.last_ledger)
+
+
+class LogHeads(Body):
+    """The answer: one of each log that there is or was, by name. One that is left out was never
+    made, or is lost: that is no verdict (rule 18).
+    """
+
+    logs: tuple[LogHeadBody, ...]
 
 
 class LedgerIds(Body):

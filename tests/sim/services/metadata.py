@@ -32,6 +32,9 @@ from quorumlog.wire.bodies import (
     LedgerChange,
     LedgerCreate,
     LedgerDelete,
+    LedgerHeadBody,
+    LedgerHeads,
+    LedgerHeadsAsk,
     LedgerList,
     LedgerRow,
     ServiceList,
@@ -120,6 +123,7 @@ class Metadata(Process):
             ("DELETE", ledger, self._delete),
             ("POST", "/v1/ledgers", self._create),
             ("GET", "/v1/ledgers", self._list),
+            ("POST", "/v1/ledger-heads", self._heads),
             ("GET", "/v1/bookies", lambda _request: self._bookies()),
             ("GET", "/v1/services", lambda _request: ServiceList(services=())),
             ("GET", "/v1/cluster-id", lambda _request: _document({"cluster_id": CLUSTER_ID})),
@@ -225,6 +229,7 @@ class Metadata(Process):
             raise InvalidRequest("only a CLOSED ledger is deleted", ledger_id=ledger_id)
         self.tables.attempts[body.attempt] = id
         self.tables.rows[ledger_id] = None
+        self.tables.versions[ledger_id] = old.version + 1
         for key in [key for key in self.tables.repairs if key[0] == ledger_id]:
             del self.tables.repairs[key]
         self.net.note("row", id, "deleted")
@@ -249,6 +254,22 @@ class Metadata(Process):
         return LedgerList(
             ledgers=tuple(page), next=page[-1].ledger_id if len(found) > limit else None
         )
+
+    def _heads(self, request: Request) -> LedgerHeads:
+        found = []
+        for ledger_id in LedgerHeadsAsk.model_validate_json(request.body).ledgers:
+            if ledger_id not in self.tables.rows:
+                continue
+            row = self.tables.rows[ledger_id]
+            found.append(
+                LedgerHeadBody(
+                    ledger_id=ledger_id,
+                    version=self.tables.versions[ledger_id],
+                    state=None if row is None else row.state,
+                    writer_id=None if row is None or row.writer is None else row.writer.id,
+                )
+            )
+        return LedgerHeads(ledgers=tuple(found))
 
     # --- the stream of changes ---------------------------------------------------------------
 

@@ -1,0 +1,84 @@
+"""Rows that somebody here rests on, read again after a gap in the news (rule 16a).
+
+A handle or an owner that missed the news of its end would go on where nobody reads any more. The rows
+are read from the primary in bulk and in the background, until all are: appends go on meanwhile, since
+an open ledger is written without metadata. What a row says is judged by whoever rests on it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, Generic, TypeVar
+
+from quorumlog.errors import QuorumLogError
+from quorumlog.wire.bodies import HEADS_MAX
+
+log = logging.getLogger(__name__)
+
+Key = TypeVar("Key", int, str)
+Head = TypeVar("Head")
+
+_AGAIN_S: Final = 0.5
+"""Between two tries while the metadata service is away: each lasts for its client's deadline too."""
+
+
+class Rereads(Generic[Key, Head]):
+    """The rows that are to be read again. Invariant: a key is wanted until a row was read after
+    it had become so.
+    """
+
+    def __init__(
+        self,
+        resting: Callable[[], Iterable[Key]],
+        read: Callable[[Sequence[Key]], Awaitable[Sequence[Head]]],
+        learned: Callable[[Head], None],
+    ) -> None:
+        """`resting` gives the keys of all rows that matter here; `read` asks the primary, and
+        `learned` is told what it says. A row that it does not have says nothing (rule 18).
+        """
+        self._resting: Callable[[], Iterable[Key]] = resting
+        self._read: Callable[[Sequence[Key]], Awaitable[Sequence[Head]]] = read
+        self._learned: Callable[[Head], None] = learned
+        self._wanted: set[Key] = set()
+        self._is_due = asyncio.Event()
+        self.gaps = 0
+        """So far."""
+
+    def gap(self) -> None:
+        """News may have been missed: every row that matters is read again."""
+        self.gaps += 1
+        self._wanted.update(self._resting())
+        if self._wanted:
+            self._is_due.set()
+
+    def want(self, key: Key) -> None:
+        """Read one row again: something was heard of it."""
+        self._wanted.add(key)
+        self._is_due.set()
+
+    async def run(self) -> None:
+        """Read what is wanted, for ever."""
+        while True:
+            await self._is_due.wait()
+            self._is_due.clear()
+            while self._wanted:
+                if not await self._read_some():
+                    await asyncio.sleep(_AGAIN_S)
+
+    async def _read_some(self) -> bool:
+        """One request; False where nobody answered it."""
+        asked = sorted(self._wanted)[:HEADS_MAX]
+        # What is wanted from here on is asked for again: this answer may be older.
+        self._wanted.difference_update(asked)
+        try:
+            for head in await self._read(asked):
+                self._learned(head)
+        except QuorumLogError as error:
+            log.info("rows-not-reread", extra={"rows": len(asked), "error": repr(error)})
+        except Exception:
+            # A defect must not end what a gateway can't do without.
+            log.exception("rows-not-reread")
+        else:
+            return True
+        self._wanted.update(asked)
+        return False
