@@ -39,21 +39,27 @@ class Rereads(Generic[Key, Head]):
         self._resting: Callable[[], Iterable[Key]] = resting
         self._read: Callable[[Sequence[Key]], Awaitable[Sequence[Head]]] = read
         self._learned: Callable[[Head], None] = learned
-        self._wanted: set[Key] = set()
+        self._wanted: dict[Key, int] = {}
+        """With the number of the request before or during which each became so."""
+        self._requests = 0
         self._is_due = asyncio.Event()
         self.gaps = 0
         """So far."""
 
+    @property
+    def waiting(self) -> int:
+        """How many rows are to be read again."""
+        return len(self._wanted)
+
     def gap(self) -> None:
         """News may have been missed: every row that matters is read again."""
         self.gaps += 1
-        self._wanted.update(self._resting())
-        if self._wanted:
-            self._is_due.set()
+        for key in self._resting():
+            self.want(key)
 
     def want(self, key: Key) -> None:
         """Read one row again: something was heard of it."""
-        self._wanted.add(key)
+        self._wanted[key] = self._requests
         self._is_due.set()
 
     async def run(self) -> None:
@@ -68,17 +74,19 @@ class Rereads(Generic[Key, Head]):
     async def _read_some(self) -> bool:
         """One request; False where nobody answered it."""
         asked = sorted(self._wanted)[:HEADS_MAX]
-        # What is wanted from here on is asked for again: this answer may be older.
-        self._wanted.difference_update(asked)
+        self._requests += 1
         try:
             for head in await self._read(asked):
                 self._learned(head)
         except QuorumLogError as error:
             log.info("rows-not-reread", extra={"rows": len(asked), "error": repr(error)})
+            return False
         except Exception:
             # A defect must not end what a gateway can't do without.
             log.exception("rows-not-reread")
-        else:
-            return True
-        self._wanted.update(asked)
-        return False
+            return False
+        for key in asked:
+            # What has become wanted meanwhile is asked for again: this answer may be older.
+            if self._wanted[key] < self._requests:
+                del self._wanted[key]
+        return True

@@ -101,7 +101,8 @@ def main() -> int:
     chosen = [index for index, mutant in enumerate(ALL) if is_chosen(mutant, words)]
     hunted = [index for index in chosen if not ALL[index].is_equivalent]
     storage = [n for n, mutant in enumerate(STORAGE_MUTANTS) if is_chosen(mutant, words)]
-    rules = {mutant.name: mutant.rule for mutant in (*ALL, *STORAGE_MUTANTS)}
+    rules = {mutant.name: mutant.rule for mutant in ALL}
+    rules |= {mutant.name: mutant.rule for mutant in STORAGE_MUTANTS}
     if not chosen and not storage:
         raise SystemExit(f"no mutant's name or rule holds any of {words}")
     count, found, done, alarms = len(hunted) + len(storage), 0, 0, 0

@@ -1,6 +1,5 @@
 """Mutants of logs: the guards of rules 22 to 29, which seeds of the log simulation must miss."""
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -24,7 +23,9 @@ from services.gateway.logs.pending import Pending, pending_of
 from services.gateway.logs.producers import ProducerTable
 from services.gateway.logs.reading import LogReader
 from tests.logs.simulation import run_seed
+from tests.mutants.gateway import GATEWAY_CLAIMS, GATEWAY_MUTANTS
 from tests.mutants.hunt import BROKEN, Find, Mutant, Patch, applied
+from tests.support.virtual import run_virtual
 
 LOG_SEEDS: Final = range(1, 401)
 """Tried against a mutant: at most about 40 s."""
@@ -37,7 +38,7 @@ def by_logs(mutant: Mutant, seeds: range = LOG_SEEDS) -> Find | None:
     claim = CLAIMS.get(mutant.name)
     with applied(mutant):
         if claim is not None:
-            said = asyncio.run(claim())
+            said = run_virtual(claim, seed=0)
             return None if said is None else Find("claim", said, "one call")
         for count, seed in enumerate(seeds, 1):
             violation = run_seed(seed).violation
@@ -205,9 +206,11 @@ async def too_few_live_bookies_are_refused() -> str | None:
 CLAIMS: Final[dict[str, Callable[[], Coroutine[Any, Any, str | None]]]] = {
     "the ledger API writes to a log's ledgers": ledger_of_a_log_is_refused,
     "a degraded ensemble need not reach Qa": too_few_live_bookies_are_refused,
+    **GATEWAY_CLAIMS,
 }
 
 LOG_MUTANTS: Final = (
+    *GATEWAY_MUTANTS,
     Mutant(
         "a takeover closes the last ledger only",
         "rule 22",

@@ -4,7 +4,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -36,10 +36,16 @@ from services.gateway.edge.limits import Limits
 from services.gateway.engine import Engine, EngineConfig
 from services.gateway.engine.internal import routes
 from services.gateway.interface import LedgerOptions
+from services.gateway.logs.manager import LogManager
+from services.gateway.logs.peers import routes as log_routes
+from services.gateway.logs.running import running_logs
+from services.gateway.logs.sweep import SweepTimes
 from tests.metadata.support import PATIENT_S, Service, serving
 from tests.net.peer import Peer, ok
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.waiting import until
+
+NO_SWEEP = SweepTimes(every_s=86_400)
 
 
 class MemoryBookie(Peer):
@@ -118,6 +124,9 @@ class Gateway:
 
     engine: Engine
     ends: AsyncExitStack
+    logs: LogManager
+    proxy: Proxy
+    """Between it and the metadata service."""
 
     async def kill(self) -> None:
         """End without a goodbye: nothing is settled, nothing is closed."""
@@ -150,15 +159,16 @@ class World:
         """The bookies of a ledger's last ensemble, in its order."""
         return [self.bookies[member.split("@")[0]] for member in row.last_fragment.bookies]
 
-    @asynccontextmanager
-    async def outage(self) -> AsyncIterator[None]:
+    def outage(self) -> AbstractAsyncContextManager[None]:
         """The metadata service can't be reached."""
-        self.proxy.is_down = True
-        self.proxy.cut_all()
-        try:
-            yield
-        finally:
-            self.proxy.is_down = False
+        return outage(self.proxy)
+
+    def collect(self, ledger_id: int) -> None:
+        """Every bookie gives a deleted ledger up with all that it knew of it, its fence too: as they
+        did before rule 16a, and as one does that has lost its disk.
+        """
+        for bookie in self.bookies.values():
+            bookie.ledgers.pop(ledger_id, None)
 
     async def register(self, bookie: MemoryBookie) -> None:
         """Let the metadata service know of a bookie, for the time of a test."""
@@ -175,19 +185,43 @@ class World:
 
 
 @asynccontextmanager
-async def gateway(world: World, **settings: Any) -> AsyncIterator[Gateway]:
-    """An engine with its internal routes, listening."""
+async def outage(proxy: Proxy) -> AsyncIterator[None]:
+    """Whoever asks the metadata service by way of this proxy can't reach it."""
+    proxy.is_down = True
+    proxy.cut_all()
+    try:
+        yield
+    finally:
+        proxy.is_down = False
+
+
+@asynccontextmanager
+async def gateway(
+    world: World,
+    *,
+    proxy: Proxy | None = None,
+    sweep_times: SweepTimes | None = None,
+    **settings: Any,
+) -> AsyncIterator[Gateway]:
+    """An engine and its logs with their internal routes, listening; without `proxy` it shares the
+    world's. Without `sweep_times` it does not sweep logs.
+    """
     port = free_ports(1)[0]
-    metadata_url = world.proxy.url(world.service.url)
+    proxy = proxy or world.proxy
+    metadata_url = proxy.url(world.service.url)
     settings = {"metadata_s": PATIENT_S} | settings
     config = EngineConfig(f"http://127.0.0.1:{port}", (metadata_url,), **settings)
     async with AsyncExitStack() as ends:
         engine = await ends.enter_async_context(Engine.running(config))
-        app = build_app(engine, Limits())
+        logs, _ = await ends.enter_async_context(
+            running_logs(engine, (metadata_url,), sweep_times=sweep_times or NO_SWEEP)
+        )
+        app = build_app(engine, Limits(), logs=logs)
         app.add_routes(routes(engine))
+        app.add_routes(log_routes(logs, engine.writer.id))
         limits = ListenLimits(drain_timeout_s=0.1)
         await ends.enter_async_context(listening(app, host="127.0.0.1", port=port, limits=limits))
-        one = Gateway(engine, ends)
+        one = Gateway(engine, ends, logs, proxy)
         world.gateways.append(one)
 
         async def is_ready() -> bool:

@@ -1,0 +1,447 @@
+"""Mutants of a gateway's own guards (rules 5, 16a, 22 and 23). Each has a claim: a few calls of the
+shipped classes that go wrong without the guard. A claim gives what went wrong, or None.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+from quorumlog.errors import NotEnoughBookies, NotYetConfirmed, QuorumLogError
+from quorumlog.protocol import writer as machine
+from quorumlog.protocol.heads import LedgerHead, LogHead
+from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
+from services.gateway.engine import reading
+from services.gateway.engine.handle import WriteHandle
+from services.gateway.engine.reading import Reading
+from services.gateway.engine.rows import Rows
+from services.gateway.logs.owner import LogOwner
+from services.gateway.logs.ownership import Ownership
+from services.gateway.logs.sweep import Sweep
+from services.gateway.rereads import Rereads
+from tests.gateway.engine.hands import (
+    ME,
+    MEMBERS,
+    ROW,
+    Hand,
+    Lacs,
+    Primary,
+    Told,
+    closed,
+    handle_of,
+    reading_of,
+    rows_of,
+)
+from tests.logs.model import Gateway, Store
+from tests.logs.test_manager import a_cluster, call
+from tests.mutants.hunt import Mutant, Patch
+
+SOON_S: Final = 30.0
+"""Of virtual time: by then whatever waits for nobody is done."""
+
+Claim = Callable[[], Coroutine[Any, Any, str | None]]
+
+# --- rule 16a: what a row of the primary ends -----------------------------------------------------
+
+
+async def a_displaced_owner_ends_after_a_gap() -> str | None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a"))
+        await take(two)
+        rereads = asyncio.create_task(one.logs.ownership.rereads.run())
+
+        one.logs.ownership.rereads.gap()
+        await asyncio.sleep(SOON_S)
+
+        rereads.cancel()
+        return lives_on(one)
+
+
+async def a_displaced_owner_ends_with_the_sweep() -> str | None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a"))
+        await take(two)
+
+        await Sweep(one.logs, Store(one)).sweep_logs()
+        await asyncio.sleep(SOON_S)
+
+        return lives_on(one)
+
+
+async def an_owner_of_a_log_that_was_made_again_ends_with_the_sweep() -> str | None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a"))
+        settings = (await one.logs.get("log")).log.settings
+        await two.logs.delete("log")
+        await two.logs.put("log", settings)
+
+        await Sweep(one.logs, Store(one)).sweep_logs()
+        await asyncio.sleep(SOON_S)
+
+        return lives_on(one)
+
+
+async def a_row_above_ends_a_handle() -> str | None:
+    for head in (
+        LedgerHead(ROW.ledger_id, 3, State.IN_RECOVERY, ME.id),
+        LedgerHead(ROW.ledger_id, 3, State.CLOSED, ME.id),
+        LedgerHead(ROW.ledger_id, 3, State.OPEN, "another"),
+        LedgerHead(ROW.ledger_id, 3, None),
+    ):
+        hand = Hand()
+        handle = handle_of(hand, Told())
+        pending = handle.append([b"x"], 1)
+        await asyncio.sleep(0)
+        handle.learn(head)
+        for done in hand.adds:
+            done(Status.OK)
+        if handle.is_live or not isinstance(pending.exception(), QuorumLogError):
+            return f"rule 16a: a handle acknowledges after {head}"
+    return None
+
+
+async def a_row_that_is_no_news_ends_no_handle() -> str | None:
+    for head in (
+        LedgerHead(ROW.ledger_id, 2, State.IN_RECOVERY, ME.id),
+        LedgerHead(ROW.ledger_id, 1, None),
+        LedgerHead(ROW.ledger_id, 3, State.OPEN, ME.id),
+    ):
+        handle = handle_of(Hand(), Told())
+        handle.learn(head)
+        if not handle.is_live:
+            return f"rule 16a: a handle has ended by {head}"
+    return None
+
+
+async def a_writers_own_close_is_not_taken_for_anothers() -> str | None:
+    told = Told()
+    handle = handle_of(Hand(), told)
+    closing = asyncio.ensure_future(handle.close())
+    await asyncio.sleep(0)
+    handle.learn(LedgerHead(ROW.ledger_id, 3, State.CLOSED, ME.id))
+    is_over = closing.done() or told.failed
+    closing.cancel()
+    return "rule 16a: a writer's own close has ended its handle" if is_over else None
+
+
+async def an_owners_own_roll_is_not_taken_for_anothers() -> str | None:
+    async with a_cluster() as (cluster, (one, _)):
+        await one.logs.append("log", call("a"))
+        owner = owner_of(one)
+        read_by: list[LogHead] = []
+
+        async def read_in_between(log: LogMetadata) -> LogMetadata:
+            done = await Store(one).cas(log)
+            # Read by the background meanwhile: the roll has not heard of its own change yet.
+            read_by.append(LogHead.of(cluster.logs["log"]))
+            owner.learn(read_by[-1])
+            return done
+
+        cast(Any, owner)._store.cas = read_in_between
+        await one.logs.roll("log")
+        assert len(read_by) == 2
+        return "rule 16a: its own roll has ended an owner" if owner.is_ended else None
+
+
+async def an_old_row_ends_no_owner() -> str | None:
+    async with a_cluster() as (_, (one, two)):
+        await two.logs.append("log", call("a"))
+        old = LogHead.of((await one.logs.get("log")).log)
+        await take(one)
+
+        owner_of(one).learn(old)
+
+        is_over = owner_of(one).is_ended
+        return "rule 16a: a row older than its own has ended an owner" if is_over else None
+
+
+async def take(gateway: Gateway) -> None:
+    await gateway.logs.ownership.force("log", create=True, finish=lambda row: row)
+
+
+def owner_of(gateway: Gateway) -> LogOwner:
+    owner = gateway.logs.ownership.slot("log").owner
+    assert owner is not None
+    return owner
+
+
+def lives_on(gateway: Gateway) -> str | None:
+    owner = gateway.logs.ownership.slot("log").owner
+    if owner is None or owner.is_ended:
+        return None
+    return "rule 16a: an owner that was displaced lives on"
+
+
+# --- rule 5: what a gateway that is not the writer may say ----------------------------------------
+
+
+async def the_lac_of_one_bookie_is_not_enough() -> str | None:
+    confirmed = partial(cast(Any, reading).confirmed_by_bookies, ROW)
+    # The first to answer lacks what the two others have: it had been away.
+    told = await confirmed(Lacs(-1, 5, 5))
+    if told != 5:
+        return f"rule 5: the LAC is {told}, as one bookie says, and two know 5"
+    alone = await confirmed(Lacs(5, None, None))
+    return None if alone is None else f"rule 5: one bookie of three says the LAC: {alone}"
+
+
+async def a_negative_follows_the_primary() -> str | None:
+    """The writer is here and knows nothing of the recovery that has kept what was in flight."""
+    primary = Primary(ROW)
+    rows = rows_of(primary)
+    await rows.fresh(ROW.ledger_id)
+    primary.row = closed(1)
+    handle = SimpleNamespace(is_live=True, last_add_confirmed=0, row=ROW)
+    try:
+        await reading_of(rows, {ROW.ledger_id: handle}).entry(ROW.ledger_id, 1)
+    except NotYetConfirmed as error:
+        return f"rule 5: {error.detail}, and the ledger is closed behind it"
+    except QuorumLogError:
+        pass  # no bookie serves it here
+    return None
+
+
+async def a_cached_row_never_goes_back() -> str | None:
+    rows = rows_of(Primary(ROW))
+    rows.put(closed(1))
+    rows.put(ROW)  # read before it was closed, on another connection
+    known = await rows.row(ROW.ledger_id)
+    return None if known.version == 3 else f"the row goes back to version {known.version}"
+
+
+# --- rules 22 and 23 ------------------------------------------------------------------------------
+
+
+async def no_roll_while_too_few_bookies_live() -> str | None:
+    async with a_cluster() as (cluster, (one, _)):
+        await one.logs.append("log", call("a"))
+        before = cluster.logs["log"]
+
+        async def two_live() -> BookieList:
+            states: tuple[BookieState, ...] = ("writable", "writable", "lost")
+            return BookieList(
+                bookies=tuple(
+                    BookieInfo(id=member, state=state, url="")
+                    for member, state in zip(MEMBERS, states, strict=True)
+                )
+            )
+
+        cast(Any, one).bookies = two_live
+        try:
+            await owner_of(one).roll()
+        except NotEnoughBookies:
+            after = await one.logs.append("log", call("b"))
+            if cluster.logs["log"] != before or after.ledger_id != before.items[-1].ledger_id:
+                return "rule 23: a roll that was refused has changed the log"
+            return None
+        return "rule 23: a log has rolled onto two bookies of three"
+
+
+async def one_silence_is_not_the_end_of_an_owner() -> str | None:
+    async with a_cluster() as (_, (one, two)):
+        asked: list[str] = []
+
+        async def busy(writer: Any) -> bool:
+            asked.append(writer.id)
+            return len(asked) > 1
+
+        cast(Any, two.logs.ownership)._peers.is_alive = busy
+        if await two.logs.ownership.is_alive(one.writer):
+            return None
+        return "rule 22: an owner that was silent once counts as gone"
+
+
+# --- the guards, taken out ------------------------------------------------------------------------
+
+
+def never(_original: Any) -> Any:
+    """A guard that does nothing."""
+    return lambda *_args, **_kwargs: None
+
+
+def only_told(_original: Any) -> Any:
+    """A sweep sees to its own owners, and lets those live that others have displaced."""
+
+    def tick(self: Ownership, row: LogMetadata) -> bool:
+        slot = self.known(row.name)
+        if slot is None or slot.owner is None or not slot.owner.is_mine(row):
+            return False
+        slot.owner.tick()
+        return True
+
+    return tick
+
+
+def any_version(original: Any) -> Any:
+    """How old a row is does not matter."""
+
+    def learn(self: Any, head: Any) -> None:
+        known = self.log if isinstance(self, LogOwner) else self.row
+        original(self, replace(head, version=known.version + 1))
+
+    return learn
+
+
+def whoever_closes(_original: Any) -> Any:
+    """A writer's close of its own is not told from another's."""
+    return property(lambda _self: False)
+
+
+def only_the_written(_original: Any) -> Any:
+    """The ledger that a roll has made ahead is not known for this owner's."""
+    return lambda self, head: head.last_ledger == self.ledger_id
+
+
+def whoever_answers(_original: Any) -> Any:
+    """The first bookie that answers says the LAC."""
+
+    async def confirmed(row: LedgerMetadata, bookies: Any) -> int | None:
+        first: list[int] = []
+        for member in row.last_fragment.bookies:
+            bookies.read_lac(member, row.ledger_id, lambda _status, lac: first.append(lac))
+        return first[0]
+
+    return confirmed
+
+
+def from_the_cache(original: Any) -> Any:
+    """A negative follows whatever row is known."""
+
+    async def confirmed(self: Reading, ledger_id: int, *, is_strict: bool = False) -> Any:
+        del is_strict
+        return await original(self, ledger_id)
+
+    return confirmed
+
+
+def whatever_comes(_original: Any) -> Any:
+    """The cache keeps the row that came last."""
+
+    def put(self: Rows, row: LedgerMetadata) -> None:
+        self._rows[row.ledger_id] = row
+
+    return put
+
+
+def asked_once(_original: Any) -> Any:
+    """An owner is asked once whether it lives."""
+
+    async def is_alive(self: Ownership, writer: Any) -> bool:
+        return await self._peers.is_alive(writer)
+
+    return is_alive
+
+
+def _skipped(_original: Any) -> Any:
+    async def nothing(*_args: Any, **_kwargs: Any) -> None:
+        """No step at all."""
+
+    return nothing
+
+
+_GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
+    (
+        Mutant("rows are not reread after a gap", "rule 16a", (Patch(Rereads, "gap", never),)),
+        a_displaced_owner_ends_after_a_gap,
+    ),
+    (
+        Mutant(
+            "a sweep lets a displaced owner live",
+            "rules 16a and 22",
+            (Patch(Ownership, "tick", only_told),),
+        ),
+        a_displaced_owner_ends_with_the_sweep,
+    ),
+    (
+        Mutant(
+            "an owner goes on whatever its log's row says",
+            "rules 16a and 22",
+            (Patch(LogOwner, "learn", never),),
+        ),
+        an_owner_of_a_log_that_was_made_again_ends_with_the_sweep,
+    ),
+    (
+        Mutant(
+            "a handle goes on whatever its row says",
+            "rule 16a",
+            (Patch(WriteHandle, "learn", never),),
+        ),
+        a_row_above_ends_a_handle,
+    ),
+    (
+        Mutant(
+            "a row of any age ends a handle",
+            "rule 16a",
+            (Patch(WriteHandle, "learn", any_version),),
+        ),
+        a_row_that_is_no_news_ends_no_handle,
+    ),
+    (
+        Mutant(
+            "a row of any age ends an owner", "rule 16a", (Patch(LogOwner, "learn", any_version),)
+        ),
+        an_old_row_ends_no_owner,
+    ),
+    (
+        Mutant(
+            "a writer's own close counts as another's",
+            "rule 16a",
+            (Patch(machine.Writer, "is_closing_row", whoever_closes),),
+        ),
+        a_writers_own_close_is_not_taken_for_anothers,
+    ),
+    (
+        Mutant(
+            "an owner's own roll counts as another's",
+            "rules 16a and 23",
+            (Patch(LogOwner, "_may_be_own", only_the_written),),
+        ),
+        an_owners_own_roll_is_not_taken_for_anothers,
+    ),
+    (
+        Mutant(
+            "one bookie says how far a ledger is confirmed",
+            "rules 5 and 13",
+            (Patch(reading, "confirmed_by_bookies", whoever_answers),),
+        ),
+        the_lac_of_one_bookie_is_not_enough,
+    ),
+    (
+        Mutant(
+            "a negative follows a row from the cache",
+            "rule 5",
+            (Patch(Reading, "_confirmed", from_the_cache),),
+        ),
+        a_negative_follows_the_primary,
+    ),
+    (
+        Mutant(
+            "a cached row goes back in version", "rule 5", (Patch(Rows, "put", whatever_comes),)
+        ),
+        a_cached_row_never_goes_back,
+    ),
+    (
+        Mutant(
+            "a log rolls though too few bookies live",
+            "rule 23",
+            (Patch(LogOwner, "_check_bookies", _skipped),),
+        ),
+        no_roll_while_too_few_bookies_live,
+    ),
+    (
+        Mutant(
+            "an owner is gone at its first silence",
+            "rule 22",
+            (Patch(Ownership, "is_alive", asked_once),),
+        ),
+        one_silence_is_not_the_end_of_an_owner,
+    ),
+)
+
+GATEWAY_MUTANTS: Final[tuple[Mutant, ...]] = tuple(mutant for mutant, _ in _GUARDS)
+GATEWAY_CLAIMS: Final = {mutant.name: claim for mutant, claim in _GUARDS}
