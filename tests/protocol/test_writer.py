@@ -463,6 +463,64 @@ def test_a_close_hands_over_what_was_missed() -> None:
     assert bench.one(UpdateMetadata).missed == (MissedRange(B3, 0, 0),)
 
 
+@pytest.mark.parametrize("end", [State.IN_RECOVERY, State.CLOSED])
+def test_what_was_missed_is_known_when_others_end_the_ledger(end: State) -> None:
+    """Their recovery begins above the LAC, and does not look at this."""
+    bench = Bench()
+    bench.append()
+    bench.append()
+    bench.append()
+    bench.fails(0, 2)
+    bench.found()
+    bench.ok(0, 0, 1)
+    bench.ok(1, 0, 1)
+    assert bench.writer.missed == (MissedRange(B3, 0, 1),)
+
+    bench.do(CloseRequested())
+    bench.ok(2, 0, 1)
+    update = bench.one(UpdateMetadata)
+    assert bench.writer.missed == update.missed == (MissedRange(B3, 0, 2),)
+    is_closed = end is State.CLOSED
+    others = ledger(
+        fragments=((0, (B1, B2, B4)),),  # whom that recovery has written to
+        state=end,
+        last_entry=3 if is_closed else None,
+        length=4 if is_closed else None,
+        version=2,
+    )
+    bench.cas(CasStatus.CONFLICT, others)
+
+    assert bench.writer.state is WriterState.ENDED
+    assert bench.writer.missed == (MissedRange(B3, 0, 2),)
+
+
+def test_what_was_missed_is_told_once() -> None:
+    bench = Bench()
+    bench.append()
+    bench.fails(0, 2)
+    bench.found()
+    bench.ok(0, 0, 1)
+    bench.do(CloseRequested())
+    bench.cas(row=applied(bench.one(UpdateMetadata)))
+
+    assert bench.writer.missed == ()
+
+
+def test_what_a_silent_member_owes_is_missed_when_the_fence_is_met() -> None:
+    """The third bookie was only slow: the fence keeps what it was sent out."""
+    bench = Bench()
+    bench.append()
+    bench.ok(0, 0, 1)
+    bench.append()
+    bench.fails(1, 0, Status.FENCED)
+    bench.one(ReadMetadata)
+
+    bench.cas(row=ledger(state=State.IN_RECOVERY, version=2))
+
+    assert bench.one(Failed).code == "ledger-fenced"
+    assert bench.writer.missed == (MissedRange(B3, 0, 0),)
+
+
 def test_a_delayed_change_waits_until_an_ack_quorum_is_out_of_reach() -> None:
     """Reference 1.2: delayEnsembleChange."""
     bench = Bench(delays_change=True)
@@ -639,13 +697,16 @@ def test_close_drains_first_and_ends_at_the_last_acknowledged_entry() -> None:
     bench.none(UpdateMetadata)
     bench.ok(0, 0, 1)
     bench.none(UpdateMetadata)  # a moment for the third bookie
+    assert not bench.writer.is_closing_row
     bench.ok(0, 2)
+    assert bench.writer.is_closing_row
 
     update = bench.one(UpdateMetadata)
     assert (update.metadata.state, update.metadata.last_entry) == (State.CLOSED, 0)
     assert (update.metadata.length, update.missed) == (3, ())
     bench.cas(row=applied(update))
     assert bench.one(Closed).metadata.version == 2
+    assert not bench.writer.is_closing_row
 
 
 def test_close_waits_only_a_moment_for_a_slow_bookie_and_then_tells_what_it_missed() -> None:

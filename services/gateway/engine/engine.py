@@ -46,6 +46,7 @@ from quorumlog.wire.bodies import BookieList, ServiceHeartbeat
 from services.gateway.engine.handle import Budget, WriteHandle
 from services.gateway.engine.keys import Gatekeeper, new_keys
 from services.gateway.engine.losses import Losses
+from services.gateway.engine.missed import queue_missed
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.placing import Placing
 from services.gateway.engine.reading import Reading
@@ -553,6 +554,8 @@ class Engine:
     def handle_closed(self, handle: WriteHandle, row: LedgerMetadata) -> None:
         """The ledger is CLOSED: its row says all."""
         self._rows.put(row)
+        if handle.failure_code is None:
+            self._hand_over(handle)
         self._handles.pop(handle.ledger_id, None)
         self._ended[handle.ledger_id] = handle.last_add_confirmed
         if len(self._ended) > _HANDLES_KEPT:
@@ -562,9 +565,18 @@ class Engine:
         """The handle is over; it stays, so that no other is made and callers learn why."""
         code = handle.failure_code
         log.warning("handle-failed", extra={"ledger": handle.ledger_id, "code": code})
+        if code in (LedgerFenced.code, LedgerClosed.code):
+            self._hand_over(handle)
         if code in (LedgerFenced.code, QuorumLogError.code):
             # Nobody else will: its writer's process lives. A ledger without a handle gets an end.
             self._recoveries.want(handle.ledger_id)
+
+    def _hand_over(self, handle: WriteHandle) -> None:
+        """Others have ended the ledger, and know less than its writer of what members lack."""
+        missed = handle.missed
+        if missed:
+            repairs = RepairClient(self._metadata, self.writer.id)
+            self._ports.tasks.start(queue_missed(repairs, handle.ledger_id, missed))
 
     def recovery_wanted(self, handle: WriteHandle) -> None:
         """Somebody's recovery was met: run one (rule 10)."""
@@ -643,7 +655,7 @@ class Engine:
         now, not at the next append. News are no proof, so the row is read.
         """
         handle = self._handles.get(ledger_id)
-        if handle is not None and not handle.is_closing:
+        if handle is not None and handle.is_live and not handle.is_closing_row:
             self.rereads.want(ledger_id)
 
     def _learned(self, head: LedgerHead) -> None:

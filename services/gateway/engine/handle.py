@@ -32,6 +32,7 @@ from quorumlog.protocol.messages import (
     Confirmed,
     EntriesRead,
     Failed,
+    MissedRange,
     RecoverLedger,
     Repaired,
     ReplaceRequested,
@@ -163,6 +164,16 @@ class WriteHandle:
         return self._close is not None and not self._close.done()
 
     @property
+    def is_closing_row(self) -> bool:
+        """Whether its own close of the row is under way: then CLOSED may be its own doing."""
+        return self._machine.is_closing_row
+
+    @property
+    def missed(self) -> tuple[MissedRange, ...]:
+        """What members lack as far as this writer knows, and metadata does not (rule 8)."""
+        return self._machine.missed
+
+    @property
     def row(self) -> LedgerMetadata:
         """The row as the writer knows it."""
         return self._machine.metadata
@@ -242,8 +253,8 @@ class WriteHandle:
             return
         if head.state is None:
             self.deleted()
-        elif self._machine.is_closing_row:
-            pass  # CLOSED may be this writer's own doing, and its own answer tells
+        elif self.is_closing_row:
+            pass  # its own answer tells whose close it was
         elif head.state is not State.OPEN or not self._is_writer(head):
             self._overtaken(head)
 

@@ -4,6 +4,7 @@ It leaves out what needs a clock, a socket or chance: those are effects, and wha
 events (messages.py). A ledger has one writer ever (architecture 2.2); when it ends, others recover.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, assert_never
@@ -178,6 +179,19 @@ class Writer:
         CLOSED row may be its doing.
         """
         return self._task is not None and self._task.kind is _Kind.CLOSE
+
+    @property
+    def missed(self) -> tuple[MissedRange, ...]:
+        """What members lack of what is confirmed, as far as this writer knows and no change of the row
+        has said that is known to be done (rule 8). Where others end the ledger, whoever drives this
+        machine hands it over: their recovery looks only at what is above the LAC.
+        """
+        window = self._window.copy()
+        window.write_off(self._all)
+        found = self._named(window.missed)
+        effect = None if self._task is None else self._task.effect
+        told = effect.missed if isinstance(effect, UpdateMetadata) else ()
+        return self._merged((*told, *found))
 
     # --- the machine -------------------------------------------------------------------------
 
@@ -503,6 +517,8 @@ class Writer:
     def _met_end(self, row: LedgerMetadata) -> None:
         """Metadata says that the ledger is IN_RECOVERY or CLOSED, by this writer or by others."""
         was_open = self.state is WriterState.OPEN
+        self._window.write_off(self._all)
+        self._take_missed()  # while `metadata` has the members that it is said of
         self.metadata = row
         if row.state is State.IN_RECOVERY:
             self._end("ledger-fenced")
@@ -608,11 +624,12 @@ class Writer:
         )
 
     def _take_missed(self) -> None:
-        members = self.metadata.last_fragment.bookies
         missed, self._window.missed = self._window.missed, []
-        self._missed = self._merged(
-            tuple(MissedRange(members[position], first, last) for position, first, last in missed)
-        )
+        self._missed = self._merged(self._named(missed))
+
+    def _named(self, missed: Iterable[tuple[int, int, int]]) -> tuple[MissedRange, ...]:
+        members = self.metadata.last_fragment.bookies
+        return tuple(MissedRange(members[at], first, last) for at, first, last in missed)
 
     def _merged(self, missed: tuple[MissedRange, ...]) -> tuple[MissedRange, ...]:
         quorum = self.metadata.quorum

@@ -1,6 +1,7 @@
 """A ledger's life through one gateway and through another."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from quorumlog.errors import (
     WriterLost,
     WrongPassword,
 )
-from quorumlog.protocol.metadata import DigestKind, State
+from quorumlog.protocol.metadata import DigestKind, LedgerMetadata, State
 from services.gateway.interface import DEGRADED, Appended
 from tests.gateway.engine.support import ledger, payloads, world_of
 from tests.support.waiting import until
@@ -223,3 +224,27 @@ async def test_draining_closes_what_is_open_and_takes_nothing_new(stores: Stores
             assert (closed.state, closed.last_entry) == (State.CLOSED, 0)
             with pytest.raises(LedgerClosed):
                 await world.engine.append(row.ledger_id, [b"y"])
+
+
+async def test_a_create_whose_answer_comes_after_the_ledgers_end_gives_no_handle(
+    stores: Stores,
+) -> None:
+    """The answer was lost, and by the time that the same attempt is asked again others have ended
+    the ledger.
+    """
+    async with world_of(stores, gateways=1) as world:
+        create = world.engine._metadata.create
+
+        async def late(draft: LedgerMetadata, **how: Any) -> LedgerMetadata:
+            row = await create(draft, **how)
+            await world.metadata.cas(row.closed(last_entry=-1, length=0))
+            return await create(draft, **how)
+
+        world.engine._metadata.create = late  # type: ignore[method-assign]
+
+        row = await ledger(world.engine)
+
+        assert row.state is State.CLOSED
+        assert world.engine.open_ledgers == 0
+        with pytest.raises(LedgerClosed):
+            await world.engine.append(row.ledger_id, [b"x"])

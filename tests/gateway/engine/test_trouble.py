@@ -24,6 +24,7 @@ from quorumlog.errors import (
     WriterLost,
 )
 from quorumlog.net.ports import Times
+from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol import record
 from quorumlog.protocol.messages import Effect, Status
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
@@ -517,3 +518,34 @@ async def test_a_recovery_that_lost_members_block_ends_once_they_are_declared_lo
         assert closed.may_lack_entries
         assert set(closed.declared_lost) == {bookie.member for bookie in lost}
         assert await payloads(world.other, row.ledger_id) == [b"one"]
+
+
+async def test_what_a_writer_knew_to_be_missed_is_repaired_though_others_end_its_ledger(
+    stores: Stores,
+) -> None:
+    """Rule 8: what reached only an ack quorum, and lies below the LAC that their recovery begins at."""
+    async with world_of(stores, bookies=3) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"0"])
+        away = world.of(row)[2]
+        away.is_silent = True
+        for number in range(1, 5):
+            await world.engine.append(row.ledger_id, [b"%d" % number])
+        away.is_silent = False
+
+        await world.other.recover(row.ledger_id)
+
+        repairs = RepairClient(world.metadata, "nobody")
+
+        async def is_queued() -> bool:
+            lacking = {
+                entry
+                for item in (await repairs.list())[0]
+                if item.member == away.member
+                for first, last in item.ranges
+                for entry in range(first, last + 1)
+            }
+            return lacking | set(away.entries(row.ledger_id)) >= set(range(5))
+
+        await until(is_queued, "what the third bookie lacks is queued")
+        assert set(away.entries(row.ledger_id)) < set(range(5))

@@ -1,0 +1,46 @@
+"""What a writer knew that its members lack, when others ended its ledger (rule 8).
+
+A writer hands this over with its own changes of the row. A recovery writes back what lies above the
+LAC that it found, and knows nothing of an older entry that reached only an ack quorum; without this,
+the next check of all copies would find it, a day later.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+from quorumlog.errors import MetadataUnavailable, QuorumLogError
+from quorumlog.net.repair_client import RepairClient
+from quorumlog.protocol.messages import MissedRange
+from quorumlog.wire.repair_bodies import RepairAdd
+
+log = logging.getLogger(__name__)
+
+_AGAIN_S: Final = 1.0
+
+
+async def queue_missed(
+    repairs: RepairClient, ledger_id: int, missed: Iterable[MissedRange]
+) -> None:
+    """Put the ranges into the repair queue, as soon as metadata is there. Repair looks before it
+    copies, so one that is told twice, or that was mended since, costs a look.
+    """
+    ranges = defaultdict(list)
+    for item in missed:
+        ranges[item.member].append((item.first, item.last))
+    items = [
+        RepairAdd(ledger_id=ledger_id, member=member, ranges=tuple(found))
+        for member, found in ranges.items()
+    ]
+    while True:
+        try:
+            await repairs.add(items)
+        except MetadataUnavailable:
+            await asyncio.sleep(_AGAIN_S)
+        except QuorumLogError as error:
+            log.warning("missed-not-queued", extra={"ledger": ledger_id, "error": repr(error)})
+            return
+        else:
+            return

@@ -1,0 +1,101 @@
+"""Rows that are read again after a gap in the news: all of them, in bulk, until somebody answers."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from quorumlog.errors import MetadataUnavailable
+from quorumlog.wire.bodies import HEADS_MAX
+from services.gateway.rereads import Rereads
+from tests.support.virtual import run_virtual
+
+SOON_S = 60.0
+
+
+class Primary:
+    """Answers with what it was asked for, or fails as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+        self.failures: list[Exception] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def heads(self, keys: Sequence[int]) -> Sequence[int]:
+        self.asked.append(list(keys))
+        await self.answers.wait()
+        if self.failures:
+            raise self.failures.pop()
+        return keys
+
+
+@contextmanager
+def running(rereads: Rereads[int, int]) -> Iterator[None]:
+    task = asyncio.create_task(rereads.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def test_every_row_is_read_once_and_many_at_once() -> None:
+    async def main() -> None:
+        primary, learned = Primary(), list[int]()
+        keys = range(2 * HEADS_MAX + 1)
+        rereads = Rereads[int, int](lambda: keys, primary.heads, learned.append)
+        with running(rereads):
+            rereads.gap()
+            await asyncio.sleep(SOON_S)
+
+        assert learned == list(keys)
+        assert [len(asked) for asked in primary.asked] == [HEADS_MAX, HEADS_MAX, 1]
+        assert rereads.waiting == 0
+
+    run_virtual(main, seed=0)
+
+
+def test_rows_are_asked_for_until_somebody_answers_whatever_goes_wrong() -> None:
+    async def main() -> None:
+        primary, learned = Primary(), list[int]()
+        primary.failures = [RuntimeError("a defect"), MetadataUnavailable(), MetadataUnavailable()]
+        rereads = Rereads[int, int](lambda: (1, 2), primary.heads, learned.append)
+        with running(rereads):
+            rereads.gap()
+            await asyncio.sleep(SOON_S)
+
+        assert learned == [1, 2]
+        assert primary.asked == [[1, 2]] * 4
+
+    run_virtual(main, seed=0)
+
+
+def test_an_answer_that_a_gap_overtook_is_asked_for_again() -> None:
+    async def main() -> None:
+        primary, learned = Primary(), list[int]()
+        rereads = Rereads[int, int](lambda: (1, 2), primary.heads, learned.append)
+        with running(rereads):
+            primary.answers.clear()
+            rereads.want(1)
+            await asyncio.sleep(SOON_S)
+            rereads.gap()
+            primary.answers.set()
+            await asyncio.sleep(SOON_S)
+
+        assert primary.asked == [[1], [1, 2]]
+        assert learned == [1, 1, 2]
+
+    run_virtual(main, seed=0)
+
+
+def test_without_anything_that_rests_on_a_row_nobody_is_asked() -> None:
+    async def main() -> None:
+        primary = Primary()
+        rereads = Rereads[int, int](lambda: (), primary.heads, lambda _head: None)
+        with running(rereads):
+            rereads.gap()
+            await asyncio.sleep(SOON_S)
+
+        assert primary.asked == []
+        assert rereads.gaps == 1
+
+    run_virtual(main, seed=0)
