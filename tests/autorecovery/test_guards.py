@@ -3,17 +3,24 @@
 import asyncio
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from quorumlog.errors import NotEnoughBookies
 from services.autorecovery import check
+from services.autorecovery.auditor import Auditor
 from services.autorecovery.check import ReplicaCheck
 from services.autorecovery.findings import LostMembers
 from services.autorecovery.pace import PacedBookies
 from services.autorecovery.worker import Worker
-from tests.autorecovery import test_findings, test_moves, test_pace, test_replica_check
+from tests.autorecovery import (
+    test_findings,
+    test_moves,
+    test_open_ledgers,
+    test_pace,
+    test_replica_check,
+)
 from tests.mutants.guards import always
 from tests.mutants.hunt import Mutant, Patch, applied
 
@@ -48,6 +55,19 @@ def unlimited(_original: Any) -> Any:
     return until_free
 
 
+def unasked(original: Any) -> Any:
+    """What the audit has found of a writer is good enough, however long ago."""
+
+    async def gone(_writer: Any) -> bool:
+        return False
+
+    async def recover(self: Auditor, ledger_id: int) -> None:
+        cast(Any, self)._is_there = gone
+        await original(self, ledger_id)
+
+    return recover
+
+
 GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
     (
         Mutant("a place moves while its bookie restarts", "rule 8, ADR 6",
@@ -77,6 +97,11 @@ GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
         Mutant("a pause stops nothing", "operators can pause",
                (Patch(PacedBookies, "_until_free", unlimited),)),
         test_pace.test_nothing_is_handed_over_while_repair_is_paused_and_all_of_it_afterwards,
+    ),
+    (
+        Mutant("a recovery that waited does not ask the writer again", "rule 21",
+               (Patch(Auditor, "_recover", unasked),)),
+        test_open_ledgers.test_a_writer_that_answers_again_is_not_fenced_by_a_recovery_that_waited,
     ),
     (
         Mutant("zones do not count", "placement spreads over zones", (Patch(test_findings, "missing_zones", always(0)),)),

@@ -1,4 +1,4 @@
-"""Mutants of a gateway's own guards (rules 5, 16a, 22 and 23). Each has a claim: a few calls of the
+"""Mutants of a gateway's own guards (rules 5, 8, 16a, 22 and 23). Each has a claim: a few calls of the
 shipped classes that go wrong without the guard. A claim gives what went wrong, or None.
 """
 
@@ -13,7 +13,7 @@ from quorumlog.errors import NotEnoughBookies, NotYetConfirmed, QuorumLogError
 from quorumlog.protocol import writer as machine
 from quorumlog.protocol.heads import LedgerHead, LogHead
 from quorumlog.protocol.log import LogMetadata
-from quorumlog.protocol.messages import Status
+from quorumlog.protocol.messages import MissedRange, Status
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine import reading
@@ -177,6 +177,20 @@ def lives_on(gateway: Gateway) -> str | None:
     return "rule 16a: an owner that was displaced lives on"
 
 
+async def what_was_missed_outlives_its_handle() -> str | None:
+    hand = Hand()
+    handle = handle_of(hand, Told())
+    pending = handle.append([b"x"], 1)
+    await asyncio.sleep(0)
+    for done in hand.adds[:2]:
+        done(Status.OK)
+    await pending
+    handle.learn(LedgerHead(ROW.ledger_id, 3, State.IN_RECOVERY, ME.id))
+    if handle.missed == (MissedRange(MEMBERS[2], 0, 0),):
+        return None
+    return f"rule 8: the third bookie lacks entry 0, and its writer says {handle.missed}"
+
+
 # --- rule 5: what a gateway that is not the writer may say ----------------------------------------
 
 
@@ -292,6 +306,11 @@ def whoever_closes(_original: Any) -> Any:
     return property(lambda _self: False)
 
 
+def untold(_original: Any) -> Any:
+    """Whoever ends the ledger is left to find what its writer knew."""
+    return property(lambda _self: ())
+
+
 def only_the_written(_original: Any) -> Any:
     """The ledger that a roll has made ahead is not known for this owner's."""
     return lambda self, head: head.last_ledger == self.ledger_id
@@ -394,6 +413,14 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
             (Patch(machine.Writer, "is_closing_row", whoever_closes),),
         ),
         a_writers_own_close_is_not_taken_for_anothers,
+    ),
+    (
+        Mutant(
+            "what a writer knew to be missed goes with its handle",
+            "rule 8",
+            (Patch(machine.Writer, "missed", untold),),
+        ),
+        what_was_missed_outlives_its_handle,
     ),
     (
         Mutant(
