@@ -7,7 +7,7 @@ an open ledger is written without metadata. What a row says is judged by whoever
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 from quorumlog.errors import QuorumLogError
@@ -21,6 +21,8 @@ Head = TypeVar("Head")
 _AGAIN_S: Final = 0.5
 """Between two tries while the metadata service is away: each lasts for its client's deadline too."""
 
+_NAMED_MAX: Final = 10
+
 
 class Rereads(Generic[Key, Head]):
     """The rows that are to be read again. Invariant: a key is wanted until a row was read after
@@ -30,14 +32,15 @@ class Rereads(Generic[Key, Head]):
     def __init__(
         self,
         resting: Callable[[], Iterable[Key]],
-        read: Callable[[Sequence[Key]], Awaitable[Sequence[Head]]],
+        read: Callable[[Sequence[Key]], Awaitable[Mapping[Key, Head]]],
         learned: Callable[[Head], None],
     ) -> None:
         """`resting` gives the keys of all rows that matter here; `read` asks the primary, and
-        `learned` is told what it says. A row that it does not have says nothing (rule 18).
+        `learned` is told what it says. A row that it does not have says nothing: it is an alarm, and
+        what rests on it goes on (rule 18).
         """
         self._resting: Callable[[], Iterable[Key]] = resting
-        self._read: Callable[[Sequence[Key]], Awaitable[Sequence[Head]]] = read
+        self._read: Callable[[Sequence[Key]], Awaitable[Mapping[Key, Head]]] = read
         self._learned: Callable[[Head], None] = learned
         self._wanted: dict[Key, int] = {}
         """With the number of the request before or during which each became so."""
@@ -76,8 +79,10 @@ class Rereads(Generic[Key, Head]):
         asked = sorted(self._wanted)[:HEADS_MAX]
         self._requests += 1
         try:
-            for head in await self._read(asked):
-                self._learned(head)
+            heads = await self._read(asked)
+            for key in asked:
+                if key in heads:
+                    self._learned(heads[key])
         except QuorumLogError as error:
             log.info("rows-not-reread", extra={"rows": len(asked), "error": repr(error)})
             return False
@@ -85,6 +90,9 @@ class Rereads(Generic[Key, Head]):
             # A defect must not end what a gateway can't do without.
             log.exception("rows-not-reread")
             return False
+        missing = [key for key in asked if key not in heads]
+        if missing:
+            log.error("rows-missing", extra={"rows": missing[:_NAMED_MAX], "count": len(missing)})
         for key in asked:
             # What has become wanted meanwhile is asked for again: this answer may be older.
             if self._wanted[key] < self._requests:

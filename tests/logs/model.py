@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeVar
 
@@ -428,13 +428,13 @@ class Store:
             self.cluster.watch.replaced(current, new)
         return new
 
-    async def heads(self, names: Sequence[str]) -> Sequence[LogHead]:
+    async def heads(self, names: Sequence[str]) -> Mapping[str, LogHead]:
         await self.gateway.step()
-        found = [LogHead.of(self.cluster.logs[name]) for name in names if name in self.cluster.logs]
-        freed = self.cluster.freed
-        gone = [name for name in names if name in freed and name not in self.cluster.logs]
+        logs, freed = self.cluster.logs, self.cluster.freed
+        gone = {name: LogHead(name, freed[name], None) for name in names if name in freed}
+        found = gone | {name: LogHead.of(logs[name]) for name in names if name in logs}
         await self.gateway.step()
-        return (*found, *(LogHead(name, freed[name], None) for name in gone))
+        return found
 
     async def delete(self, log: LogMetadata) -> None:
         await self.gateway.step()

@@ -282,17 +282,17 @@ async def test_heads_tell_of_many_ledgers_at_once_who_may_write(service: Service
 
     assert recovering is not None
     writer = "gateway-1"
-    assert heads == [
+    assert list(heads.values()) == [
         LedgerHead(rows[0].ledger_id, 1, State.OPEN, writer),
         LedgerHead(rows[1].ledger_id, recovering.version, State.IN_RECOVERY, writer),
         LedgerHead(rows[2].ledger_id, ended.version, State.CLOSED, writer),
         LedgerHead(rows[3].ledger_id, gone.version + 1, None),
     ]
-    assert await service.client.heads([]) == []
+    assert await service.client.heads([]) == {}
 
 
 async def test_heads_are_asked_for_in_limits(service: Service) -> None:
-    assert await service.client.heads(range(HEADS_MAX)) == []
+    assert await service.client.heads(range(HEADS_MAX)) == {}
 
     status, problem = await service.send(
         "POST", "/v1/ledger-heads", {"ledgers": list(range(HEADS_MAX + 1))}

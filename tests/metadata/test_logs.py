@@ -229,7 +229,7 @@ async def test_heads_tell_of_many_logs_at_once_who_may_write(
 
     assert is_new
     assert again.version > freed.version
-    assert heads == [
+    assert list(heads.values()) == [
         LogHead("a-log", named.version, LogState.OPEN, 1, two.ledger_id),
         LogHead.of(again),
         LogHead.of(empty),

@@ -1,7 +1,7 @@
 """What a log manager needs of the rest of the gateway, and the values that it speaks in."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -136,7 +136,7 @@ class LogStore(Protocol):
         """One page by name, and the `after` of the next one."""
         ...
 
-    async def heads(self, names: Sequence[str]) -> Sequence[LogHead]:
+    async def heads(self, names: Sequence[str]) -> Mapping[str, LogHead]:
         """Who may write to each of these logs; those that are lost, or never were, are left out."""
         ...
 

@@ -1,6 +1,6 @@
 """Logs' rows in the metadata service, for gateways."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from quorumlog.errors import LogExists, NoSuchLedger, VersionConflict
 from quorumlog.net.metadata_client import MetadataClient, current_of, new_attempt
@@ -72,15 +72,13 @@ class LogClient:
         page = await self._client.ask("GET", "/v1/logs", gives=LogList, query=query)
         return [row.to_core() for row in page.logs], page.next
 
-    async def heads(self, names: Sequence[str]) -> Sequence[LogHead]:
-        """Who may write to each of these logs, from the primary; at most HEADS_MAX are asked for.
-
-        One that is left out was never made, or is lost.
+    async def heads(self, names: Sequence[str]) -> Mapping[str, LogHead]:
+        """Who may write to each of these logs, from the primary, by name; at most HEADS_MAX are asked
+        for. One that is left out was never made, or is lost.
         """
         body = LogHeadsAsk(logs=tuple(names))
         found = await self._client.ask("POST", "/v1/log-heads", body, gives=LogHeads)
-        asked = set(names)
-        return [head.to_core() for head in found.logs if head.name in asked]
+        return {head.name: head.to_core() for head in found.logs}
 
     async def orphans(
         self, *, older_than_s: float, after: int | None = None, limit: int = 100

@@ -217,15 +217,13 @@ class MetadataClient:
         page = await self.ask("GET", "/v1/ledgers", gives=LedgerList, query=query)
         return [row.to_core() for row in page.ledgers], page.next
 
-    async def heads(self, ledger_ids: Sequence[int]) -> Sequence[LedgerHead]:
-        """Who may write to each of these ledgers, from the primary; at most HEADS_MAX are asked for.
-
-        One that is left out was never made, or is lost. Raises: MetadataUnavailable.
+    async def heads(self, ledger_ids: Sequence[int]) -> Mapping[int, LedgerHead]:
+        """Who may write to each of these ledgers, from the primary, by id; at most HEADS_MAX are asked
+        for. One that is left out was never made, or is lost. Raises: MetadataUnavailable.
         """
         body = LedgerHeadsAsk(ledgers=tuple(ledger_ids))
         found = await self.ask("POST", "/v1/ledger-heads", body, gives=LedgerHeads)
-        asked = set(ledger_ids)
-        return [head.to_core() for head in found.ledgers if head.ledger_id in asked]
+        return {head.ledger_id: head.to_core() for head in found.ledgers}
 
     async def changes(self) -> AsyncGenerator[Change]:
         """Changes as they are committed, for ever; heartbeats are kept back.

@@ -1,8 +1,10 @@
 """Rows that are read again after a gap in the news: all of them, in bulk, until somebody answers."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+
+import pytest
 
 from quorumlog.errors import MetadataUnavailable
 from quorumlog.wire.bodies import HEADS_MAX
@@ -18,15 +20,16 @@ class Primary:
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
         self.failures: list[Exception] = []
+        self.lost: set[int] = set()
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def heads(self, keys: Sequence[int]) -> Sequence[int]:
+    async def heads(self, keys: Sequence[int]) -> Mapping[int, int]:
         self.asked.append(list(keys))
         await self.answers.wait()
         if self.failures:
             raise self.failures.pop()
-        return keys
+        return {key: key for key in keys if key not in self.lost}
 
 
 @contextmanager
@@ -99,3 +102,21 @@ def test_without_anything_that_rests_on_a_row_nobody_is_asked() -> None:
         assert rereads.gaps == 1
 
     run_virtual(main, seed=0)
+
+
+def test_a_row_that_is_lost_is_told_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        primary, learned = Primary(), list[int]()
+        primary.lost = {2}
+        rereads = Rereads[int, int](lambda: (1, 2, 3), primary.heads, learned.append)
+        with running(rereads):
+            rereads.gap()
+            await asyncio.sleep(SOON_S)
+
+        assert learned == [1, 3]
+        assert rereads.waiting == 0
+
+    run_virtual(main, seed=0)
+
+    (told,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert (told.message, told.__dict__["rows"]) == ("rows-missing", [2])
