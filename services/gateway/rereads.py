@@ -84,11 +84,11 @@ class Rereads(Generic[Key, Head]):
                 if key in heads:
                     self._learned(heads[key])
         except QuorumLogError as error:
-            log.info("rows-not-reread", extra={"rows": len(asked), "error": repr(error)})
+            log.warning("rows-not-reread", extra={"rows": len(asked), "error": repr(error)})
             return False
         except Exception:
             # A defect must not end what a gateway can't do without.
-            log.exception("rows-not-reread")
+            log.exception("rereading-broke")
             return False
         missing = [key for key in asked if key not in heads]
         if missing:
