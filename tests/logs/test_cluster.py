@@ -1,6 +1,7 @@
 """Logs on real processes: what the model of ledgers can't show."""
 
 import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,8 +10,10 @@ import aiohttp
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
+from tests.gateway.engine.support import outage
 from tests.logs.support import Http, Producer, check_exactly_once
-from tests.support.waiting import SETTLED_S, until
+from tests.support.proxy import proxy_to
+from tests.support.waiting import SETTLED_S, UNHURRIED, until
 
 LOG = "/v1/logs/log"
 
@@ -107,3 +110,56 @@ async def test_a_gateway_that_is_told_to_end_hands_its_logs_over_and_a_killed_on
 
         check_exactly_once(found, [producer])
         assert len(found) == 30
+
+
+async def test_a_gateway_that_missed_its_logs_end_writes_nothing_into_what_bookies_have_forgotten(
+    stores: Stores,
+) -> None:
+    """Only its metadata connection was gone, while the log was opened and truncated elsewhere, and the
+    bookies dropped the ledger that it writes (rule 16a).
+    """
+    at_once = {"COLLECT_S": "0.2", "COLLECT_GRACE_S": "0", **UNHURRIED}
+    async with (
+        running(stores, bookies=3, environment=at_once) as cluster,
+        aiohttp.ClientSession() as session,
+        proxy_to(cluster.url("metadata-1")) as proxy,
+    ):
+        cluster.tell("gateway-1", METADATA_URLS=proxy.url(cluster.url("metadata-1")))
+        await cluster.kill("gateway-1")
+        await cluster.restart("gateway-1")
+        http = Http(session, cluster.gateways)
+        await http.done("PUT", LOG, {})
+        old = (await http.done("POST", f"{LOG}/entries", {"text": "a"}))["ledger_id"]
+
+        async with outage(proxy):
+            await http.done("POST", f"{LOG}/entries", {"text": "b"})
+            opened = await http.done("POST", f"{LOG}/open", {"owner": "me"}, at=1)
+            token = {"Writer-Token": str(opened["writer_token"])}
+            assert (
+                await http.ask("POST", f"{LOG}/entries", {"text": "c"}, at=1, headers=token)
+            ).status == 201
+            await http.done("POST", f"{LOG}/truncate", {"before": 2}, at=1)
+            await until(lambda: has_dropped(cluster, old), "a bookie has dropped the ledger")
+
+        async def writes_nothing() -> bool:
+            metrics = (await http.ask("GET", "/metrics")).body.decode()
+            return "quorumlog_gateway_open_ledgers 0.0" in metrics
+
+        await until(writes_nothing, "its handle has ended", SETTLED_S)
+        refused = await http.ask("POST", f"{LOG}/entries", {"text": "x"})
+        done = await http.ask("POST", f"{LOG}/entries", {"text": "d"}, headers=token)
+
+        assert (refused.status, refused.json["code"]) == (409, "log-fenced")
+        assert (done.status, done.json["first_offset"]) == (201, 3)
+        assert await http.contents("log", at=0) == await http.contents("log", at=1) == ["c", "d"]
+
+
+def has_dropped(cluster: Cluster, ledger_id: int) -> bool:
+    """Whether all bookies have."""
+    lines = [
+        json.loads(line)
+        for name in ("bookie-1", "bookie-2", "bookie-3")
+        for line in cluster.log(name).splitlines()
+        if '"ledger-dropped"' in line
+    ]
+    return [line["ledger"] for line in lines].count(ledger_id) == 3
