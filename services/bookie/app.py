@@ -20,6 +20,7 @@ from services.bookie.bodies import (
     HeldBody,
     HeldList,
     InfoBody,
+    ProcessBody,
     VerdictBody,
 )
 from services.bookie.config import Config
@@ -46,6 +47,7 @@ _LEDGER: Final = "/v1/ledgers/{ledger_id}"
 _ROUTES: Final[tuple[tuple[str, str, _Handler, type[Body] | None], ...]] = (
     ("GET", "/v1/channel", handlers.open_channel, None),
     ("GET", "/v1/info", handlers.info, InfoBody),
+    ("GET", "/v1/process", handlers.process, ProcessBody),
     ("PUT", "/v1/state", handlers.put_state, InfoBody),
     ("PUT", "/v1/maintenance", handlers.put_maintenance, InfoBody),
     ("GET", "/v1/damage", handlers.damage, DamageBody),

@@ -112,6 +112,15 @@ class DigestsBody(Body):
     digests: tuple[RangeDigest, ...]
 
 
+class ProcessBody(Body):
+    """Who answers here, also while it starts: the bookie's name, and a token that the process drew
+    when it began.
+    """
+
+    bookie: str
+    process: str
+
+
 class LimboBody(Body):
     """How far this incarnation is with what older ones may have lost, since the process began."""
 

@@ -42,6 +42,7 @@ from services.bookie.bodies import (
     InfoBody,
     LimboBody,
     MaintenancePut,
+    ProcessBody,
     Range,
     RangeDigest,
     ScrubBody,
@@ -222,6 +223,12 @@ async def put_state(request: web.Request) -> web.StreamResponse:
         raise InvalidRequest(str(error)) from error
     request.app[BOOKIE].set_state(wanted.state)
     return await info(request)
+
+
+async def process(request: web.Request) -> web.StreamResponse:
+    """Which process answers here, while it starts too: another one of its name asks (rule 15a)."""
+    bookie = request.app[BOOKIE]
+    return _json(ProcessBody(bookie=bookie.config.bookie_name, process=bookie.process))
 
 
 async def info(request: web.Request) -> web.StreamResponse:

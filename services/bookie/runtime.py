@@ -5,13 +5,14 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
+from uuid import uuid4
 
 from aiohttp import web
 
-from quorumlog.errors import MetadataUnavailable, QuorumLogError, ReadOnly
+from quorumlog.errors import QuorumLogError, ReadOnly
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import member_of
 from quorumlog.wire.bodies import BookieHeartbeat, BookieMode
@@ -20,8 +21,7 @@ from services.bookie.config import Config
 from services.bookie.cookie import (
     CookieRefused,
     LocalCookie,
-    Situation,
-    decide,
+    check_name,
     read_cookie,
     write_cookie,
 )
@@ -29,18 +29,20 @@ from services.bookie.directory import SUSPECT, DirectoryInUse
 from services.bookie.limbo import Limbo, PlacedRows
 from services.bookie.log import LogDamaged
 from services.bookie.pace import Pace
+from services.bookie.registration import Displaced, Registration, insist
 from services.bookie.scrub import Scrubber
 from services.bookie.segments import write_durably
 from services.bookie.store import Store
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 REFUSED_STATUS: Final = 78
 """The process's exit status when it refuses to start: a person must look (EX_CONFIG)."""
 
 _STATE_FILE: Final = "state"
+
+LAST_WORD_S: Final = 3.0
+"""For the metadata service to take the log's end at an orderly end (taste)."""
 
 DISK_STATUS: Final = 74
 """The process's exit status when the log can't be written any more (EX_IOERR)."""
@@ -66,7 +68,11 @@ class Bookie:
         self.is_registered = False
         self.body_bytes = 0
         """Of the HTTP bodies that are being received."""
+        self.process = uuid4().hex
+        """Who this is among all processes that ever start under this name."""
         self._metadata = MetadataClient(config.metadata_urls)
+        self._registration = Registration(config, self._metadata, self.process)
+        self._cookie: LocalCookie | None = None
         self._end = end
         self._task: asyncio.Task[None] | None = None
         self._opened: Store | None = None
@@ -122,13 +128,25 @@ class Bookie:
         self.store = self._opened = None
         if store is not None:
             await store.stop()
+            await self._tell_last_log_end(store)
         await self._metadata.close()
+
+    async def _tell_last_log_end(self, store: Store) -> None:
+        """After an orderly end a snapshot of before is always found out, if this arrives."""
+        if self._cookie is None:
+            return
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                await self._log_ends(store)
+        except (Displaced, QuorumLogError, TimeoutError) as error:
+            log.warning("log-end-untold", extra={"why": repr(error)})
 
     async def _run(self) -> None:
         try:
             store = await self._open()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._beat(store))
+                group.create_task(self._tell_log_end(store))
                 collector = Collector(
                     store,
                     self._rows,
@@ -156,9 +174,8 @@ class Bookie:
         local = read_cookie(directory)
         has_data = (directory / "log").exists() and any((directory / "log").iterdir())
         me = local.member if local is not None else member_of(config.bookie_name, 0)
-        if local is not None and local.name != config.bookie_name:
-            # Before anything in the directory is touched.
-            decide(self._situation(local, None, local.cluster_id, directory.as_posix()))
+        # Before anything in the directory is touched.
+        check_name(local, config.bookie_name, directory)
         store = await asyncio.to_thread(Store, directory, me, config.store_options)
         self._opened = store
         replayed = store.replayed
@@ -170,7 +187,8 @@ class Bookie:
                 "cut_bytes": replayed.cut_bytes,
             },
         )
-        cookie = await self._agree(local, has_data=has_data)
+        cookie = await self._registration.agree(local, replayed, has_data=has_data)
+        self.cluster_id = self._registration.cluster_id
         store.rename(cookie.member)
         self._obey(store, _wanted_state(directory))
         store.start(self._writer_failed)
@@ -179,83 +197,15 @@ class Bookie:
         )
         if is_limbo_due(local, cookie):
             # Before it serves or registers: what was lost must not be denied (BP-46).
-            await self._insist(self.limbo.enter)
-        write_cookie(directory, cookie.model_copy(update={"registered": True}))
+            await insist(self.limbo.enter)
+        cookie = cookie.model_copy(update={"registered": True})
+        write_cookie(directory, cookie)
+        self._cookie = cookie
         self.scrubber = Scrubber(
             store, self.pace, bytes_per_s=config.scrub_bytes_per_s, pass_s=config.scrub_s
         )
         self.store = store
         return store
-
-    async def _agree(self, local: LocalCookie | None, *, has_data: bool) -> LocalCookie:
-        """Agree with the metadata service on what this bookie is. Raises CookieRefused."""
-        config = self.config
-        directory = config.data_dir.resolve()
-        name = config.bookie_name
-        cluster_id = await self._insist(self._metadata.cluster_id)
-        if config.cluster_id and config.cluster_id != cluster_id:
-            raise CookieRefused(f"METADATA_URLS lead to cluster {cluster_id}, not to CLUSTER_ID")
-        row = await self._insist(lambda: self._metadata.cookie(name))
-        remote = None if row is None else row.cookie
-        assert self._opened is not None
-        found = Situation(
-            name=name,
-            directory=directory.as_posix(),
-            cluster_id=cluster_id,
-            durability=config.durability,
-            local=local,
-            remote=remote,
-            has_data=has_data,
-            lost_unsynced=(
-                local is not None
-                and local.durability == "deferred"
-                and not self._opened.replayed.was_clean
-            ),
-            may_fix=config.auto_fix_cookies or (remote is not None and remote.may_fix),
-        )
-        cookie, reason = decide(found)
-        if reason:
-            log.warning("new-incarnation", extra={"member": cookie.member, "reason": reason})
-        write_cookie(directory, cookie)
-        version = None if row is None else row.version
-        try:
-            await self._insist(
-                lambda: self._metadata.put_cookie(name, cookie.cookie, version=version)
-            )
-        except MetadataUnavailable:
-            raise
-        except QuorumLogError as error:
-            raise CookieRefused(
-                f"the metadata service does not take {cookie.member}: {error.detail}. Does another"
-                f" bookie use the name {name}?"
-            ) from error
-        self.cluster_id = cluster_id
-        return cookie
-
-    def _situation(
-        self, local: LocalCookie | None, remote: None, cluster_id: str, directory: str
-    ) -> Situation:
-        config = self.config
-        return Situation(
-            config.bookie_name,
-            directory,
-            cluster_id,
-            config.durability,
-            local,
-            remote,
-            has_data=True,
-            lost_unsynced=False,
-            may_fix=False,
-        )
-
-    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask the metadata service until it answers: a bookie may start before it."""
-        while True:
-            try:
-                return await ask()
-            except MetadataUnavailable as error:
-                log.warning("metadata-unavailable", extra={"why": error.detail})
-                await asyncio.sleep(0.5)
 
     async def _beat(self, store: Store) -> None:
         """Tell that it lives, and look after the room on the disk."""
@@ -275,6 +225,7 @@ class Bookie:
                 incarnation=incarnation,
                 url=config.url,
                 zone=config.zone,
+                process=self.process,
                 state=self.state,
                 free_bytes=store.disk.free_bytes(),
                 ttl_s=config.heartbeat_s * 5,
@@ -291,6 +242,24 @@ class Bookie:
                 async with asyncio.timeout(config.heartbeat_s):
                     await self._told.wait()
             self._told.clear()
+
+    async def _tell_log_end(self, store: Store) -> None:
+        """Tell the metadata service how far the log is on disk, and hear whether another process
+        took this one's name. While it is away the bookie goes on (rule 15a).
+        """
+        while True:
+            await asyncio.sleep(self.config.log_end_s)
+            try:
+                await self._log_ends(store)
+            except Displaced as error:
+                log.critical("displaced", extra={"reason": str(error)})
+                self._end(REFUSED_STATUS, f"bookie {self.config.bookie_name}: {error}")
+            except QuorumLogError as error:
+                log.warning("log-end-put-off", extra={"why": error.detail})
+
+    async def _log_ends(self, store: Store) -> None:
+        assert self._cookie is not None
+        await self._registration.tell_log_end(self._cookie, store.position.sequence)
 
     async def _collect(self, collector: Collector) -> None:
         """Give up what nobody needs, from time to time."""

@@ -6,11 +6,11 @@ import asyncpg
 import orjson
 
 from quorumlog.errors import InvalidRequest, RouteNotFound, VersionConflict
-from quorumlog.wire.bodies import BookieUses, CookiePut, CookieRow, LedgerUse
+from quorumlog.wire.bodies import BookieUses, CookiePut, CookieRow, LedgerUse, LogEnd
 from services.metadata.database import Connection, Database
 from services.metadata.ledgers import is_settled, settle
 
-_ROW: Final = "name, version, cookie::text AS cookie"
+_ROW: Final = "name, version, cookie::text AS cookie, log_end"
 
 _NAMED_MAX: Final = 10
 
@@ -89,7 +89,10 @@ class CookieStore:
             changed = await connection.fetchrow(
                 "INSERT INTO cookies (name, version, cookie) VALUES ($1, 1, $2::text::jsonb)"
                 " ON CONFLICT (name) DO UPDATE SET cookie = excluded.cookie,"
-                " version = cookies.version + 1, changed_at = now(), retired_at = NULL"
+                " version = cookies.version + 1, changed_at = now(), retired_at = NULL,"
+                # Another instance is another log.
+                " log_end = CASE WHEN cookies.cookie->>'instance' = excluded.cookie->>'instance'"
+                " THEN cookies.log_end ELSE 0 END"
                 f" RETURNING {_ROW}",
                 name,
                 request.cookie.model_dump_json(),
@@ -99,6 +102,32 @@ class CookieStore:
             return _row_of(changed)
 
         return await self._database.transact(work)
+
+    async def note_log_end(self, name: str, said: LogEnd) -> CookieRow:
+        """Note how far a log is on disk, which only the registered process can say; it never goes
+        back. The version stays: nobody else's change has to know.
+
+        Raises: VersionConflict (with `current`), RouteNotFound.
+        """
+
+        async def work(connection: Connection) -> None:
+            await connection.execute(
+                "UPDATE cookies SET log_end = $3"
+                " WHERE name = $1 AND cookie->>'process' = $2 AND log_end < $3",
+                name,
+                said.process,
+                said.log_end,
+            )
+
+        await self._database.transact(work)
+        registered = await self.get(name)
+        if registered.cookie.process != said.process:
+            raise VersionConflict(
+                f"another process is registered as {name}",
+                bookie=name,
+                current=registered.model_dump(mode="json"),
+            )
+        return registered
 
     async def uses(self, name: str, *, limit: int) -> BookieUses:
         """What names a bookie, in any incarnation. Raises: RouteNotFound, which names it."""
@@ -194,6 +223,7 @@ def _row_of(record: asyncpg.Record) -> CookieRow:
                 "name": record["name"],
                 "version": record["version"],
                 "cookie": orjson.loads(record["cookie"]),
+                "log_end": record["log_end"],
             }
         )
     )

@@ -25,6 +25,7 @@ from quorumlog.wire.bodies import (
     LedgerHeadsAsk,
     LedgerList,
     LedgerRow,
+    LogEnd,
     ServiceHeartbeat,
     ServiceList,
 )
@@ -188,6 +189,15 @@ async def put_cookie(request: web.Request) -> web.Response:
     return answer(row, ETag=f'"{row.version}"')
 
 
+async def put_log_end(request: web.Request) -> web.Response:
+    """Note how far the log of a bookie's registered process is on disk; it never goes back."""
+    query_of(request, ())
+    row = await request.app[PARTS].cookies.note_log_end(
+        _name(request), await parsed(request, LogEnd)
+    )
+    return answer(row, ETag=f'"{row.version}"')
+
+
 async def get_uses(request: web.Request) -> web.Response:
     """What names a bookie: how many ledgers, and the first of them with what keeps it there."""
     limit = limit_of(query_of(request, ("limit",)))
@@ -252,6 +262,7 @@ ROUTES: Final = (
     Route("PUT", "/v1/bookies/{name}/cookie", put_cookie, CookiePut, CookieRow),
     Route("DELETE", "/v1/bookies/{name}/cookie", delete_cookie, None, None, 204),
     Route("GET", "/v1/bookies/{name}/uses", get_uses, None, BookieUses, query=("limit",)),
+    Route("PUT", "/v1/bookies/{name}/log-end", put_log_end, LogEnd, CookieRow),
     Route("PUT", "/v1/bookies/{name}/heartbeat", bookie_lives, BookieHeartbeat, HeartbeatTaken),
     Route("GET", "/v1/services", list_services, None, ServiceList),
     Route(

@@ -66,7 +66,7 @@ class Liveness:
 
     async def bookie_lives(self, name: str, heartbeat: BookieHeartbeat) -> bool:
         """Take a heartbeat; tells whether Redis has it."""
-        key = self._key("bookie", name)
+        key = self._bookie_key(name, heartbeat.process)
         body = heartbeat.model_dump_json().encode()
         self._hear(key, body)
         return await self._asked(lambda: self._set(key, body, heartbeat.ttl_s), False)
@@ -86,10 +86,10 @@ class Liveness:
         return await self._asked(record, False)
 
     async def bookies(self, cookies: Sequence[CookieRow]) -> BookieList:
-        """Registered bookies with their liveness. A heartbeat of another incarnation than the
-        cookie's counts as none.
+        """Registered bookies with their liveness. A heartbeat of another incarnation or process than
+        the cookie's counts as none.
         """
-        keys = [self._key("bookie", cookie.name) for cookie in cookies]
+        keys = [self._bookie_key(cookie.name, cookie.cookie.process) for cookie in cookies]
         found = await self._asked(lambda: self._fetch(keys), None)
         bodies = [self._heard.get(key) for key in keys] if found is None else found
         age_s = await self._asked(self._age_s, 0.0)
@@ -115,6 +115,10 @@ class Liveness:
     async def close(self) -> None:
         """Close the connections to Redis."""
         await self._redis.aclose()
+
+    def _bookie_key(self, name: str, process: str) -> str:
+        # Two processes under one name must not write over each other's heartbeats (rule 15a).
+        return self._key("bookie", name, process) if process else self._key("bookie", name)
 
     def _key(self, *parts: str) -> str:
         return ":".join((self._prefix, *parts))

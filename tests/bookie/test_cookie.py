@@ -1,11 +1,17 @@
 """Whether a directory is the data that a bookie's name stands for."""
 
+import os
+import shutil
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from services.bookie.cookie import CookieRefused, LocalCookie, Situation, decide
+from services.bookie.cookie import CookieRefused, LocalCookie, Situation, decide, is_displaced
+from services.bookie.identity import HardLinked, Identity, identity_of
 
+HERE = Identity(inode=7, born_ns=1_000)
 LOCAL = LocalCookie(
     name="b1",
     incarnation=2,
@@ -14,6 +20,8 @@ LOCAL = LocalCookie(
     directories=("/data",),
     boots=5,
     registered=True,
+    identity=HERE,
+    processes=("first", "last"),
 )
 FOUND = Situation(
     name="b1",
@@ -25,6 +33,9 @@ FOUND = Situation(
     has_data=True,
     lost_unsynced=False,
     may_fix=False,
+    identity=HERE,
+    process="this",
+    log_end=100,
 )
 
 
@@ -60,6 +71,7 @@ def test_a_new_incarnation_that_was_not_registered_yet_goes_on() -> None:
 
 OTHER_INSTANCE = LOCAL.model_copy(update={"instance": "another"}).cookie
 LATER = LOCAL.model_copy(update={"incarnation": 3}).cookie
+OTHER_PROCESS = LOCAL.cookie.model_copy(update={"process": "another"})
 MORE_BOOTS = LOCAL.model_copy(update={"boots": 6}).cookie
 
 LOSSES = {
@@ -69,6 +81,10 @@ LOSSES = {
     "another directory is registered": replace(FOUND, remote=OTHER_INSTANCE),
     "a later incarnation is registered": replace(FOUND, remote=LATER),
     "the directory is an old copy": replace(FOUND, remote=MORE_BOOTS),
+    "the directory is a copy": replace(FOUND, identity=Identity(inode=8, born_ns=1_000)),
+    "the inode is used again": replace(FOUND, identity=Identity(inode=7, born_ns=2_000)),
+    "another process was registered": replace(FOUND, remote=OTHER_PROCESS),
+    "the log went back": replace(FOUND, log_end_told=101),
 }
 
 
@@ -100,3 +116,94 @@ def test_the_data_of_another_bookie_or_cluster_is_never_taken(may_fix: bool) -> 
         decide(replace(FOUND, name="b2", may_fix=may_fix))
     with pytest.raises(CookieRefused, match="cluster other"):
         decide(replace(FOUND, cluster_id="other", may_fix=may_fix))
+
+
+@pytest.mark.parametrize("found", LOSSES.values(), ids=LOSSES.keys())
+@pytest.mark.parametrize("may_fix", [False, True])
+def test_whoever_lives_under_the_name_stays(found: Situation, may_fix: bool) -> None:
+    """Rule 15a: no leave makes a newcomer displace it, and no directory does."""
+    for newcomer in (found, FOUND, replace(FOUND, lost_unsynced=True)):
+        with pytest.raises(CookieRefused, match="stays"):
+            decide(replace(newcomer, holder="http://b1 answers as bookie b1", may_fix=may_fix))
+
+
+def test_a_copy_that_lost_what_was_deferred_needs_leave_all_the_same() -> None:
+    """Every copy of a running bookie looks like that."""
+    copy = replace(FOUND, identity=Identity(inode=8), lost_unsynced=True)
+
+    with pytest.raises(CookieRefused, match="is a copy"):
+        decide(copy)
+
+
+def test_a_salvaged_log_may_begin_anew() -> None:
+    local = LOCAL.model_copy(update={"salvaged": True})
+
+    cookie, reason = decide(replace(FOUND, local=local, log_end=3, log_end_told=100))
+
+    assert (cookie.member, bool(reason)) == ("b1@3", True)
+
+
+def test_the_processes_of_a_directory_are_told_apart_from_others() -> None:
+    """One that ended between its cookie and its registration, before or after the row was changed."""
+    cookie, _ = decide(FOUND)
+    assert cookie.processes == ("first", "last", "this")
+    again = replace(FOUND, local=cookie, process="next")
+
+    for registered in (LOCAL.cookie, cookie.cookie):
+        assert decide(replace(again, remote=registered))[1] == ""
+
+
+def test_a_file_system_without_birth_times_leaves_the_inode() -> None:
+    for unborn, born in ((Identity(7), HERE), (HERE, Identity(7)), (Identity(7), Identity(7))):
+        local = LOCAL.model_copy(update={"identity": unborn})
+        assert decide(replace(FOUND, local=local, identity=born))[1] == ""
+    with pytest.raises(CookieRefused, match="is a copy"):
+        decide(replace(FOUND, identity=Identity(8)))
+
+
+def test_a_cookie_of_before_rule_15a_is_completed() -> None:
+    local = LOCAL.model_copy(update={"identity": None, "processes": ()})
+
+    cookie, reason = decide(replace(FOUND, local=local, remote=local.cookie))
+
+    assert (reason, cookie.identity, cookie.processes) == ("", HERE, ("this",))
+
+
+def test_a_process_is_displaced_by_a_later_one_and_by_no_database_that_went_back() -> None:
+    mine = LOCAL.cookie
+    for later in ({"boots": 6}, {"incarnation": 3, "boots": 1}):
+        assert is_displaced(mine, mine.model_copy(update={"process": "other", **later}))
+    for older in ({"boots": 4}, {"incarnation": 1, "boots": 9}):
+        assert not is_displaced(mine, mine.model_copy(update={"process": "other", **older}))
+    assert not is_displaced(mine, mine.model_copy(update={"boots": 6}))
+
+
+def test_a_directory_is_the_same_wherever_it_is_moved_and_a_copy_is_another_one(
+    tmp_path: Path,
+) -> None:
+    here, moved, copy = tmp_path / "here", tmp_path / "deep" / "moved", tmp_path / "copy"
+    here.mkdir()
+    first = identity_of(here)
+    assert identity_of(here) == first
+    shell = ["stat", "--format=%i %W", str(here / "marker")]
+    inode, born = subprocess.run(shell, check=True, capture_output=True, text=True).stdout.split()
+    assert first.inode == int(inode)
+    assert (first.born_ns or 0) // 10**9 == int(born)
+
+    moved.parent.mkdir()
+    here.rename(moved)
+    (moved / "marker").chmod(0o600)
+    os.utime(moved / "marker", (0, 0))
+    (moved / "marker").write_bytes(b"")
+    assert identity_of(moved).is_same(first)
+
+    subprocess.run(["cp", "-a", str(moved), str(copy)], check=True)
+    assert not identity_of(copy).is_same(first)
+    shutil.rmtree(copy)
+
+    subprocess.run(["cp", "-al", str(moved), str(copy)], check=True)
+    for either in (moved, copy):
+        with pytest.raises(HardLinked):
+            identity_of(either)
+    shutil.rmtree(copy)
+    assert identity_of(moved).is_same(first)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quorumlog.net.service import run_service
-from services.bookie import runtime
+from services.bookie import registration
 from services.bookie.app import build
 from services.bookie.config import Config
 from services.bookie.cookie import LocalCookie, Situation, decide
@@ -53,7 +53,7 @@ def _loss_is_not_noticed() -> None:
         }
         return cookie.model_copy(update=same), ""
 
-    setattr(runtime, "decide", decided)  # noqa: B010 - a patch, not an assignment
+    setattr(registration, "decide", decided)  # noqa: B010 - a patch, not an assignment
 
 
 def _nothing_waits_for_the_disk() -> None:

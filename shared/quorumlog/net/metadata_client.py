@@ -50,6 +50,7 @@ from quorumlog.wire.bodies import (
     LedgerHeadsAsk,
     LedgerList,
     LedgerRow,
+    LogEnd,
     MissedBody,
     ServiceHeartbeat,
     ServiceInfo,
@@ -262,6 +263,15 @@ class MetadataClient:
         body = CookiePut(cookie=cookie, version=version, attempt=new_attempt())
         path = f"/v1/bookies/{quote(name)}/cookie"
         return await self.ask("PUT", path, body, gives=CookieRow, settles=True)
+
+    async def log_ends(self, name: str, end: LogEnd) -> CookieRow:
+        """Tell how far a bookie's log is on disk.
+
+        Raises: VersionConflict (with `current`) where another process is registered,
+        RouteNotFound, MetadataUnavailable.
+        """
+        path = f"/v1/bookies/{quote(name)}/log-end"
+        return await self.ask("PUT", path, end, gives=CookieRow)
 
     async def uses(self, name: str, *, limit: int = 10) -> BookieUses:
         """What names a bookie. Raises: RouteNotFound, MetadataUnavailable."""

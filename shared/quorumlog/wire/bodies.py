@@ -339,6 +339,10 @@ class Cookie(Body):
     """Starts so far; a directory with fewer than the cookie says is an old copy."""
     may_fix: bool = False
     """An operator's word for one start: go on as a new incarnation where data is lost."""
+    url: Text = ""
+    """Where the process that is registered answers."""
+    process: Text = ""
+    """Drawn by each process when it starts (rule 15a)."""
 
 
 class CookiePut(Body):
@@ -355,6 +359,16 @@ class CookieRow(Body):
     name: BookieName
     version: Version
     cookie: Cookie
+    log_end: Annotated[int, Field(ge=0, le=ID_MAX)] = 0
+    """The log of this instance reached so far on its disk, as its process told; a directory whose
+    log ends before it went back (a snapshot)."""
+
+
+class LogEnd(Body):
+    """`PUT /v1/bookies/{name}/log-end`: the registered process tells how far its log is on disk."""
+
+    process: Text
+    log_end: Annotated[int, Field(ge=0, le=ID_MAX)]
 
 
 BookieMode = Literal["writable", "read-only", "draining"]
@@ -398,6 +412,8 @@ class BookieHeartbeat(Body):
     state: BookieMode = "writable"
     free_bytes: Annotated[int, Field(ge=0, le=ID_MAX)] = 0
     ttl_s: Annotated[float, Field(gt=0, le=3600, strict=False)] = 5.0
+    process: Text = ""
+    """Of the cookie; a process that is not registered speaks for nobody."""
 
 
 class BookieInfo(Body):

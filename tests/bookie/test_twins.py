@@ -1,0 +1,308 @@
+"""Two processes under one bookie's name: a copy of a directory, a snapshot of one (rule 15a).
+
+Programs on real processes. Whoever is registered and lives stays; the newcomer is refused.
+"""
+
+import asyncio
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from loadtest.stores import Stores, scratch
+from quorumlog.net.bookie_client import BookieClient
+from quorumlog.protocol.messages import Status
+from services.local.process import stop
+from tests.bookie.support import KEY, run_of
+from tests.bookie.test_process import PATIENT, Process
+from tests.metadata.support import serving
+from tests.support.proxy import proxy_to
+from tests.support.waiting import until
+
+ALLOWED = {"AUTO_FIX_COOKIES": "1"}
+REFUSED = 78
+
+
+class Pair:
+    """A bookie, and whoever comes under its name."""
+
+    def __init__(self, make: Callable[[str], Process]) -> None:
+        self._make = make
+        self.processes: list[Process] = []
+        self.holder = self.process("holder")
+
+    def process(self, name: str) -> Process:
+        made = self._make(name)
+        self.processes.append(made)
+        return made
+
+    async def twin(self, name: str = "twin") -> Process:
+        """A process on a port of its own, with a copy of the holder's directory as it is now."""
+        twin = self.process(name)
+        # A file that RocksDB removes meanwhile is no file of the copy.
+        await asyncio.to_thread(
+            subprocess.run, ["cp", "-a", self.holder.data, twin.data], capture_output=True
+        )
+        assert (twin.data / "cookie.json").exists()
+        return twin
+
+
+@asynccontextmanager
+async def pair_of(stores: Stores) -> AsyncIterator[Pair]:
+    with scratch("ql-twins-") as folder:
+        async with serving(stores) as service, aiohttp.ClientSession() as session:
+
+            def make(name: str) -> Process:
+                (folder / name).mkdir()
+                return Process(service, folder / name, session)
+
+            pair = Pair(make)
+            try:
+                yield pair
+            finally:
+                for process in pair.processes:
+                    if process.process is not None:
+                        stop(process.process, signal.SIGKILL, 30)
+
+
+@pytest.fixture
+async def pair(stores: Stores) -> AsyncIterator[Pair]:
+    async with pair_of(stores) as made:
+        yield made
+
+
+async def added(process: Process, entry: int, member: str = "b1@1") -> Status:
+    client = BookieClient(lambda _: process.url, process.session, PATIENT)
+    answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+    client.add(member, KEY, run_of(7, [entry]), answered.set_result)
+    try:
+        return await answered
+    finally:
+        await client.close()
+
+
+async def listed(process: Process) -> dict[str, Any]:
+    """The bookie as the metadata service lists it."""
+    async with process.session.get(f"{process.settings['METADATA_URLS']}/v1/bookies") as answer:
+        (found,) = (await answer.json())["bookies"]
+        assert isinstance(found, dict)
+        return found
+
+
+async def assert_refused(process: Process, why: str, **settings: str) -> None:
+    process.start(**{"HOLDER_S": "0", **settings})
+    assert await process.ended() == REFUSED
+    assert why in process.log.read_text()
+
+
+async def test_a_copy_is_refused_while_the_original_answers(pair: Pair) -> None:
+    """With every leave that there is; the original notices nothing of it."""
+    pair.holder.start()
+    assert (await pair.holder.ready())["bookie"] == "b1@1"
+    assert await added(pair.holder, 0) is Status.OK
+    twin = await pair.twin()
+
+    await assert_refused(twin, "the one that is there stays")
+    await assert_refused(twin, "the one that is there stays", **ALLOWED)
+    shutil.rmtree(twin.data)  # an empty directory is no better
+    await assert_refused(twin, "the one that is there stays", **ALLOWED)
+
+    assert await added(pair.holder, 1) is Status.OK
+    assert await listed(pair.holder) == (await listed(pair.holder)) | {
+        "id": "b1@1",
+        "state": "writable",
+        "url": pair.holder.url,
+    }
+
+
+async def test_a_copy_is_never_the_same_member_though_the_original_is_gone(pair: Pair) -> None:
+    pair.holder.start()
+    await pair.holder.ready()
+    assert await added(pair.holder, 0) is Status.OK
+    twin = await pair.twin()
+    assert await added(pair.holder, 1) is Status.OK
+    await pair.holder.kill()
+
+    await assert_refused(twin, "is a copy")
+    twin.start(**ALLOWED)
+
+    assert (await twin.ready())["bookie"] == "b1@2"
+    assert await added(twin, 2) is Status.NOT_MINE  # nothing normal as b1@1
+    # The original comes second now, and may not come as what it was.
+    await assert_refused(pair.holder, "the one that is there stays", **ALLOWED)
+
+
+async def test_a_bookie_that_is_cut_off_from_metadata_goes_on_and_keeps_its_name(
+    pair: Pair,
+) -> None:
+    async with proxy_to(pair.holder.settings["METADATA_URLS"]) as proxy:
+        own_way = proxy.url(pair.holder.settings["METADATA_URLS"])
+        pair.holder.start(METADATA_URLS=own_way, LOG_END_S="0.1", HEARTBEAT_S="0.1")
+        await pair.holder.ready()
+        twin = await pair.twin()
+        proxy.is_down = True
+        proxy.cut_all()
+
+        async def is_lost() -> bool:
+            return bool((await listed(pair.holder))["state"] == "lost")
+
+        await until(is_lost, "its heartbeat runs out")
+        await until(
+            lambda: "log-end-put-off" in pair.holder.log.read_text(), "it can't tell its log's end"
+        )
+        assert await added(pair.holder, 0) is Status.OK
+        await assert_refused(twin, "the one that is there stays", **ALLOWED)
+        proxy.is_down = False
+
+        async def is_back() -> bool:
+            return bool((await listed(pair.holder))["state"] == "writable")
+
+        await until(is_back, "its heartbeats come again")
+
+
+async def test_a_bookie_that_is_silent_here_and_heard_elsewhere_keeps_its_name(pair: Pair) -> None:
+    """Between newcomer and holder nothing passes; between holder and all others everything."""
+    async with proxy_to(pair.holder.url) as proxy:
+        pair.holder.start(ADVERTISED_URL=proxy.url(pair.holder.url), HEARTBEAT_S="60")
+        await pair.holder.ready()
+        twin = await pair.twin()
+        proxy.is_silent = True
+
+        await assert_refused(twin, "heartbeats of bookie b1 come", **ALLOWED)
+
+
+async def test_a_paused_bookie_that_was_displaced_ends_when_it_goes_on(pair: Pair) -> None:
+    """Paused it looks dead. Its directory stays its own: the newcomer is another incarnation."""
+    pair.holder.start(LOG_END_S="0.1", HEARTBEAT_S="0.1")
+    await pair.holder.ready()
+    assert await added(pair.holder, 0) is Status.OK
+    twin = await pair.twin()
+    assert pair.holder.process is not None
+    pair.holder.process.send_signal(signal.SIGSTOP)
+    try:
+        twin.start(**ALLOWED)
+        assert (await twin.ready())["bookie"] == "b1@2"
+    finally:
+        pair.holder.process.send_signal(signal.SIGCONT)
+
+    assert await pair.holder.ended() == REFUSED
+    assert "b1@2 is registered" in pair.holder.log.read_text()
+
+    async def is_the_twin() -> bool:
+        found = await listed(twin)
+        return (found["id"], found["url"], found["state"]) == ("b1@2", twin.url, "writable")
+
+    await until(is_the_twin, "the newcomer is listed")
+
+
+async def test_of_two_copies_that_start_at_once_one_serves(pair: Pair) -> None:
+    pair.holder.start()
+    await pair.holder.ready()
+    twins = [await pair.twin("one"), await pair.twin("two")]
+    await pair.holder.kill()
+    for twin in twins:
+        twin.start(HOLDER_S="0", **ALLOWED)
+
+    def ended() -> list[Process]:
+        return [twin for twin in twins if twin.process and twin.process.poll() is not None]
+
+    await until(lambda: bool(ended()), "one of them ends")
+    (loser,) = ended()
+    (winner,) = [twin for twin in twins if twin is not loser]
+
+    assert await loser.ended() == REFUSED
+    assert "the one that is there stays" in loser.log.read_text()
+    served = (await winner.ready())["bookie"]
+    assert await added(winner, 0, served) is Status.OK
+    await winner.kill()
+    # What the loser wrote down before it lost makes it no member either.
+    await assert_refused(loser, "registered")
+
+
+async def test_restarts_within_moments_and_directories_that_move_keep_the_member(
+    pair: Pair,
+) -> None:
+    holder = pair.holder
+    for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        holder.start(HEARTBEAT_S="60")  # its heartbeat outlives it
+        assert (await holder.ready())["bookie"] == "b1@1"
+        await holder.kill(how)
+
+    moved = pair.process("moved")
+    holder.data.rename(moved.data)  # and another port
+    assert moved.port != holder.port
+    moved.start()
+
+    assert (await moved.ready())["bookie"] == "b1@1"
+
+
+async def test_a_newcomer_waits_for_one_that_is_about_to_end(pair: Pair) -> None:
+    pair.holder.start()
+    await pair.holder.ready()
+    moved = pair.process("moved")
+    moved.start(HOLDER_S="600", **ALLOWED)
+    await until(lambda: "holder-there" in moved.log.read_text(), "it looks at the holder")
+
+    await pair.holder.kill(signal.SIGTERM)
+
+    assert (await moved.ready())["bookie"] == "b1@2"
+
+
+def go_back(data: Path, snapshot: Path) -> None:
+    """Give a directory the contents of a snapshot; files that both have stay the same files, as a
+    volume's snapshot leaves them.
+    """
+    for path in sorted(data.rglob("*"), reverse=True):
+        if not (snapshot / path.relative_to(data)).exists():
+            path.rmdir() if path.is_dir() else path.unlink()
+    for path in sorted(snapshot.rglob("*")):
+        here = data / path.relative_to(snapshot)
+        if path.is_dir():
+            here.mkdir(exist_ok=True)
+        else:
+            here.write_bytes(path.read_bytes())
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_snapshot_of_the_same_boot_is_found_out(pair: Pair, how: signal.Signals) -> None:
+    """Rule 15: the counter of boots does not show it, and the marker is the same file. What the
+    bookie told of its log does, at an orderly end and from time to time.
+    """
+    holder = pair.holder
+    by_time = {"LOG_END_S": "0.1" if how is signal.SIGKILL else "3600"}
+    holder.start(**by_time)
+    await holder.ready()
+    assert await added(holder, 0) is Status.OK
+    snapshot = (await pair.twin("snapshot")).data
+    shutil.rmtree(snapshot / "index")  # it is a cache, and was copied file by file
+    assert await added(holder, 1) is Status.OK
+
+    async def told() -> int:
+        url = f"{holder.settings['METADATA_URLS']}/v1/bookies/b1/cookie"
+        async with holder.session.get(url) as answer:
+            return int((await answer.json())["log_end"])
+
+    # A batch for each entry; the log begins with batch 1.
+    if how is signal.SIGKILL:
+
+        async def is_told() -> bool:
+            return await told() >= 3
+
+        await until(is_told, "it told that its log has both entries")
+    await holder.kill(how)
+    assert await told() == 3
+    go_back(holder.data, snapshot)
+
+    await assert_refused(holder, "went back")
+    holder.start(**ALLOWED)
+
+    assert (await holder.ready())["bookie"] == "b1@2"
+    assert json.loads((holder.data / "cookie.json").read_text())["boots"] == 1
+    assert await told() < 3  # another instance's log
