@@ -16,9 +16,18 @@ from typing import Any
 import aiohttp
 import pytest
 
+from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.protocol.messages import Status
+from quorumlog.wire.bodies import CookieRow
+from services.bookie.config import Config
+from services.bookie.cookie import CookieRefused, LocalCookie, read_cookie, write_cookie
+from services.bookie.identity import identity_of
+from services.bookie.log import SegmentHead
+from services.bookie.registration import Registration
+from services.bookie.replay import Replayed
+from services.bookie.writer import Position
 from services.local.process import stop
 from tests.bookie.support import KEY, run_of
 from tests.bookie.test_process import PATIENT, Process
@@ -42,6 +51,17 @@ class Pair:
         made = self._make(name)
         self.processes.append(made)
         return made
+
+    async def clone(self, name: str = "clone") -> Process:
+        """As a twin; the volume was copied block by block, with inodes and birth times: its cookie
+        fits its marker.
+        """
+        clone = await self.twin(name)
+        cookie = read_cookie(clone.data)
+        assert cookie is not None
+        fits = cookie.model_copy(update={"identity": identity_of(clone.data)})
+        write_cookie(clone.data, fits)
+        return clone
 
     async def twin(self, name: str = "twin") -> Process:
         """A process on a port of its own, with a copy of the holder's directory as it is now."""
@@ -202,13 +222,29 @@ async def test_a_paused_bookie_that_was_displaced_ends_when_it_goes_on(pair: Pai
     await until(is_the_twin, "the newcomer is listed")
 
 
-async def test_of_two_copies_that_start_at_once_one_serves(pair: Pair) -> None:
+async def test_a_volume_that_was_cloned_is_told_by_the_holder_and_by_the_row(pair: Pair) -> None:
+    """Nothing in the directory shows it: its marker is the same one to all appearances."""
+    holder = pair.holder
+    holder.start()
+    await holder.ready()
+    clone = await pair.clone()
+
+    await assert_refused(clone, "the one that is there stays", **ALLOWED)
+
+    await holder.kill()
+    holder.start()
+    await holder.ready()
+    await holder.kill()
+    await assert_refused(clone, "is an old copy")
+
+
+async def test_of_two_clones_that_start_at_once_one_is_the_member(pair: Pair) -> None:
     pair.holder.start()
     await pair.holder.ready()
-    twins = [await pair.twin("one"), await pair.twin("two")]
+    twins = [await pair.clone("one"), await pair.clone("two")]
     await pair.holder.kill()
     for twin in twins:
-        twin.start(HOLDER_S="0", **ALLOWED)
+        twin.start(HOLDER_S="0")
 
     def ended() -> list[Process]:
         return [twin for twin in twins if twin.process and twin.process.poll() is not None]
@@ -219,11 +255,63 @@ async def test_of_two_copies_that_start_at_once_one_serves(pair: Pair) -> None:
 
     assert await loser.ended() == REFUSED
     assert "the one that is there stays" in loser.log.read_text()
-    served = (await winner.ready())["bookie"]
-    assert await added(winner, 0, served) is Status.OK
+    assert (await winner.ready())["bookie"] == "b1@1"
+    assert await added(winner, 0) is Status.OK
     await winner.kill()
     # What the loser wrote down before it lost makes it no member either.
     await assert_refused(loser, "registered")
+
+
+async def test_a_start_that_lost_the_race_sees_who_won(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both saw that nobody was there, and both wrote their cookie. It is the row that decides."""
+    with scratch("ql-race-") as folder:
+        async with serving(stores) as service:
+            replayed = Replayed(SegmentHead(1, 0, 1, 0, 0), -1, Position(1, 0, 1), was_clean=True)
+
+            def registration(name: str) -> Registration:
+                folder.joinpath(name).mkdir()
+                settings = {
+                    "PORT": str(free_ports(1)[0]),
+                    "BOOKIE_NAME": "b1",
+                    "DATA_DIR": str(folder / name),
+                    "METADATA_URLS": service.url,
+                    "HOLDER_S": "0",
+                }
+                return Registration(Config.read(settings), service.client, name)
+
+            async def agree(one: Registration, local: LocalCookie | None) -> LocalCookie:
+                return await one.agree(local, replayed, has_data=local is not None)
+
+            def of(cookie: LocalCookie, name: str) -> LocalCookie:
+                return cookie.model_copy(
+                    update={"identity": identity_of(folder / name), "registered": True}
+                )
+
+            first = await agree(registration("first"), None)
+            winner, loser = registration("winner"), registration("loser")
+            put = service.client.put_cookie
+            raced: list[LocalCookie] = []
+
+            async def put_second(*args: Any, **kwargs: Any) -> CookieRow:
+                if not raced:
+                    raced.append(first)
+                    raced[0] = await agree(winner, of(first, "winner"))
+                return await put(*args, **kwargs)
+
+            monkeypatch.setattr(service.client, "put_cookie", put_second)
+            with pytest.raises(CookieRefused, match="another process was registered"):
+                await agree(loser, of(first, "loser"))
+
+            assert raced[0].member == "b1@1"
+            # As often as it comes: it wrote down a start that was never registered.
+            written = read_cookie(folder / "loser")
+            assert written is not None
+            assert not written.registered
+            assert written.boots == raced[0].boots
+            with pytest.raises(CookieRefused, match="another process was registered"):
+                await agree(loser, written)
 
 
 async def test_restarts_within_moments_and_directories_that_move_keep_the_member(
