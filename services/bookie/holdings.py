@@ -95,12 +95,6 @@ class Holdings:
             await asyncio.sleep(0)
         return tuple(found)
 
-    def is_named(self, segment: int) -> bool:
-        """Whether a part in memory lies in a segment."""
-        return any(
-            part.segment == segment for ledger in self._ledgers.values() for part in ledger.recent
-        )
-
     def trim(self) -> None:
         """Forget idle ledgers beyond the limit: the index knows them."""
         if len(self._ledgers) > LEDGERS_MAX:

@@ -44,8 +44,9 @@ def dropped(ledger: Ledger, *, keep_stub: bool) -> LogRecord:
     ledger.is_dropped = not keep_stub
     if keep_stub:
         # The ledger is CLOSED: no normal add is right any more.
-        replica.apply(LedgerFenced(key))
-    replica.accepted_count += 1
+        replica.stub(key)
+    else:
+        replica.accepted_count += 1
     kind = Kind.DROP if keep_stub else Kind.DELETE
     return LogRecord(kind, ledger.ledger_id, (key,), len(key), tag=(ledger, None))
 

@@ -94,10 +94,9 @@ class Space:
             repeated.append(number)
         # The index must not name a segment any more before it goes.
         await store.checkpoint()
-        left = await asyncio.to_thread(self._parts_of, set(repeated))
-        named = {part.segment for _, part in left}
+        named = await self._named(repeated)
         for number in repeated:
-            if number in named or store.holdings.is_named(number):
+            if number in named:
                 log.error("segment-kept", extra={"segment": number, "reason": "named"})
                 continue
             try:
@@ -108,6 +107,14 @@ class Space:
             store.damages.segment_removed(number)
             store.counters["removed_segments"] += 1
             log.info("segment-removed", extra={"segment": number})
+
+    async def _named(self, numbers: list[int]) -> set[int]:
+        """Which of these segments a part names still: what was left of a run when a part of it was
+        replaced meanwhile. What lies in memory only is never in a segment this old: it was taken from
+        a part that the checkpoint before this wrote, or comes to the log's end.
+        """
+        left = await asyncio.to_thread(self._parts_of, set(numbers))
+        return {part.segment for _, part in left}
 
     async def _move(self, parts: list[tuple[int, Part]]) -> set[int]:
         """Move parts to the end of the log, in this order; the segments of those that can't be

@@ -14,20 +14,31 @@ from typing import Any, Final
 
 import pytest
 
-from loadtest.stores import scratch
+from loadtest.stores import Stores, scratch, store_servers
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import ReadAsked
-from services.bookie import cookie, replay
+from services.bookie import cookie, registration, replay
 from services.bookie.collect import Collector
+from services.bookie.holder import Seen
 from services.bookie.ledger import Ledger
 from services.bookie.moves import Moves
+from services.bookie.registration import Registration
 from services.bookie.segments import Segments
 from services.bookie.space import Space
 from services.bookie.store import ReadAnswer, Store
 from services.bookie.writer import LogWriter
-from tests.bookie import crash, flips, test_at_once, test_collect, test_cookie
+from services.metadata.liveness import Liveness
+from tests.bookie import (
+    crash,
+    flips,
+    test_at_once,
+    test_collect,
+    test_cookie,
+    test_guards,
+    test_twins,
+)
 from tests.bookie.test_store import Gate
 
 ROUNDS: Final = 8
@@ -135,6 +146,70 @@ def starts_with_lost_data() -> bool:
     return False
 
 
+def by_twins(
+    test: Callable[[Stores], Coroutine[Any, Any, None]],
+) -> bool:
+    """Two processes under one name, and stores that know of them."""
+    with store_servers() as servers:
+        try:
+            asyncio.run(_played_at(test, servers.fresh()))
+        except AssertionError:
+            return True
+    return False
+
+
+async def _played_at(test: Callable[[Stores], Coroutine[Any, Any, None]], stores: Stores) -> None:
+    await test(stores)
+
+
+def displaces() -> bool:
+    """A newcomer, while the registered process answers at its URL, or is only heard."""
+    return by_twins(test_twins.test_the_registered_process_is_asked_before_anybody_takes_its_name)
+
+
+def stays_displaced() -> bool:
+    """A process that comes back after another one took its name."""
+    return by_twins(test_twins.test_a_process_that_was_displaced_hears_of_it)
+
+
+def loses_while_leaving() -> bool:
+    """Adds to a ledger of which it is decided whether it goes."""
+    return by_scenario(test_guards.test_no_add_is_taken_while_it_is_decided_whether_the_ledger_goes)
+
+
+def drops_at_once() -> bool:
+    """Two looks within a grace."""
+    return by_scenario(test_guards.test_a_grace_passes_between_the_two_looks)
+
+
+def removes_what_is_named() -> bool:
+    """A run of which a part is replaced while its segment is given up."""
+    with pytest.MonkeyPatch.context() as patch:
+        return by_scenario(test_guards.test_a_segment_that_is_named_still_stays, patch)
+
+
+def brings_back() -> bool:
+    """A ledger that is dropped while its parts are moved."""
+    with pytest.MonkeyPatch.context() as patch:
+        return by_scenario(
+            test_guards.test_a_ledger_that_was_dropped_while_it_was_moved_does_not_come_back, patch
+        )
+
+
+def forgets_a_stub() -> bool:
+    """A ledger that is forgotten in memory before its stub is on disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        return by_scenario(
+            test_guards.test_a_ledger_whose_stub_is_not_on_disk_is_not_forgotten, Gate(patch), patch
+        )
+
+
+def compares_while_leaving() -> bool:
+    """An add that is being compared when its ledger begins to leave."""
+    with pytest.MonkeyPatch.context() as patch:
+        return by_scenario(test_guards.test_no_add_that_was_being_compared_is_taken_either, patch)
+
+
 # --- what is taken out ---------------------------------------------------------------------------
 
 
@@ -209,6 +284,92 @@ def trusting_absence(original: Any) -> Any:
 def no_reason(_original: Any) -> Any:
     """A directory is always right."""
     return lambda _found: ""
+
+
+def never(_original: Any) -> Any:
+    """No."""
+    return lambda *_args: False
+
+
+def never_heard(_original: Any) -> Any:
+    """Heartbeats count for nothing."""
+
+    async def is_heard(_self: Registration, _name: str) -> bool:
+        return False
+
+    return is_heard
+
+
+def nobody_there(_original: Any) -> Any:
+    """Whoever is registered counts as gone, unasked."""
+
+    async def look(_url: str, _name: str, _process: str) -> Seen:
+        return Seen.GONE
+
+    return look
+
+
+def one_for_all(_original: Any) -> Any:
+    """All processes of a name write one heartbeat."""
+    return lambda self, name, _process: self._key("bookie", name)
+
+
+class Blind(set[int]):
+    """Ledgers that leave, and nobody sees it."""
+
+    def __contains__(self, _item: object) -> bool:
+        return False
+
+
+def unseen_while_added(original: Any) -> Any:
+    """An add does not look whether its ledger is leaving."""
+
+    def taken(self: Store, *args: Any) -> None:
+        leaving, self._leaving = self._leaving, Blind()
+        try:
+            original(self, *args)
+        finally:
+            self._leaving = leaving
+
+    return taken
+
+
+def unseen_while_compared(original: Any) -> Any:
+    """Nor does one that was compared meanwhile."""
+
+    async def taken(self: Store, *args: Any) -> None:
+        self._leaving = Blind()
+        await original(self, *args)
+
+    return taken
+
+
+def graceless(original: Any) -> Any:
+    """The second look may follow the first at once."""
+
+    def made(self: Collector, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs | {"grace_s": 0.0})
+
+    return made
+
+
+def unnamed(_original: Any) -> Any:
+    """What was moved counts as all that there was."""
+
+    async def named(_self: Space, _numbers: list[int]) -> set[int]:
+        return set()
+
+    return named
+
+
+def idle_in_queues(_original: Any) -> Any:
+    """Records that nobody waits for may be forgotten before they are on disk."""
+
+    def is_idle(self: Ledger) -> bool:
+        is_busy = self.recent or self.is_dirty or self._is_in_checkpoint or self._waiting
+        return not is_busy
+
+    return property(is_idle)
 
 
 CRASH_MUTANTS: Final = (
@@ -303,4 +464,96 @@ OTHER_MUTANTS: Final = (
         starts_with_lost_data,
     ),
 )
-STORAGE_MUTANTS: Final = CRASH_MUTANTS + OTHER_MUTANTS
+TWIN_MUTANTS: Final = (
+    StorageMutant(
+        "rule 15a",
+        "a copy of a directory is taken for the directory",
+        cookie,
+        "_is_copy",
+        never,
+        starts_with_lost_data,
+    ),
+    StorageMutant(
+        "rule 15a",
+        "nobody asks whether the registered process lives",
+        registration,
+        "look",
+        nobody_there,
+        displaces,
+    ),
+    StorageMutant(
+        "rules 15a, 21a",
+        "a process that does not answer here counts as gone though it is heard",
+        Registration,
+        "_is_heard",
+        never_heard,
+        displaces,
+    ),
+    StorageMutant(
+        "rule 15a",
+        "a process goes on though another one is registered in its place",
+        registration,
+        "is_displaced",
+        never,
+        stays_displaced,
+    ),
+    StorageMutant(
+        "rule 15a",
+        "two processes of one name write one heartbeat",
+        Liveness,
+        "_bookie_key",
+        one_for_all,
+        stays_displaced,
+    ),
+)
+GUARD_MUTANTS: Final = (
+    StorageMutant(
+        "rules 18, 20",
+        "a ledger that is leaving takes adds",
+        Store,
+        "add",
+        unseen_while_added,
+        loses_while_leaving,
+    ),
+    StorageMutant(
+        "rules 18, 20",
+        "an add that was compared does not look whether its ledger is leaving",
+        Store,
+        "_add_compared",
+        unseen_while_compared,
+        compares_while_leaving,
+    ),
+    StorageMutant(
+        "rule 18",
+        "no grace passes between the two looks",
+        Collector,
+        "__init__",
+        graceless,
+        drops_at_once,
+    ),
+    StorageMutant(
+        "I1",
+        "a segment goes though a part names it",
+        Space,
+        "_named",
+        unnamed,
+        removes_what_is_named,
+    ),
+    StorageMutant(
+        "rules 16, 17",
+        "what was dropped meanwhile is moved",
+        Ledger,
+        "holds",
+        lambda _original: lambda _self, _part: True,
+        brings_back,
+    ),
+    StorageMutant(
+        "I13",
+        "a record that nobody waits for is forgotten before it is on disk",
+        Ledger,
+        "is_idle",
+        idle_in_queues,
+        forgets_a_stub,
+    ),
+)
+STORAGE_MUTANTS: Final = CRASH_MUTANTS + OTHER_MUTANTS + TWIN_MUTANTS + GUARD_MUTANTS

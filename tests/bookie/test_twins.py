@@ -15,23 +15,29 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
 from quorumlog.net.bookie_client import BookieClient
+from quorumlog.net.listen import ListenLimits, listening
+from quorumlog.net.service import answers_problems
 from quorumlog.protocol.messages import Status
-from quorumlog.wire.bodies import CookieRow
+from quorumlog.wire.bodies import BookieHeartbeat, CookieRow
+from services.bookie.app import add_routes
 from services.bookie.config import Config
 from services.bookie.cookie import CookieRefused, LocalCookie, read_cookie, write_cookie
+from services.bookie.handlers import BOOKIE
 from services.bookie.identity import identity_of
 from services.bookie.log import SegmentHead
-from services.bookie.registration import Registration
+from services.bookie.registration import Displaced, Registration
 from services.bookie.replay import Replayed
+from services.bookie.runtime import Bookie
 from services.bookie.writer import Position
 from services.local.process import stop
 from tests.bookie.support import KEY, run_of
 from tests.bookie.test_process import PATIENT, Process
-from tests.metadata.support import serving
+from tests.metadata.support import Service, serving
 from tests.support.proxy import proxy_to
 from tests.support.waiting import until
 
@@ -67,9 +73,10 @@ class Pair:
         """A process on a port of its own, with a copy of the holder's directory as it is now."""
         twin = self.process(name)
         # A file that RocksDB removes meanwhile is no file of the copy.
-        await asyncio.to_thread(
-            subprocess.run, ["cp", "-a", self.holder.data, twin.data], capture_output=True
+        copying = await asyncio.create_subprocess_exec(
+            "cp", "-a", self.holder.data, twin.data, stderr=subprocess.DEVNULL
         )
+        await copying.wait()
         assert (twin.data / "cookie.json").exists()
         return twin
 
@@ -262,56 +269,190 @@ async def test_of_two_clones_that_start_at_once_one_is_the_member(pair: Pair) ->
     await assert_refused(loser, "registered")
 
 
+class Candidates:
+    """Starts under one name, in this process, up to the moment at which they would serve."""
+
+    def __init__(self, service: Service, folder: Path) -> None:
+        self._service = service
+        self.folder = folder
+        self._replayed = Replayed(SegmentHead(1, 0, 1, 0, 0), -1, Position(1, 0, 1), was_clean=True)
+
+    def one(self, name: str, port: int | None = None) -> Registration:
+        """A candidate with a directory of its own; its token is its name."""
+        self.folder.joinpath(name).mkdir()
+        settings = {
+            "PORT": str(port or free_ports(1)[0]),
+            "BOOKIE_NAME": "b1",
+            "DATA_DIR": str(self.folder / name),
+            "METADATA_URLS": self._service.url,
+            "HOLDER_S": "0",
+            "AUTO_FIX_COOKIES": "1",
+        }
+        return Registration(Config.read(settings), self._service.client, name)
+
+    async def agreed(self, one: Registration, local: LocalCookie | None = None) -> LocalCookie:
+        """It comes to be registered."""
+        return await one.agree(local, self._replayed, has_data=local is not None)
+
+    def clone_of(self, cookie: LocalCookie, name: str) -> LocalCookie:
+        """The cookie as it stands in another directory, which can't be told apart."""
+        identity = identity_of(self.folder / name)
+        return cookie.model_copy(update={"identity": identity, "registered": True})
+
+    async def is_refused(self, one: Registration, why: str) -> bool:
+        try:
+            await self.agreed(one)
+        except CookieRefused as error:
+            return why in str(error)
+        return False
+
+
+@asynccontextmanager
+async def candidates_of(stores: Stores) -> AsyncIterator[tuple[Service, Candidates]]:
+    with scratch("ql-candidates-") as folder:
+        async with serving(stores) as service:
+            yield service, Candidates(service, folder)
+
+
+@asynccontextmanager
+async def answering(port: int, process: str, name: str = "b1") -> AsyncIterator[None]:
+    """A bookie's routes on a port, as a process that has not opened its store yet has them."""
+    app = web.Application(middlewares=[answers_problems])
+    settings = {
+        "PORT": str(port),
+        "BOOKIE_NAME": name,
+        "DATA_DIR": "/nowhere",
+        "METADATA_URLS": "http://127.0.0.1:1",
+    }
+    app[BOOKIE] = Bookie(Config.read(settings))
+    app[BOOKIE].process = process
+    add_routes(app)
+    limits = ListenLimits(drain_timeout_s=1.0)
+    async with listening(app, host="127.0.0.1", port=port, limits=limits):
+        yield
+
+
+def beat(process: str, url: str) -> BookieHeartbeat:
+    return BookieHeartbeat(incarnation=1, url=url, ttl_s=3600, process=process)
+
+
+async def test_the_registered_process_is_asked_before_anybody_takes_its_name(
+    stores: Stores,
+) -> None:
+    """In order of what proves less and less: its own answer, somebody else's, its heartbeat."""
+    (port,) = free_ports(1)
+    async with candidates_of(stores) as (service, candidates):
+        assert (await candidates.agreed(candidates.one("holder", port))).member == "b1@1"
+
+        async with answering(port, "holder"):
+            assert await candidates.is_refused(candidates.one("newcomer"), "stays")
+        async with answering(port, "another"):  # unregistered, and there before
+            assert await candidates.is_refused(candidates.one("third"), "stays")
+
+        async with proxy_to(f"http://127.0.0.1:{port}") as silent:
+            silent.is_silent = True
+            row = await service.client.cookie("b1")
+            assert row is not None
+            moved = row.cookie.model_copy(
+                update={"url": silent.url(f"http://127.0.0.1:{port}"), "boots": 2}
+            )
+            await service.client.put_cookie("b1", moved, version=row.version)
+            heartbeat = beat("holder", moved.url)
+            await until(lambda: service.client.bookie_lives("b1", heartbeat), "it is heard")
+            assert await candidates.is_refused(candidates.one("fourth"), "heartbeats")
+
+            # Not heard any more, it is gone.
+            await service.client.bookie_lives("b1", heartbeat.model_copy(update={"ttl_s": 0.01}))
+
+            async def is_lost() -> bool:
+                return (await service.client.bookies()).bookies[0].state == "lost"
+
+            await until(is_lost, "its heartbeat runs out")
+            assert (await candidates.agreed(candidates.one("fifth"))).member == "b1@2"
+
+
+@pytest.mark.parametrize(("name", "process"), [("b2", "whoever"), ("b1", "newcomer")])
+async def test_an_address_that_others_have_now_is_no_claim(
+    stores: Stores, name: str, process: str
+) -> None:
+    """Another bookie got the port, or the start itself has it: the holder is gone."""
+    (port,) = free_ports(1)
+    async with candidates_of(stores) as (_, candidates):
+        await candidates.agreed(candidates.one("holder", port))
+
+        async with answering(port, process, name):
+            made = await candidates.agreed(candidates.one("newcomer"))
+
+        assert made.member == "b1@2"
+
+
+async def test_a_process_that_was_displaced_hears_of_it(stores: Stores) -> None:
+    async with candidates_of(stores) as (service, candidates):
+        old, new = candidates.one("old"), candidates.one("new")
+        first = await candidates.agreed(old)
+        await old.tell_log_end(first, 7)
+        second = await candidates.agreed(new)
+        assert (first.member, second.member) == ("b1@1", "b1@2")
+
+        displaced = False
+        try:
+            await old.tell_log_end(first, 8)
+        except Displaced:
+            displaced = True
+        assert displaced
+        await new.tell_log_end(second, 3)
+        row = await service.client.cookie("b1")
+        assert row is not None
+        assert row.log_end == 3
+
+        # Its heartbeats, which may come still, are not the other one's.
+        live = beat("new", "http://new").model_copy(update={"incarnation": 2})
+        await until(lambda: service.client.bookie_lives("b1", live), "the newcomer is heard")
+        await service.client.bookie_lives("b1", beat("old", "http://old"))
+        (listed,) = (await service.client.bookies()).bookies
+        assert (listed.id, listed.url, listed.state) == ("b1@2", "http://new", "writable")
+
+
+async def test_a_row_that_went_back_displaces_nobody(stores: Stores) -> None:
+    """Rule 18: after a restored database each bookie finds an older process in its row."""
+    async with candidates_of(stores) as (_, candidates):
+        first = candidates.one("first")
+        cookie = await candidates.agreed(first)
+        ahead = cookie.model_copy(update={"boots": 2, "processes": (*cookie.processes, "second")})
+        second = Registration(first._config, first._metadata, "second")
+
+        await second.tell_log_end(ahead, 5)
+
+
 async def test_a_start_that_lost_the_race_sees_who_won(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both saw that nobody was there, and both wrote their cookie. It is the row that decides."""
-    with scratch("ql-race-") as folder:
-        async with serving(stores) as service:
-            replayed = Replayed(SegmentHead(1, 0, 1, 0, 0), -1, Position(1, 0, 1), was_clean=True)
+    async with candidates_of(stores) as (service, candidates):
+        first = await candidates.agreed(candidates.one("first"))
+        winner, loser = candidates.one("winner"), candidates.one("loser")
+        loser._config = loser._config.model_copy(update={"auto_fix_cookies": False})
+        put = service.client.put_cookie
+        raced: list[LocalCookie] = []
 
-            def registration(name: str) -> Registration:
-                folder.joinpath(name).mkdir()
-                settings = {
-                    "PORT": str(free_ports(1)[0]),
-                    "BOOKIE_NAME": "b1",
-                    "DATA_DIR": str(folder / name),
-                    "METADATA_URLS": service.url,
-                    "HOLDER_S": "0",
-                }
-                return Registration(Config.read(settings), service.client, name)
+        async def put_second(*args: Any, **kwargs: Any) -> CookieRow:
+            if not raced:
+                raced.append(first)
+                raced[0] = await candidates.agreed(winner, candidates.clone_of(first, "winner"))
+            return await put(*args, **kwargs)
 
-            async def agree(one: Registration, local: LocalCookie | None) -> LocalCookie:
-                return await one.agree(local, replayed, has_data=local is not None)
+        monkeypatch.setattr(service.client, "put_cookie", put_second)
+        with pytest.raises(CookieRefused, match="another process was registered"):
+            await candidates.agreed(loser, candidates.clone_of(first, "loser"))
 
-            def of(cookie: LocalCookie, name: str) -> LocalCookie:
-                return cookie.model_copy(
-                    update={"identity": identity_of(folder / name), "registered": True}
-                )
-
-            first = await agree(registration("first"), None)
-            winner, loser = registration("winner"), registration("loser")
-            put = service.client.put_cookie
-            raced: list[LocalCookie] = []
-
-            async def put_second(*args: Any, **kwargs: Any) -> CookieRow:
-                if not raced:
-                    raced.append(first)
-                    raced[0] = await agree(winner, of(first, "winner"))
-                return await put(*args, **kwargs)
-
-            monkeypatch.setattr(service.client, "put_cookie", put_second)
-            with pytest.raises(CookieRefused, match="another process was registered"):
-                await agree(loser, of(first, "loser"))
-
-            assert raced[0].member == "b1@1"
-            # As often as it comes: it wrote down a start that was never registered.
-            written = read_cookie(folder / "loser")
-            assert written is not None
-            assert not written.registered
-            assert written.boots == raced[0].boots
-            with pytest.raises(CookieRefused, match="another process was registered"):
-                await agree(loser, written)
+        assert raced[0].member == "b1@1"
+        # As often as it comes: it wrote down a start that was never registered.
+        written = read_cookie(candidates.folder / "loser")
+        assert written is not None
+        assert not written.registered
+        assert written.boots == raced[0].boots
+        with pytest.raises(CookieRefused, match="another process was registered"):
+            await candidates.agreed(loser, written)
 
 
 async def test_restarts_within_moments_and_directories_that_move_keep_the_member(

@@ -16,6 +16,7 @@ from quorumlog.wire.bodies import (
     BookieInfo,
     BookieUses,
     Cookie,
+    LogEnd,
     ServiceHeartbeat,
 )
 from quorumlog.wire.repair_bodies import RepairAdd
@@ -106,6 +107,45 @@ async def test_a_heartbeat_of_another_incarnation_does_not_count(service: Servic
 
     found = (await client.bookies()).bookies
     assert [(bookie.id, bookie.state) for bookie in found] == [("b1@2", "lost")]
+
+
+async def test_a_heartbeat_of_a_process_that_is_not_registered_does_not_count(
+    service: Service,
+) -> None:
+    """Rule 15a: of two processes with one name each writes its own, and one is listened to."""
+    client = service.client
+    await client.put_cookie("b1", await cookie(service, process="mine"), version=None)
+    await client.bookie_lives("b1", beat(process="other"))
+    await client.bookie_lives("b1", beat())
+    assert [bookie.state for bookie in (await client.bookies()).bookies] == ["lost"]
+
+    await client.bookie_lives("b1", beat(process="mine", state="draining"))
+    await client.bookie_lives("b1", beat(process="other"))
+
+    assert [bookie.state for bookie in (await client.bookies()).bookies] == ["draining"]
+
+
+async def test_the_end_of_a_log_is_told_by_its_process_and_never_goes_back(
+    service: Service,
+) -> None:
+    client = service.client
+    with pytest.raises(RouteNotFound):
+        await client.log_ends("b1", LogEnd(process="mine", log_end=1))
+    row = await client.put_cookie("b1", await cookie(service, process="mine"), version=None)
+    assert row.log_end == 0
+
+    for told, known in ((7, 7), (5, 7), (8, 8)):
+        told_row = await client.log_ends("b1", LogEnd(process="mine", log_end=told))
+        assert (told_row.log_end, told_row.version) == (known, row.version)
+    with pytest.raises(VersionConflict) as refused:
+        await client.log_ends("b1", LogEnd(process="other", log_end=9))
+    assert refused.value.members["current"]["cookie"]["process"] == "mine"
+
+    # The next process of the same data goes on from there, other data from the beginning.
+    again = await cookie(service, process="next", boots=1)
+    assert (await client.put_cookie("b1", again, version=row.version)).log_end == 8
+    other = await cookie(service, 2, process="next")
+    assert (await client.put_cookie("b1", other, version=row.version + 1)).log_end == 0
 
 
 async def test_a_cookie_that_can_not_be_read_ends_nothing_that_runs_in_the_background(

@@ -458,6 +458,14 @@ class Replica:
         self._fence_number = self._accepted(1)
         return (record,)
 
+    def stub(self, ledger_key: bytes) -> None:
+        """The entries are given up. The fence that stays is told once its record is on disk (I13)."""
+        was_fenced = self.is_fenced
+        self.apply(LedgerFenced(ledger_key))
+        number = self._accepted(1)
+        if not was_fenced:
+            self._fence_number = number
+
     def _accepted(self, count: int) -> int:
         self.accepted_count += count
         return self.accepted_count

@@ -1,0 +1,185 @@
+"""Guards of the storage that are seldom needed: each test is what happens without one.
+
+Their mutants stand in mutants.py.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.stores import scratch
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.replica import FenceAsked, Verdict
+from services.bookie.collect import Collector
+from services.bookie.space import Space
+from tests.bookie.support import KEY, ME, add, ids_of, read, run_of, started
+from tests.bookie.test_at_once import rot
+from tests.bookie.test_collect import GONE, Rows, filled
+from tests.bookie.test_store import Gate
+from tests.support.waiting import until
+
+
+@pytest.fixture
+async def root() -> AsyncIterator[Path]:
+    with scratch("ql-guards-") as folder:
+        yield folder
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
+async def test_no_add_is_taken_while_it_is_decided_whether_the_ledger_goes(root: Path) -> None:
+    """Rules 18 and 20: what came meanwhile would go with the rest, acknowledged."""
+    store = started(root / "d")
+    await add(store, run_of(7, range(3)))
+
+    store.leave(7, leaving=True)
+    answers = [
+        await add(store, run_of(7, [3])),
+        await add(store, run_of(7, [4]), recovery=True),
+        await add(store, run_of(7, [5]), repair=True),
+        await add(store, run_of(7, range(3)), repair=True),
+    ]
+    store.leave(7, leaving=False)
+
+    assert [verdict.status for verdict in answers] == [Status.UNKNOWN] * 4
+    assert (await add(store, run_of(7, [3]))).status is Status.OK
+    await store.stop()
+
+
+async def test_no_add_that_was_being_compared_is_taken_either(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was asked before, and reads what is here while the ledger begins to leave."""
+    store = started(root / "d")
+    await add(store, run_of(7, range(3)))
+    stored = store._reads.stored
+    reading, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any) -> Any:
+        found = await stored(*args)
+        reading.set()
+        await go_on.wait()
+        return found
+
+    monkeypatch.setattr(store._reads, "stored", slow)
+    adding = asyncio.create_task(add(store, run_of(7, range(5)), repair=True))
+    await reading.wait()
+    store.leave(7, leaving=True)
+    go_on.set()
+
+    assert (await adding).status is Status.UNKNOWN
+    store.leave(7, leaving=False)
+    await store.stop()
+
+
+async def test_a_grace_passes_between_the_two_looks(root: Path) -> None:
+    """Rule 18. However often it looks, announced or by itself, a first look is one."""
+    store = await filled(root / "d")
+    rows = Rows()
+    rows.rows = {7: GONE, 8: GONE}
+    collector = Collector(store, rows, "cluster", grace_s=3600.0)
+    await collector.announced(7)
+    for _ in range(3):
+        await collector.round()
+        await collector.settle()
+    assert [ledger for ledger, _ in store.ledgers()] == [7, 8, 9]
+
+    collector._grace_s = 0.0  # it has passed
+    await collector.settle()
+
+    assert [ledger for ledger, _ in store.ledgers()] == [9]
+    await store.stop()
+
+
+async def test_a_segment_that_is_named_still_stays(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run can't be read for a moment, so a recovery writes some of its entries again. What is left
+    of the run is another part than the one that compaction was about to move.
+    """
+    store = await filled(root / "d")
+    await store.checkpoint()
+    move = store.moves.move
+    (first,) = store.ledger(7).find(0, 0)
+    seen: list[Verdict] = []
+
+    async def mended(parts: Any) -> list[bool]:
+        if not seen:
+            rot(store, 7, 0)
+            seen.append(await add(store, run_of(7, range(3, 6), "w" * 200), recovery=True))
+            rot(store, 7, 9)  # the same bit: it reads again
+        return await move(parts)
+
+    monkeypatch.setattr(store.moves, "move", mended)
+    await Space(store, live_share_min=1.0).free()
+
+    assert seen[0].status is Status.OK
+    assert first.segment in store.segments.numbers()
+    assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
+    # The next time it is moved whole, and the segment goes.
+    await Space(store, live_share_min=1.0).free()
+    assert first.segment not in store.segments.numbers()
+    assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
+    await store.stop()
+
+
+async def test_a_ledger_that_was_dropped_while_it_was_moved_does_not_come_back(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rules 16 and 17: compaction writes nothing that is not held any more."""
+    store = await filled(root / "d")
+    await store.checkpoint()
+    fetch = store._reads.fetch
+    reading, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any) -> Any:
+        found = await fetch(*args)
+        reading.set()
+        await go_on.wait()
+        return found
+
+    monkeypatch.setattr(store._reads, "fetch", slow)
+    parts = [(ledger, part) for ledger in (7, 8) for part in store.ledger(ledger).find(0, 500)]
+    moving = asyncio.create_task(store.moves.move(parts))
+    await reading.wait()
+    store.drop(7, keep_stub=False)
+    store.drop(8, keep_stub=True)
+    go_on.set()
+
+    assert all(await moving)
+    assert [(ledger, row.highest) for ledger, row in store.ledgers()] == [(8, -1), (9, 2)]
+    for ledger in (7, 8):
+        assert ids_of(await read(store, ledger, 0, 500)) == []
+    await store.stop()
+
+
+async def test_a_ledger_whose_stub_is_not_on_disk_is_not_forgotten(
+    root: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I13. The index knows of the stub's fence before the log does, and nobody waits for it: loaded
+    again from there, the ledger would tell it at once.
+    """
+    monkeypatch.setattr("services.bookie.holdings.LEDGERS_MAX", 0)
+    store = started(root / "d")
+    await add(store, run_of(7, range(3)))
+    gate.open.clear()
+    gate.waiting = 0
+    store.drop(7, keep_stub=True)
+    await until(lambda: gate.waiting > 0, "the stub is being synced")
+    await store.checkpoint()
+    store.holdings.trim()
+    heard: list[Verdict] = []
+
+    store.fence(7, FenceAsked(ME, KEY), heard.append)
+
+    assert heard == []
+    gate.open.set()
+    await until(lambda: bool(heard), "the fence is told once it is on disk")
+    assert heard[0].status is Status.OK
+    await store.stop()
