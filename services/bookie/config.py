@@ -49,7 +49,7 @@ class Config(ServiceSettings):
     )
     read_bytes_max: int = Field(4 * _MIB, ge=64 * 1024, description="of one answer to a read")
     holder_s: float = Field(
-        15.0, ge=0, description="how long a start waits for another process of its name to end"
+        30.0, ge=0, description="how long a start waits for another process of its name to end"
     )
     log_end_s: float = Field(
         10.0, gt=0, description="between words to the metadata service of where the log ends"

@@ -16,9 +16,11 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from typer.testing import CliRunner
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
+from quorumlog.cli import app as cli
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.net.service import answers_problems
@@ -158,6 +160,11 @@ async def test_a_copy_is_never_the_same_member_though_the_original_is_gone(pair:
     await pair.holder.kill()
 
     await assert_refused(twin, "is a copy")
+    for process, is_right in ((pair.holder, True), (twin, False)):
+        show = ["bookie", "cookie", "show", "b1", "--data-dir", str(process.data), "--json"]
+        at = ["--metadata", process.settings["METADATA_URLS"]]
+        shown = await asyncio.to_thread(CliRunner().invoke, cli, [*show, *at])
+        assert json.loads(shown.stdout)["matches"] is is_right
     twin.start(**ALLOWED)
 
     assert (await twin.ready())["bookie"] == "b1@2"

@@ -48,8 +48,10 @@ def show(
     if data_dir is not None:
         local = _local(data_dir)
         found["directory"] = local
-        found["matches"] = local is not None and all(
-            local[field] == row["cookie"][field] for field in ("incarnation", "instance")
+        found["matches"] = (
+            local is not None
+            and all(local[field] == row["cookie"][field] for field in ("incarnation", "instance"))
+            and _is_own_marker(data_dir, local)
         )
     print_object(found, as_json=as_json)
 
@@ -92,6 +94,15 @@ def _ask(method: str, name: str, metadata: str, body: dict[str, Any] | None = No
         return asyncio.run(asked(method, f"{url}/v1/bookies/{quote(bare(name))}/cookie", body))
     except QuorumLogError as error:
         raise failed(error) from None
+
+
+def _is_own_marker(directory: Path, local: Any) -> bool:
+    """Whether the directory is the one that its cookie was written for, and no copy (rule 15a)."""
+    identity = local.get("identity")
+    try:
+        return identity is None or bool((directory / "marker").stat().st_ino == identity["inode"])
+    except OSError:
+        return False
 
 
 def _local(directory: Path) -> Any:
