@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -207,3 +208,15 @@ def test_a_directory_is_the_same_wherever_it_is_moved_and_a_copy_is_another_one(
             identity_of(either)
     shutil.rmtree(copy)
     assert identity_of(moved).is_same(first)
+
+
+def test_without_birth_times_there_is_an_identity_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A C library without the call, and a kernel or sandbox that does not know it."""
+    known = identity_of(tmp_path)
+    libraries = (object(), SimpleNamespace(statx=lambda *_args: -1))
+    for library in libraries:
+        monkeypatch.setattr("ctypes.CDLL", lambda *_args, found=library, **_kwargs: found)
+        assert identity_of(tmp_path) == Identity(known.inode)
+        assert known.is_same(identity_of(tmp_path))
