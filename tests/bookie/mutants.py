@@ -291,6 +291,22 @@ def never(_original: Any) -> Any:
     return lambda *_args: False
 
 
+def forgiving(original: Any) -> Any:
+    """How far the log was counts for nothing."""
+    return lambda found: original(replace(found, log_end_told=0))
+
+
+def counting_only(original: Any) -> Any:
+    """Starts are counted, and not told apart."""
+
+    def reason(found: cookie.Situation) -> Any:
+        remote = found.remote
+        nameless = None if remote is None else remote.model_copy(update={"process": ""})
+        return original(replace(found, remote=nameless))
+
+    return reason
+
+
 def never_heard(_original: Any) -> Any:
     """Heartbeats count for nothing."""
 
@@ -471,6 +487,22 @@ TWIN_MUTANTS: Final = (
         cookie,
         "_is_copy",
         never,
+        starts_with_lost_data,
+    ),
+    StorageMutant(
+        "rules 15, 15a",
+        "a directory that went back to a snapshot is taken for what it was",
+        cookie,
+        "_reason",
+        forgiving,
+        starts_with_lost_data,
+    ),
+    StorageMutant(
+        "rule 15a",
+        "whoever counted to the same number of starts is the same",
+        cookie,
+        "_reason",
+        counting_only,
         starts_with_lost_data,
     ),
     StorageMutant(
