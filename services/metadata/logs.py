@@ -17,7 +17,11 @@ from services.metadata.database import Connection, Database
 from services.metadata.ledgers import bury, bury_closed, is_settled, lock_ledger, settle
 from services.metadata.sql import UTC_CREATED_AT
 
-_ROW: Final = f"name, version, body::text AS body, {UTC_CREATED_AT}"
+_ROW: Final = (
+    f"name, version, body::text AS body, {UTC_CREATED_AT},"
+    " (extract(epoch FROM now()) * 1000)::bigint AS read_ms"
+)
+"""With the database's clock: by that, and no gateway's own, logs decide about ages (rule 26a)."""
 
 _BURIED_MAX: Final = 1000
 """Ledgers of a log that are deleted in one transaction with it: it must end within the deadline of a
@@ -193,13 +197,14 @@ def _row_of(record: asyncpg.Record | None, name: str = "") -> LogRow:
                 "name": record["name"],
                 "version": record["version"],
                 "created_at": record["created_at"],
+                "read_ms": record["read_ms"],
             }
         )
     )
 
 
 def _body_of(row: LogRow) -> str:
-    return row.model_dump_json(exclude={"name", "version", "created_at"})
+    return row.model_dump_json(exclude={"name", "version", "created_at", "read_ms"})
 
 
 async def lock_log(connection: Connection, name: str) -> LogRow:
@@ -259,6 +264,8 @@ def _check_change(old: LogRow, new: LogRow) -> None:
     was, now = old.archived_through, new.archived_through
     if was is not None and (now is None or now < was):
         problems.append(("/row/archived_through", "never goes back"))
+    if new.forgotten_end < old.forgotten_end:
+        problems.append(("/row/forgotten_end", "never goes back"))
     if new.writer_token < old.writer_token:
         problems.append(("/row/writer_token", "never goes back"))
     kept = {item.ledger_id: item for item in old.items}

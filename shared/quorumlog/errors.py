@@ -386,10 +386,14 @@ class SequenceGap(Superseded):
 
 
 class ExpiredProducer(Superseded):
-    """What was known of this producer has expired, so nobody can say whether this is a repeat."""
+    """What was known of this producer, or of this request of it, has expired, so nobody can say whether
+    this is a repeat. Nothing was appended now. A new producer says in `Producer-Since` where the log
+    ended before its first request.
+    """
 
     code = "expired-producer"
     title = "The producer is no longer known"
+    outcome = UNKNOWN
 
 
 class TransactionCommitted(Superseded):

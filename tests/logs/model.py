@@ -50,6 +50,9 @@ ASK_S: Final = 0.5
 ALIVE_S: Final = 0.1
 """How long it is asked whether it lives."""
 
+EPOCH_MS: Final = 1_800_000_000_000
+"""What the database's clock shows when virtual time begins."""
+
 TIMES = Times(append_s=20.0, settle_s=5.0, probe_every_s=0.05, jitter_s=0.01, drain_s=5.0)
 
 
@@ -140,6 +143,10 @@ class Cluster:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
+    def database_ms(self) -> int:
+        """The database's clock."""
+        return EPOCH_MS + int(self.now() * 1000)
+
     async def late_answer(self) -> None:
         """Sometimes who asked for a change hears of it when others have gone on."""
         if self.lost_answers and self.random.random() < self.lost_answers:
@@ -174,7 +181,15 @@ class Gateway:
         self.goes = asyncio.Event()
         self.goes.set()
         self.pumps: set[asyncio.Task[Any]] = set()
-        self.logs = LogManager(engine=self, store=Store(self), peers=Net(self), times=TIMES)
+        self.skew_ms = 0
+        """How far its clock is ahead of the database's."""
+        self.logs = LogManager(
+            engine=self,
+            store=Store(self),
+            peers=Net(self),
+            times=TIMES,
+            wall_ms=lambda: cluster.database_ms() + self.skew_ms,
+        )
 
     def kill(self) -> None:
         self.is_dead = True
@@ -375,6 +390,9 @@ class Store:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.cluster = gateway.cluster
+
+    def database_ms(self) -> int:
+        return self.cluster.database_ms()
 
     async def get(self, name: str) -> LogMetadata:
         await self.gateway.step()

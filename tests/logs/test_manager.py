@@ -495,4 +495,4 @@ async def test_a_takeover_ends_though_the_end_is_lost_and_gives_no_offset_twice(
         assert [r.record.value for r in read.records] == [b"e"]
         # What is left of a producer is known; of the rest nobody can say what is a repeat.
         assert (await two.logs.append("log", call("a", seq=0))).first_offset == 0
-        assert cluster.logs["log"].producers_forgotten
+        assert cluster.logs["log"].forgotten_end == after.first_offset

@@ -4,10 +4,16 @@ import random
 
 import pytest
 
-from quorumlog.errors import ExpiredProducer, InvalidRequest, SequenceGap, StaleProducer
+from quorumlog.errors import (
+    UNKNOWN,
+    ExpiredProducer,
+    InvalidRequest,
+    SequenceGap,
+    StaleProducer,
+)
 from quorumlog.protocol.batch import ProducerSeq
-from quorumlog.protocol.log import ANSWERS_MAX, PRODUCERS_MAX, Answer
-from services.gateway.logs.producers import EXPIRY_MS, NEW_SEQ_MAX, ProducerTable
+from quorumlog.protocol.log import ANSWERS_MAX, PRODUCERS_MAX, ROW_ANSWERS_MAX, Answer
+from services.gateway.logs.producers import EXPIRY_MS, ProducerTable
 
 
 def seq(number: int, epoch: int = 0, name: str = "p") -> ProducerSeq:
@@ -89,15 +95,78 @@ def test_an_answer_that_is_no_longer_kept_is_expired_and_not_appended_again() ->
         table.find(seq(0), "x")
 
 
-def test_an_unknown_producer_far_in_its_sequence_is_expired_once_one_was_forgotten() -> None:
-    table = filled(2)
+def test_a_forgotten_producer_is_never_new_again_and_one_that_was_made_since_is() -> None:
+    table = filled(3)  # up to offset 29
     table.forget(now_ms=EXPIRY_MS + 10)
 
-    assert len(table) == 0
+    assert (len(table), table.forgotten_end) == (0, 30)
+    for number in (0, 1, 2, 3, 5000):
+        for since in (0, 20, 29):
+            with pytest.raises(ExpiredProducer) as expired:
+                table.find(seq(number), "x", since=since)
+            assert (expired.value.outcome, expired.value.retryable) == (UNKNOWN, False)
+            assert "Producer-Since" in expired.value.detail
+    # Its next epoch too, unless that was made since.
     with pytest.raises(ExpiredProducer):
-        table.find(seq(NEW_SEQ_MAX + 1), "x")
-    with pytest.raises(SequenceGap):
-        table.find(seq(2), "x")
+        table.find(seq(0, epoch=1), "x", since=29)
+    assert table.find(seq(0, epoch=1), "x", since=30) is None
+    assert table.find(seq(0, name="q"), "x", since=30) is None
+    with pytest.raises(SequenceGap) as gap:
+        table.find(seq(1, name="q"), "x", since=30)
+    assert gap.value.headers["Producer-Expected-Seq"] == "0"
+
+
+def test_while_nobody_was_forgotten_nobody_needs_to_say_since_when() -> None:
+    table = filled(2)
+
+    assert table.forgotten_end == 0
+    assert table.find(seq(0, name="q"), "x") is None
+
+
+def test_what_was_forgotten_stays_so_over_a_snapshot() -> None:
+    table = filled(3)
+    table.forget(now_ms=EXPIRY_MS + 10)
+    rebuilt = ProducerTable[str](table.snapshot(), forgotten_end=table.forgotten_end)
+
+    with pytest.raises(ExpiredProducer):
+        rebuilt.find(seq(0), "x", since=29)
+
+
+def test_whom_a_snapshot_has_no_room_for_is_forgotten() -> None:
+    table = ProducerTable[str]()
+    for number in range(PRODUCERS_MAX + 2):
+        table.done(seq(0, name=str(number)), answer(number), now_ms=0)
+
+    kept = table.snapshot()
+
+    assert (len(kept), table.forgotten_end) == (PRODUCERS_MAX, 20)
+    with pytest.raises(ExpiredProducer):
+        table.find(seq(0, name="1"), "x", since=19)
+
+
+def test_answers_that_a_row_has_no_room_for_are_expired_and_their_producer_is_known() -> None:
+    table = ProducerTable[str]()
+    for number in range(PRODUCERS_MAX):
+        for at in range(ROW_ANSWERS_MAX // PRODUCERS_MAX + 1):
+            table.done(seq(at, name=str(number)), answer(at), now_ms=0)
+
+    rebuilt = ProducerTable[str](table.snapshot())
+
+    assert rebuilt.find(seq(4, name="7"), "x") == answer(4)
+    with pytest.raises(ExpiredProducer):
+        rebuilt.find(seq(0, name="7"), "x", since=10**9)
+
+
+@pytest.mark.parametrize("epoch", [0, 4, 7])
+def test_a_replay_follows_an_owner_that_had_forgotten_a_producer_and_took_it_for_new(
+    epoch: int,
+) -> None:
+    table = filled(5, epoch=4)
+    for number in range(2):
+        table.done(seq(number, epoch), answer(number, "later"), now_ms=9)
+
+    assert table.find(seq(1, epoch), "later") == answer(1, "later")
+    assert table.find(seq(2, epoch), "x") is None
 
 
 def test_beyond_the_limit_the_longest_silent_goes_but_none_in_flight() -> None:
@@ -110,9 +179,12 @@ def test_beyond_the_limit_the_longest_silent_goes_but_none_in_flight() -> None:
 
     table.forget(now_ms=PRODUCERS_MAX)
 
-    assert table.find(seq(0, name="0"), "x") is None
+    with pytest.raises(ExpiredProducer):
+        table.find(seq(0, name="0"), "x", since=9)
+    assert table.find(seq(0, name="0"), "x", since=table.forgotten_end) is None
     assert table.find(seq(1, name="2"), "x") == ""
-    assert len(table.snapshot()) <= PRODUCERS_MAX
+    table.done(seq(1, name="2"), answer(1), now_ms=PRODUCERS_MAX)
+    assert len(table.snapshot()) == PRODUCERS_MAX
 
 
 def test_a_table_rebuilt_from_its_snapshot_and_a_replay_answers_as_the_first_one_did() -> None:

@@ -18,6 +18,8 @@ LOG = LogMetadata(
     version=3,
     writer_token=2,
     opened_by="me",
+    forgotten_end=7,
+    appended_ms=4,
     created_at="2026-01-01T00:00:00Z",
 )
 
@@ -34,3 +36,17 @@ def test_a_row_whose_borders_do_not_meet_is_refused() -> None:
 
     with pytest.raises(ValidationError, match="I33"):
         LogRow.model_validate_json(orjson.dumps(row))
+
+
+@pytest.mark.parametrize(("was_forgotten", "end"), [(True, 10), (False, 0)])
+def test_a_row_from_before_rule_26a_may_have_forgotten_all_below_the_end_that_it_tells(
+    was_forgotten: bool, end: int
+) -> None:
+    row = orjson.loads(LogRow.from_core(LOG).model_dump_json())
+    for later in ("forgotten_end", "appended_ms", "read_ms"):
+        del row[later]
+    row["producers_forgotten"] = was_forgotten
+    read = LogRow.model_validate_json(orjson.dumps(row)).to_core()
+
+    assert read.forgotten_end == end
+    assert LogRow.from_core(read).to_core() == read

@@ -169,6 +169,7 @@ class Logs:
         media = body.media_type(request, (JSON, OCTETS, FRAMES, NDJSON, ARROW))
         arrow.check_supported(media)
         producer, token = producer_of(request), token_of(request)
+        since = since_of(request, producer)
         if media == NDJSON:
             params.accepted(request, (NDJSON,))
             if producer is not None:
@@ -180,7 +181,8 @@ class Logs:
             )
         params.accepted(request)
         records = await read_records(request, self._room, media)
-        done = await self._logs.append(name, Append(records, producer, expect, token))
+        call = Append(records, producer, expect, token, since)
+        done = await self._logs.append(name, call)
         return json_bytes(
             b'{"log":"%b","first_offset":%d,"last_offset":%d,"ledger_id":%d,"entry_id":%d}'
             % (
@@ -293,6 +295,16 @@ def producer_of(request: web.Request) -> ProducerSeq | None:
     if not 1 <= len(name.encode()) <= _PRODUCER_BYTES_MAX or "\0" in name:
         raise params.invalid("/header/Producer-Id", f"must have 1 to {_PRODUCER_BYTES_MAX} bytes")
     return ProducerSeq(name, epoch, seq)
+
+
+def since_of(request: web.Request, producer: ProducerSeq | None) -> int:
+    """The header `Producer-Since`, which goes with the three others; 0 without it."""
+    since = _header_integer(request, "Producer-Since")
+    if since is not None and producer is None:
+        raise params.invalid(
+            "/header/Producer-Since", "says since when a producer is: Producer-Id is missing"
+        )
+    return since or 0
 
 
 def token_of(request: web.Request) -> int | None:
@@ -476,7 +488,8 @@ APPEND: Final = op.Operation(
     "Logs",
     "Append records",
     "One request is one atomic record batch. With the `Producer-` headers a repeat is harmless, "
-    "through any gateway: it gets the first answer.",
+    "through any gateway and for ever: it gets the first answer, or 409 `expired-producer` where "
+    "that is no longer known.",
     (
         _NAME_PARAMETER,
         op.query_integer(
@@ -491,6 +504,13 @@ APPEND: Final = op.Operation(
             "header",
             {"type": "string", "minLength": 1, "maxLength": _PRODUCER_BYTES_MAX},
             "Who sends; goes with `Producer-Epoch` and `Producer-Seq`.",
+        ),
+        _number(
+            "Producer-Since",
+            "The log's `next_offset`, as it was read before this producer (id and epoch) had sent "
+            "anything; the same in all of its requests. Without it, or below what the log has "
+            "forgotten, a producer that is not known is 409 `expired-producer`; beyond the log's "
+            "end 422.",
         ),
         _number("Producer-Epoch", "A higher epoch ends the lower ones of this producer."),
         _number("Producer-Seq", "Counts this producer's requests from 0 in each epoch."),

@@ -35,6 +35,7 @@ from quorumlog.errors import (
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.metadata import State, Writer
 from quorumlog.protocol.transaction import Transaction
+from services.gateway.logs.clock import Clock, wall_ms
 from services.gateway.logs.owner import LogOwner, OwnerEnded
 from services.gateway.logs.ownership import (
     Ownership,
@@ -128,6 +129,7 @@ class LogManager:
         store: LogStore,
         peers: Peers,
         times: Times | None = None,
+        wall_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self._engine, self._store, self._peers = engine, store, peers
         self.times = times or Times()
@@ -135,7 +137,12 @@ class LogManager:
         self._orphans_after: int | None = None
         """Where a round stopped that met too many orphans which can't be deleted."""
         self.ownership = Ownership(
-            engine=engine, store=store, peers=peers, times=self.times, append=self.append
+            engine=engine,
+            store=store,
+            peers=peers,
+            times=self.times,
+            clock=Clock(store.database_ms, wall_ms),
+            append=self.append,
         )
         self._reader = LogReader(
             engine=engine, store=store, index=self.ownership.index, heal=self.ownership.heal
@@ -435,7 +442,11 @@ class LogManager:
             async with self._deadline(name):
                 return await self._append(self.ownership.slot(name), call, is_forwarded=False)
         except QuorumLogError as error:
-            if call.producer is not None and error.outcome == UNKNOWN:
+            if (
+                call.producer is not None
+                and error.outcome == UNKNOWN
+                and not isinstance(error, ExpiredProducer)
+            ):
                 error.retryable = True  # a repeat gets the first answer, if there was one
             raise
 

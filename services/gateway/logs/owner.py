@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import Final
 
@@ -36,6 +35,7 @@ from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.transaction import Transaction
 from quorumlog.wire.log_bodies import LOG_LEDGERS_MAX
 from services.gateway.interface import LedgerOptions
+from services.gateway.logs.clock import Clock
 from services.gateway.logs.offsets import OffsetIndex
 from services.gateway.logs.pending import Pending, follow, pending_of, repeated
 from services.gateway.logs.ports import Append, LogChanged, LogEngine, LogStore, Publish
@@ -52,11 +52,6 @@ _POINT_EVERY: Final = 16
 
 _ROLL_AGAIN_S: Final = 2.0
 """After a roll by itself failed, the next one waits for so long."""
-
-
-def now_ms() -> int:
-    """The wall clock: data for people, and for ages of hours."""
-    return int(datetime.now(UTC).timestamp() * 1000)
 
 
 class Phase(Enum):
@@ -82,6 +77,7 @@ class LogOwner:
         engine: LogEngine,
         store: LogStore,
         producers: ProducerTable[Pending],
+        clock: Clock,
         index: OffsetIndex,
         on_end: Callable[["LogOwner"], None],
         on_roll: Callable[["LogOwner"], None],
@@ -97,7 +93,9 @@ class LogOwner:
         self.phase = Phase.LIVE
         self.error: BaseException | None = None
         self._engine, self._store, self._index = engine, store, index
-        self._producers = producers
+        self._producers, self._clock = producers, clock
+        self._appended_ms = log.appended_ms
+        """The append time of the last batch."""
         self._on_end, self._on_roll = on_end, on_roll
         self._rolling = asyncio.Lock()
         self._roll_asked = False
@@ -158,9 +156,11 @@ class LogOwner:
     def _begin(self, pending: Pending) -> None:
         call = pending.call
         self._check_token(call.token)
+        self._check_since(call.since)
+        pending.appended_ms = self._clock.stamp_ms(self._appended_ms)
         data = batch.encode(
             call.records,
-            append_time_ms=now_ms(),
+            append_time_ms=pending.appended_ms,
             records_before=self._records,
             producer=call.producer,
             after_producer=self._has_producers,
@@ -169,7 +169,7 @@ class LogOwner:
             raise TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
         if call.producer is not None:
             pending.content = batch.content(data)
-            first = self._producers.find(call.producer, pending.content)
+            first = self._producers.find(call.producer, pending.content, since=call.since)
             if isinstance(first, Answer):
                 pending.resolve(repeated(first))
                 return
@@ -187,6 +187,18 @@ class LogOwner:
         mine = self.log.writer_token
         if (token or 0) != mine and (token is not None or mine):
             raise LogFenced(f"the log is open for the writer token {mine}", log=self.log.name)
+
+    def _check_since(self, since: int) -> None:
+        """Raise InvalidRequest where Producer-Since is above the log's end: so each record is at or
+        above the since of its request, which rule 26a rests on (`producers.py`).
+        """
+        if since > self.next_offset:
+            detail = f"the log's next record gets the offset {self.next_offset}"
+            raise InvalidRequest(
+                f"Producer-Since is {since}, but {detail}",
+                log=self.log.name,
+                errors=[{"pointer": "/header/Producer-Since", "detail": detail}],
+            )
 
     def _submit(self, pending: Pending, data: bytes) -> None:
         try:
@@ -206,6 +218,7 @@ class LogOwner:
         pending.first_offset = self.next_offset
         if self._next_entry % _POINT_EVERY == 0:
             self._index.points(self.ledger_id).add(self._records, self._next_entry)
+        self._appended_ms = pending.appended_ms
         self._next_entry += 1
         self._records += len(call.records)
         self._bytes += len(data)
@@ -241,7 +254,6 @@ class LogOwner:
         answer = pending.answer(self.ledger_id)
         self._acknowledged += len(pending.call.records)
         if pending.call.producer is not None:
-            at = now_ms()
             self._producers.done(
                 pending.call.producer,
                 Answer(
@@ -252,9 +264,9 @@ class LogOwner:
                     answer.entry_id,
                     pending.content,
                 ),
-                now_ms=at,
+                now_ms=pending.appended_ms,
             )
-            self._producers.forget(now_ms=at)
+            self._producers.forget(now_ms=self._clock.expiry_ms(self._appended_ms))
         pending.resolve(answer)
 
     def end(self, error: BaseException) -> None:
@@ -278,8 +290,7 @@ class LogOwner:
     # --- rolling ---------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Time has passed."""
-        self._producers.forget(now_ms=now_ms())
+        """Time has passed. Nobody is forgotten by it: that goes by what is appended (rule 26a)."""
         self._roll_if_due()
 
     def _roll_if_due(self) -> None:
@@ -374,7 +385,7 @@ class LogOwner:
     ) -> tuple[Transaction, bool]:
         """The one transaction of rule 28; and whether the log goes on in `new` by it."""
         while True:
-            now = now_ms()
+            now = self._clock.sealed_ms()
             row = self._with_end(self.log, old, end)
             row = row.with_published(sizes, now_ms=now, is_new_start=call.overwrite)
             row = self._with_end(row.with_ledger(new))
@@ -412,11 +423,13 @@ class LogOwner:
         self, log: LogMetadata, ledger_id: int = -1, end: tuple[int, int] = (0, 0)
     ) -> LogMetadata:
         """The row with the end of a ledger, and with the producers as they are now."""
+        producers = self._producers.snapshot()
         return log.with_ends(
             {} if ledger_id < 0 else {ledger_id: end},
-            producers=self._producers.snapshot(),
-            now_ms=now_ms(),
-            forgotten=self._producers.forgotten,
+            producers=producers,
+            now_ms=self._clock.sealed_ms(),
+            forgotten_end=self._producers.forgotten_end,
+            appended_ms=self._appended_ms,
         )
 
     def _go_on(self, ledger_id: int) -> None:

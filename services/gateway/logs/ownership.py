@@ -28,6 +28,7 @@ from quorumlog.errors import (
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
+from services.gateway.logs.clock import Clock
 from services.gateway.logs.offsets import OffsetIndex
 from services.gateway.logs.owner import LogOwner, OwnerEnded
 from services.gateway.logs.pending import Pending
@@ -108,11 +109,12 @@ class Ownership:
         store: LogStore,
         peers: Peers,
         times: Times,
+        clock: Clock,
         append: Callable[[str, Append], Awaitable[LogAppended]],
     ) -> None:
         """`append` appends through whoever owns a log: for what must be appended again."""
         self._engine, self._store, self._peers = engine, store, peers
-        self.times = times
+        self.times, self._clock = times, clock
         self.index = OffsetIndex()
         self.takeovers = 0
         self._append = append
@@ -320,7 +322,12 @@ class Ownership:
     ) -> Taken | None:
         try:
             taken = await take_over(
-                row, engine=self._engine, store=self._store, create=create, finish=finish
+                row,
+                engine=self._engine,
+                store=self._store,
+                clock=self._clock,
+                create=create,
+                finish=finish,
             )
         except (NoSuchLedger, NoSuchLog):
             raise
@@ -346,6 +353,7 @@ class Ownership:
             engine=self._engine,
             store=self._store,
             producers=taken.producers,
+            clock=self._clock,
             index=self.index,
             on_end=lambda owner: self._ended(slot, owner),
             on_roll=self._due,

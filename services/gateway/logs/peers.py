@@ -42,7 +42,11 @@ class LogPeers(Peers):
         """Let the owner append."""
         query = {
             key: str(value)
-            for key, value in (("expect", call.expect), ("token", call.token))
+            for key, value in (
+                ("expect", call.expect),
+                ("token", call.token),
+                ("since", call.since or None),
+            )
             if value is not None
         }
         told = await self._ask_owner(owner, name, "append", query, encode_call(call))
@@ -140,6 +144,7 @@ class _Internal:
                 head.producer,
                 _integer(request, "expect"),
                 _integer(request, "token"),
+                _integer(request, "since") or 0,
             ),
         )
         return self._answer(

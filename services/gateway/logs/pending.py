@@ -18,6 +18,7 @@ class Pending:
     entry_id: int = -1
     first_offset: int = -1
     content: str = ""
+    appended_ms: int = 0
 
     def answer(self, ledger_id: int) -> LogAppended:
         """What the client is told when the entry is durable."""

@@ -22,6 +22,8 @@ class Append:
     producer: ProducerSeq | None = None
     expect: int | None = None
     token: int | None = None
+    since: int = 0
+    """The log's end before `producer` had sent anything (rule 26a). 0: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,10 @@ class PeerLost(Exception):
 
 class LogStore(Protocol):
     """The logs' rows. All raise MetadataUnavailable."""
+
+    def database_ms(self) -> int | None:
+        """The database's clock, which this is never ahead of; None until a row was read."""
+        ...
 
     async def get(self, name: str) -> LogMetadata:
         """The row as it is now. Raises NoSuchLog."""

@@ -1,13 +1,34 @@
-"""The producer table of one log at its owner: what makes a retry harmless (rule 26).
+"""The producer table of one log at its owner: what makes a retry harmless (rules 26 and 26a).
 
 It holds what was acknowledged and, beside it, what is in flight. It is rebuilt at each takeover from
 the row's table and a replay of the ledger, so it is never told of a failure: an owner that fails
 is thrown away, table and all.
 
+Unknown is not new (rule 26a). A table is bounded, so a producer that is not in it may be one that
+was forgotten, whose repeat must not be appended. `forgotten_end` is the offset after the last record
+of everybody that was ever forgotten, and a request says in `Producer-Since` where the log ended
+before its producer had sent anything. An unknown producer is new only with
+`since >= forgotten_end`, and no request is taken with a `since` above the log's end:
+
+    p reads next_offset 8, its since; p/0 is appended at 8, and nothing was in between;
+    others append 9 to 20, and p is forgotten: forgotten_end is 9, the end and not the last offset;
+    p/0 comes again: 8 < 9, expired. (Against the last offset, 8, it would have to be `>`.)
+    q has read next_offset 9: 9 >= 9, q is new. Who read 9 began after p's last record was there.
+    r has read 8 as p did, and sends only now: it is refused, for nobody can tell it from p.
+
+In general: a request of `since` s that was appended got an offset o >= s (checked where offsets are
+given out), so who is forgotten after it leaves forgotten_end >= o + 1 > s, and a repeat with the same s
+is refused for ever. That holds whatever route, gateway or crash the reading of s came from: too low is
+refused at worst, too high is not taken until the log has got there, and then o >= s again. Offsets that
+were in flight when an owner died, and are given out anew, change nothing: what was not appended left no
+record, and what is appended again is checked again. Without the header s is 0, so that nobody is new
+once anybody was forgotten.
+
 Invariants:
   - `next_seq` of a producer counts what was begun; its answers count what was acknowledged;
   - at most PRODUCERS_MAX producers, the one that was silent longest goes first, but none that has
-    a request in flight.
+    a request in flight;
+  - who was acknowledged is in the table, or was seen only below `forgotten_end`, which never goes back.
 """
 
 from collections import OrderedDict
@@ -20,11 +41,8 @@ from quorumlog.protocol.batch import ProducerSeq
 from quorumlog.protocol.log import ANSWERS_MAX, PRODUCERS_MAX, Answer, Producer, bounded
 
 EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
-"""A producer that was silent for so long is forgotten (Kafka's default for a producer's state)."""
-
-NEW_SEQ_MAX: Final = 1000
-"""Up to this seq an unknown producer is taken for a new one whose first requests were overtaken,
-even on a log that has forgotten some: requests that one client has in flight."""
+"""A producer that was silent for so long, by the log's append times, is forgotten (Kafka's default for
+a producer's state)."""
 
 P = TypeVar("P")
 
@@ -41,11 +59,13 @@ class _State(Generic[P]):
 class ProducerTable(Generic[P]):
     """The producers of a log. `P` is what a request in flight is for its owner."""
 
-    def __init__(self, producers: Iterable[Producer] = (), *, forgotten: bool = False) -> None:
-        """`forgotten`: a producer of this log was dropped before (LogMetadata)."""
-        self.forgotten = forgotten
+    def __init__(self, producers: Iterable[Producer] = (), *, forgotten_end: int = 0) -> None:
+        """`producers`, the one that was silent longest first, and `forgotten_end`: of the log's row
+        (LogMetadata).
+        """
+        self.forgotten_end = forgotten_end
         self._states: OrderedDict[str, _State[P]] = OrderedDict()
-        for producer in sorted(producers, key=lambda producer: producer.seen_ms):
+        for producer in producers:
             state = _State[P](producer.epoch, producer.next_seq, producer.seen_ms)
             state.answers.update((answer.seq, answer) for answer in producer.answers)
             self._states[producer.id] = state
@@ -54,14 +74,20 @@ class ProducerTable(Generic[P]):
         """Producers that are known."""
         return len(self._states)
 
-    def find(self, request: ProducerSeq, content: str) -> Answer | P | None:
+    def find(self, request: ProducerSeq, content: str, *, since: int = 0) -> Answer | P | None:
         """The first answer to this request, or the one in flight; None when the request is the
-        next of its producer and may begin.
+        next of its producer and may begin. `since` is not above the log's end.
 
         Raises: StaleProducer, SequenceGap, ExpiredProducer; InvalidRequest when the first request
         of this seq had another content.
         """
         state = self._states.get(request.id)
+        if state is None and since < self.forgotten_end:
+            raise ExpiredProducer(
+                f"nothing is known of producer {request.id}, and the log has forgotten producers up"
+                f" to offset {self.forgotten_end}: only one whose Producer-Since (the log's"
+                " next_offset, read before the producer's first request) is not below that is new"
+            )
         if state is not None and request.epoch < state.epoch:
             raise StaleProducer(
                 f"producer {request.id} is in epoch {state.epoch}", producer_epoch=state.epoch
@@ -69,8 +95,6 @@ class ProducerTable(Generic[P]):
         if state is None or request.epoch > state.epoch:
             if request.seq == 0:
                 return None
-            if state is None and self.forgotten and request.seq > NEW_SEQ_MAX:
-                raise ExpiredProducer(f"nothing is known of producer {request.id} any more")
             raise _gap(request, 0)
         if request.seq >= state.next_seq:
             if request.seq == state.next_seq:
@@ -86,10 +110,17 @@ class ProducerTable(Generic[P]):
         state.next_seq += 1
 
     def done(self, request: ProducerSeq, answer: Answer, *, now_ms: int) -> None:
-        """A request is acknowledged. One that was never begun (a replay) is taken as it comes."""
+        """A request is acknowledged, appended at the log's `now_ms`. One that was never begun (a
+        replay) is taken as it comes.
+        """
         state = self._states.get(request.id)
-        if state is not None and request.epoch < state.epoch:
-            return
+        if state is not None and (request.epoch, request.seq) < (state.epoch, state.next_seq):
+            if not state.in_flight:
+                # A replay, in the log's order: its owner had forgotten this producer, and took one
+                # of the same name for new.
+                del self._states[request.id]
+            elif request.epoch < state.epoch:
+                return
         state = self._state(request)
         state.in_flight.pop(request.seq, None)
         state.next_seq = max(state.next_seq, request.seq + 1)
@@ -106,18 +137,31 @@ class ProducerTable(Generic[P]):
             is_old = oldest.seen_ms < now_ms - EXPIRY_MS
             if oldest.in_flight or not (is_old or len(self._states) > PRODUCERS_MAX):
                 return
-            del self._states[name]
-            self.forgotten = True
+            self._drop(name)
+
+    def lost(self, end: int) -> None:
+        """Requests below an offset are lost (rule 31): whose they were, nobody can say."""
+        self.forgotten_end = max(self.forgotten_end, end)
 
     def snapshot(self) -> tuple[Producer, ...]:
-        """What is acknowledged, as a row keeps it."""
+        """What is acknowledged, as a row keeps it; nothing is in flight. Whom it leaves out is
+        forgotten: ask for `forgotten_end` afterwards.
+        """
+        while len(self._states) > PRODUCERS_MAX:
+            self._drop(next(iter(self._states)))
         return bounded(
             tuple(
                 Producer(name, state.epoch, state.seen_ms, tuple(state.answers.values()))
                 for name, state in self._states.items()
                 if state.answers
-            )[-PRODUCERS_MAX:]
+            )
         )
+
+    def _drop(self, name: str) -> None:
+        state = self._states.pop(name)
+        assert not state.in_flight, "who has a request in flight is not forgotten"
+        seen = (answer.last_offset for answer in state.answers.values())
+        self.lost(max(seen, default=-1) + 1)
 
     def _state(self, request: ProducerSeq) -> _State[P]:
         state = self._states.get(request.id)

@@ -15,6 +15,7 @@ class MetadataLogs:
     def __init__(self, client: LogClient, transactions: TransactionClient) -> None:
         self._client, self._transactions = client, transactions
         self.transaction = transactions.get
+        self.database_ms = client.database_ms
         self.get = client.get
         self.create = client.create
         self.heads = client.heads

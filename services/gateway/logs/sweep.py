@@ -14,7 +14,6 @@ from typing import Final
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.owner import now_ms
 from services.gateway.logs.ports import LogChanged, LogStore
 
 log = logging.getLogger(__name__)
@@ -84,7 +83,8 @@ class Sweep:
                 alive[writer.id] = await self._logs.ownership.is_other_alive(writer)
             if writer is None or not alive[writer.id]:
                 await self._logs.ownership.heal(row.name, last.ledger_id)
-        before = retained_from(row, now_ms=now_ms())
+        # By the clock that ledgers were sealed by, not this gateway's: what it deletes is gone.
+        before = retained_from(row, now_ms=self._store.database_ms() or 0)
         if before > row.first_offset and (is_owned or not row.unsealed):
             await self._logs.truncate(row.name, before)
 

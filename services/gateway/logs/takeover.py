@@ -16,7 +16,8 @@ from quorumlog.protocol.batch import BatchHead
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import Answer, LogItem, LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata
-from services.gateway.logs.owner import check_room, is_last, now_ms, options_of
+from services.gateway.logs.clock import Clock
+from services.gateway.logs.owner import check_room, is_last, options_of
 from services.gateway.logs.pending import Pending
 from services.gateway.logs.ports import LogChanged, LogEngine, LogStore
 from services.gateway.logs.producers import ProducerTable
@@ -41,6 +42,7 @@ class _End:
     bytes: int
     last_entry: int
     has_producers: bool
+    appended_ms: int = 0
 
 
 Finish = Callable[[LogMetadata], LogMetadata]
@@ -51,6 +53,7 @@ async def take_over(
     *,
     engine: LogEngine,
     store: LogStore,
+    clock: Clock,
     create: bool,
     finish: Finish = lambda log: log,
 ) -> Taken | None:
@@ -62,14 +65,19 @@ async def take_over(
     ends: dict[int, _End] = {}
     for item in log.unsealed:
         ends[item.ledger_id] = await end_of(await engine.recover(item.ledger_id), engine)
-    producers = await rebuild(log, ends, engine)
+    base = log.base
+    if base is not None and base.ledger_id not in ends:
+        ends[base.ledger_id] = await end_of(await engine.get(base.ledger_id), engine)
+    appended_ms = max((log.appended_ms, *(end.appended_ms for end in ends.values())))
+    producers = await rebuild(log, ends, engine, now_ms=clock.expiry_ms(appended_ms))
     table = producers.snapshot()
-    now = now_ms()
+    now = clock.sealed_ms()
     changed = log.with_ends(
         {ledger_id: (end.records, end.bytes) for ledger_id, end in ends.items()},
         producers=table,
         now_ms=now,
-        forgotten=producers.forgotten,
+        forgotten_end=producers.forgotten_end,
+        appended_ms=appended_ms,
     )
     if not create:
         new = None
@@ -110,25 +118,26 @@ async def end_of(ledger: LedgerMetadata, engine: LogEngine) -> _End:
         ledger.length or 0,
         ledger.last_entry,
         head.producer is not None or head.after_producer,
+        head.append_time_ms,
     )
 
 
 async def rebuild(
-    log: LogMetadata, ends: dict[int, _End], engine: LogEngine
+    log: LogMetadata, ends: dict[int, _End], engine: LogEngine, *, now_ms: int
 ) -> ProducerTable[Pending]:
-    """The producers as of the end of the log: the table of its last known start, and what was
-    appended since. All of its ledgers are CLOSED.
+    """The producers as of the end of the log, and of what it has forgotten: the table of its last
+    known start, and what was appended since. All of its ledgers are CLOSED.
+
+    Whom the owner before had forgotten since that start is known again, or is forgotten here.
     """
     base = log.base
     if base is None:
-        return ProducerTable(forgotten=log.producers_forgotten)
-    table = ProducerTable[Pending](base.producers, forgotten=log.producers_forgotten)
-    end = ends.get(base.ledger_id)
-    if end is None:
-        end = await end_of(await engine.get(base.ledger_id), engine)
+        return ProducerTable(forgotten_end=log.forgotten_end)
+    table = ProducerTable[Pending](base.producers, forgotten_end=log.forgotten_end)
+    end = ends[base.ledger_id]
     if end.has_producers:
         await _replay(table, base, end, engine)
-    table.forget(now_ms=now_ms())
+    table.forget(now_ms=now_ms)
     return table
 
 
@@ -153,9 +162,10 @@ async def _replay(
         table.done(head.producer, answer, now_ms=head.append_time_ms)
 
     has_all = await each_entry(engine, item.ledger_id, end.last_entry, learn)
-    # Of whom only lost entries told nothing is known: to such a producer nobody can say what is a
-    # repeat.
-    table.forgotten = table.forgotten or not has_all
+    if not has_all:
+        # Of whom only lost entries told nothing is known: to such a producer nobody can say what is
+        # a repeat.
+        table.lost(item.first_offset + end.records)
 
 
 async def each_entry(

@@ -1,5 +1,6 @@
 """Logs' rows in the metadata service, for gateways."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from quorumlog.errors import LogExists, NoSuchLedger, VersionConflict
@@ -24,10 +25,26 @@ class LogClient:
 
     def __init__(self, client: MetadataClient) -> None:
         self._client = client
+        self._ahead_s: float | None = None
+        """How far the database's clock is ahead of this loop's, at least."""
+
+    def database_ms(self) -> int | None:
+        """The time by the database's clock, which this is never ahead of: as a row brought it, and
+        what has passed here since that came. None before the first row.
+        """
+        if self._ahead_s is None:
+            return None
+        return int((asyncio.get_running_loop().time() + self._ahead_s) * 1000)
+
+    def _core(self, row: LogRow) -> LogMetadata:
+        """A row that the service answered with."""
+        if row.read_ms:
+            self._ahead_s = row.read_ms / 1000 - asyncio.get_running_loop().time()
+        return row.to_core()
 
     async def get(self, name: str) -> LogMetadata:
         """The row from the primary. Raises: NoSuchLog."""
-        return (await self._client.ask("GET", f"/v1/logs/{name}", gives=LogRow)).to_core()
+        return self._core(await self._client.ask("GET", f"/v1/logs/{name}", gives=LogRow))
 
     async def create(self, log: LogMetadata) -> tuple[LogMetadata, bool]:
         """The row of this name, and whether it was made just now."""
@@ -35,8 +52,8 @@ class LogClient:
         try:
             row = await self._client.ask("POST", "/v1/logs", body, gives=LogRow, settles=True)
         except LogExists as error:
-            return current_of(error, LogRow).to_core(), False
-        return row.to_core(), True
+            return self._core(current_of(error, LogRow)), False
+        return self._core(row), True
 
     async def cas(self, log: LogMetadata) -> tuple[bool, LogMetadata]:
         """Whether the row was replaced, and the row as it is then. Returns once it is settled.
@@ -48,8 +65,8 @@ class LogClient:
         try:
             row = await self._client.ask("PUT", path, body, gives=LogRow, settles=True)
         except VersionConflict as error:
-            return False, current_of(error, LogRow).to_core()
-        return True, row.to_core()
+            return False, self._core(current_of(error, LogRow))
+        return True, self._core(row)
 
     async def delete(self, log: LogMetadata) -> LogMetadata | None:
         """Free the name; the row as it is where its version is another one, else None.
@@ -70,7 +87,7 @@ class LogClient:
         """One page by name, and the `after` of the next one (None at the end)."""
         query = {"limit": str(limit), **({} if after is None else {"after": after})}
         page = await self._client.ask("GET", "/v1/logs", gives=LogList, query=query)
-        return [row.to_core() for row in page.logs], page.next
+        return [self._core(row) for row in page.logs], page.next
 
     async def heads(self, names: Sequence[str]) -> Mapping[str, LogHead]:
         """Who may write to each of these logs, from the primary, by name; at most HEADS_MAX are asked

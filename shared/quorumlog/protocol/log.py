@@ -6,7 +6,8 @@ Invariants (checked by `check`):
   - I33: offsets of the items grow; known borders meet (`last_offset` + 1 is the next `first_offset`);
   - only the last item may be of an unknown end; an item whose `first_offset` is not known yet was
     added ahead by a roll, and no write is served from it before it is (rule 23);
-  - `first_offset` and `archived_through` of the log never go back, `writer_token` never goes down.
+  - `first_offset`, `archived_through` and `forgotten_end` of the log never go back, `writer_token`
+    never goes down.
 Source: both protocol documents, "Ledgers to logs"; rules 22 to 28.
 """
 
@@ -112,8 +113,11 @@ class LogMetadata:
     writer_token: int = 0
     """0: any gateway may own it. Else only appends with this token are taken (`open`)."""
     opened_by: str | None = None
-    producers_forgotten: bool = False
-    """Whether a producer was ever dropped: then an unknown one may be an expired one."""
+    forgotten_end: int = 0
+    """The end of what the log has forgotten (rule 26a): every producer that is not known any more
+    was seen below this offset only. 0: nobody was forgotten."""
+    appended_ms: int = 0
+    """The latest append time in the ledgers before the last one: append times never go back."""
     created_at: str = ""
     archived_through: int | None = None
     """All records below this offset are kept elsewhere too; None: nobody archives the log."""
@@ -151,6 +155,15 @@ class LogMetadata:
         """The items that a takeover must close: those whose end is not known."""
         return tuple(item for item in self.items if item.last_offset is None)
 
+    @property
+    def known_end(self) -> int:
+        """The highest offset that the row itself tells: nothing it was made from is at or above."""
+        ends = [self.first_offset, self.next_offset or 0]
+        for item in self.items:
+            ends.append(item.first_offset or 0)
+            ends.append(0 if item.last_offset is None else item.last_offset + 1)
+        return max(ends)
+
     def item_at(self, offset: int) -> LogItem | None:
         """The item that holds an offset or would, or None where that is not known."""
         for item in reversed(self.items):
@@ -175,10 +188,14 @@ class LogMetadata:
         *,
         producers: tuple[Producer, ...],
         now_ms: int,
-        forgotten: bool = False,
+        forgotten_end: int = 0,
+        appended_ms: int = 0,
     ) -> "LogMetadata":
         """Fill in what is known now that ledgers are CLOSED: `ends` gives the records and the
         bytes of each; the last item's start and its producer table follow from them.
+
+        `forgotten_end`: of the table that `producers` is of; neither that nor `appended_ms` goes
+        back.
         """
         items: list[LogItem] = []
         at = self.first_offset if self.next_offset is None else self.next_offset
@@ -207,7 +224,8 @@ class LogMetadata:
             self,
             items=kept,
             next_offset=None if kept else at,
-            producers_forgotten=self.producers_forgotten or forgotten,
+            forgotten_end=max(self.forgotten_end, forgotten_end),
+            appended_ms=max(self.appended_ms, appended_ms),
         )
         base = log.base
         return replace(

@@ -4,6 +4,7 @@ A log is one row that changes by compare-and-swap, as a ledger is (`bodies.py`).
 producer table travel as plain lists: there may be thousands of them.
 """
 
+from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, model_validator
@@ -147,9 +148,14 @@ class LogRow(Body):
     next_offset: Number | None = None
     writer_token: Number = 0
     opened_by: Annotated[Text, StringConstraints(max_length=1024)] | None = None
+    forgotten_end: Number = 0
+    appended_ms: Number = 0
     producers_forgotten: bool = False
+    """Of rows that were written before rule 26a: somebody was forgotten, who knows who."""
     archived_through: Number | None = None
     created_at: Text = ""
+    read_ms: Number = 0
+    """The database's clock when it gave the row, which is not kept; 0 in what is sent to it."""
 
     @model_validator(mode="after")
     def _keeps_the_invariants(self) -> Self:
@@ -157,8 +163,10 @@ class LogRow(Body):
         return self
 
     def to_core(self) -> LogMetadata:
-        """The protocol's value."""
-        return LogMetadata(
+        """The protocol's value. Of a row from before rule 26a everybody below the end that it tells
+        may be forgotten; whom its last owner forgot later, a replay finds.
+        """
+        log = LogMetadata(
             name=self.name,
             settings=self.settings.to_core(),
             items=tuple(item.to_core() for item in self.items),
@@ -168,10 +176,12 @@ class LogRow(Body):
             next_offset=self.next_offset,
             writer_token=self.writer_token,
             opened_by=self.opened_by,
-            producers_forgotten=self.producers_forgotten,
+            forgotten_end=self.forgotten_end,
+            appended_ms=self.appended_ms,
             archived_through=self.archived_through,
             created_at=self.created_at,
         )
+        return replace(log, forgotten_end=log.known_end) if self.producers_forgotten else log
 
     @classmethod
     def from_core(cls, core: LogMetadata) -> "LogRow":
@@ -186,7 +196,8 @@ class LogRow(Body):
                 "next_offset",
                 "writer_token",
                 "opened_by",
-                "producers_forgotten",
+                "forgotten_end",
+                "appended_ms",
                 "archived_through",
                 "created_at",
             )
