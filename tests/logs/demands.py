@@ -63,15 +63,13 @@ class Demands:
         self.name, self.settings = name, settings
         self.sent = 0
 
-    def call(self, token: int | None = None) -> Append:
-        """A request that may be repeated."""
+    async def append(self, gateway: Gateway, token: int | None = None) -> int:
+        """The offset at which a record was appended through a gateway, by a new producer."""
+        since = (await insist(GET, lambda: gateway.logs.get(self.name))).next_offset
         self.sent += 1
         producer = ProducerSeq(f"last-{self.sent}", 0, 0)
-        return Append((Record(f"last-{self.sent}".encode()),), producer, token=token)
-
-    async def append(self, gateway: Gateway, token: int | None = None) -> int:
-        """The offset at which a record was appended through a gateway."""
-        call = self.call(token)
+        record = Record(f"last-{self.sent}".encode())
+        call = Append((record,), producer, token=token, since=since)
         done = await insist(APPEND, lambda: gateway.logs.append(self.name, call))
         return int(done.first_offset)
 

@@ -15,22 +15,28 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
+from unittest import mock
 
 from quorumlog.errors import (
     UNKNOWN,
+    ExpiredProducer,
+    InvalidRequest,
     OffsetTruncated,
     QuorumLogError,
+    SequenceGap,
+    StaleProducer,
     TransactionAborted,
     TransactionCommitted,
 )
 from quorumlog.protocol.batch import ProducerSeq, Record
-from quorumlog.protocol.log import LogSettings
+from quorumlog.protocol.log import PRODUCERS_MAX, LogSettings
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import (
     Sealed,
     TransactionState,
 )
 from services.gateway.edge.operations import Operation
+from services.gateway.logs import producers
 from services.gateway.logs.ports import Append, LogRead
 from services.gateway.logs.sweep import Sweep
 from services.gateway.logs.transactions import Transactions
@@ -39,6 +45,7 @@ from tests.logs.demands import (
     ABORT,
     APPEND,
     COMMIT,
+    GET,
     LIST,
     READ,
     ROLL,
@@ -58,6 +65,7 @@ TRIES_MAX = 300
 """After so many a client gives up: nothing here takes so long."""
 PATIENCE_S = 20.0
 """After that a client asks another gateway; the first one may still do it."""
+DAY_MS = 24 * 3600 * 1000
 
 
 @dataclass(slots=True)
@@ -94,6 +102,10 @@ class Run:
         self.transactions: dict[str, Transactions] = {}
         self.namesakes = Namesakes(lambda: rng.choice(self.alive()), self.settings, count=4)
         self.kills = rng.choice((0, 1, 2, 4))
+        self.table = rng.choice((PRODUCERS_MAX, PRODUCERS_MAX, 2, 3))
+        """Producers that a log remembers; where that is a few, they are forgotten all the time."""
+        self.sent: list[tuple[Append, int]] = []
+        """Requests of producers that came to an end, which may come again."""
         self.acknowledged: set[int] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.is_over = False
@@ -110,6 +122,7 @@ class Run:
 
     def add_gateway(self) -> None:
         gateway = self.cluster.gateway()
+        gateway.skew_ms = self.random.choice((0, 0, -30, 400)) * DAY_MS
         self.gateways.append(gateway)
         self.transactions[gateway.writer.id] = Transactions(
             engine=cast(Any, gateway),
@@ -155,22 +168,73 @@ class Run:
     # --- who writes ---
 
     async def produce(self, name: str, count: int, *, exactly_once: bool) -> None:
-        for seq in range(count):
+        epoch = seq = since = 0
+        for number in range(count):
+            if exactly_once and seq == 0:
+                since = await self.since()
             size = self.random.choice((1, 1, 1, 2, 3))
-            values = [f"{name}-{seq}.{n}" for n in range(size)]
+            values = [f"{name}-{number}.{n}" for n in range(size)]
             op = self.judge.produce(
-                LOG, *encoded(values), producer=(name, 0) if exactly_once else None, seq=seq
+                LOG, *encoded(values), producer=(name, epoch) if exactly_once else None, seq=seq
             )
-            producer = ProducerSeq(name, 0, seq) if exactly_once else None
-            call = Append(tuple(Record(value.encode()) for value in values), producer)
+            producer = ProducerSeq(name, epoch, seq) if exactly_once else None
+            seq += 1
             for _ in range(TRIES_MAX):
-                if await self.appended(name, call, values, op):
+                records = tuple(Record(value.encode()) for value in values)
+                call = Append(records, producer, since=since)
+                try:
+                    if await self.appended(name, call, values, op):
+                        break
+                except ExpiredProducer:
+                    # Nobody knows whether it is there: give it up, and begin anew.
+                    epoch, seq = epoch + 1, 0
                     break
+                except InvalidRequest:
+                    since = min(since, await self.since())  # it was too high; lower is safe
                 await asyncio.sleep(self.random.random() * 0.01)
             else:
                 raise Violation(f"rule 26: {values[0]} never comes to an end")
+            if exactly_once:
+                self.sent.append((call, op))
+                if self.random.random() < 0.4:
+                    await self.repeat(*self.random.choice(self.sent))
             if self.random.random() < 0.3:
                 await asyncio.sleep(self.random.random() * 0.05)
+
+    async def since(self) -> int:
+        """The log's end as any gateway tells it; now and then 0, or what a client made up."""
+        luck = self.random.random()
+        if luck < 0.1:
+            return 0
+        while True:
+            gateway = self.random.choice(self.alive())
+            try:
+                view = await self.through(gateway, gateway.logs.get(NAME), GET)
+            except QuorumLogError:
+                await asyncio.sleep(self.random.random() * 0.01)
+                continue
+            return int(view.next_offset) + (self.random.randint(1, 6) if luck < 0.2 else 0)
+
+    async def repeat(self, call: Append, op: int) -> None:
+        """A request that its client has done with comes again: it was on its way for long."""
+        gateway = self.random.choice(self.alive())
+        try:
+            done = await self.through(gateway, gateway.logs.append(NAME, call), APPEND)
+        except (ExpiredProducer, SequenceGap, StaleProducer) as error:
+            self.is_true(call, error)
+        except QuorumLogError:
+            return
+        else:
+            self.tell(f"{call.producer} again is at {done.first_offset}")
+            self.acknowledge(op, done.first_offset, len(call.records))
+
+    def is_true(self, call: Append, error: QuorumLogError) -> None:
+        """Raise Violation where a producer is told what is not so: all its requests before this one
+        were acknowledged, and nobody is forgotten by a table that has room, whatever clocks show.
+        """
+        is_small = self.table < PRODUCERS_MAX
+        if isinstance(error, SequenceGap) or (isinstance(error, ExpiredProducer) and not is_small):
+            raise Violation(f"rule 26a: {call.producer} is told {error!r}") from error
 
     async def appended(self, name: str, call: Append, values: list[str], op: int) -> bool:
         """Whether this request is over: acknowledged, or of a client that does not send again."""
@@ -181,6 +245,12 @@ class Run:
             if call.producer is None and error.outcome == UNKNOWN:
                 self.tell(f"{name} does not know of {values[0]}: {error.code}")
                 return True
+            self.is_true(call, error)
+            if isinstance(error, ExpiredProducer) or (
+                isinstance(error, InvalidRequest) and call.since
+            ):
+                self.tell(f"{name} was refused {values[0]}: {error.code}")
+                raise
             if call.producer is not None and not error.retryable and error.outcome != UNKNOWN:
                 raise Violation(f"rule 26: {name} was refused {values[0]}: {error!r}") from error
             return False
@@ -349,6 +419,8 @@ class Run:
                     work, asked = gateway.logs.page(after=None, limit=10), LIST
                 case 9:
                     work, asked = gateway.logs.read(NAME, "latest", wait_s=0.5), READ
+                case 10:
+                    gateway.skew_ms = rng.choice((0, 8, -8, 400)) * DAY_MS
                 case _:
                     continue
             if work is not None:
@@ -410,6 +482,9 @@ class Run:
                 writers.create_task(self.produce("p1", 12, exactly_once=True))
                 writers.create_task(self.produce("p2", 12, exactly_once=True))
                 writers.create_task(self.produce("plain", 12, exactly_once=False))
+                if self.table < PRODUCERS_MAX:
+                    for n in range(3):
+                        writers.create_task(self.produce(f"q{n}", 6, exactly_once=True))
                 writers.create_task(self.publish("a1", 5))
                 writers.create_task(self.publish("a2", 5))
                 writers.create_task(self.namesakes.run())
@@ -484,7 +559,8 @@ def run_seed(seed: int) -> Outcome:
     logging.getLogger("services").setLevel(logging.ERROR)
     logging.getLogger("services.gateway.logs").propagate = False
     try:
-        run_virtual(main, seed=seed)
+        with mock.patch.object(producers, "PRODUCERS_MAX", run.table):
+            run_virtual(main, seed=seed)
     except BaseExceptionGroup as group:
         violation = _said(_first(group))
     except (Violation, AssertionError, Deadlock, QuorumLogError) as error:

@@ -16,6 +16,7 @@ from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine import records
 from services.gateway.engine.records import RecordAppends
 from services.gateway.logs import manager, owner, takeover
+from services.gateway.logs.clock import Clock
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.owner import LogOwner
 from services.gateway.logs.ownership import Ownership, Slot
@@ -139,6 +140,35 @@ def from_zero(original: Any) -> Any:
         return original(row, sealed, now_ms=now_ms, is_new_start=is_new_start)
 
     return published
+
+
+def since_ever(original: Any) -> Any:
+    """Who is not known is new, as it was before rule 26a."""
+    return lambda self, request, content, **_: original(self, request, content, since=2**62)
+
+
+def since_any(original: Any) -> Any:
+    """Who says since when it is counts as new, whatever it says."""
+
+    def find(self: Any, request: Any, content: Any, *, since: int = 0) -> Any:
+        return original(self, request, content, since=2**62 if since else 0)
+
+    return find
+
+
+def forgetting_whom(original: Any) -> Any:
+    """The row is not told what was forgotten."""
+    return lambda self, ends, **told: original(self, ends, **(told | {"forgotten_end": 0}))
+
+
+def one_less(original: Any) -> Any:
+    """The last offset of who is forgotten stands for the end."""
+    return lambda self, end: original(self, end - 1)
+
+
+def by_its_own(_original: Any) -> Any:
+    """A gateway's own clock says what is old."""
+    return lambda self, *_: self._wall_ms()
 
 
 def believing(_original: Any) -> Any:
@@ -265,6 +295,41 @@ LOG_MUTANTS: Final = (
         "a new ledger's item carries no producers",
         "rule 26",
         (Patch(ProducerTable, "snapshot", always(())),),
+    ),
+    Mutant(
+        "an unknown producer is new",
+        "rule 26a",
+        (Patch(ProducerTable, "find", since_ever),),
+    ),
+    Mutant(
+        "Producer-Since is not compared with what was forgotten",
+        "rule 26a",
+        (Patch(ProducerTable, "find", since_any),),
+    ),
+    Mutant(
+        "what was forgotten is not kept over a takeover",
+        "rule 26a",
+        (Patch(LogMetadata, "with_ends", forgetting_whom),),
+    ),
+    Mutant(
+        "what was forgotten ends with its last offset, not after it",
+        "rule 26a",
+        (Patch(ProducerTable, "lost", one_less),),
+    ),
+    Mutant(
+        "a Producer-Since above the log's end is taken",
+        "rule 26a",
+        (Patch(LogOwner, "_check_since", always(None)),),
+    ),
+    Mutant(
+        "a gateway's own clock forgets producers",
+        "rule 26a",
+        (Patch(Clock, "expiry_ms", by_its_own),),
+    ),
+    Mutant(
+        "a gateway's own clock stamps what it appends",
+        "rule 26a",
+        (Patch(Clock, "stamp_ms", by_its_own),),
     ),
     Mutant(
         "a commit that another owner did counts as this one's",

@@ -45,6 +45,7 @@ BY_LOGS = (
     "a ledger is followed by another one before it is closed",
     "a batch does not count the records before it",
     "a producer's repeat is appended again",
+    "an unknown producer is new",
     "what an ended ledger has kept is appended again",
 )
 

@@ -3,7 +3,7 @@
 A gateway's clock may be months ahead, or jump. What is forgotten or deleted because of its age is
 gone for ever, so ages are counted from and to what the database said (rule 26a): every row comes
 with its time, and `database_ms` is never ahead of it. A gateway's own clock only stamps records, and
-by at most SLACK_MS ahead of the database's.
+by at most SLACK_MS beside the database's: one that is behind would make what was seen just now old.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Clock:
         """The append time of a batch, after one at `last_ms`: append times never go back."""
         wall_ms, database_ms = self._wall_ms(), self.database_ms()
         if database_ms is not None:
-            wall_ms = min(wall_ms, database_ms + SLACK_MS)
+            wall_ms = min(max(wall_ms, database_ms - SLACK_MS), database_ms + SLACK_MS)
         return max(last_ms, wall_ms)
 
     def sealed_ms(self) -> int:
