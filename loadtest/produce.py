@@ -20,7 +20,7 @@ from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
 from loadtest.waiting import DeadlineMissed, until
 from quorumlog.client import Client, LogAppended, Producer
-from quorumlog.errors import QuorumLogError
+from quorumlog.errors import ExpiredProducer, QuorumLogError
 from services.local.cluster import START_S, StartTimeout
 
 _NAME: Final = "produce"
@@ -93,6 +93,8 @@ async def _settled(producer: Producer, values: Sequence[bytes]) -> LogAppended:
     while True:
         try:
             return await producer.append(*values)
+        except ExpiredProducer:
+            raise  # for good
         except QuorumLogError as error:
             if not error.retryable and error.outcome != "unknown":
                 raise
@@ -100,7 +102,7 @@ async def _settled(producer: Producer, values: Sequence[bytes]) -> LogAppended:
 
 
 async def _produce(client: Client, sent: Sent, plan: Plan) -> None:
-    producer = client.log(_NAME).producer(sent.name, epoch=0)
+    producer = client.log(_NAME).producer(sent.name)
     for first in range(0, sent.count, plan.batch):
         numbers = range(first, min(first + plan.batch, sent.count))
         done = await _settled(producer, [value_of(sent.name, number) for number in numbers])

@@ -4,7 +4,14 @@ import pytest
 from aiohttp import web
 
 from quorumlog.client import Client, Unsettled
-from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumTimeout, StaleProducer
+from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    ExpiredProducer,
+    MetadataUnavailable,
+    QuorumTimeout,
+    StaleProducer,
+)
 from tests.client.test_transport import Gateway, serving
 
 
@@ -89,3 +96,74 @@ async def test_a_request_that_may_be_done_stays_open_whatever_its_repetitions_ar
             await producer.append(b"b")
 
     assert len({body for _, body in log.sent}) == 1
+
+
+class Seen(Gateway):
+    """A log that ends at 40; remembers which headers came."""
+
+    def __init__(self) -> None:
+        super().__init__({"next_offset": 40})
+        self.headers: list[tuple[str, str | None]] = []
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.headers.append((request.method, request.headers.get("Producer-Since")))
+        return await super().handle(request)
+
+
+TOLD = {"first_offset": 41, "last_offset": 41, "ledger_id": 1, "entry_id": 41}
+
+
+async def test_a_new_producer_says_in_all_requests_where_the_log_ended_before_its_first_one() -> (
+    None
+):
+    log = Seen()
+    log.replies = [{"next_offset": 40}, None, TOLD, {"next_offset": 50}]
+    async with serving(log) as url, Client(url) as client:
+        producer = client.log("log").producer("p")
+        await producer.append(b"a")
+        log.replies = [TOLD]
+        await producer.append(b"b")
+
+        assert producer.since == 40
+    assert log.headers == [("GET", None), *[("POST", "40")] * 3]
+
+
+async def test_nothing_is_sent_of_a_producer_that_can_not_learn_where_the_log_ends() -> None:
+    log = Seen()
+    log.replies = [MetadataUnavailable("gone", retryable=False, outcome=UNKNOWN)]
+    async with serving(log) as url, Client(url) as client:
+        producer = client.log("log").producer("p")
+        with pytest.raises(MetadataUnavailable) as told:
+            await producer.append(b"a")
+        log.replies = [{"next_offset": 40}, TOLD]
+        await producer.append(b"b")
+
+    assert told.value.outcome == NOT_DONE
+    assert log.headers == [("GET", None), ("GET", None), ("POST", "40")]
+
+
+@pytest.mark.parametrize(("since", "sent"), [(None, None), (7, "7")])
+async def test_who_gives_an_epoch_may_have_sent_before_so_that_nothing_is_read_for_him(
+    since: int | None, sent: str | None
+) -> None:
+    log = Seen()
+    log.replies = [TOLD]
+    async with serving(log) as url, Client(url) as client:
+        await client.log("log").producer("p", epoch=1, since=since).append(b"a")
+
+    assert log.headers == [("POST", sent)]
+
+
+async def test_of_an_expired_producer_only_what_was_sent_before_may_be_done() -> None:
+    log = Log()
+    async with serving(log) as url, Client(url) as client:
+        producer = client.log("log").producer("p", epoch=1)
+        log.replies = [ExpiredProducer("who?")]
+        for value in (b"a", b"b"):
+            with pytest.raises(ExpiredProducer) as once:
+                await producer.append(value)
+            assert once.value.outcome == NOT_DONE
+        log.replies = [None, ExpiredProducer("who?")]
+        with pytest.raises(ExpiredProducer) as again:
+            await producer.append(b"c")
+        assert again.value.outcome == UNKNOWN

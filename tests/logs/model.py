@@ -87,6 +87,8 @@ class Cluster:
         """
         self.random = random.Random(seed)
         self.hitches, self.lost_answers = hitches, lost_answers
+        self.ahead_ms = 0
+        """How far the database's clock has been put on."""
         self.watch: Watch | None = None
         self.ledgers: dict[int, Ledger] = {}
         self.deleted: set[int] = set()
@@ -145,7 +147,7 @@ class Cluster:
 
     def database_ms(self) -> int:
         """The database's clock."""
-        return EPOCH_MS + int(self.now() * 1000)
+        return EPOCH_MS + self.ahead_ms + int(self.now() * 1000)
 
     async def late_answer(self) -> None:
         """Sometimes who asked for a change hears of it when others have gone on."""

@@ -14,6 +14,7 @@ from quorumlog.net.listen import listening
 from services.gateway.app import build_app
 from services.gateway.edge.limits import Limits
 from services.gateway.edge.log_models import Log, LogAppendedModel, LogEntries, LogList
+from services.gateway.logs import producers
 from tests.gateway.fake_engine import FakeEngine
 from tests.logs.model import Cluster
 from tests.logs.support import Answer, Http
@@ -154,6 +155,69 @@ async def test_a_producer_without_one_of_its_headers_is_refused(log: Http, missi
 
     assert code(answer) == (422, "invalid")
     assert answer.json["errors"][0]["pointer"] == f"/header/{missing}"
+
+
+async def test_a_producer_that_was_forgotten_is_expired_and_one_that_was_made_since_is_new(
+    log: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producers, "PRODUCERS_MAX", 2)
+
+    async def send(
+        name: str, text: str, since: int | None = None, *, epoch: int = 0, seq: int = 0
+    ) -> Answer:
+        headers = {"Producer-Id": name, "Producer-Epoch": str(epoch), "Producer-Seq": str(seq)}
+        headers |= {} if since is None else {"Producer-Since": str(since)}
+        return await log.ask("POST", ENTRIES, {"text": text}, headers=headers)
+
+    for name in "abc":
+        assert (await send(name, name)).status == 201
+    refused = [
+        await send("a", "a"),
+        await send("a", "a", 0),
+        await send("d", "d"),
+        await send("a", "A", epoch=1),
+        await send("a", "a2", seq=1),
+    ]
+    above = await send("d", "d", 4)
+    new = await send("d", "d", 3)
+    again = await send("d", "d", 3)
+
+    for answer in refused:
+        assert code(answer) == (409, "expired-producer")
+        assert (answer.json["retryable"], answer.json["outcome"]) == (False, "unknown")
+        assert "Producer-Since" in answer.json["detail"]
+    assert (*code(above), above.json["outcome"]) == (422, "invalid", "not-done")
+    assert above.json["errors"][0]["pointer"] == "/header/Producer-Since"
+    assert new.json["first_offset"] == again.json["first_offset"] == 3
+    assert await log.contents("log") == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("since", ["-1", "x", "", "1.5", "01", str(2**63)])
+async def test_a_since_that_is_no_offset_is_refused_and_changes_nothing(
+    log: Http, since: str
+) -> None:
+    answer = await log.ask(
+        "POST", ENTRIES, {"text": "a"}, headers=PRODUCER | {"Producer-Since": since}
+    )
+
+    assert code(answer) in ((400, "bad-request"), (422, "invalid"))
+    assert "/header/Producer-Since" in answer.body.decode()
+    assert await log.contents("log") == []
+
+
+async def test_a_since_without_a_producer_is_refused(log: Http) -> None:
+    answers = [
+        await log.ask("POST", ENTRIES, {"text": "a"}, headers={"Producer-Since": "0"}),
+        await log.ask(
+            "POST",
+            ENTRIES,
+            body=b'{"text":"a"}\n',
+            headers={"Producer-Since": "0", "Content-Type": "application/x-ndjson"},
+        ),
+    ]
+
+    assert [code(answer) for answer in answers] == [(422, "invalid")] * 2
+    assert {a.json["errors"][0]["pointer"] for a in answers} == {"/header/Producer-Since"}
 
 
 async def test_expect_and_tokens_are_honoured(log: Http) -> None:

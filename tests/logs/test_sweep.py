@@ -21,6 +21,8 @@ from tests.logs.test_manager import SETTINGS, a_cluster, contents, records
 from tests.support.virtual import run_virtual
 from tests.support.waiting import until
 
+DAY_MS = 24 * 3600 * 1000
+
 
 def sweep_of(gateway: Gateway) -> Sweep:
     return Sweep(gateway.logs, Store(gateway))
@@ -51,6 +53,24 @@ def test_by_age_ledgers_go_that_were_closed_long_ago() -> None:
     assert kept(ROW, retention_seconds=90) == 10
     assert kept(ROW, retention_seconds=50) == 20
     assert kept(ROW, retention_seconds=1) == 30
+
+
+async def test_a_gateway_whose_clock_is_ahead_deletes_nothing_before_its_time() -> None:
+    settings = replace(SETTINGS, retention_seconds=3600)
+    async with a_cluster(settings=settings) as (cluster, (one, two)):
+        one.skew_ms, two.skew_ms = -400 * DAY_MS, 400 * DAY_MS
+        for value in "ab":
+            await one.logs.append("log", Append(records(value)))
+            await one.logs.roll("log")
+        await sweep_of(one).sweep_logs()
+        one.kill()
+        await sweep_of(two).sweep_logs()  # seals it, as nobody writes it any more
+        await sweep_of(two).sweep_logs()
+        assert await contents(two) == ["a", "b"]
+
+        cluster.ahead_ms = 2 * 3600 * 1000  # two hours later by the database's clock
+        await sweep_of(two).sweep_logs()
+        assert (await two.logs.get("log")).log.first_offset > 0
 
 
 def test_by_size_the_oldest_go_while_enough_bytes_stay() -> None:

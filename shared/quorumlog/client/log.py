@@ -72,17 +72,33 @@ class Log:
         """Wait until every append of this object is settled."""
         await self._batcher.flush()
 
-    def producer(self, producer_id: str | None = None, *, epoch: int | None = None) -> Producer:
+    def producer(
+        self,
+        producer_id: str | None = None,
+        *,
+        epoch: int | None = None,
+        since: int | None = None,
+    ) -> Producer:
         """Who appends exactly once, whatever dies. One of the same id with a higher epoch ends the
         ones before it; the epoch is the time by the clock where it is not given.
+
+        `since`: the log's `next_offset` before the producer of this id and epoch had sent anything.
+        It is read with the first request where the epoch is made here. Who gives an epoch may have
+        sent under it before, and gives the `since` of then; without it a log that has forgotten any
+        producer takes no requests of one that it does not know. Raises: ExpiredProducer; begin a
+        new epoch then.
         """
         return Producer(
             self._request,
             producer_id or uuid.uuid4().hex,
             int(datetime.now(UTC).timestamp() * 1000) if epoch is None else epoch,
+            self._next_offset if epoch is None and since is None else since,
             self._transport.start,
             self._batching,
         )
+
+    async def _next_offset(self) -> int:
+        return int((await self.info())["next_offset"])
 
     async def _send(self, call: Call[bytes | Record]) -> LogAppended:
         return await self._request(call, {}, is_repeatable=False)
@@ -141,7 +157,7 @@ class Log:
         return Paged(self._records(start))
 
     async def _records(self, start: Start) -> AsyncGenerator[Sequence[LogRecord], None]:
-        end = int((await self.info())["next_offset"])
+        end = await self._next_offset()
         while not isinstance(start, int) or start < end:
             page = await self.read(start, limit=PAGE)
             if page.next > end:

@@ -1,7 +1,7 @@
 """Who appends to a log exactly once, whatever dies."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from quorumlog.client.batching import Batcher, Batching, Call
@@ -37,19 +37,23 @@ class Request(Protocol):
 class Producer:
     """Appends to a log exactly once: a repeat of a request gets the first one's answer.
 
-    Invariant: `seq` is that of the next request; one whose outcome is unknown keeps its own, and no
-    other records are sent under it.
+    Invariants: `seq` is that of the next request; one whose outcome is unknown keeps its own, and no
+    other records are sent under it. `since` is the log's end before this producer had sent anything,
+    by which a log that has forgotten some tells a new producer from a forgotten one; once it is known
+    it never changes. None: it is not said.
     """
 
     producer_id: str
     epoch: int
     seq: int
+    since: int | None
 
     def __init__(
         self,
         request: Request,
         producer_id: str,
         epoch: int,
+        since: int | Callable[[], Awaitable[int]] | None,
         start: Callable[[Coroutine[Any, Any, None]], None],
         batching: Batching,
     ) -> None:
@@ -57,6 +61,8 @@ class Producer:
         self.producer_id = producer_id
         self.epoch = epoch
         self.seq = 0
+        self.since = None if callable(since) else since
+        self._read_since = since if callable(since) else None
         self._request = request
         self._open: Sequence[bytes | Record] | None = None
         self._batcher = Batcher(self._send, share, size_of, start, batching)
@@ -91,6 +97,13 @@ class Producer:
     async def _send(self, call: Call[bytes | Record]) -> LogAppended:
         if self._open is not None and list(self._open) != list(call.payloads):
             raise Unsettled(f"what became of request {self.seq} is not known")
+        if self.since is None and self._read_since is not None:
+            try:
+                self.since = await self._read_since()
+            except QuorumLogError as error:
+                error.with_outcome(NOT_DONE)
+                raise
+        since = {} if self.since is None else {"Producer-Since": str(self.since)}
         try:
             done = await self._request(
                 call,
@@ -98,6 +111,7 @@ class Producer:
                     "Producer-Id": self.producer_id,
                     "Producer-Epoch": str(self.epoch),
                     "Producer-Seq": str(self.seq),
+                    **since,
                 },
                 is_repeatable=True,
             )

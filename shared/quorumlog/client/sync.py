@@ -54,8 +54,10 @@ __all__ = [
 class Producer:
     """Appends to a log exactly once: a repeat of a request gets the first one's answer.
 
-    Invariant: `seq` is that of the next request; one whose outcome is unknown keeps its own, and no
-    other records are sent under it.
+    Invariants: `seq` is that of the next request; one whose outcome is unknown keeps its own, and no
+    other records are sent under it. `since` is the log's end before this producer had sent anything,
+    by which a log that has forgotten some tells a new producer from a forgotten one; once it is known
+    it never changes. None: it is not said.
     """
 
     def __init__(self, portal: Portal, inner: _async.Producer) -> None:
@@ -80,6 +82,11 @@ class Producer:
     def seq(self) -> int:
         """The async one's `seq`."""
         return self._inner.seq
+
+    @property
+    def since(self) -> int | None:
+        """The async one's `since`."""
+        return self._inner.since
 
     def append(self, *records: bytes | Record) -> LogAppended:
         """Append records next to each other, all or none, and once.
@@ -242,11 +249,19 @@ class Log:
         """Wait until every append of this object is settled."""
         self._portal.run(self._inner.flush())
 
-    def producer(self, producer_id: str | None = None, *, epoch: int | None = None) -> Producer:
+    def producer(
+        self, producer_id: str | None = None, *, epoch: int | None = None, since: int | None = None
+    ) -> Producer:
         """Who appends exactly once, whatever dies. One of the same id with a higher epoch ends the
         ones before it; the epoch is the time by the clock where it is not given.
+
+        `since`: the log's `next_offset` before the producer of this id and epoch had sent anything.
+        It is read with the first request where the epoch is made here. Who gives an epoch may have
+        sent under it before, and gives the `since` of then; without it a log that has forgotten any
+        producer takes no requests of one that it does not know. Raises: ExpiredProducer; begin a
+        new epoch then.
         """
-        return Producer(self._portal, self._inner.producer(producer_id, epoch=epoch))
+        return Producer(self._portal, self._inner.producer(producer_id, epoch=epoch, since=since))
 
     def read(
         self, start: Start = "earliest", *, limit: int | None = None, wait_ms: int = 0

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import aiohttp
 import orjson
 
-from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
+from quorumlog.errors import NOT_DONE, UNKNOWN, ExpiredProducer, QuorumLogError
 from quorumlog.wire import problems
 
 _BACKOFF_FIRST_S: Final = 0.05
@@ -124,7 +124,10 @@ class Transport:
                 url = self._urls[asked]
                 return await self._once(url, method, path, body, params, sent, until)
             except QuorumLogError as error:
-                # What becomes of a repetition says nothing of the tries before it.
+                # What becomes of a repetition says nothing of the tries before it. Who is not known
+                # any more did nothing now; whether he had before, only this knows.
+                if isinstance(error, ExpiredProducer):
+                    error.with_outcome(NOT_DONE)
                 may_be_done = may_be_done or (error.outcome == UNKNOWN and method != "GET")
                 if error.retryable and asked == self._current:
                     # What can't be done at one gateway now may be possible at the next.
