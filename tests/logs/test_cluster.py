@@ -7,11 +7,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
+import pytest
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
+from quorumlog.client import Client
+from quorumlog.errors import NOT_DONE, ExpiredProducer
+from quorumlog.protocol.log import PRODUCERS_MAX
 from tests.gateway.engine.support import outage
-from tests.logs.support import Http, Producer, check_exactly_once
+from tests.logs.support import Answer, Http, Producer, check_exactly_once
 from tests.support.proxy import proxy_to
 from tests.support.waiting import SETTLED_S, UNHURRIED, until
 
@@ -163,3 +167,55 @@ def has_dropped(cluster: Cluster, ledger_id: int) -> bool:
         if '"ledger-dropped"' in line
     ]
     return [line["ledger"] for line in lines].count(ledger_id) == 3
+
+
+async def test_a_producer_that_was_forgotten_is_not_taken_for_new_through_any_gateway_or_takeover(
+    stores: Stores,
+) -> None:
+    async with a_log(stores, bookies=3) as (cluster, http):
+
+        async def send(number: int, since: int | None, *, at: int = 0, epoch: int = 0) -> Answer:
+            headers = {
+                "Producer-Id": f"p{number}",
+                "Producer-Epoch": str(epoch),
+                "Producer-Seq": "0",
+            } | ({} if since is None else {"Producer-Since": str(since)})
+
+            async def answered() -> Answer | None:
+                path = f"{LOG}/entries"
+                answer = await http.ask("POST", path, {"text": "x"}, at=at, headers=headers)
+                return None if answer.status in (429, 503, 504) else answer
+
+            answer = await until(answered, "an answer", SETTLED_S, passing=(aiohttp.ClientError,))
+            assert answer is not None
+            return answer
+
+        async def is_expired(gateways: tuple[int, ...]) -> None:
+            for at in gateways:
+                for since, epoch in ((None, 0), (0, 0), (0, 1)):
+                    answer = await send(0, since, at=at, epoch=epoch)
+                    assert answer.status == 409, answer
+                    assert answer.json["code"] == "expired-producer"
+
+        assert (await send(0, 0)).status == 201
+        for first in range(1, PRODUCERS_MAX + 1, 50):
+            many = range(first, min(first + 50, PRODUCERS_MAX + 1))
+            answers = await asyncio.gather(*(send(n, 1, at=n % 2) for n in many))
+            assert {answer.status for answer in answers} == {201}
+        await is_expired((0, 1))
+        owner = await owner_of(cluster, http)
+        await http.done("POST", f"{LOG}/roll", at=1 - owner)
+        await is_expired((0, 1))
+        await cluster.kill(f"gateway-{owner + 1}")
+        await is_expired((1 - owner,))
+
+        end = (await http.done("GET", LOG, at=1 - owner))["next_offset"]
+        assert end == PRODUCERS_MAX + 1
+        assert (await send(0, end, at=1 - owner, epoch=1)).json["first_offset"] == end
+        async with Client(*cluster.gateways) as client:
+            log = client.log("log")
+            assert (await log.producer().append(b"x")).first_offset == end + 1
+            with pytest.raises(ExpiredProducer) as expired:
+                await log.producer("who?", epoch=0).append(b"x")
+            assert expired.value.outcome == NOT_DONE
+        assert len(await http.contents("log", at=1 - owner)) == end + 2

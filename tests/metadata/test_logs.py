@@ -1,10 +1,14 @@
 """Logs' rows: compare-and-swap, and which ledgers they may name (rule 22)."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import datetime
 
+import asyncpg
 import pytest
 
+from loadtest.stores import Stores
 from quorumlog.errors import InvalidRequest, NoSuchLedger, NoSuchLog, OwnedByLog
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_client import new_attempt
@@ -50,6 +54,59 @@ async def test_of_changes_at_once_one_wins(service: Service, logs: LogClient) ->
     assert sorted(won for won, _ in answers) == [False] * 4 + [True]
     assert {now for _, now in answers} == {winner}
     assert winner.version == 2
+
+
+async def test_every_row_brings_the_databases_clock(
+    service: Service, logs: LogClient, stores: Stores
+) -> None:
+    async def database_ms() -> float:
+        connection = await asyncpg.connect(stores.postgres_dsn)
+        now: datetime = await connection.fetchval("SELECT clock_timestamp()")
+        await connection.close()
+        return now.timestamp() * 1000
+
+    assert logs.database_ms() is None
+    row, _ = await logs.create(LOG)
+    asked: tuple[Callable[[LogClient], Awaitable[object]], ...] = (
+        lambda client: client.get("a-log"),
+        lambda client: client.list(),
+        lambda client: client.cas(row),
+        lambda client: client.cas(row),  # a conflict
+        lambda client: client.create(LOG),
+    )
+    for ask in asked:
+        client = LogClient(service.client)
+        before = await database_ms()
+        await ask(client)
+        told = client.database_ms()
+        assert told is not None
+        assert before - 1 <= told <= await database_ms()
+
+
+async def test_what_was_forgotten_never_goes_back(logs: LogClient) -> None:
+    row, _ = await logs.create(LOG)
+    _, row = await logs.cas(replace(row, forgotten_end=7))
+
+    with pytest.raises(InvalidRequest, match="forgotten_end"):
+        await logs.cas(replace(row, forgotten_end=6))
+
+
+async def test_a_row_that_was_stored_before_rule_26a_is_read(
+    service: Service, logs: LogClient, stores: Stores
+) -> None:
+    row, _ = await logs.create(LOG)
+    await logs.cas(replace(first(row, await ledger(service)), first_offset=0))
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    await connection.execute(
+        "UPDATE logs SET body = jsonb_set(body - 'forgotten_end' - 'appended_ms',"
+        " '{items,0,first_offset}', '30') || '{\"producers_forgotten\": true}'"
+    )
+    await connection.close()
+
+    old = await logs.get("a-log")
+    done, new = await logs.cas(old)
+
+    assert (old.forgotten_end, done, new.forgotten_end) == (30, True, 30)
 
 
 async def test_a_log_names_only_ledgers_that_were_made_for_it(
@@ -259,8 +316,8 @@ async def test_a_create_that_is_repeated_after_its_log_was_deleted_gets_no_names
     service: Service, logs: LogClient
 ) -> None:
     body = {"row": LogRow.from_core(LOG).model_dump(mode="json"), "attempt": new_attempt()}
-    made = await service.send("POST", "/v1/logs", body)
-    assert await service.send("POST", "/v1/logs", body) == made
+    made, again = [await service.send("POST", "/v1/logs", body) for _ in range(2)]
+    assert (again[0], again[1] | {"read_ms": made[1]["read_ms"]}) == made
     await logs.delete(await logs.get(LOG.name))
     other, is_new = await logs.create(LOG)
     assert is_new
