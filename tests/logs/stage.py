@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any, Final, Literal, cast
+from unittest import mock
 
 from quorumlog.errors import QuorumLogError, SequenceGap
 from quorumlog.net.directory import Directory
@@ -22,6 +23,7 @@ from quorumlog.protocol.transaction import Sealed
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine.records import RecordAppends
 from services.gateway.interface import LedgerOptions
+from services.gateway.logs import producers
 from services.gateway.logs.ports import Append
 from services.gateway.logs.transactions import Transactions
 from tests.logs.attempts import ModelClient, write
@@ -123,6 +125,7 @@ class LogStage:
         self._sealed: dict[str, list[Sealed]] = {}
         self._commits: dict[str, tuple[int, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._kept_room: list[Any] = []
         self._alarms = Alarms()
         self._log = logging.getLogger("services.gateway.logs")
         self._kept = self._log.propagate, self._log.level
@@ -133,6 +136,8 @@ class LogStage:
 
     def close(self) -> None:
         """Let go of the loop."""
+        for room in self._kept_room:
+            room.stop()
         self._log.removeHandler(self._alarms)
         self._log.propagate, level = self._kept
         self._log.setLevel(level)
@@ -225,7 +230,14 @@ class LogStage:
         settings = LogSettings(Quorum(3, 3, 2), roll_bytes=0, roll_entries=0)
         self._begin("g1", "", _quiet(first.put(NAME, settings), "the log is made"))
 
-    def _append(self, who: str, records: str, producer: str | None, seq: str | None) -> None:
+    def _remember(self, count: str) -> None:
+        room = mock.patch.object(producers, "PRODUCERS_MAX", int(count))
+        room.start()
+        self._kept_room.append(room)
+
+    def _append(
+        self, who: str, records: str, producer: str | None, seq: str | None, since: str | None
+    ) -> None:
         values = [value.encode() for value in records.split()]
         id_, number = producer or "", int(seq or 0)
         op = self._requests.get((id_, number)) if producer else None
@@ -233,7 +245,8 @@ class LogStage:
             named = (id_, 0) if producer else None
             op = self.judge.produce(LOG, *values, producer=named, seq=number)
             self._requests[id_, number] = op
-        call = Append(tuple(map(Record, values)), ProducerSeq(id_, 0, number) if producer else None)
+        named_seq = ProducerSeq(id_, 0, number) if producer else None
+        call = Append(tuple(map(Record, values)), named_seq, since=int(since or 0))
         asked = op
 
         async def append() -> str:
@@ -404,7 +417,8 @@ class LogStage:
 
     _patterns: Final[dict[str, Callable[..., None]]] = {
         r"gateways (.+)": _gateways,
-        r"(g\d) appends ([\w ]+?)(?: as (\w+)/(\d+))?": _append,
+        r"a log remembers (\d+) producers?": _remember,
+        r"(g\d) appends ([\w ]+?)(?: as (\w+)/(\d+)(?: since (\d+))?)?": _append,
         r"(g\d) reads from (\d+)": _read,
         r"(g\d) rolls": _roll,
         r"(g\d) takes the log over": _take,
@@ -440,7 +454,9 @@ def _records(entries: Sequence[bytes]) -> list[bytes]:
 
 
 def _told(row: LogMetadata) -> str:
-    """`log v4: 1 at 0..1, 3 at 2.., 4 ahead`, and the producers that its last known start knows."""
+    """`log v4: 1 at 0..1, 3 at 2.., 4 ahead`, and the producers that its last known start knows; then what
+    is forgotten.
+    """
     parts = []
     for item in row.items:
         if item.first_offset is None:
@@ -449,4 +465,6 @@ def _told(row: LogMetadata) -> str:
             end = "" if item.last_offset is None else item.last_offset
             parts.append(f"{item.ledger_id} at {item.first_offset}..{end}")
     known = [f"{p.id}/{p.next_seq - 1}" for p in (row.base.producers if row.base else ())]
+    if row.forgotten_end:
+        known.append(f"forgotten below {row.forgotten_end}")
     return f"log v{row.version}: {', '.join(parts)}" + (f" ({' '.join(known)})" if known else "")
