@@ -496,3 +496,19 @@ async def test_a_takeover_ends_though_the_end_is_lost_and_gives_no_offset_twice(
         # What is left of a producer is known; of the rest nobody can say what is a repeat.
         assert (await two.logs.append("log", call("a", seq=0))).first_offset == 0
         assert cluster.logs["log"].forgotten_end == after.first_offset
+
+
+async def test_append_times_never_go_back_whoever_takes_the_log_over() -> None:
+    async with a_cluster(gateways=3) as (cluster, gateways):
+        for gateway, skew_ms in zip(gateways, (50_000, -50_000, 0), strict=True):
+            gateway.skew_ms = skew_ms
+            await gateway.logs.append("log", call("a"))
+            await gateway.logs.roll("log")
+            gateway.kill()
+        last = cluster.gateway()
+        await last.logs.append("log", call("b"))
+
+        found = (await last.logs.read("log", 0)).records
+        times = [record.timestamp_ms for record in found]
+        assert len(times) == 4
+        assert times == sorted(times)
