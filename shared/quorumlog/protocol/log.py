@@ -117,7 +117,8 @@ class LogMetadata:
     """The end of what the log has forgotten (rule 26a): every producer that is not known any more
     was seen below this offset only. 0: nobody was forgotten."""
     appended_ms: int = 0
-    """The latest append time in the ledgers before the last one: append times never go back."""
+    """The latest append time of a request to the log, but for those to its last ledger: append times
+    of requests never go back. (What a transaction wrote has times of its own.)"""
     created_at: str = ""
     archived_through: int | None = None
     """All records below this offset are kept elsewhere too; None: nobody archives the log."""
