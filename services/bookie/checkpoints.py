@@ -86,7 +86,12 @@ class Checkpoints:
         changes = self._holdings.changes()
         position = self._position()
         try:
-            await asyncio.to_thread(self._index.write, position, [change for _, change in changes])
+            await asyncio.to_thread(
+                self._index.write,
+                position,
+                [change for _, change in changes],
+                self._holdings.deleted,
+            )
         except Exception as error:
             for ledger, _ in changes:
                 ledger.not_checkpointed()

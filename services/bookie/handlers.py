@@ -188,6 +188,7 @@ async def get_ledger(request: web.Request) -> web.StreamResponse:
         raise EntryUnavailable(
             f"{store.me} decides whether it drops the ledger", ledger_id=ledger_id
         )
+    _not_deleted(store, ledger_id)
     row = store.row(ledger_id)
     if row is None:
         raise NoSuchLedger(f"{store.me} holds nothing of ledger {ledger_id}", ledger_id=ledger_id)
@@ -203,6 +204,7 @@ async def digest_ranges(request: web.Request) -> web.StreamResponse:
         asked = DigestsAsked.model_validate_json(await _body(request))
     except ValidationError as error:
         raise InvalidRequest(str(error)) from error
+    _not_deleted(store, ledger_id)
     digests = [await _digest(store, asked, ledger_id, span) for span in asked.ranges]
     row = store.row(ledger_id)
     body = DigestsBody(
@@ -343,6 +345,14 @@ async def _body(request: web.Request) -> bytes:
         raise RequestTimeout(f"the body was not complete within {BODY_S:g} s") from None
     finally:
         bookie.body_bytes -= size
+
+
+def _not_deleted(store: Store, ledger_id: int) -> None:
+    """Rule 16a: what is not held of a deleted ledger proves nothing. Raises NoSuchLedger."""
+    if store.holdings.is_deleted(ledger_id):
+        raise NoSuchLedger(
+            f"ledger {ledger_id} was deleted at {store.me}", ledger_id=ledger_id, deleted=True
+        )
 
 
 async def _digest(store: Store, asked: DigestsAsked, ledger_id: int, span: Range) -> RangeDigest:

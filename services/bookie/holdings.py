@@ -7,8 +7,9 @@ from typing import Final
 from quorumlog.protocol.ranges import Ranges
 from services.bookie.index import Index, LedgerChange, LedgerRow
 from services.bookie.ledger import Ledger
+from services.bookie.log import Kind
 from services.bookie.parts import present_in
-from services.bookie.records import apply_stored
+from services.bookie.records import apply_stored, deleted_in
 from services.bookie.replay import Placed
 from services.bookie.writer import Position
 
@@ -34,6 +35,8 @@ class Holdings:
         self._index = index
         self._is_deferred = is_deferred
         self._ledgers: dict[int, Ledger] = {}
+        self._deleted: set[int] = set()
+        """Ledgers that a replay found deleted and nothing else of, until the index knows them."""
         self._applied_count = 0
 
     def rename(self, me: str) -> None:
@@ -47,7 +50,11 @@ class Holdings:
         ledger = self._ledgers.get(ledger_id)
         if ledger is None:
             ledger = self._ledgers[ledger_id] = Ledger(
-                ledger_id, self._me, self._index, is_deferred=self._is_deferred
+                ledger_id,
+                self._me,
+                self._index,
+                is_deferred=self._is_deferred,
+                is_deleted=ledger_id in self._deleted,
             )
         return ledger
 
@@ -71,12 +78,19 @@ class Holdings:
                 theirs = next(indexed, None)
 
     def row(self, ledger_id: int) -> LedgerRow | None:
-        """What is known of a ledger, or None: it was never seen."""
+        """What is known of a ledger, or None: it was never seen, or it is deleted."""
         held = self._ledgers.get(ledger_id)
-        if held is not None and held.is_dropped:
+        if held is not None and held.replica.is_deleted:
             return None
         row = held.row() if held is not None else self._index.row(ledger_id)
         return row if row is not None and (row.ledger_key is not None or row.is_limbo) else None
+
+    def is_deleted(self, ledger_id: int) -> bool:
+        """Whether a ledger was held and deleted (rule 16a)."""
+        held = self._ledgers.get(ledger_id)
+        if held is not None:
+            return held.replica.is_deleted
+        return ledger_id in self._deleted or self._index.is_deleted(ledger_id)
 
     async def ranges(self, ledger_id: int, first: int, last: int, limit: int) -> Ranges:
         """What is held of a range, at most about `limit` ranges of it; a long ledger takes turns
@@ -111,7 +125,24 @@ class Holdings:
 
     def apply_stored(self, placed: Placed) -> None:
         """Replay: take over a record that was read back."""
-        apply_stored(self.ledger(placed.record.ledger_id), placed)
+        if placed.record.kind in {Kind.DELETE, Kind.DELETED}:
+            for ledger_id in deleted_in(placed.record):
+                self._apply_deleted(ledger_id, placed)
+                self._applied()
+            return
+        ledger = self.ledger(placed.record.ledger_id)
+        if not ledger.replica.is_deleted:
+            apply_stored(ledger, placed)
+        self._applied()
+
+    def _apply_deleted(self, ledger_id: int, placed: Placed) -> None:
+        # Most of the many ids of a compaction name ledgers of which nothing is left: no object each.
+        if ledger_id in self._ledgers or self._index.row(ledger_id) is not None:
+            apply_stored(self.ledger(ledger_id), placed)
+        else:
+            self._deleted.add(ledger_id)
+
+    def _applied(self) -> None:
         self._applied_count += 1
         if self._applied_count % REPLAY_CHUNK == 0:
             # Memory stays flat; the checkpoint's place stays where it is, since replaying the
@@ -122,9 +153,15 @@ class Holdings:
     def write_index(self, position: Position | None) -> None:
         """Tell the index all there is, where no loop runs."""
         changes = [(ledger, ledger.change()) for ledger in self._ledgers.values()]
-        self._index.write(position, [change for _, change in changes])
+        self._index.write(position, [change for _, change in changes], self._deleted)
+        self._deleted.clear()
         for ledger, change in changes:
             ledger.checkpointed(change)
+
+    @property
+    def deleted(self) -> set[int]:
+        """Deleted ledgers that the index does not know: what a replay found."""
+        return self._deleted
 
     def changes(self) -> list[tuple[Ledger, LedgerChange]]:
         """What a checkpoint has to write."""
@@ -132,8 +169,9 @@ class Holdings:
         return [(ledger, ledger.change()) for ledger in dirty]
 
     def checkpointed(self, changes: list[tuple[Ledger, LedgerChange]]) -> None:
-        """What `changes` gave is on disk; ledgers that are gone are forgotten."""
+        """What `changes` and `deleted` gave is on disk; the index remembers ledgers that are gone."""
+        self._deleted.clear()
         for ledger, change in changes:
             ledger.checkpointed(change)
-            if ledger.is_dropped and ledger.is_idle:
+            if ledger.is_gone and ledger.is_idle:
                 self._ledgers.pop(ledger.ledger_id, None)

@@ -29,9 +29,9 @@ _PART_KEY: Final = struct.Struct(">cQq")
 _LEDGER_KEY: Final = struct.Struct(">cQ")
 _ROW: Final = struct.Struct(">B32sBBQqqQQQ")
 _POSITION: Final = struct.Struct(">QQQ")
-_LIVE: Final = struct.Struct(">Q")
 
-FORMAT: Final = b"1"
+FORMAT: Final = b"2"
+"""Another one is built anew from the log. 2: deleted ledgers are known."""
 _FORMAT_KEY: Final = b"Aformat"
 _CHECKPOINT_KEY: Final = b"Acheckpoint"
 
@@ -99,25 +99,35 @@ class LedgerChange:
 
     ledger_id: int
     row: LedgerRow | None
-    """None: the ledger is forgotten."""
+    """None: the ledger is deleted, and only that is kept (rule 16a)."""
     parts: list[Part]
     hidden: list[int]
     """Firsts of parts that are no more (or that `parts` holds anew)."""
 
 
 class Index:
-    """Parts by (ledger, first), ledgers by id, and the checkpoint."""
+    """Parts by (ledger, first), ledgers by id, the ids of deleted ledgers, and the checkpoint.
+
+    Deleted ledgers have keys of their own, so that whoever goes through all ledgers does not meet
+    the millions that were.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Opens or creates it. Raises Exception where RocksDB finds it damaged."""
+        """Opens or creates it. Raises Exception where RocksDB finds it damaged, or where it is of
+        another format.
+        """
         self.is_suspect = False
         """It could not be read: it is to be built anew."""
         self.is_failed = False
         """The last checkpoint could not be written: the next one opens it again."""
         self.path = path
         self._db = self._opened()
-        if self._db.get(_FORMAT_KEY) is None:
+        found = self._db.get(_FORMAT_KEY)
+        if found is None:
             self._db[_FORMAT_KEY] = FORMAT
+        elif found != FORMAT:
+            self.close()
+            raise ValueError(f"the index is of format {found!r}")
 
     def _opened(self) -> Rdict:
         options = Options(raw_mode=True)
@@ -133,10 +143,16 @@ class Index:
         value = self._db.get(_CHECKPOINT_KEY)
         return None if value is None else Position(*_POSITION.unpack(value))
 
-    def write(self, position: Position | None, changes: Iterable[LedgerChange]) -> None:
+    def write(
+        self,
+        position: Position | None,
+        changes: Iterable[LedgerChange],
+        deleted: Iterable[int] = (),
+    ) -> None:
         """One checkpoint: all or nothing, on disk when it returns. Any thread.
 
         Without a position the index learns of the changes, and still stands where it stood.
+        `deleted`: ledgers of which it knows nothing, and which are deleted.
         """
         batch = WriteBatch(raw_mode=True)
         count = 0
@@ -146,6 +162,7 @@ class Index:
                 batch.delete(_PART_KEY.pack(b"P", ledger_id, first))
             if change.row is None:
                 batch.delete(_LEDGER_KEY.pack(b"L", ledger_id))
+                batch.put(_LEDGER_KEY.pack(b"D", ledger_id), b"")
             else:
                 batch.put(_LEDGER_KEY.pack(b"L", ledger_id), change.row.encode())
             for part in change.parts:
@@ -153,6 +170,8 @@ class Index:
                 count += 1
                 if count % PARTS_AT_ONCE == 0:
                     time.sleep(PAUSE_S)
+        for ledger_id in deleted:
+            batch.put(_LEDGER_KEY.pack(b"D", ledger_id), b"")
         if position is not None:
             batch.put(_CHECKPOINT_KEY, _POSITION.pack(*position))
         if self.is_failed:
@@ -181,6 +200,24 @@ class Index:
         except Exception:
             self._suspect(was_failed=was_failed)
             raise
+
+    def is_deleted(self, ledger_id: int) -> bool:
+        """Whether a ledger of which there is no row was deleted (rule 16a)."""
+        was_failed = self.is_failed
+        try:
+            return self._db.get(_LEDGER_KEY.pack(b"D", ledger_id)) is not None
+        except Exception:
+            self._suspect(was_failed=was_failed)
+            raise
+
+    def deleted(self) -> Iterator[int]:
+        """All deleted ledgers, ascending."""
+        cursor = self._db.iter()
+        cursor.seek(b"D")
+        while cursor.valid() and cursor.key()[:1] == b"D":
+            yield _LEDGER_KEY.unpack(cursor.key())[1]
+            cursor.next()
+        cursor.status()
 
     def _suspect(self, *, was_failed: bool) -> None:
         """It can't be read. While it is opened again, in the checkpoint's thread, what can't be read

@@ -5,6 +5,7 @@ The end of the log is judged by the code that a start uses, so that what is call
 """
 
 import os
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from services.bookie.cookie import CookieRefused, read_cookie
 from services.bookie.index import Index
 from services.bookie.log import KEY_BYTES, SEGMENT_HEAD, Batch, Kind, LogDamaged, read_batches
 from services.bookie.parts import Part
+from services.bookie.records import deleted_in
 from services.bookie.replay import read_tail
 from services.bookie.scan import is_blank, scan
 from services.bookie.segments import Segments
@@ -38,6 +40,8 @@ class Report:
     records: dict[str, int] = field(default_factory=dict)
     log_bytes: int = 0
     entries_in_index: int = 0
+    deleted_ledgers: int = 0
+    """As the log names them; one may be named twice where a compaction was cut off."""
     problems: list[str] = field(default_factory=list)
     tail: str = ""
     """How the log ends: in order, or not."""
@@ -93,14 +97,18 @@ def verified(directory: Path, shown: Shown = iter, shown_parts: ShownParts = ite
     segments = Segments(directory / "log", 0)
     report.segments = len(segments.numbers())
     kinds: Counter[str] = Counter()
-    for _, item in batches_of(segments, shown):
+    deleted: dict[int, array[int]] = {}
+    for number, item in batches_of(segments, shown):
         if isinstance(item, str):
             report.problems.append(item)
             continue
         report.batches += 1
         report.log_bytes += item.end - item.offset
         kinds.update(record.kind.name for record in item.records)
+        for record in item.records:
+            deleted.setdefault(number, array("q")).extend(deleted_in(record))
     report.records = dict(kinds)
+    report.deleted_ledgers = sum(map(len, deleted.values()))
     report.tail = _tail(segments)
     if not segments.directory.exists():
         report.problems.append(
@@ -111,7 +119,7 @@ def verified(directory: Path, shown: Shown = iter, shown_parts: ShownParts = ite
     except CookieRefused as error:
         report.problems.append(str(error))
     if (directory / "index").exists():
-        _verify_index(directory, segments, report, shown_parts)
+        _verify_index(directory, segments, report, deleted, shown_parts)
     return report
 
 
@@ -133,8 +141,13 @@ def _tail(segments: Segments) -> str:
 
 
 def _verify_index(
-    directory: Path, segments: Segments, report: Report, shown_parts: ShownParts
+    directory: Path,
+    segments: Segments,
+    report: Report,
+    deleted: "dict[int, array[int]]",
+    shown_parts: ShownParts,
 ) -> None:
+    """`deleted`: by segment, whom the log says are deleted."""
     try:
         index = Index(directory / "index")
     except Exception as error:  # noqa: BLE001 - whatever RocksDB finds wrong
@@ -147,6 +160,13 @@ def _verify_index(
             report.problems.append(
                 f"{segments.path(at.segment)} is missing: the index stands at offset {at.offset} of it"
             )
+        for number, ledger_ids in deleted.items():
+            if at is not None and number < at.segment:
+                report.problems += [
+                    f"ledger {ledger_id} was deleted, and the index does not know it"
+                    for ledger_id in sorted(ledger_ids)
+                    if not index.is_deleted(ledger_id)
+                ]
         for ledger_id, part in shown_parts(index.all_parts()):
             problem = _wrong_with(segments, ledger_id, part)
             if problem:
@@ -196,6 +216,8 @@ def dumped(directory: Path, shown: Shown = iter) -> Iterator[dict[str, Any]]:
                 "ledger": record.ledger_id,
                 "bytes": record.size,
             }
+            if record.kind is Kind.DELETED:
+                line |= {"ledgers": list(deleted_in(record))}
             if record.kind is Kind.RUN:
                 run = Run(record.body[KEY_BYTES:])
                 line |= {"first": run.first, "last": run.last, "count": run.count}

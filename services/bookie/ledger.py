@@ -55,7 +55,6 @@ class Ledger:
         "hidden",
         "highest",
         "is_cold",
-        "is_dropped",
         "ledger_id",
         "read_to",
         "recent",
@@ -63,8 +62,18 @@ class Ledger:
         "sparse_span",
     )
 
-    def __init__(self, ledger_id: int, me: str, index: Index, *, is_deferred: bool = False) -> None:
-        """The ledger as the index knows it (an unknown one holds nothing)."""
+    def __init__(
+        self,
+        ledger_id: int,
+        me: str,
+        index: Index,
+        *,
+        is_deferred: bool = False,
+        is_deleted: bool = False,
+    ) -> None:
+        """The ledger as the index knows it (an unknown one holds nothing). `is_deleted`: the log
+        says so, and the index does not know it yet.
+        """
         self.ledger_id = ledger_id
         self._index = index
         self.replica = Replica(me, self, is_deferred=is_deferred)
@@ -77,7 +86,6 @@ class Ledger:
         self._is_in_checkpoint = False
         self.fresh: list[Part] = []
         """Parts that `accept` just made, for whoever writes their record."""
-        self.is_dropped = False
         self.read_to = self.ahead_to = NO_ENTRY
         """Where the last read ended, and up to where the disk was asked ahead of readers."""
         self.is_cold = False
@@ -85,12 +93,14 @@ class Ledger:
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._found: tuple[int, int, list[Part]] | None = None
         self._dirty_count = 0
-        row = index.row(ledger_id) or LedgerRow()
+        found = index.row(ledger_id)
+        row = found or LedgerRow()
         self.replica.restore(
             ledger_key=row.ledger_key,
             is_fenced=row.is_fenced,
             limbo=LimboSet(row.limbo_counter, row.is_limbo),
             last_add_confirmed=row.last_add_confirmed,
+            is_deleted=is_deleted or (found is None and index.is_deleted(ledger_id)),
         )
         self.highest = self._indexed_highest = row.highest
         self.sparse_span = row.sparse_span
@@ -109,7 +119,6 @@ class Ledger:
         """Hold these entries; where some are held already, the new copies take over."""
         run = record.run
         part = part_of(run)
-        self.is_dropped = False
         self._insert(part)
         self.fresh.append(part)
 
@@ -290,6 +299,14 @@ class Ledger:
             and replica.accepted_count == replica.synced_count
         )
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether only the id is kept (rule 16a), and the log says so on disk. Before that the index
+        must not: built anew from a log that lost the record it would know nothing at all.
+        """
+        replica = self.replica
+        return replica.is_deleted and replica.synced_count == replica.accepted_count
+
     def _prune(self) -> None:
         """What is on disk by now has taken its entries for good."""
         if self._replaced:
@@ -335,7 +352,7 @@ class Ledger:
         # What is hidden from now on hides what this checkpoint is writing.
         still = {part.first for part in kept}
         self._hiding, self.hidden = self.hidden - still, still
-        row = None if self.is_dropped else self.row()
+        row = None if self.is_gone else self.row()
         return LedgerChange(self.ledger_id, row, parts, list(self._hiding))
 
     def checkpointed(self, change: LedgerChange) -> None:

@@ -45,7 +45,7 @@ KEY_BYTES: Final = 32
 
 
 class Kind(IntEnum):
-    """What a record says. Bodies begin with the ledger's key, but for LIMBO."""
+    """What a record says. Bodies begin with the ledger's key, but for LIMBO and what is deleted."""
 
     RUN = 1
     """key | body of a run. Flag 1: replaces damaged copies."""
@@ -58,7 +58,9 @@ class Kind(IntEnum):
     DROP = 5
     """key: all runs before this record are gone; a stub stays, which is fenced (rule 16)."""
     DELETE = 6
-    """key: the metadata has a tombstone; nothing of the ledger is kept (rules 17, 18)."""
+    """(nothing): the metadata has a tombstone; only the id is kept (rules 16a, 17)."""
+    DELETED = 7
+    """id i64 (each): deleted ledgers, as a compaction packs them. The first one stands in the head."""
 
 
 _KINDS: Final = frozenset(Kind)

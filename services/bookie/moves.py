@@ -4,6 +4,7 @@ decide).
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.record import Run
@@ -12,7 +13,7 @@ from services.bookie.ledger import Ledger
 from services.bookie.parts import Part
 from services.bookie.pending import Pending
 from services.bookie.reads import Reads
-from services.bookie.records import dropped
+from services.bookie.records import packed
 
 
 class Moves:
@@ -29,9 +30,11 @@ class Moves:
 
     def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
         """Hold no entries of a ledger any more. With a stub its fence stays (rule 16); without
-        one nothing stays: the metadata has a tombstone (rules 17 and 18).
+        one the id stays: the metadata has a tombstone (rules 16a, 17 and 18).
         """
-        self._pending.put(dropped(self._holdings.ledger(ledger_id), keep_stub=keep_stub))
+        ledger = self._holdings.ledger(ledger_id)
+        verdict = ledger.replica.drop() if keep_stub else ledger.replica.delete()
+        self._pending.submit(ledger, verdict.records)
         self._counters["dropped_ledgers"] += 1
 
     async def move(self, parts: list[tuple[int, Part]]) -> list[bool]:
@@ -64,14 +67,12 @@ class Moves:
         ledger = self._holdings.ledger(ledger_id)
         if ledger.highest == NO_ENTRY and ledger.replica.is_fenced:
             # A stub, as far as anybody can tell: copies that were dropped stay dropped.
-            self._pending.put(dropped(ledger, keep_stub=True))
+            self._pending.submit(ledger, ledger.replica.drop().records)
         self._pending.submit(ledger, ledger.replica.repeated())
         await self._pending.all_synced(ledger)
 
-    async def repeat_gone(self, ledger_id: int) -> None:
-        """Write again that a ledger is gone; on disk when it returns. Nothing is held of it."""
-        ledger = self._holdings.ledger(ledger_id)
-        if ledger.highest != NO_ENTRY or ledger.replica.ledger_key is not None:
-            return
-        self._pending.put(dropped(ledger, keep_stub=False))
-        await self._pending.all_synced(ledger)
+    async def repeat_deleted(self, ledger_ids: Sequence[int]) -> None:
+        """Write again that these ledgers were deleted, as one record (rule 16a); on disk when it
+        returns. The index knows them already.
+        """
+        await self._pending.written(packed(ledger_ids))

@@ -64,6 +64,13 @@ class Pending:
         self.bytes += made.size
         self._writer.append(made)
 
+    async def written(self, record: LogRecord) -> None:
+        """Have a record of no single ledger written; on disk when it returns."""
+        assert self._loop is not None
+        record.tag = synced = self._loop.create_future()
+        self.put(record)
+        await synced
+
     async def all_synced(self, ledger: Ledger) -> None:
         """Wait until all records of a ledger are on disk."""
         assert self._loop is not None
@@ -99,6 +106,9 @@ class Pending:
         size = 0
         for record in records:
             size += record.size
+            if isinstance(record.tag, asyncio.Future):
+                tell(record.tag, None)
+                continue
             ledger, part = owner_of(record)
             while part is not None:
                 part.segment = record.segment

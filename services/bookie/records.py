@@ -1,17 +1,30 @@
 """The rules' records as the log's, both ways."""
 
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.replica import LacKept, LedgerFenced, LimboSet, Record, RunStored
+from quorumlog.protocol.replica import (
+    EntriesDropped,
+    LacKept,
+    LedgerDeleted,
+    LedgerFenced,
+    LimboSet,
+    Record,
+    RunStored,
+)
 from services.bookie.ledger import Ledger
-from services.bookie.log import KEY_BYTES, REPLACES, Kind, LogRecord
+from services.bookie.log import KEY_BYTES, REPLACES, Kind, LogRecord, StoredRecord
 from services.bookie.parts import Part
 from services.bookie.replay import Placed
 
 _LAC: Final = struct.Struct(">q")
 _LIMBO: Final = struct.Struct(">QB")
+_ID_BYTES: Final = 8
+
+IDS_MAX: Final = 65_536
+"""Deleted ledgers that one record names: half a megabyte, which a replay and a scan read at once."""
 
 
 def to_log(ledger: Ledger, record: Record) -> LogRecord:
@@ -32,23 +45,27 @@ def to_log(ledger: Ledger, record: Record) -> LogRecord:
             kind, parts = Kind.LAC, (_key(record.ledger_key), lac)
         case LimboSet():
             kind, parts = Kind.LIMBO, (_LIMBO.pack(record.counter, record.limbo),)
+        case EntriesDropped():
+            kind, parts = Kind.DROP, (_key(record.ledger_key),)
+        case LedgerDeleted():
+            kind, parts = Kind.DELETE, (b"",)
     size = sum(map(len, parts))
     return LogRecord(kind, ledger.ledger_id, parts, size, flags, tag=(ledger, part))
 
 
-def dropped(ledger: Ledger, *, keep_stub: bool) -> LogRecord:
-    """Give up a ledger's entries, and the record that says so."""
-    replica = ledger.replica
-    key = _key(replica.ledger_key or b"")
-    ledger.drop()
-    ledger.is_dropped = not keep_stub
-    if keep_stub:
-        # The ledger is CLOSED: no normal add is right any more.
-        replica.stub(key)
-    else:
-        replica.accepted_count += 1
-    kind = Kind.DROP if keep_stub else Kind.DELETE
-    return LogRecord(kind, ledger.ledger_id, (key,), len(key), tag=(ledger, None))
+def packed(ledger_ids: Sequence[int]) -> LogRecord:
+    """Deleted ledgers, some at least and at most IDS_MAX, as one record (rule 16a)."""
+    body = struct.pack(f">{len(ledger_ids)}q", *ledger_ids)
+    return LogRecord(Kind.DELETED, ledger_ids[0], (body,), len(body))
+
+
+def deleted_in(record: StoredRecord) -> Sequence[int]:
+    """The ledgers that a record says are deleted."""
+    if record.kind is Kind.DELETE:
+        return (record.ledger_id,)
+    if record.kind is Kind.DELETED:
+        return struct.unpack(f">{len(record.body) // _ID_BYTES}q", record.body)
+    return ()
 
 
 def owner_of(record: LogRecord) -> tuple[Ledger, Part | None]:
@@ -59,7 +76,7 @@ def owner_of(record: LogRecord) -> tuple[Ledger, Part | None]:
 
 
 def apply_stored(ledger: Ledger, placed: Placed) -> None:
-    """Take over a record that was read back."""
+    """Take over a record that was read back, of a ledger that is not deleted."""
     stored = placed.record
     key = stored.body[:KEY_BYTES]
     match stored.kind:
@@ -78,11 +95,9 @@ def apply_stored(ledger: Ledger, placed: Placed) -> None:
             counter, limbo = _LIMBO.unpack(stored.body)
             ledger.replica.apply(LimboSet(counter, bool(limbo)))
         case Kind.DROP:
-            ledger.drop()
-            ledger.replica.apply(LedgerFenced(key))
-        case Kind.DELETE:
-            ledger.drop()
-            ledger.is_dropped = True
+            ledger.replica.apply(EntriesDropped(key))
+        case Kind.DELETE | Kind.DELETED:
+            ledger.replica.apply(LedgerDeleted())
     ledger.touch()
 
 

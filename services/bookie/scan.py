@@ -4,6 +4,7 @@ Unlike a replay it does not stop where something is wrong: it goes on at the nex
 """
 
 import os
+from array import array
 from collections.abc import Generator, Iterator
 from typing import Final, NamedTuple
 
@@ -17,6 +18,7 @@ from services.bookie.log import (
     parse_batch,
     whole_bytes,
 )
+from services.bookie.records import deleted_in
 from services.bookie.segments import Segments
 
 STEP_BYTES: Final = 1024 * 1024
@@ -101,19 +103,34 @@ def is_blank(segments: Segments, segment: int, start: int, end: int) -> bool:
     return True
 
 
-def ledgers_of(segments: Segments, segment: int) -> tuple[set[int], set[int], bool]:
-    """The ledgers that a segment speaks of, those that it says are gone, and whether all of it
-    could be read.
-    """
-    spoken_of: set[int] = set()
-    gone: set[int] = set()
+class Words(NamedTuple):
+    """What a segment says beside entries."""
+
+    ledgers: set[int]
+    """Whom it speaks of, deleted ones by their other records only."""
+    deleted: "array[int]"
+    """Who it says is deleted (rule 16a)."""
+    packed_bytes: int
+    """Of the records that name many of these."""
+    is_whole: bool
+    """Whether all of it could be read."""
+
+
+def words_of(segments: Segments, segment: int) -> Words:
+    """What a segment says beside entries. Raises OSError, LogDamaged (its head)."""
+    ledgers: set[int] = set()
+    deleted = array("q")
+    packed_bytes = 0
     is_whole = True
     for scanned in scan(segments, segment):
         if scanned.batch is None:
             is_whole = False
             continue
         for record in scanned.batch.records:
-            spoken_of.add(record.ledger_id)
-            if record.kind is Kind.DELETE:
-                gone.add(record.ledger_id)
-    return spoken_of, gone, is_whole
+            ids = deleted_in(record)
+            deleted.extend(ids)
+            if not ids:
+                ledgers.add(record.ledger_id)
+            elif record.kind is Kind.DELETED:
+                packed_bytes += record.size
+    return Words(ledgers, deleted, packed_bytes, is_whole)

@@ -2,8 +2,11 @@
 
 What is in use is moved to the end of the log, ordered by ledger and entry: what lay scattered among
 thousands of ledgers lies together afterwards. What a segment's records say beside entries (fences,
-keys, LACs, limbo, and that a ledger is gone) is written again first, so that the index can always
-be rebuilt from the log.
+keys, LACs, limbo, and who was deleted) is written again first, so that the index can always be
+rebuilt from the log.
+
+Who was deleted is said for ever (rule 16a), by records that name many. They count as what is in use,
+so that they are written again as seldom as entries are, and not at each compaction.
 
 A crash at any step loses nothing: a segment goes only when a checkpoint that does not name it is on
 disk. A broken segment stays, and never stops the rest.
@@ -11,6 +14,7 @@ disk. A broken segment stays, and never stops the rest.
 
 import asyncio
 import logging
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
@@ -18,7 +22,8 @@ from typing import Final
 from services.bookie.log import LogDamaged
 from services.bookie.pace import Pace
 from services.bookie.parts import Part
-from services.bookie.scan import ledgers_of
+from services.bookie.records import IDS_MAX
+from services.bookie.scan import words_of
 from services.bookie.store import Store
 
 log = logging.getLogger(__name__)
@@ -56,6 +61,8 @@ class Space:
         self._live_share_min = live_share_min
         self._bytes_per_s = bytes_per_s
         self._pace = pace or Pace()
+        self._packed: dict[int, int] = {}
+        """Segments that stay for those whom they say are deleted, and how many bytes say so."""
 
     async def free(self) -> None:
         """Remove segments that nothing names, and compact those of which little is left."""
@@ -72,7 +79,9 @@ class Space:
             size = store.segments.path(number).stat().st_size
             # A full disk has no room for what would be moved.
             share = 0.0 if store.disk.is_full else self._live_share_min
-            if used[number] <= size * share:
+            if used[number] <= size * share and self._packed.get(number, 0) <= self._packed_max(
+                number
+            ):
                 chosen.append(number)
         for start in range(0, len(chosen), SEGMENTS_AT_ONCE):
             await self._give_up(chosen[start : start + SEGMENTS_AT_ONCE])
@@ -87,11 +96,12 @@ class Space:
                 log.error("segment-kept", extra={"segment": number, "reason": "damaged"})
                 continue
             try:
-                await self._repeat(number)
+                is_repeated = await self._repeat(number)
             except (OSError, LogDamaged) as error:
                 log.error("segment-kept", extra={"segment": number, "reason": str(error)})  # noqa: TRY400
                 continue
-            repeated.append(number)
+            if is_repeated:
+                repeated.append(number)
         # The index must not name a segment any more before it goes.
         await store.checkpoint()
         named = await self._named(repeated)
@@ -104,6 +114,7 @@ class Space:
             except (OSError, LogDamaged) as error:
                 log.error("segment-kept", extra={"segment": number, "reason": str(error)})  # noqa: TRY400
                 continue
+            self._packed.pop(number, None)
             store.damages.segment_removed(number)
             store.counters["removed_segments"] += 1
             log.info("segment-removed", extra={"segment": number})
@@ -131,27 +142,49 @@ class Space:
             await self._pace.spend(size, self._bytes_per_s)
         return broken
 
-    async def _repeat(self, number: int) -> None:
-        """Write again what a segment's records say beside entries. Raises OSError, LogDamaged."""
+    async def _repeat(self, number: int) -> bool:
+        """Write again what a segment's records say beside entries. False: it says of so many that
+        they are deleted that it stays. Raises OSError, LogDamaged.
+        """
         store = self._store
-        spoken_of, gone, is_whole = await asyncio.to_thread(ledgers_of, store.segments, number)
-        if not is_whole:
+        words = await asyncio.to_thread(words_of, store.segments, number)
+        if words.packed_bytes > self._packed_max(number):
+            self._packed[number] = words.packed_bytes
+            return False
+        ledgers, deleted = words.ledgers, words.deleted
+        if not words.is_whole:
             # What can't be read may speak of anybody.
-            spoken_of = {ledger_id for ledger_id, _ in store.ledgers()}
-        is_oldest = number == min(store.segments.numbers())
+            ledgers = {ledger_id for ledger_id, _ in store.ledgers()}
+            deleted = await asyncio.to_thread(lambda: array("q", store.index.deleted()))
 
         async def repeat(ledger_id: int) -> None:
             if store.row(ledger_id) is not None:
                 await store.moves.repeat(ledger_id)
-            elif ledger_id in gone and not is_oldest:
-                # Older segments may still hold its entries: they must not rise from the dead when
-                # the index is built anew.
-                await store.moves.repeat_gone(ledger_id)
 
-        ledger_ids = sorted(spoken_of)
+        ledger_ids = sorted(ledgers)
         for start in range(0, len(ledger_ids), REPEATS_AT_ONCE):
             some = ledger_ids[start : start + REPEATS_AT_ONCE]
             await asyncio.gather(*map(repeat, some))
+        await self._repeat_deleted(deleted)
+        return True
+
+    async def _repeat_deleted(self, ledger_ids: "array[int]") -> None:
+        """Write again who was deleted, in records that name many."""
+        for start in range(0, len(ledger_ids), IDS_MAX):
+            some = ledger_ids[start : start + IDS_MAX]
+            await self._store.moves.repeat_deleted(some)
+            await self._pace.spend(8 * len(some), self._bytes_per_s)
+
+    def _packed_max(self, number: int) -> int:
+        """How many bytes of packed ids are carried to the end of the log with a segment. A short one,
+        which a restart ended, is measured as a whole one, so that many of them become one; but for a
+        full disk, where more has to be given back than is written.
+        """
+        store = self._store
+        size = store.segments.segment_bytes
+        if store.disk.is_full:
+            size = store.segments.path(number).stat().st_size
+        return int(size * self._live_share_min)
 
     def _used_bytes(self) -> Counter[int]:
         """What the index names of each segment; in a thread."""

@@ -367,7 +367,7 @@ class Store:
         return self.holdings.ledgers(after)
 
     def row(self, ledger_id: int) -> LedgerRow | None:
-        """What is known of a ledger, or None: it was never seen."""
+        """What is known of a ledger, or None: it was never seen, or it is deleted."""
         return self.holdings.row(ledger_id)
 
     @property

@@ -99,6 +99,7 @@ def verify(directory: Directory, *, json: AsJson = False) -> None:
         table.add_row("bytes of log", f"{report.log_bytes:,}")
         for kind, count in sorted(report.records.items()):
             table.add_row(f"records {kind}", f"{count:,}")
+        table.add_row("deleted ledgers in the log", f"{report.deleted_ledgers:,}")
         table.add_row("entries in the index", f"{report.entries_in_index:,}")
         table.add_row("end of the log", report.tail)
         console = Console()
@@ -159,12 +160,21 @@ def rebuild_index(directory: Directory, *, json: AsJson = False) -> None:
     for _, row in store.ledgers():
         ledgers += 1
         entries += row.entry_count
+    deleted = sum(1 for _ in store.index.deleted())
     store.close()
     if json:
-        made = {"segments": len(numbers), "ledgers": ledgers, "entries": entries}
+        made = {
+            "segments": len(numbers),
+            "ledgers": ledgers,
+            "entries": entries,
+            "deleted_ledgers": deleted,
+        }
         typer.echo(orjson.dumps(made))
     else:
-        typer.echo(f"the index is built anew: {ledgers:,} ledgers, {entries:,} entries")
+        typer.echo(
+            f"the index is built anew: {ledgers:,} ledgers, {entries:,} entries,"
+            f" {deleted:,} deleted ledgers"
+        )
 
 
 @contextmanager

@@ -203,6 +203,7 @@ async def test_a_rebuilt_index_says_the_same(directory: Path) -> None:
         "segments": len(segments),
         "ledgers": 1,
         "entries": 60,
+        "deleted_ledgers": 0,
     }
     assert not (directory / "index.aside").exists()
     store = started(directory)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from quorumlog.protocol import record
+from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.messages import (
     CasStatus,
     FenceAnswered,
@@ -19,7 +20,7 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
-from quorumlog.protocol.replica import LedgerFenced, Record, Verdict
+from quorumlog.protocol.replica import LedgerDeleted, LedgerFenced, Record, Replica, Verdict
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import Window
 from quorumlog.protocol.writer import Writer
@@ -228,6 +229,21 @@ def forgetful_replay(original: Any) -> Any:
         return original(me, kept, **more)
 
     return replay
+
+
+def forgotten_id(original: Any) -> Any:
+    """With the tombstone a bookie forgets all of a ledger: the next add defines its key anew."""
+
+    def apply(self: Replica, record: Record) -> None:
+        if isinstance(record, LedgerDeleted):
+            self.ledger_key = None
+            self.is_fenced = self.is_limbo = False
+            self.last_add_confirmed = NO_ENTRY
+            self.holdings.drop()
+        else:
+            original(self, record)
+
+    return apply
 
 
 def unmarked(_original: Any) -> Any:

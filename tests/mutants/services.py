@@ -20,7 +20,7 @@ from services.gateway.engine.confirmed import confirmed_by_bookies
 from services.gateway.engine.engine import Engine
 from services.gateway.engine.recoveries import Recoveries
 from services.gateway.interface import Confirmation
-from tests.mutants.guards import always, entries_only, normal_add
+from tests.mutants.guards import always, entries_only, forgotten_id, normal_add
 from tests.mutants.hunt import Mutant, Patch
 from tests.sim.services.plan import draw_losses
 
@@ -136,6 +136,12 @@ SERVICES: Final = (
         "the fence goes with the copy",
         "rule 16, I13",
         (Patch(Replica, "repeated", entries_only),),
+        is_of_services=True,
+    ),
+    Mutant(
+        "a deleted ledger's id is forgotten",
+        "rule 16a, I13",
+        (Patch(Replica, "apply", forgotten_id),),
         is_of_services=True,
     ),
     Mutant(

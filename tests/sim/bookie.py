@@ -28,6 +28,7 @@ from quorumlog.protocol.replica import (
     FenceAsked,
     HeldEntries,
     LacTold,
+    LedgerDeleted,
     LedgerFenced,
     ReadAsked,
     Record,
@@ -110,6 +111,8 @@ class SimBookie:
         """Records of the log that were there at the last start; the replica counts from here."""
         self._waiting: list[tuple[int, Answer, Event, tuple[int, ...], bool]] = []
         self._has_fenced = False
+        self._is_deleted = False
+        """Its log says so, on disk."""
         self._denied: set[tuple[int, int]] = set()
         """Ranges that a recovery was told are not here."""
 
@@ -188,6 +191,9 @@ class SimBookie:
         is_promise: bool = False,
     ) -> None:
         self.replica.check()
+        self._check_deleted(
+            says=bool(verdict.records or verdict.absent or verdict.status is Status.OK)
+        )
         self.log.extend(verdict.records)
         self._waiting.append((verdict.after, answer, told, ids, is_promise))
         self._release()
@@ -275,6 +281,7 @@ class SimBookie:
                 entries.extend(record.run.entries())
                 # What is written anew is whole, whatever the disk did to an earlier copy.
                 self.damaged.difference_update(record.run.ids)
+            self._is_deleted |= isinstance(record, LedgerDeleted)
         if entries and self.world.watcher is not None:
             self.world.watcher.stored(self.member, entries)
 
@@ -310,7 +317,7 @@ class SimBookie:
         if kind == "wipe":
             self.log, self.synced = [], 0
             self.incarnation += 1
-            self._has_fenced = False
+            self._has_fenced = self._is_deleted = False
             self._denied.clear()
             self.damaged.clear()
         elif not self.is_up:
@@ -333,7 +340,8 @@ class SimBookie:
         self._report(fresh)
         self.replica = replay(self.member, self.log)
         self.world.note(self.member, "starts")
-        self._check_fence(is_kept=self.replica.is_fenced)
+        self._check_deleted()
+        self._check_fence()
 
     def keep_stub(self) -> None:
         """Give the entries up; that the ledger is fenced stays (rule 16)."""
@@ -341,7 +349,13 @@ class SimBookie:
         self._base = self.synced = len(self.log)
         self.damaged.clear()
         self.replica = replay(self.member, self.log)
-        self._check_fence(is_kept=self.replica.is_fenced)
+        self._check_fence()
+
+    def delete(self) -> None:
+        """Give all up but the id, which is deleted for ever (rule 16a)."""
+        self.log.extend(self.replica.delete().records)
+        self.damaged.clear()
+        self._sync()
 
     def corrupt(self) -> None:
         """Damage one stored copy: its checksum fails from now on."""
@@ -362,9 +376,17 @@ class SimBookie:
             invariants.negative_sticks(self.member, ids, self._denied),
         )
 
-    def _check_fence(self, *, is_kept: bool) -> None:
-        told = self._has_fenced
+    def _check_fence(self) -> None:
+        """The fence is kept, or more than it: what is deleted takes nothing at all (rule 16a)."""
+        told, replica = self._has_fenced, self.replica
+        is_kept = replica.is_fenced or replica.is_deleted
         faultless(invariants.fence_is_kept(self.member, told=told, is_kept=is_kept))
+
+    def _check_deleted(self, *, says: bool = False) -> None:
+        told, is_kept = self._is_deleted, self.replica.is_deleted
+        faultless(
+            invariants.deleted_is_for_ever(self.member, told=told, is_kept=is_kept, says=says)
+        )
 
     def _is_fence_on_disk(self) -> bool:
         return any(isinstance(record, LedgerFenced) for record in self.log[: self.synced])
@@ -375,7 +397,8 @@ class SimBookie:
                 pass  # a LAC
             case FenceAnswered(_, _, Status.OK):
                 self._has_fenced = True
-                self._check_fence(is_kept=self._is_fence_on_disk())
+                is_kept = self._is_fence_on_disk()
+                faultless(invariants.fence_is_kept(self.member, told=True, is_kept=is_kept))
             case AddAnswered(status=Status.OK):
                 durable = self.log[: self.synced]
                 stored = {e for r in durable if isinstance(r, RunStored) for e in r.run.ids}

@@ -388,6 +388,7 @@ MACHINES: Final[dict[str, Damage]] = {
 SERVICES: Final[dict[str, Damage]] = {
     "version_grows_by_one": wrapped(Judge, "changed", skipping_versions),
     "garbage_is_proven": wrapped(Collector, "_verdict", gone_if_unnamed),
+    "deleted_is_for_ever": wrapped(Replica, "apply", guards.forgotten_id),
 }
 
 

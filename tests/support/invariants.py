@@ -131,6 +131,17 @@ def fence_is_kept(member: str, *, told: bool, is_kept: bool) -> Wrong:
     return f"I13: {member} told a fence and has none" if told and not is_kept else None
 
 
+def deleted_is_for_ever(member: str, *, told: bool, is_kept: bool, says: bool) -> Wrong:
+    """I13, rule 16a: what a bookie's log says is deleted it knows for ever, and of that it says
+    nothing that anybody may count on.
+
+    Source: issue 13: an append to a deleted ledger, whose fence went with it, was acknowledged.
+    """
+    if told and not is_kept:
+        return f"rule 16a: {member} has forgotten that the ledger was deleted"
+    return f"rule 16a: {member} answers for a deleted ledger" if told and says else None
+
+
 def covers_before_reading(quorum: Quorum, fenced: Collection[int]) -> Wrong:
     """I14: recovery reads only when in each write set less than Qa members are not fenced.
 
@@ -415,6 +426,7 @@ CHECKS: Final[Sequence[Callable[..., Wrong]]] = (
     lac_is_bounded,
     fenced_rejects,
     fence_is_kept,
+    deleted_is_for_ever,
     covers_before_reading,
     reads_fence,
     absence_is_proven,

@@ -65,6 +65,10 @@ CASES: Final[dict[Callable[..., Wrong], tuple[Wrong, Wrong]]] = {
         invariants.fence_is_kept("b1@1", told=False, is_kept=False),
         invariants.fence_is_kept("b1@1", told=True, is_kept=False),
     ),
+    invariants.deleted_is_for_ever: (
+        invariants.deleted_is_for_ever("b1@1", told=True, is_kept=True, says=False),
+        invariants.deleted_is_for_ever("b1@1", told=True, is_kept=False, says=False),
+    ),
     invariants.covers_before_reading: (
         invariants.covers_before_reading(QUORUM, {0, 2}),
         invariants.covers_before_reading(QUORUM, {2}),
@@ -167,6 +171,11 @@ def test_a_check_tells_right_from_wrong(check: Callable[..., Wrong]) -> None:
     assert check.__doc__ is not None
     assert wrong.partition(":")[0] in check.__doc__, "a violation is named after its invariant"
     assert "Source:" in check.__doc__
+
+
+def test_a_deleted_ledger_is_not_answered_for() -> None:
+    assert invariants.deleted_is_for_ever("b1@1", told=True, is_kept=True, says=True)
+    assert not invariants.deleted_is_for_ever("b1@1", told=False, is_kept=False, says=True)
 
 
 def test_a_closed_ledger_that_names_a_bookie_is_not_dropped_by_it() -> None:

@@ -86,7 +86,7 @@ Asked = AddAsked | FenceAsked | ReadAsked | LacAsked | LacTold
 
 # --- what is written ---------------------------------------------------------------------------
 # Order-free on replay (rule 16): fence, key and delete are monotone, the LAC is a maximum, limbo
-# carries a counter.
+# carries a counter. Only of EntriesDropped and runs the order counts.
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,29 @@ class LimboSet:
     limbo: bool
 
 
-Record = RunStored | LedgerFenced | LacKept | LimboSet
+@dataclass(frozen=True, slots=True)
+class EntriesDropped:
+    """The entries were given up; the fence stays (rule 16). Runs that were stored before this record
+    are gone, later ones are not.
+
+    Rule 16 asks for a counter here, since compaction reorders records. It does not reorder these two:
+    a driver writes this record again only while nothing is held, and what it moves is what is held,
+    so that no run that was stored after this record ever comes to lie before it. What may happen is
+    that this record goes and older runs stay: then a replay finds copies again that had been given
+    up. They are right copies of a fenced ledger; a collector gives them up once more.
+    """
+
+    ledger_key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerDeleted:
+    """The metadata has a tombstone: entries, key and fence are gone, and the id stays for ever
+    (rule 16a). Whatever else was or will be recorded of the ledger counts for nothing.
+    """
+
+
+Record = RunStored | LedgerFenced | LacKept | LimboSet | EntriesDropped | LedgerDeleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +179,9 @@ class Holdings(Protocol):
     def accept(self, record: RunStored) -> None:
         """Hold these entries from now on."""
 
+    def drop(self) -> None:
+        """Hold no entry any more."""
+
 
 class Replica:
     """One ledger at one bookie.
@@ -164,6 +189,7 @@ class Replica:
     Invariants (`check`):
       - I13: `is_fenced` and `ledger_key` are set once and never change again;
       - I10: the LAC never goes down;
+      - rule 16a: a deleted ledger holds nothing, and is deleted for ever;
       - the fence record's number is at most `accepted_count`, and 0 <= synced <= accepted.
     """
 
@@ -173,6 +199,7 @@ class Replica:
         "accepted_count",
         "holdings",
         "is_deferred",
+        "is_deleted",
         "is_fenced",
         "is_limbo",
         "last_add_confirmed",
@@ -192,6 +219,7 @@ class Replica:
         self.ledger_key: bytes | None = None
         self.is_fenced = False
         self.is_limbo = False
+        self.is_deleted = False
         self.last_add_confirmed = NO_ENTRY
         self.accepted_count = 0
         self.synced_count = 0
@@ -202,6 +230,8 @@ class Replica:
 
     def step(self, asked: Asked) -> Verdict:
         """Judge one request. Requests of one ledger are judged one after another."""
+        if self.is_deleted:
+            return self._asked_of_deleted(asked)
         match asked:
             case AddAsked():
                 return self._add(asked)
@@ -220,7 +250,7 @@ class Replica:
 
     def set_limbo(self, *, limbo: bool) -> Verdict:
         """Local state was lost (or repaired again): no negatives, nothing for coverage (or again)."""
-        if limbo == self.is_limbo:
+        if limbo == self.is_limbo or self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
         record = LimboSet(self._limbo_counter + 1, limbo)
         self.apply(record)
@@ -231,6 +261,8 @@ class Replica:
         `is_fenced` a recovery has begun or ended, so that no normal add is right any more; else a
         writer may go on through this incarnation (rule 15).
         """
+        if self.is_deleted:
+            return Verdict(Status.OK, self.accepted_count)
         records: tuple[Record, ...] = ()
         if is_fenced and not self._is_wrong_key(ledger_key):
             records = self._fence(ledger_key)
@@ -251,8 +283,30 @@ class Replica:
         self._accepted(1)
         return record
 
+    def drop(self) -> Verdict:
+        """Give the entries up: the ledger is CLOSED and others have them. The fence that stays is told
+        once its record is on disk (I13).
+        """
+        was_fenced = self.is_fenced
+        record = EntriesDropped(self.ledger_key or b"")
+        self.apply(record)
+        number = self._accepted(1)
+        if not was_fenced:
+            self._fence_number = number
+        return Verdict(Status.OK, number, records=(record,))
+
+    def delete(self) -> Verdict:
+        """Give all up but the id: the metadata has a tombstone (rules 16a, 17)."""
+        if self.is_deleted:
+            return Verdict(Status.OK, self.accepted_count)
+        record = LedgerDeleted()
+        self.apply(record)
+        return Verdict(Status.OK, self._accepted(1), records=(record,))
+
     def repeated(self) -> tuple[Record, ...]:
         """Records that say again what is known beside the entries (all are monotone)."""
+        if self.is_deleted:
+            return ()
         records: list[Record] = []
         if self.ledger_key is not None and self.is_fenced:
             records.append(LedgerFenced(self.ledger_key))
@@ -267,6 +321,8 @@ class Replica:
         """Take over a record: one that was just made, or one read back from the log. Records may
         come in any order (rule 16).
         """
+        if self.is_deleted:
+            return  # rule 16a
         match record:
             case RunStored():
                 self.ledger_key = record.ledger_key
@@ -283,6 +339,14 @@ class Replica:
                 if record.counter > self._limbo_counter:
                     self._limbo_counter = record.counter
                     self.is_limbo = record.limbo
+            case EntriesDropped():
+                # The ledger is CLOSED: no normal add is right any more.
+                self.ledger_key = record.ledger_key
+                self.is_fenced = True
+                self.holdings.drop()
+            case LedgerDeleted():
+                self.is_deleted = True
+                self.holdings.drop()
 
     def restore(
         self,
@@ -291,8 +355,10 @@ class Replica:
         is_fenced: bool,
         limbo: LimboSet,
         last_add_confirmed: int,
+        is_deleted: bool = False,
     ) -> None:
         """Take over the state of an index, which stands for the records that it was built from."""
+        self.is_deleted = is_deleted
         self.ledger_key = ledger_key
         self.is_fenced = is_fenced
         self.last_add_confirmed = last_add_confirmed
@@ -365,6 +431,17 @@ class Replica:
         return self._fence_number
 
     # --- the verdicts -----------------------------------------------------------------------------
+
+    def _asked_of_deleted(self, asked: Asked) -> Verdict:
+        """Rule 16a: nothing is taken, defined, fenced or denied. A writer that missed the news is
+        told that it is fenced: it reads its row again (rule 9), and finds none. Nobody else may
+        count on this bookie for anything.
+        """
+        if self._is_foreign(asked.member):
+            return Verdict(Status.NOT_MINE)
+        if isinstance(asked, AddAsked) and not (asked.recovery or asked.repair):
+            return Verdict(Status.FENCED, self.accepted_count)
+        return Verdict(Status.UNKNOWN)
 
     def _add(self, asked: AddAsked) -> Verdict:
         run = asked.run
@@ -458,14 +535,6 @@ class Replica:
         self._fence_number = self._accepted(1)
         return (record,)
 
-    def stub(self, ledger_key: bytes) -> None:
-        """The entries are given up. The fence that stays is told once its record is on disk (I13)."""
-        was_fenced = self.is_fenced
-        self.apply(LedgerFenced(ledger_key))
-        number = self._accepted(1)
-        if not was_fenced:
-            self._fence_number = number
-
     def _accepted(self, count: int) -> int:
         self.accepted_count += count
         return self.accepted_count
@@ -490,6 +559,7 @@ class Replica:
         assert 0 <= self._fence_number <= self.accepted_count
         assert not self.is_fenced or self.ledger_key is not None, "a fence carries the key"
         assert self.last_add_confirmed >= NO_ENTRY
+        assert not self.is_deleted or self.holdings.highest == NO_ENTRY, "rule 16a"
 
     def copy_with(self, holdings: Holdings) -> "Replica":
         """The same state over a copy of its holdings."""
@@ -497,6 +567,7 @@ class Replica:
         twin.ledger_key = self.ledger_key
         twin.is_fenced = self.is_fenced
         twin.is_limbo = self.is_limbo
+        twin.is_deleted = self.is_deleted
         twin.last_add_confirmed = self.last_add_confirmed
         twin.accepted_count = self.accepted_count
         twin.synced_count = self.synced_count
@@ -517,6 +588,7 @@ class Replica:
             self.ledger_key,
             self.is_fenced,
             self.is_limbo,
+            self.is_deleted,
             self.last_add_confirmed,
             self.accepted_count,
             self.synced_count,
@@ -551,6 +623,10 @@ class HeldEntries:
         for entry in record.run.entries():
             if record.replaces or entry.entry_id not in self.entries:
                 self.entries[entry.entry_id] = entry
+
+    def drop(self) -> None:
+        """Hold no entry any more."""
+        self.entries.clear()
 
     def run(self, ranges: Ranges) -> Run | None:
         """What is held of these ranges, as one run."""

@@ -97,6 +97,8 @@ class Node(Process):
         self.is_draining = False
         self.full_until = self.slow_until = 0
         self.ledgers: dict[int, SimBookie] = {}
+        self.deleted: dict[int, SimBookie] = {}
+        """Ledgers that were given up on a tombstone: their ids stay (rule 16a)."""
         self.leaving: set[int] = set()
         self._collect()
         net.listeners[f"http://{name}:1"] = self, self.handle
@@ -120,7 +122,7 @@ class Node(Process):
 
     def ledger(self, ledger_id: int) -> SimBookie:
         """A ledger here, known or not."""
-        found = self.ledgers.get(ledger_id)
+        found = self.ledgers.get(ledger_id) or self.deleted.get(ledger_id)
         if found is None:
             found = self.ledgers[ledger_id] = SimBookie(self.name, _Surroundings(self, ledger_id))
             found.be(self.incarnation)
@@ -159,10 +161,11 @@ class Node(Process):
         self.kill()
         self.leaving.clear()
         self.net.note(self.me, "falls", kind)
-        for ledger_id in sorted(self.ledgers):
-            self.ledgers[ledger_id].fall(kind)
+        for ledger_id in sorted(self.ledgers | self.deleted):
+            self.ledger(ledger_id).fall(kind)
         if kind == "wipe":
             self.ledgers.clear()
+            self.deleted.clear()
             self.incarnation += 1
 
     def rise(self) -> None:
@@ -170,8 +173,12 @@ class Node(Process):
         if self.is_alive or self.is_dead_for_good:
             return
         self.is_alive = True
-        for ledger_id in sorted(self.ledgers):
-            self.ledgers[ledger_id].restart()
+        for ledger_id in sorted(self.ledgers | self.deleted):
+            ledger = self.ledger(ledger_id)
+            ledger.restart()
+            if ledger_id in self.deleted and not ledger.replica.is_deleted:
+                # That it was deleted did not come to the disk: it is here as it was.
+                self.ledgers[ledger_id] = self.deleted.pop(ledger_id)
         self._collect()
 
     # --- garbage: what services/bookie/collect.py asks of the store ------------------------------
@@ -198,8 +205,8 @@ class Node(Process):
         if keep_stub:
             ledger.keep_stub()
         else:
-            ledger.fall("power-cut")
-            del self.ledgers[ledger_id]
+            ledger.delete()
+            self.deleted[ledger_id] = self.ledgers.pop(ledger_id)
 
 
 class _Held:
