@@ -3,7 +3,8 @@
 A store does what a bookie does: writes, checkpoints, rolls, compacts, deletes. Between any two of
 its calls to the disk the machine may lose power, or the process be killed. Each such moment is
 started from again, with its index or without, and must hold all that was acknowledged, nothing
-that was deleted, and, once all ledgers are deleted, no file that nobody needs.
+that was deleted, and, once all ledgers are deleted, no file that nobody needs. A deleted ledger that
+takes an add again has risen from the dead (rule 16a), also after compactions and without the index.
 """
 
 import argparse
@@ -247,7 +248,7 @@ async def judge(point: Point, tally: Tally) -> None:
     for ledger, ids in known.entries.items():
         row = store.row(ledger)
         if ledger in known.gone:
-            if row is not None:
+            if row is not None or await _takes(store, ledger):
                 wrong("resurrected", f"ledger {ledger}")
             continue
         answer = await read(store, ledger, 0, 99)
@@ -262,10 +263,17 @@ async def judge(point: Point, tally: Tally) -> None:
             wrong("lost", f"the fence of ledger {ledger}")
         if (await read_lac(store, ledger)).last_add_confirmed < known.lacs.get(ledger, -1):
             wrong("lost", f"the LAC of ledger {ledger}")
-    await _end(store, wrong)
+    await _end(store, known.gone, wrong)
 
 
-async def _end(store: Store, wrong: object) -> None:
+async def _takes(store: Store, ledger: int) -> bool:
+    """Whether a ledger takes an add of a writer, or denies what it does not have."""
+    late = await add(store, run_of(ledger, [200]))
+    answer = await read(store, ledger, 0, 99)
+    return late.status is not Status.FENCED or answer.absent != ()
+
+
+async def _end(store: Store, gone: set[int], wrong: object) -> None:
     """Have all ledgers deleted; what is left then is leaked."""
     assert callable(wrong)
     rows = Rows()
@@ -281,6 +289,16 @@ async def _end(store: Store, wrong: object) -> None:
     await Collector(store, rows, "cluster", grace_s=0, bytes_per_s=1 << 40).free_segments()
     if list(store.ledgers()):
         wrong("resurrected", f"{list(store.ledgers())}")
+    await store.stop()
+    shutil.rmtree(directory / "index")
+    try:
+        store = started(directory, OPTIONS)
+    except LogDamaged as error:
+        wrong("lost", str(error))
+        return
+    for ledger in sorted(gone | rows.deleted):
+        if await _takes(store, ledger):
+            wrong("resurrected", f"ledger {ledger}, without the index")
     await store.stop()
     files = {path.name for path in directory.iterdir()}
     segments = sorted(path.name for path in (directory / "log").iterdir())

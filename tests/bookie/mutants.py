@@ -36,6 +36,7 @@ from tests.bookie import (
     test_at_once,
     test_collect,
     test_cookie,
+    test_deleted,
     test_guards,
     test_twins,
 )
@@ -107,6 +108,21 @@ def resurrects() -> bool:
     return by_scenario(
         test_collect.test_a_deleted_ledger_stays_deleted_though_the_index_is_built_anew
     )
+
+
+def forgets_an_id() -> bool:
+    """Deleted ledgers through three compactions."""
+    return by_scenario(
+        test_deleted.test_an_id_outlives_every_compaction_of_the_segment_that_names_it
+    )
+
+
+def knows_too_soon() -> bool:
+    """A checkpoint and a power cut while it is written that a ledger is deleted."""
+    with pytest.MonkeyPatch.context() as patch:
+        return by_scenario(
+            test_deleted.test_no_checkpoint_knows_of_a_deletion_before_the_log_does, Gate(patch)
+        )
 
 
 def forgets_a_fence() -> bool:
@@ -243,6 +259,11 @@ def taken_at_once(_original: Any) -> Any:
         self._replaced = []
 
     return prune
+
+
+def gone_at_once(_original: Any) -> Any:
+    """What is deleted is so for the index, whatever the disk has."""
+    return property(lambda self: self.replica.is_deleted)
 
 
 def forgetful(_original: Any) -> Any:
@@ -414,12 +435,36 @@ CRASH_MUTANTS: Final = (
         by_crashes,
     ),
     StorageMutant(
-        "rules 16, 17",
+        "rules 16a, 17",
         "that a ledger is gone is not written again",
         Moves,
-        "repeat_gone",
+        "repeat_deleted",
         nothing_later,
         resurrects,
+    ),
+    StorageMutant(
+        "rule 16a",
+        "a deleted ledger's id goes with the segment that names it",
+        Space,
+        "_repeat_deleted",
+        nothing_later,
+        forgets_an_id,
+    ),
+    StorageMutant(
+        "rule 16a",
+        "crashes meet a compaction that drops the ids of deleted ledgers",
+        Space,
+        "_repeat_deleted",
+        nothing_later,
+        by_crashes,
+    ),
+    StorageMutant(
+        "rule 16a",
+        "the index knows that a ledger is deleted before the log does",
+        Ledger,
+        "is_gone",
+        gone_at_once,
+        knows_too_soon,
     ),
     StorageMutant(
         "rule 19",
