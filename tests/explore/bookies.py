@@ -86,6 +86,10 @@ class Bookie:
         assert isinstance(self.replica.holdings, HeldEntries)
         return self.replica.holdings
 
+    def delete(self) -> None:
+        """It gives the ledger up on a tombstone: the id stays (rule 16a)."""
+        self._sync(self.replica.delete())
+
     def lose_all(self) -> None:
         """The disk is lost: the bookie comes back as its next incarnation with nothing."""
         self.incarnation += 1

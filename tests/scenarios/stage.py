@@ -82,6 +82,8 @@ class Stage:
         self.bookies: dict[str, Bookie] = {}
         self.actors: dict[str, Actor] = {}
         self.row: LedgerMetadata | None = None
+        self.is_deleted = False
+        """There is a tombstone in the row's place."""
         self.said: list[str] = []
         self.missed: list[MissedRange] = []
         self.held: dict[tuple[str, str], list[Event]] = {}
@@ -252,6 +254,15 @@ class Stage:
     def drops_copy(self, name: str) -> None:
         self.said.append(self.disk(name).drop_copy())
 
+    def deletes(self) -> None:
+        self.is_deleted = True
+
+    def drops_deleted(self, names: str) -> None:
+        if not self.is_deleted:
+            raise Wrong("there is no tombstone")
+        for name in names.split():
+            self.bookies[name].delete()
+
     def ends_limbo(self, name: str) -> None:
         self.said.append(self.disk(name).end_limbo(self.known()))
 
@@ -277,8 +288,11 @@ class Stage:
 
     def show(self) -> None:
         row = self.known()
-        self.said.append(f"metadata: {row_text(row)}")
+        self.said.append(f"metadata: {'deleted' if self.is_deleted else row_text(row)}")
         for name, bookie in sorted(self.bookies.items()):
+            if bookie.replica.is_deleted:
+                self.said.append(f"{short(bookie.replica.me)}: deleted")
+                continue
             held = ranges_text(ranges_of(sorted(self.holdings(name).entries))) or "nothing"
             fenced = ", fenced" if bookie.replica.is_fenced else ""
             self.said.append(
@@ -320,6 +334,9 @@ class Stage:
 
     def at_metadata(self, effect: UpdateMetadata | ReadMetadata) -> Event:
         row = self.known()
+        if self.is_deleted:
+            self.said.append("metadata: deleted")
+            return MetadataAnswered(effect.attempt, CasStatus.MISSING)
         if isinstance(effect, ReadMetadata):
             return MetadataAnswered(effect.attempt, CasStatus.OK, row)
         if effect.metadata.version != row.version:
@@ -409,6 +426,8 @@ class Stage:
         (r"((?:b\d+ ?)+) may lose power", may_lose_power),
         (r"(b\d+) takes what (\w+) asks, and says nothing", takes),
         (r"(b\d+) drops its copy, and keeps a stub", drops_copy),
+        (r"the ledger is deleted", deletes),
+        (r"((?:b\d+ ?)+) drops? the deleted ledger", drops_deleted),
         (r"(b\d+) answers (\w+) in place of (b\d+)", misdirected),
         (r"((?:b\d+ ?)+) syncs?", syncs),
         (r"((?:b\d+ ?)+) loses? power", loses_power),

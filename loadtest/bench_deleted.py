@@ -1,0 +1,205 @@
+"""`python -m loadtest.bench_deleted --ids N`: what the ids of deleted ledgers cost a bookie (rule 16a).
+
+Callers may choose ids, so the ids here are drawn at random and form no ranges. Each step opens the
+directory in a process of its own, so that its memory is that of a bookie's store after a start. The
+last ids are deleted one by one, as a collector does, and then compacted; all others are written as
+compactions leave them.
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from statistics import quantiles
+from time import perf_counter as clock
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from services.bookie.options import StoreOptions
+from services.bookie.records import IDS_MAX
+from services.bookie.space import Space
+from services.bookie.store import Store
+
+ONE_BY_ONE: Final = 100_000
+LOOKUPS: Final = 20_001
+"""More than are kept in memory, so that they are forgotten again."""
+_ME: Final = "b1@1"
+_MB: Final = 1_000_000
+
+Step = Callable[[Path, int], dict[str, Any]]
+
+
+def ids(count: int) -> Iterator[int]:
+    """Ids that form no ranges, the same each time."""
+    chance = random.Random(1)
+    return (chance.getrandbits(62) for _ in range(count))
+
+
+def _rss() -> float:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGESIZE") / _MB
+
+
+def _bytes_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+def _sizes(directory: Path) -> dict[str, Any]:
+    """Of a directory whose store was stopped in order."""
+    return {
+        "log MB": _bytes_of(directory / "log") / _MB,
+        "index MB": _bytes_of(directory / "index") / _MB,
+    }
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[tuple[Store, float, float]]:
+    """A store, how long it took to open, and what memory it took."""
+    before, began = _rss(), clock()
+    store = Store(directory, _ME, StoreOptions())
+    yield store, clock() - began, _rss() - before
+
+
+def _fatal(error: BaseException) -> None:
+    raise SystemExit(f"the log can't be written: {error}")
+
+
+def fill(directory: Path, count: int) -> dict[str, Any]:
+    """All ids but the last ones, as compactions write them."""
+
+    async def write() -> None:
+        store = Store(directory, _ME, StoreOptions())
+        store.start(_fatal)
+        left = ids(count)
+        while some := list(islice(left, IDS_MAX)):
+            await store.moves.repeat_deleted(some)
+            await asyncio.to_thread(store.index.write, None, (), some)
+        await store.stop()
+
+    began = clock()
+    asyncio.run(write())
+    return {"filled in s": clock() - began} | _sizes(directory)
+
+
+def restart(directory: Path, _count: int) -> dict[str, Any]:
+    """A start, and what an add to a ledger that is new here pays for the question."""
+    with _opened(directory) as (store, took, memory):
+        memory_at_start = _rss()
+        began = clock()
+        assert not list(store.ledgers()), "whoever goes through all ledgers meets none of them"
+        listing = clock() - began
+        chance = random.Random(2)
+        times = []
+        for _ in range(LOOKUPS):
+            ledger_id = chance.getrandbits(62)
+            began = clock()
+            store.ledger(ledger_id)
+            times.append((clock() - began) * 1e6)
+        store.holdings.trim()
+        cuts = quantiles(times, n=100)
+        made = {
+            "start s": took,
+            "start, MB more": memory,
+            "RSS after the start, MB": memory_at_start,
+            "RSS after the lookups, MB": _rss(),
+            "new ledger µs p50": cuts[49],
+            "new ledger µs p99": cuts[98],
+            "list of ledgers ms": listing * 1e3,
+        }
+        store.close()
+        return made
+
+
+def delete(directory: Path, _count: int) -> dict[str, Any]:
+    """Some more, one by one, and what two compactions then write."""
+
+    async def work() -> dict[str, Any]:
+        store = Store(directory, _ME, StoreOptions())
+        store.start(_fatal)
+        before = _bytes_of(directory / "log") - StoreOptions().segment_bytes
+        chance = random.Random(3)
+        began = clock()
+        for number in range(ONE_BY_ONE):
+            store.drop(chance.getrandbits(62), keep_stub=False)
+            if number % 1000 == 999:
+                await store.checkpoint()
+        took = clock() - began
+        await store.stop()
+        made: dict[str, Any] = {
+            "deleted one by one, µs each": took / ONE_BY_ONE * 1e6,
+            "deleted one by one, bytes of log each": (_bytes_of(directory / "log") - before)
+            / ONE_BY_ONE,
+        }
+        for name in ("first", "second"):
+            store = Store(directory, _ME, StoreOptions())
+            store.start(_fatal)
+            space = Space(store, bytes_per_s=1 << 40)
+            began = clock()
+            await space.free()
+            made[f"{name} compaction s"] = clock() - began
+            made[f"{name} compaction, MB written"] = store.counters["log_bytes"] / _MB
+            began = clock()
+            await space.free()
+            made[f"{name} compaction again ms"] = (clock() - began) * 1e3
+            made[f"{name} compaction, RSS MB"] = _rss()
+            await store.stop()
+        return made
+
+    return asyncio.run(work())
+
+
+def rebuild(directory: Path, _count: int) -> dict[str, Any]:
+    """The index from the log."""
+    shutil.rmtree(directory / "index")
+    with _opened(directory) as (store, took, _):
+        began = clock()
+        store.write_index()
+        made = {
+            "rebuild s": took + clock() - began,
+            "rebuild RSS MB": _rss(),
+            "deleted": sum(1 for _ in store.index.deleted()),
+        }
+        store.close()
+        return made
+
+
+def _apart(step: Step, directory: Path, count: int) -> dict[str, Any]:
+    """A step in a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(step, (directory, count))
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench_deleted")
+    parser.add_argument("--ids", type=int, default=10_000_000)
+    asked = parser.parse_args()
+    table = Table(title=f"{asked.ids:,} ids of deleted ledgers")
+    table.add_column("what")
+    table.add_column("none", justify="right")
+    table.add_column("all", justify="right")
+    found: list[dict[str, Any]] = []
+    for count in (0, asked.ids):
+        with tempfile.TemporaryDirectory(prefix="ql-deleted-") as folder:
+            made: dict[str, Any] = {}
+            for step in (fill, restart, delete, rebuild):
+                made |= _apart(step, Path(folder), count)
+                sys.stderr.write(f"{count:,}: {step.__name__} is done\n")
+            found.append(made)
+    for name in found[0]:
+        table.add_row(name, *(f"{made[name]:,.1f}" for made in found))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
