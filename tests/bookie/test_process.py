@@ -19,7 +19,10 @@ from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
 from quorumlog.cli import app as cli
 from quorumlog.net.bookie_client import BookieClient, ChannelLimits
-from quorumlog.protocol.messages import Status
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.protocol.messages import CasStatus, Status
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
+from quorumlog.protocol.quorum import Quorum
 from services.local.config import inherited_environment
 from services.local.process import Program, start, stop
 from tests.bookie.support import KEY, run_of
@@ -218,6 +221,50 @@ async def test_a_look_for_garbage_is_put_off_while_the_metadata_service_is_away(
         metadata.is_down = False
     assert await bookie.kill(signal.SIGTERM) == 0
     assert '"ERROR"' not in bookie.log.read_text()
+
+
+async def test_a_ledger_that_was_deleted_takes_no_add_of_a_writer_that_missed_it(
+    bookie: Process,
+) -> None:
+    """Issue 13, hole 1: nobody fenced here, and metadata's tombstone is all that the bookie knew."""
+    bookie.settings |= {"COLLECT_S": "0.1", "COLLECT_GRACE_S": "0"}
+    bookie.start()
+    await bookie.ready()
+    metadata = MetadataClient((bookie.settings["METADATA_URLS"],))
+    client = BookieClient(lambda _: bookie.url, bookie.session, PATIENT)
+    row = await metadata.create(
+        LedgerMetadata(
+            ledger_id=7,
+            quorum=Quorum(1, 1, 1),
+            digest=DigestKind.CRC32C,
+            fragments=(Fragment(0, ("b1@1",)),),
+            ledger_key=KEY,
+        )
+    )
+    assert await add(client, 0) is Status.OK
+    status, closed = await metadata.cas(row.closed(last_entry=0, length=10))
+    assert status is CasStatus.OK
+    assert closed is not None
+    await metadata.delete(7, version=closed.version)
+
+    async def is_dropped() -> bool:
+        async with bookie.session.get(f"{bookie.url}/v1/info") as answer:
+            return bool((await answer.json())["counters"].get("dropped_ledgers"))
+
+    await until(is_dropped, "the ledger is dropped")
+
+    assert await add(client, 1) is Status.FENCED
+    await bookie.kill()
+    bookie.start()
+    await bookie.ready()
+    await client.close()
+    client = BookieClient(lambda _: bookie.url, bookie.session, PATIENT)
+    assert await add(client, 1) is Status.FENCED
+    async with bookie.session.get(f"{bookie.url}/v1/ledgers/7") as answer:
+        told = await answer.json()
+        assert (answer.status, told["code"], told["deleted"]) == (404, "no-such-ledger", True)
+    await client.close()
+    await metadata.close()
 
 
 async def test_the_directory_of_another_bookie_is_refused(bookie: Process) -> None:

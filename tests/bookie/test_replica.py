@@ -1,5 +1,6 @@
 """The rules of one bookie for one ledger, each as a claim."""
 
+import itertools
 from dataclasses import replace
 
 from quorumlog.protocol.ids import NO_ENTRY
@@ -9,14 +10,17 @@ from quorumlog.protocol.ranges import complement, ranges_of
 from quorumlog.protocol.record import Codec, Run, make
 from quorumlog.protocol.replica import (
     AddAsked,
+    EntriesDropped,
     FenceAsked,
     HeldEntries,
     LacAsked,
     LacKept,
     LacTold,
+    LedgerDeleted,
     LedgerFenced,
     LimboSet,
     ReadAsked,
+    Record,
     Replica,
     RunStored,
     ask,
@@ -266,6 +270,69 @@ def test_records_may_be_replayed_in_any_order() -> None:
     assert there.is_fenced
     assert not there.is_limbo
     there.check()
+
+
+REQUESTS = (
+    add(run_of(8)),
+    add(run_of(8), OLDER),
+    add(run_of(8), key=OTHER_KEY),
+    replace(add(run_of(8)), recovery=True),
+    replace(add(run_of(8)), repair=True),
+    FenceAsked(ME, KEY),
+    FenceAsked(OLDER, OTHER_KEY),
+    ReadAsked(ME, 0, 9),
+    ReadAsked(ME, 0, 9, fence=True, ledger_key=KEY),
+    LacAsked(ME),
+    LacTold(ME, 9, KEY),
+)
+
+
+def test_a_deleted_ledger_is_deleted_in_whatever_order_its_records_come() -> None:
+    """Rule 16a: nothing that is said of it before or after defines or denies anything."""
+    records: tuple[Record, ...] = (
+        RunStored(run_of(0, 2), KEY),
+        LedgerFenced(OTHER_KEY),
+        LacKept(3, KEY),
+        LimboSet(1, limbo=True),
+        EntriesDropped(KEY),
+        LedgerDeleted(),
+    )
+    for order in itertools.permutations(records):
+        replica = replay(ME, order)
+        for asked in REQUESTS:
+            verdict = ask(replica, asked)
+            is_of_writer = isinstance(asked, AddAsked) and not (asked.recovery or asked.repair)
+            assert verdict.status is (Status.FENCED if is_of_writer else Status.UNKNOWN)
+            assert (verdict.records, verdict.present, verdict.absent) == ((), (), ())
+        for of_the_bookie in (
+            replica.enter_limbo(KEY, is_fenced=True),
+            replica.set_limbo(limbo=not replica.is_limbo),
+            replica.delete(),
+        ):
+            assert of_the_bookie.records == ()
+        assert replica.repeated() == ()
+        assert ask(replica, add(run_of(8), "b2@1")).status is Status.NOT_MINE
+        replica.check()
+
+
+def test_a_writer_hears_of_a_deletion_when_it_is_on_disk() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(0)))
+    assert replica.delete().records == (LedgerDeleted(),)
+
+    assert ask(replica, add(run_of(1))).after == 2
+
+
+def test_a_dropped_copy_leaves_its_fence_and_may_come_back() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(0, 3)))
+
+    assert replica.drop().records == (EntriesDropped(KEY),)
+
+    assert ask(replica, add(run_of(3))).status is Status.FENCED
+    assert ask(replica, ReadAsked(ME, 0, 2)).absent == ((0, 2),)
+    assert ask(replica, replace(add(run_of(0)), repair=True)).status is Status.OK
+    assert ask(replica, ReadAsked(ME, 0, 2)).present == ((0, 0),)
 
 
 def test_what_was_acknowledged_survives_any_crash() -> None:

@@ -65,6 +65,7 @@ class Counts(NamedTuple):
     timers: int = 0
     crashes: int = 0
     is_closing: bool = False
+    is_deleted: bool = False
     end: int | None = None
 
 
@@ -156,6 +157,8 @@ class Explorer:
                     f"{parts.names[index]} loses all",
                     self._alive(clients, after, row, flight, crashed),
                 )
+        if scope.deletes and counts.end is not None:
+            yield from self._deletions(state)
         ends_of = parts.ends_of
         rest = flight
         while rest:
@@ -181,6 +184,20 @@ class Explorer:
                     yield number, self._told(state, client, number, fired)
             else:
                 yield number, self._told(state, client, number, counts)
+
+    def _deletions(self, state: World) -> Iterator[tuple[Label, Any]]:
+        """The ledger gets its tombstone; then each bookie that holds something gives it up."""
+        clients, bookies, row, flight, counts = state
+        parts = self.parts
+        if not counts.is_deleted:
+            gone = counts._replace(is_deleted=True)
+            yield "the ledger is deleted", self._alive(clients, bookies, row, flight, gone)
+            return
+        for index, bookie in enumerate(bookies):
+            if parts.holds(bookie):
+                after = (*bookies[:index], parts.deleted(bookie), *bookies[index + 1 :])
+                dropped = self._alive(clients, after, row, flight, counts)
+                yield f"{parts.names[index]} drops the deleted ledger", dropped
 
     def _is_over(self, state: World) -> bool:
         """Closed, and nobody is left who could acknowledge or close: no rule can break any more."""
@@ -275,7 +292,9 @@ class Explorer:
         message: Message = self.parts.messages.values[number]
         before: LedgerMetadata = self.parts.rows.values[row]
         effect = message.what
-        if isinstance(effect, ReadMetadata):
+        if counts.is_deleted:
+            event = MetadataAnswered(effect.attempt, CasStatus.MISSING)
+        elif isinstance(effect, ReadMetadata):
             event = MetadataAnswered(effect.attempt, CasStatus.OK, before)
         elif effect.metadata.version != before.version:
             event = MetadataAnswered(effect.attempt, CasStatus.CONFLICT, before)
@@ -362,7 +381,7 @@ class Explorer:
                 machines.setdefault(naming.machine(machine), set()).add(naming.machine(after))
         bookies: dict[int, set[int]] = {}
         changes = [(bookie, after) for (bookie, _), (after, _) in parts.answers.items()]
-        changes += parts.losses.items()
+        changes += [*parts.losses.items(), *parts.deletions.items()]
         for bookie, after_bookie in changes:
             for naming in namings:
                 bookies.setdefault(naming.bookie(bookie), set()).add(naming.bookie(after_bookie))

@@ -22,6 +22,9 @@ from tests.sim.world import tell
 LEDGER: Final = 7
 WRITER: Final = 0
 
+DELETION: Final = -1
+"""In place of a message: the bookie gave the ledger up."""
+
 AT_CLIENT, AT_STORE, AT_TIMER = -1, -2, -3
 AT: Final = {"to-client": AT_CLIENT, "to-store": AT_STORE, "timer": AT_TIMER}
 
@@ -89,10 +92,11 @@ class Parts:
         self.steps: dict[tuple[int, Event], tuple[int, tuple[Effect, ...]]] = {}
         self.answers: dict[tuple[int, int], tuple[int, Event]] = {}
         self.losses: dict[int, int] = {}
+        self.deletions: dict[int, int] = {}
         self.made_by: dict[int, tuple[int, Event]] = {}
         """How a machine's state came to be: from which one, by what event."""
         self.bookie_made_by: dict[int, tuple[int, int | None]] = {}
-        """The same of a bookie's: by which message, or by a loss."""
+        """The same of a bookie's: by which message, by DELETION, or by a loss."""
         self.writer = self._machine(Writer(self.metadata, Codec(DigestKind.CRC32C)))
         self.idle = self._machine(Recovery(read_entries=scope.entries + 1))
         self.fresh = tuple(
@@ -157,4 +161,21 @@ class Parts:
             known = self.losses[bookie] = self.bookies.number(copy.key(), copy)
             if known == count:
                 self.bookie_made_by[known] = bookie, None
+        return known
+
+    def holds(self, bookie: int) -> bool:
+        """Whether the bookie knows of the ledger, so that a collector may give it up."""
+        replica = self.bookies.values[bookie].replica
+        return replica.ledger_key is not None and not replica.is_deleted
+
+    def deleted(self, bookie: int) -> int:
+        """The bookie after it gave the ledger up on a tombstone."""
+        known = self.deletions.get(bookie)
+        if known is None:
+            copy: Bookie = self.bookies.values[bookie].copy()
+            copy.delete()
+            count = len(self.bookies.values)
+            known = self.deletions[bookie] = self.bookies.number(copy.key(), copy)
+            if known == count:
+                self.bookie_made_by[known] = bookie, DELETION
         return known

@@ -21,6 +21,8 @@ class Scope:
     crashes: int = 0
     """How many bookies may lose all that they have."""
     closes: bool = False
+    deletes: bool = False
+    """Whether the ledger may be deleted once it is CLOSED, and dropped by each bookie at any time."""
     states_max: int = 3_000_000
 
     @property

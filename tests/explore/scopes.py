@@ -12,6 +12,7 @@ QUICK: Final = (
     Scope("two entries, no recoverer", entries=2, window=2, recoverers=0),
     Scope("an ensemble change", recoverers=0, spares=1, timeouts=1, closes=True),
     Scope("one entry, writer closes too", closes=True),
+    Scope("one entry, deleted and dropped", deletes=True),
 )
 """Those that fit the tests together."""
 

@@ -31,7 +31,7 @@ from quorumlog.protocol.messages import (
     UpdateMetadata,
 )
 from quorumlog.protocol.metadata import LedgerMetadata
-from tests.explore.parts import Message, Parts
+from tests.explore.parts import DELETION, Message, Parts
 
 _BITS = 16
 
@@ -149,6 +149,8 @@ class Naming:
                 known = fresh[self.places[index]] if index < len(self.places) else number
             elif made[1] is None:
                 known = self.parts.lost(self.bookie(made[0]))
+            elif made[1] == DELETION:
+                known = self.parts.deleted(self.bookie(made[0]))
             else:
                 known, _ = self.parts.answer(self.bookie(made[0]), self.message(made[1]))
             self._bookies[number] = known
@@ -260,6 +262,10 @@ class Symmetry:
             for naming in self.namings[1:]:
                 if self.parts.lost(naming.bookie(bookie)) != naming.bookie(after):
                     return "a bookie that lost all"
+        for bookie, after in list(self.parts.deletions.items()):
+            for naming in self.namings[1:]:
+                if self.parts.deleted(naming.bookie(bookie)) != naming.bookie(after):
+                    return "a bookie that gave the ledger up"
         return None
 
     def _namings_differ(self) -> str | None:

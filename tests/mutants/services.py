@@ -20,6 +20,7 @@ from services.gateway.engine.confirmed import confirmed_by_bookies
 from services.gateway.engine.engine import Engine
 from services.gateway.engine.recoveries import Recoveries
 from services.gateway.interface import Confirmation
+from tests.explore.scope import Scope
 from tests.mutants.guards import always, entries_only, forgotten_id, normal_add
 from tests.mutants.hunt import Mutant, Patch
 from tests.sim.services.plan import draw_losses
@@ -142,6 +143,7 @@ SERVICES: Final = (
         "a deleted ledger's id is forgotten",
         "rule 16a, I13",
         (Patch(Replica, "apply", forgotten_id),),
+        Scope("one entry, deleted and dropped", deletes=True),
         is_of_services=True,
     ),
     Mutant(
