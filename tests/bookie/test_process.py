@@ -263,6 +263,11 @@ async def test_a_ledger_that_was_deleted_takes_no_add_of_a_writer_that_missed_it
     async with bookie.session.get(f"{bookie.url}/v1/ledgers/7") as answer:
         told = await answer.json()
         assert (answer.status, told["code"], told["deleted"]) == (404, "no-such-ledger", True)
+    # Copies are compared by these: what is not held of it proves nothing.
+    ranges = {"ranges": [[0, 9]]}
+    async with bookie.session.post(f"{bookie.url}/v1/ledgers/7/digests", json=ranges) as answer:
+        told = await answer.json()
+        assert (answer.status, told["code"], told["deleted"]) == (404, "no-such-ledger", True)
     await client.close()
     await metadata.close()
 
