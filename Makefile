@@ -10,7 +10,7 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie bench-tail load scenarios sim logsim explore mutants chaos fuzz heal produce lock crash flips clean many chaos-spark bench-spark
+.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios sim logsim explore mutants chaos fuzz heal produce lock crash flips clean many chaos-spark bench-spark
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -72,6 +72,9 @@ bench: setup ## measure appends and reads, and JetStream in the same run
 
 bench-bookie: setup ## fill one bookie with ENTRIES= entries: rate, memory, restart, reads beside the disk
 	@exec $(PY) -m loadtest.bench_bookie $(if $(ENTRIES),--entries $(ENTRIES)) $(ARGS)
+
+bench-deleted: setup ## what IDS= ids of deleted ledgers cost a bookie: memory, restart, disk, compaction
+	@exec $(PY) -m loadtest.bench_deleted $(if $(IDS),--ids $(IDS))
 
 bench-tail: setup ## 500 readers follow one ledger (LOG=1: one log) with 5 writers: all seen, latency, memory
 	@exec $(PY) -m loadtest.bench_tail $(ARGS)

@@ -1,4 +1,4 @@
-"""`python -m loadtest.bench_deleted --ids N`: what the ids of deleted ledgers cost a bookie (rule 16a).
+"""`make bench-deleted IDS=…`: what the ids of deleted ledgers cost a bookie (rule 16a).
 
 Callers may choose ids, so the ids here are drawn at random and form no ranges. Each step opens the
 directory in a process of its own, so that its memory is that of a bookie's store after a start. The
@@ -186,7 +186,7 @@ def _apart(step: Step, directory: Path, count: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench_deleted")
+    parser = argparse.ArgumentParser(prog="make bench-deleted")
     parser.add_argument("--ids", type=int, default=10_000_000)
     asked = parser.parse_args()
     table = Table(title=f"{asked.ids:,} ids of deleted ledgers")
