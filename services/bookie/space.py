@@ -173,6 +173,9 @@ class Space:
         for start in range(0, len(ledger_ids), IDS_MAX):
             some = ledger_ids[start : start + IDS_MAX]
             await self._store.moves.repeat_deleted(some)
+            if len(some) == IDS_MAX:
+                # So many at most a start has to go through again, some microseconds each.
+                await self._store.checkpoint()
             await self._pace.spend(8 * len(some), self._bytes_per_s)
 
     def _packed_max(self, number: int) -> int:
