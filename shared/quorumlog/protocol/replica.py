@@ -277,7 +277,8 @@ class Replica:
 
     def moved(self, run: Run) -> RunStored:
         """The same bytes are written again elsewhere, because their old place is given up."""
-        assert self.ledger_key is not None
+        assert self.ledger_key is not None, "only what is held is moved"
+        assert not self.is_deleted, "nothing is held of a deleted ledger"
         record = RunStored(run, self.ledger_key, replaces=True)
         self.apply(record)
         self._accepted(1)
