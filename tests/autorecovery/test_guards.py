@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from quorumlog.errors import NotEnoughBookies
+from quorumlog.protocol.repair import FragmentRepair
 from services.autorecovery import check
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.check import ReplicaCheck
@@ -15,13 +16,15 @@ from services.autorecovery.findings import LostMembers
 from services.autorecovery.pace import PacedBookies
 from services.autorecovery.worker import Worker
 from tests.autorecovery import (
+    test_at_once,
     test_findings,
     test_moves,
     test_open_ledgers,
     test_pace,
     test_replica_check,
 )
-from tests.mutants.guards import always
+from tests.mutants.guards import always, kept_verdict
+from tests.mutants.guards import believed as believed_target
 from tests.mutants.hunt import Mutant, Patch, applied
 
 NOTICED = (AssertionError, pytest.fail.Exception, NotEnoughBookies)
@@ -68,6 +71,15 @@ def unasked(original: Any) -> Any:
     return recover
 
 
+def silence_is_enough(original: Any) -> Any:
+    """A member that says nothing lacks nothing."""
+
+    async def lacking(self: ReplicaCheck, *where: Any) -> Any:
+        return await original(self, *where) or ()
+
+    return lacking
+
+
 GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
     (
         Mutant("a place moves while its bookie restarts", "rule 8, ADR 6",
@@ -102,6 +114,25 @@ GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
         Mutant("a recovery that waited does not ask the writer again", "rule 21",
                (Patch(Auditor, "_recover", unasked),)),
         test_open_ledgers.test_a_writer_that_answers_again_is_not_fenced_by_a_recovery_that_waited,
+    ),
+    (
+        Mutant("a repair does not read back what it gives a place for", "rule 20a",
+               (Patch(FragmentRepair, "_verify", believed_target),)),
+        test_at_once.the_only_healthy_copy_outlasts_the_move,
+    ),
+    (
+        Mutant("what was read back once counts whatever became of the row", "rules 18 and 20a",
+               (Patch(FragmentRepair, "_go_on", kept_verdict),)),
+        test_at_once.a_target_that_was_dropped_meanwhile_is_filled_again,
+    ),
+    (
+        Mutant("a change of place queues no second look", "rule 20a",
+               (Patch(FragmentRepair, "_second_look", always(())),)),
+        test_at_once.a_place_that_went_bad_is_mended_by_the_second_look,
+    ),
+    (
+        Mutant("silence is a second look", "rule 20a", (Patch(ReplicaCheck, "lacking", silence_is_enough),)),
+        test_at_once.silence_is_no_second_look,
     ),
     (
         Mutant("zones do not count", "placement spreads over zones", (Patch(test_findings, "missing_zones", always(0)),)),
