@@ -33,6 +33,7 @@ from services.autorecovery.config import Config
 from services.autorecovery.losses import Losses
 from services.autorecovery.steering import Steering
 from services.autorecovery.worker import Done, Worker
+from services.autorecovery.writers import Writers
 from services.bookie.store import Store
 from tests.bookie.support import KEY, add, ids_of, read, run_of
 from tests.bookie.test_channel import serving as bookie
@@ -384,6 +385,7 @@ async def audits(service: Service) -> AsyncIterator[Audits]:
             "PORT": str(free_ports(1)[0]),
             "LOST_BOOKIE_DELAY_S": "3600",
             "ABANDONED_S": "3600",
+            "SILENT_S": "3600",
             "AUDIT_S": "0.01",
             "LEASE_S": "3000",
         }
@@ -397,7 +399,8 @@ async def audits(service: Service) -> AsyncIterator[Audits]:
     steering = Steering(config, client, repairs, pace)
     tasks: Any = Tasks()
     ports: Any = type("Only", (), {"tasks": tasks})()
-    auditor = Auditor("auditor-1", config, client, repairs, ports, service.session, steering)
+    writers = Writers(service.session)
+    auditor = Auditor("auditor-1", config, client, repairs, ports, writers, steering)
     yield Audits(auditor, client, repairs, steering, row.ledger_id)
     await tasks.close()
 
@@ -441,6 +444,70 @@ async def test_an_auditor_knows_for_how_long_it_could_not_look(
     auditor.trigger()
     await auditor.audit()
     assert min(since(auditor, ledger_id)) > max(first)
+
+
+async def test_a_silent_writer_gets_the_longer_grace_and_then_its_ledger_is_recovered(
+    audits: Audits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 21a. Who is silent and refuses in turn is silent all the time."""
+    auditor, ledger_id = audits.auditor, audits.ledger_id
+    recovered: list[tuple[int, bool]] = []
+    says: list[bool | None] = [None]
+
+    async def recover(ledger_id: int, *, is_silence_enough: bool) -> None:
+        recovered.append((ledger_id, is_silence_enough))
+
+    async def is_there(_writer: Writer) -> bool | None:
+        return says[0]
+
+    async def looks(said: bool | None) -> None:
+        says[0] = said
+        auditor.trigger()
+        await auditor.audit()
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(auditor, "_recover", recover)
+    monkeypatch.setattr(auditor._writers, "is_there", is_there)
+    for said in (None, False, None):
+        await looks(said)
+        assert ledger_id in auditor._silent.since
+        assert (ledger_id in auditor._refused.since) is (said is False)
+
+    auditor._silent.since[ledger_id] -= 3600
+    await looks(None)
+    assert recovered == [(ledger_id, True)]
+
+    auditor._recovering.clear()
+    await looks(True)
+    assert ledger_id not in auditor._silent.since
+    await looks(False)
+    auditor._refused.since[ledger_id] -= 3600
+    await looks(False)
+    assert recovered[1:] == [(ledger_id, False)]
+
+
+async def test_who_counted_as_gone_is_asked_again_before_it_is_fenced(
+    audits: Audits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 21a: to be recovered a ledger may wait for long. What proved it must hold then too."""
+    auditor = audits.auditor
+    row = await audits.metadata.get(audits.ledger_id)
+    given_up: dict[tuple[bool | None, bool], bool] = {}
+    for says in (True, None, False):
+
+        async def is_there(_writer: Writer, says: bool | None = says) -> bool | None:
+            return says
+
+        monkeypatch.setattr(auditor._writers, "is_there", is_there)
+        for enough in (True, False):
+            is_given_up = await auditor._is_given_up(row, is_silence_enough=enough)
+            given_up[says, enough] = is_given_up
+
+    assert [said for said, is_so in given_up.items() if is_so] == [
+        (None, True),
+        (False, True),
+        (False, False),
+    ]
 
 
 async def test_an_auditor_looks_away_while_another_one_audits(audits: Audits) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from quorumlog.errors import NotEnoughBookies
 from quorumlog.protocol.repair import FragmentRepair
-from services.autorecovery import check
+from services.autorecovery import check, writers
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.check import ReplicaCheck
 from services.autorecovery.findings import LostMembers
@@ -22,6 +22,7 @@ from tests.autorecovery import (
     test_open_ledgers,
     test_pace,
     test_replica_check,
+    test_writers,
 )
 from tests.mutants.guards import always, kept_verdict
 from tests.mutants.guards import believed as believed_target
@@ -80,6 +81,15 @@ def silence_is_enough(original: Any) -> Any:
     return lacking
 
 
+def everywhere(_original: Any) -> Any:
+    """What the last address says stands for all of them."""
+
+    async def refuses(_url: str) -> bool:
+        return True
+
+    return refuses
+
+
 GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
     (
         Mutant("a place moves while its bookie restarts", "rule 8, ADR 6",
@@ -133,6 +143,20 @@ GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
     (
         Mutant("silence is a second look", "rule 20a", (Patch(ReplicaCheck, "lacking", silence_is_enough),)),
         test_at_once.silence_is_no_second_look,
+    ),
+    (
+        Mutant("whatever keeps from connecting is a refusal", "rule 21a",
+               (Patch(writers, "is_refusal", always(True)),)),
+        test_writers.a_host_that_cant_be_reached_is_silence,
+    ),
+    (
+        Mutant("one address refuses for all", "rule 21a", (Patch(writers, "refuses_everywhere", everywhere),)),
+        test_writers.a_name_of_several_addresses_refuses_where_all_of_them_do,
+    ),
+    (
+        Mutant("an answer without an id is another process", "rule 21a",
+               (Patch(writers, "instance_in", always("")),)),
+        test_writers.an_answer_without_an_id_is_silence,
     ),
     (
         Mutant("zones do not count", "placement spreads over zones", (Patch(test_findings, "missing_zones", always(0)),)),

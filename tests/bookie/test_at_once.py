@@ -276,7 +276,7 @@ async def test_what_a_repair_reads_back_is_on_disk(root: Path, gate: Gate) -> No
     back = asyncio.create_task(read(store, 7, 0, 1, from_disk=True))
     examined = asyncio.create_task(store.examine(7, 0, 1, 1 << 20, from_disk=True))
     assert ids_of(await read(store, 7, 0, 1)) == [0, 1]
-    assert not (back.done() or examined.done())
+    assert [back.done(), examined.done()] == [False, False]
 
     gate.open.set()
     answer, (_, run, _) = await back, await examined
