@@ -161,7 +161,7 @@ class Auditor:
         if not is_old_enough:
             self._look_away(from_bookies=False)
         elif now >= self._open_again_at:
-            await self._look_at_open_ledgers(now)
+            await self._look_at_open_ledgers(now, found.liveness_age_s)
             ended = asyncio.get_running_loop().time()
             if triggers == self._triggers:
                 self._open_again_at = ended + _DRAIN_SHARE * (ended - now)
@@ -237,7 +237,7 @@ class Auditor:
         await self._repairs.add(items)
         return count
 
-    async def _look_at_open_ledgers(self, now: float) -> None:
+    async def _look_at_open_ledgers(self, now: float, liveness_age_s: float) -> None:
         rows = [row async for row in self._rows(state=State.OPEN)]
         writers = {row.writer for row in rows if row.writer is not None}
         answers = dict(
@@ -257,6 +257,9 @@ class Auditor:
             async for row in self._rows(state=State.IN_RECOVERY)
         }
         has_been_silent = frozenset(self._silent.over(silent, now))
+        if liveness_age_s < self._config.silent_s:
+            # Rule 21: never while Redis is younger than the grace, and silence has the longer one.
+            has_been_silent = frozenset()
         for ledger_id in dict.fromkeys(
             (*has_been_silent, *self._refused.over(gone, now), *self._stuck.over(stuck, now))
         ):

@@ -473,7 +473,12 @@ async def test_a_silent_writer_gets_the_longer_grace_and_then_its_ledger_is_reco
         assert ledger_id in auditor._silent.since
         assert (ledger_id in auditor._refused.since) is (said is False)
 
-    auditor._silent.since[ledger_id] -= 3600
+    auditor._silent.since[ledger_id] -= 7200
+    auditor._config = auditor._config.model_copy(update={"abandoned_s": 60.0})
+    audits.metadata.bookie_list = liveness("writable", liveness_age_s=3599.0)
+    await looks(None)
+    assert not recovered, "Redis is younger than the grace"
+    audits.metadata.bookie_list = liveness("writable")
     await looks(None)
     assert recovered == [(ledger_id, True)]
 
