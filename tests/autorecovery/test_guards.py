@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -59,17 +59,14 @@ def unlimited(_original: Any) -> Any:
     return until_free
 
 
-def unasked(original: Any) -> Any:
+def unasked(_original: Any) -> Any:
     """What the audit has found of a writer is good enough, however long ago."""
 
-    async def gone(_writer: Any) -> bool:
-        return False
+    async def is_given_up(_self: Auditor, _row: Any, *, is_silence_enough: bool) -> bool:
+        del is_silence_enough
+        return True
 
-    async def recover(self: Auditor, ledger_id: int) -> None:
-        cast(Any, self)._is_there = gone
-        await original(self, ledger_id)
-
-    return recover
+    return is_given_up
 
 
 def silence_is_enough(original: Any) -> Any:
@@ -122,7 +119,7 @@ GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
     ),
     (
         Mutant("a recovery that waited does not ask the writer again", "rule 21",
-               (Patch(Auditor, "_recover", unasked),)),
+               (Patch(Auditor, "_is_given_up", unasked),)),
         test_open_ledgers.test_a_writer_that_answers_again_is_not_fenced_by_a_recovery_that_waited,
     ),
     (
