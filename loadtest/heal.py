@@ -28,7 +28,12 @@ from quorumlog.errors import QuorumLogError
 
 _BATCH: Final = 10
 _PASSING: Final = (QuorumLogError,)
-PATIENT: Final = {"AUDIT_S": "0.5", "ABANDONED_S": "3600", "IN_RECOVERY_S": "3600"}
+PATIENT: Final = {
+    "AUDIT_S": "0.5",
+    "ABANDONED_S": "3600",
+    "SILENT_S": "3600",
+    "IN_RECOVERY_S": "3600",
+}
 """No gateway counts as gone, however slow it is: a ledger is fenced only by mistake."""
 _RUN_BYTES: Final = 2 << 20
 """What may go out at once beyond the limit on the rate, in each process: one run."""

@@ -22,7 +22,12 @@ from loadtest.waiting import until
 from quorumlog.client import Client
 from quorumlog.errors import QuorumLogError
 
-_SETTINGS: Final = {"AUDIT_S": "0.5", "ABANDONED_S": "3600", "IN_RECOVERY_S": "3600"}
+_SETTINGS: Final = {
+    "AUDIT_S": "0.5",
+    "ABANDONED_S": "3600",
+    "SILENT_S": "3600",
+    "IN_RECOVERY_S": "3600",
+}
 _COPY: Final = """
 ALTER TABLE ledgers DISABLE TRIGGER announce_ledger;
 INSERT INTO ledgers (ledger_id, version, body)

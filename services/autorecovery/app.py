@@ -35,6 +35,7 @@ from services.autorecovery.losses import Losses, answers_json
 from services.autorecovery.pace import EndlessTimers, PacedBookies
 from services.autorecovery.steering import Steering
 from services.autorecovery.worker import Done, Workers
+from services.autorecovery.writers import Writers
 
 B = TypeVar("B", bound=Body)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -92,7 +93,7 @@ def build(config: Config) -> web.Application:
                 read_bytes_max=_COPY_BYTES,
             )
             auditor = parts.auditor = Auditor(
-                name, config, metadata, repairs, ports, session, steering
+                name, config, metadata, repairs, ports, Writers(session), steering
             )
             losses = parts.losses = Losses(Holdings(directory, session))
             checker = parts.checker = Checker(config, metadata, repairs, directory, session, losses)

@@ -11,9 +11,6 @@ import logging
 from collections.abc import AsyncIterator, Container, Hashable, Iterable
 from typing import Final
 
-import aiohttp
-import orjson
-
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.conclude import conclude
 from quorumlog.net.metadata_client import MetadataClient
@@ -33,14 +30,12 @@ from services.autorecovery.findings import (
     survivors_of,
 )
 from services.autorecovery.steering import Steering
+from services.autorecovery.writers import Writers
 
 log = logging.getLogger(__name__)
 
 _PAGE: Final = 1000
-_ASK_S: Final = 2.0
 _RECOVERY_S: Final = 60.0
-_SILENCE_FACTOR: Final = 10
-"""A writer that neither answers nor refuses may be slow: it gets this many graces."""
 _DRAIN_SHARE: Final = 20
 """Of so many parts of its time the auditor spends one on what a drain still needs, and one on open
 ledgers: with very many of them it looks less often.
@@ -62,7 +57,7 @@ class Auditor:
         metadata: MetadataClient,
         repairs: RepairClient,
         ports: Ports,
-        session: aiohttp.ClientSession,
+        writers: Writers,
         steering: Steering,
     ) -> None:
         """`name` is unique to this process: the holder of the lease."""
@@ -72,10 +67,10 @@ class Auditor:
         self._metadata = metadata
         self._repairs = repairs
         self._ports = ports
-        self._session = session
+        self._writers = writers
         self._lost = LostMembers(steering.lost_bookie_delay_s)
         self._refused = Patience(config.abandoned_s)
-        self._silent = Patience(config.abandoned_s * _SILENCE_FACTOR)
+        self._silent = Patience(config.silent_s)
         self._stuck = Patience(config.in_recovery_s)
         self._queued_at: dict[str, float] = {}
         self._drain_again_at: dict[str, float] = {}
@@ -166,7 +161,7 @@ class Auditor:
         if not is_old_enough:
             self._look_away(from_bookies=False)
         elif now >= self._open_again_at:
-            await self._look_at_open_ledgers(now)
+            await self._look_at_open_ledgers(now, found.liveness_age_s)
             ended = asyncio.get_running_loop().time()
             if triggers == self._triggers:
                 self._open_again_at = ended + _DRAIN_SHARE * (ended - now)
@@ -242,7 +237,7 @@ class Auditor:
         await self._repairs.add(items)
         return count
 
-    async def _look_at_open_ledgers(self, now: float) -> None:
+    async def _look_at_open_ledgers(self, now: float, liveness_age_s: float) -> None:
         rows = [row async for row in self._rows(state=State.OPEN)]
         writers = {row.writer for row in rows if row.writer is not None}
         answers = dict(
@@ -254,47 +249,45 @@ class Auditor:
             is_there = True if row.writer is None else answers[row.writer]
             if is_there is False:
                 gone[row.ledger_id] = row.ledger_id
-            elif is_there is None:
+            if not is_there:
+                # Who refuses does not answer either: else one that does both in turn stays open.
                 silent[row.ledger_id] = row.ledger_id
         stuck: dict[Hashable, int] = {
             (row.ledger_id, row.version): row.ledger_id
             async for row in self._rows(state=State.IN_RECOVERY)
         }
-        for ledger_id in (
-            *self._refused.over(gone, now),
-            *self._silent.over(silent, now),
-            *self._stuck.over(stuck, now),
+        has_been_silent = frozenset(self._silent.over(silent, now))
+        if liveness_age_s < self._config.silent_s:
+            # Rule 21: never while Redis is younger than the grace, and silence has the longer one.
+            has_been_silent = frozenset()
+        for ledger_id in dict.fromkeys(
+            (*has_been_silent, *self._refused.over(gone, now), *self._stuck.over(stuck, now))
         ):
             if ledger_id not in self._recovering:
                 self._recovering.add(ledger_id)
-                self._ports.tasks.start(self._recover(ledger_id))
+                is_enough = ledger_id in has_been_silent
+                self._ports.tasks.start(self._recover(ledger_id, is_silence_enough=is_enough))
 
     async def _is_there(self, writer: Writer) -> bool | None:
-        """Whether a ledger's writer still is that very process; None where it does not say."""
-        url = f"{writer.url}/internal/instance"
-        try:
-            async with self._session.get(
-                url, timeout=aiohttp.ClientTimeout(total=_ASK_S), allow_redirects=False
-            ) as response:
-                if response.status != 200:
-                    return None
-                found = orjson.loads(await response.read())
-        except aiohttp.ClientConnectorError:
-            return False
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-            return None
-        return isinstance(found, dict) and found.get("id") == writer.id
+        """Whether a ledger's writer still is that very process; None where nobody says so."""
+        return await self._writers.is_there(writer)
 
-    async def _recover(self, ledger_id: int) -> None:
+    async def _is_given_up(self, row: LedgerMetadata, *, is_silence_enough: bool) -> bool:
+        """Whether nobody writes a ledger, asked once more: to recover it may have waited long."""
+        if row.writer is None or row.state is not State.OPEN:
+            return True
+        is_there = await self._is_there(row.writer)
+        return not is_there if is_silence_enough else is_there is False
+
+    async def _recover(self, ledger_id: int, *, is_silence_enough: bool) -> None:
         try:
             async with self._room:
                 row = await self._metadata.get(ledger_id)
                 if row.state is State.CLOSED:
                     self.blocked.pop(ledger_id, None)
                     return
-                writer = row.writer if row.state is State.OPEN else None
-                if writer is not None and await self._is_there(writer):
-                    return  # asked again, for this may have waited long
+                if not await self._is_given_up(row, is_silence_enough=is_silence_enough):
+                    return
                 log.info("recovery-begun", extra={"ledger": ledger_id, "state": row.state})
                 machine = Recovery()
                 closed = await conclude(

@@ -10,16 +10,18 @@ import asyncio
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import aiohttp
+import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quorumlog.net.directory import Directory
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.ranges import Ranges, union
 
 SPAN_ENTRIES: Final = 10_000
 _SPAN_BYTES: Final = 8 << 20
@@ -28,6 +30,9 @@ _SPANS: Final = 8
 _ASK_S: Final = 60.0
 _PRESENT_MAX: Final = 1000
 """A bookie names so many ranges; what lies beyond them is unknown."""
+
+_LACKS_MAX: Final = 100
+"""Ranges that are filled one by one; more of them as one range."""
 
 Range = tuple[int, int]
 
@@ -167,8 +172,28 @@ class ReplicaCheck:
                     kept += _lacks(lack.member, part, answer)
         return kept
 
+    async def lacking(
+        self, row: LedgerMetadata, member: str, first: int, last: int
+    ) -> Ranges | None:
+        """What of first..last a member lacks of what closed fragments expect of it, by a look at its
+        disk (rule 20a). What it does not tell counts as lacking; None where it tells nothing of some.
+        """
+        found: list[Range] = []
+        for shares in _batches(_within(row, member, first, last)):
+            answers = await self._ask(member, row.ledger_id, shares, from_disk=True)
+            for share in shares:
+                answer = answers.get(share)
+                if answer is None:
+                    return None
+                found += ((lack.first, lack.last) for lack in _lacks(member, share, answer))
+                found += _untold(share, answer)
+        merged = union(found)
+        if len(merged) > _LACKS_MAX:
+            return ((merged[0][0], merged[-1][1]),)
+        return merged
+
     async def _ask(
-        self, member: str, ledger_id: int, shares: Sequence[_Share]
+        self, member: str, ledger_id: int, shares: Sequence[_Share], *, from_disk: bool = False
     ) -> dict[_Share, _Answer]:
         """A member's word on its shares; what it does not say is left out."""
         mine: dict[tuple[int, int], list[_Share]] = defaultdict(list)
@@ -182,11 +207,12 @@ class ReplicaCheck:
                 "ranges": [[share.first, share.last] for share in wanted],
                 "modulus": modulus,
                 "residue": residue,
+                "from_disk": from_disk,
             }
             try:
                 async with self._session.post(
                     f"{url}/v1/ledgers/{ledger_id}/digests",
-                    json=asked,
+                    data=orjson.dumps(asked),
                     timeout=aiohttp.ClientTimeout(total=_ASK_S),
                     allow_redirects=False,
                 ) as response:
@@ -227,6 +253,24 @@ def _shares(row: LedgerMetadata) -> Iterator[_Share]:
                 share = _Share(fragment.first_entry, first, last, modulus, residue, members)
                 if len(share.ids):
                     yield share
+
+
+def _within(row: LedgerMetadata, member: str, first: int, last: int) -> Iterator[_Share]:
+    """A member's shares of first..last."""
+    for share in _shares(row):
+        low, high = max(share.first, first), min(share.last, last)
+        if member in share.members and low <= high:
+            part = replace(share, first=low, last=high, members=(member,))
+            if len(part.ids):
+                yield part
+
+
+def _untold(share: _Share, answer: _Answer) -> Iterator[Range]:
+    """What an answer that names as much as it may says nothing of, where something is lacking."""
+    if answer.entries != len(share.ids):
+        for named in (answer.present, answer.damaged):
+            if len(named) >= _PRESENT_MAX and named[-1][1] < share.last:
+                yield named[-1][1] + 1, share.last
 
 
 def _spans(row: LedgerMetadata, first: int, last: int, size: int) -> Iterator[Range]:

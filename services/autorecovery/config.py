@@ -13,7 +13,14 @@ class Config(ServiceSettings):
         60.0, ge=0, description="how long a bookie may be away before its ledgers are copied"
     )
     abandoned_s: float = Field(
-        30.0, ge=0, description="how long a ledger's writer may be gone before it is recovered"
+        30.0,
+        ge=0,
+        description="how long a ledger's writer may be gone, by proof, before it is recovered",
+    )
+    silent_s: float = Field(
+        300.0,
+        ge=0,
+        description="how long a ledger's writer may neither answer nor refuse before it is recovered",
     )
     in_recovery_s: float = Field(
         30.0, ge=0, description="how long a recovery may stand still before another one is run"

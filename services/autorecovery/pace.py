@@ -99,10 +99,18 @@ class PacedBookies:
         *,
         bytes_max: int,
         fence_key: bytes | None = None,
+        from_disk: bool = False,
     ) -> None:
         """As the bookies do it: what is read is written, so the limit on writing is enough."""
         self._bookies.read(
-            member, ledger_id, first, last, done, bytes_max=bytes_max, fence_key=fence_key
+            member,
+            ledger_id,
+            first,
+            last,
+            done,
+            bytes_max=bytes_max,
+            fence_key=fence_key,
+            from_disk=from_disk,
         )
 
 

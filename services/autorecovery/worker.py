@@ -26,8 +26,9 @@ from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.messages import Begin, CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.ranges import ranges_of
-from quorumlog.protocol.repair import FragmentRepair, parts
-from quorumlog.wire.repair_bodies import Repair, RepairAdd
+from quorumlog.protocol.repair import FragmentRepair, Part, parts
+from quorumlog.wire.repair_bodies import Repair
+from services.autorecovery.check import ReplicaCheck
 from services.autorecovery.losses import Losses
 from services.autorecovery.steering import Steering
 
@@ -109,7 +110,8 @@ class Worker:
     """Mends items of the queue.
 
     Invariants: entries go only to a member that metadata names, if only as a repair's target
-    (rule 20); an open fragment is left to its writer (rule 21, I25); a member keeps its place
+    (rule 20); an item ends when its member's disk was seen to hold what it should (rule 20a); an open
+    fragment is left to its writer (rule 21, I25); a member keeps its place
     unless it is lost, drained, or an earlier incarnation.
     """
 
@@ -128,6 +130,7 @@ class Worker:
         self._session = session
         self._done = done
         self._losses = losses
+        self._replicas = ReplicaCheck(directory, session)
 
     async def take(self, item: Repair) -> None:
         """Mend an item, or let go of it with the reason."""
@@ -180,15 +183,7 @@ class Worker:
                 raise Away("it came back as a later incarnation just now", bookie=item.member)
             for first, last in item.ranges:
                 for part in parts(row, MissedRange(item.member, first, last)):
-                    repair = FragmentRepair(
-                        row,
-                        fragment=part.fragment,
-                        leaving=item.member,
-                        target=item.member,
-                        first=part.first,
-                        last=part.last,
-                    )
-                    row = await self._conclude(repair, row)
+                    row = await self._fill(row, item.member, part)
             return
         if not self._may_move(item):
             raise Away("the bookie is waited for: it is away, and not lost yet", bookie=item.member)
@@ -206,21 +201,25 @@ class Worker:
                 target=target,
                 held=await self._held_by(target, row),
             )
-            try:
-                row = await self._conclude(repair, row)
-            except QuorumLogError:
-                await self._queue_unverified(repair.metadata, index, target)
-                raise
+            row = await self._conclude(repair, row)
 
-    async def _queue_unverified(self, row: LedgerMetadata, index: int, target: str) -> None:
-        """A target that has the place, though not by its own word all that belongs there, lacks it:
-        of who left nobody asks any more.
+    async def _fill(self, row: LedgerMetadata, member: str, part: Part) -> LedgerMetadata:
+        """Give a member what it lacks of a part. Which that is it tells after a look at its disk; a
+        member that got its place a moment ago mostly lacks nothing, and so nothing travels for the
+        second look that the change of its place has queued (rule 20a).
         """
-        fragment, last = row.fragments[index], row.fragment_last(index)
-        if target in fragment.bookies and last is not None and last >= fragment.first_entry:
-            ranges = ((fragment.first_entry, last),)
-            item = RepairAdd(ledger_id=row.ledger_id, member=target, ranges=ranges)
-            await self._repairs.add([item])
+        said = await self._replicas.lacking(row, member, part.first, part.last)
+        for first, last in ((part.first, part.last),) if said is None else said:
+            repair = FragmentRepair(
+                row,
+                fragment=part.fragment,
+                leaving=member,
+                target=member,
+                first=first,
+                last=last,
+            )
+            row = await self._conclude(repair, row)
+        return row
 
     async def _conclude(self, repair: FragmentRepair, row: LedgerMetadata) -> LedgerMetadata:
         try:
@@ -291,7 +290,7 @@ class Worker:
 
     async def _held_by(self, target: str, row: LedgerMetadata) -> tuple[tuple[int, int], ...]:
         """What a target has of a ledger by its own word, so that a repair goes on where an earlier
-        one ended. It is verified in the end as all else is. What is there of a ledger that does not
+        one ended. It is read back as all else is (rule 20a). What is there of a ledger that does not
         name the bookie may be about to be dropped (rules 18 and 20), and is sent again.
         """
         if member_name(target) not in map(member_name, row.all_members):

@@ -84,6 +84,8 @@ class DigestsAsked(Body):
     modulus: Annotated[int, Field(ge=1, le=QUORUM_MAX)] = 1
     residue: Annotated[int, Field(ge=0, lt=QUORUM_MAX)] = 0
     """Only entries that are `residue` modulo `modulus`: one write set of a striped ledger."""
+    from_disk: bool = False
+    """What is on its way to the disk is waited for, and all is read back from there."""
 
 
 class RangeDigest(Body):

@@ -181,7 +181,14 @@ def ask(
         case Op.READ:
             store.read(
                 ledger_id,
-                ReadAsked(member, request.first, request.last, request.fence, request.ledger_key),
+                ReadAsked(
+                    member,
+                    request.first,
+                    request.last,
+                    request.fence,
+                    request.ledger_key,
+                    request.from_disk,
+                ),
                 request.bytes_max,
                 found,
             )

@@ -206,6 +206,11 @@ async def digest_ranges(request: web.Request) -> web.StreamResponse:
         raise InvalidRequest(str(error)) from error
     _not_deleted(store, ledger_id)
     digests = [await _digest(store, asked, ledger_id, span) for span in asked.ranges]
+    if store.is_leaving(ledger_id):
+        # Nobody may count on what it may be about to drop.
+        raise EntryUnavailable(
+            f"{store.me} decides whether it drops the ledger", ledger_id=ledger_id
+        )
     row = store.row(ledger_id)
     body = DigestsBody(
         bookie=store.me,
@@ -365,7 +370,9 @@ async def _digest(store: Store, asked: DigestsAsked, ledger_id: int, span: Range
     count = 0
     at = first
     while at <= last:
-        expected, run, known_to = await store.examine(ledger_id, at, last, _DIGEST_READ_BYTES)
+        expected, run, known_to = await store.examine(
+            ledger_id, at, last, _DIGEST_READ_BYTES, from_disk=asked.from_disk
+        )
         present += expected
         missing = set(chain.from_iterable(range(low, high + 1) for low, high in expected))
         for entry in run.entries() if run is not None else ():

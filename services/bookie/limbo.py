@@ -11,6 +11,12 @@ Phase two runs while the bookie serves: autorecovery, which alone may check auth
 asks for that, and ends the limbo of a ledger when no fragment names an older incarnation and its
 index holds all that metadata expects here.
 
+A row may come to name an older incarnation after phase one has passed it, or after its limbo has ended:
+what was under way for that name ends late. Nothing is marked then, nor need be: asked by that name the
+bookie denies nothing and takes no normal add (rule 15, ADR 7), and the place moves as any old place does,
+after all was read back (rule 20a). That is also why a count of the index is enough at the end: who took
+the place of an older incarnation was read back, and what came to the new one by its own name it acknowledged.
+
 Both begin again after a crash: the mark `limbo` in the directory says that there is something left.
 """
 

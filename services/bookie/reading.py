@@ -5,6 +5,7 @@ Nothing here unpacks single entries where a stretch of a run is wanted, so a rea
 
 import contextlib
 import logging
+import mmap
 import os
 import struct
 from collections.abc import Iterable
@@ -130,6 +131,25 @@ def read_all(
             advise(wanted[0 if place == 0 else place + AHEAD_EXTENTS : end])
         found.extend(bodies(extent, read_waiting(extent), ledger_id))
     return found
+
+
+def forget(wanted: Iterable[Extent]) -> None:
+    """Have the kernel forget what it keeps in memory of these, as far as it is on disk. By whole
+    pages: one that an extent only touches would be kept.
+    """
+    page = mmap.PAGESIZE
+    for extent in wanted:
+        if extent.file is not None:
+            start = extent.start // page * page
+            size = -(-extent.end // page) * page - start
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(extent.file.fd, start, size, os.POSIX_FADV_DONTNEED)
+
+
+def read_back(wanted: list[Extent], ledger_id: int) -> list[tuple[Part, Bytes]]:
+    """The same as the disk has them, whatever the kernel remembers of them; in a thread."""
+    forget(wanted)
+    return read_all(wanted, ledger_id)
 
 
 def bodies(extent: Extent, data: Bytes, ledger_id: int) -> Iterable[tuple[Part, Bytes]]:

@@ -24,6 +24,7 @@ from services.bookie.reading import (
     extents,
     join,
     read_all,
+    read_back,
     read_now,
     scratch,
 )
@@ -116,12 +117,29 @@ class Reads:
             found = []
         answer(found)
 
-    async def fetch(self, ledger: Ledger, parts: list[Part]) -> Found:
-        """The runs of parts; those that are damaged are left out."""
-        found: Found = [(part, part.body) for part in parts if part.body is not None]
+    async def fetch_back(
+        self, ledger: Ledger, parts: list[Part], answer: Callable[[Found], None]
+    ) -> None:
+        """Read parts back from the disk, and answer with those that are right there (rule 20a)."""
+        found: Found = []
+        try:
+            found = await self.fetch(ledger, parts, from_disk=True)
+        except Exception:
+            # What can't be read is unknown: the answer just does not name it.
+            log.exception("read-failed", extra={"ledger": ledger.ledger_id})
+        answer(found)
+
+    async def fetch(self, ledger: Ledger, parts: list[Part], *, from_disk: bool = False) -> Found:
+        """The runs of parts; those that are damaged are left out. `from_disk`: so are those that are
+        not on disk yet, and of the others no copy in memory is believed (rule 20a).
+        """
+        found: Found = []
+        if not from_disk:
+            found = [(part, part.body) for part in parts if part.body is not None]
         stored = [part for part in parts if part.body is None]
         if stored:
-            found += await self._read(ledger, extents(self._segments, stored))
+            wanted = extents(self._segments, stored)
+            found += await self._read(ledger, wanted, from_disk=from_disk)
         return found
 
     async def stored(self, ledger: Ledger, ranges: Ranges) -> tuple[Run | None, Ranges]:
@@ -143,24 +161,30 @@ class Reads:
         return merge(runs), ranges_of(damaged)
 
     async def examine(
-        self, ledger: Ledger, first: int, last: int, bytes_max: int
+        self, ledger: Ledger, first: int, last: int, bytes_max: int, *, from_disk: bool
     ) -> tuple[Ranges, Run | None, int]:
         """What should be held of the beginning of a range, what of it could be read, and up to
         which entry this is told: about `bytes_max` at a time. Does not ask the rules (audit).
         """
         parts, known_to = ledger.find_some(first, last, bytes_max)
         expected = tuple(present_in(parts, first, known_to))
-        body = join(await self.fetch(ledger, parts), first, known_to, ID_MAX)
+        body = join(await self.fetch(ledger, parts, from_disk=from_disk), first, known_to, ID_MAX)
         return expected, None if body is None else Run(body), known_to
 
     async def _read(
-        self, ledger: Ledger, wanted: list[Extent], *, is_advised: bool = False
+        self,
+        ledger: Ledger,
+        wanted: list[Extent],
+        *,
+        is_advised: bool = False,
+        from_disk: bool = False,
     ) -> Found:
-        """The runs in these extents, from the disk."""
-        work = partial(read_all, wanted, ledger.ledger_id, is_advised=is_advised)
-        read = await asyncio.get_running_loop().run_in_executor(self._readers, work)
-        self._note_damage(ledger, [part for extent in wanted for part in extent.parts], read)
-        return read
+        """The runs in these extents: from the disk, where the kernel has them not in memory."""
+        read = read_back if from_disk else partial(read_all, is_advised=is_advised)
+        work = partial(read, wanted, ledger.ledger_id)
+        found = await asyncio.get_running_loop().run_in_executor(self._readers, work)
+        self._note_damage(ledger, [part for extent in wanted for part in extent.parts], found)
+        return found
 
     def _note_damage(self, ledger: Ledger, parts: list[Part], read: Found) -> None:
         if len(read) == len(parts):

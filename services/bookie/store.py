@@ -322,6 +322,9 @@ class Store:
             done(ReadAnswer(verdict.status, verdict.last_add_confirmed, body, verdict.absent))
 
         def fetch() -> None:
+            if asked.from_disk:
+                self._spawn(self._reads.fetch_back(ledger, parts, answer))
+                return
             found, missing = self._reads.fetch_now(ledger, parts)
             if missing:
                 reading = self._reads.fetch_later(
@@ -334,12 +337,16 @@ class Store:
         ledger.when_synced(verdict.after, fetch)
 
     async def examine(
-        self, ledger_id: int, first: int, last: int, bytes_max: int
+        self, ledger_id: int, first: int, last: int, bytes_max: int, *, from_disk: bool = False
     ) -> tuple[Ranges, Run | None, int]:
         """What should be held of the beginning of a range, what of it could be read, and up to
         which entry this is told: about `bytes_max` at a time. Does not ask the rules (audit).
+        `from_disk`: what is on its way there is waited for, and read back (rule 20a).
         """
-        return await self._reads.examine(self.ledger(ledger_id), first, last, bytes_max)
+        if from_disk:
+            await self.pending.all_synced(self.ledger(ledger_id))
+        ledger = self.ledger(ledger_id)
+        return await self._reads.examine(ledger, first, last, bytes_max, from_disk=from_disk)
 
     def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
         """Hold no entries of a ledger any more (moves.py)."""

@@ -2,17 +2,19 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import google_crc32c
 import pytest
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
-from quorumlog.errors import EntryUnavailable
+from quorumlog.errors import EntryUnavailable, QuorumLogError
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import Holdings
@@ -24,13 +26,14 @@ from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.metadata import Repair as PendingRepair
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.wire.bodies import BookieInfo, BookieList
-from quorumlog.wire.repair_bodies import Repair, RepairAdd, RepairSettingsPut
+from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
+from quorumlog.wire.repair_bodies import Repair, RepairSettingsPut
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.config import Config
 from services.autorecovery.losses import Losses
 from services.autorecovery.steering import Steering
 from services.autorecovery.worker import Done, Worker
+from services.autorecovery.writers import Writers
 from services.bookie.store import Store
 from tests.bookie.support import KEY, add, ids_of, read, run_of
 from tests.bookie.test_channel import serving as bookie
@@ -59,68 +62,103 @@ class Row:
     def __init__(self) -> None:
         self.row = ROW
         self.changes = 0
+        self.missed: list[MissedRange] = []
+        """What was queued with changes."""
         self.steps: dict[int, Any] = {}
+        self.before: dict[int, Any] = {}
+        """What is done just before a change, the number of which it is."""
 
     async def read(self, _ledger_id: int) -> tuple[CasStatus, LedgerMetadata]:
         return CasStatus.OK, self.row
 
     async def cas(
-        self, row: LedgerMetadata, _missed: tuple[MissedRange, ...], *, attempt: str
+        self, row: LedgerMetadata, missed: tuple[MissedRange, ...], *, attempt: str
     ) -> tuple[CasStatus, LedgerMetadata]:
         assert attempt
-        assert row.version == self.row.version
+        self.before.pop(self.changes + 1, lambda: None)()
+        if row.version != self.row.version:
+            return CasStatus.CONFLICT, self.row
+        self.missed += missed
         self.row = replace(row, version=row.version + 1)
         self.changes += 1
         self.steps.get(self.changes, lambda: None)()
         return CasStatus.OK, self.row
 
 
-class Queue:
-    """What a worker puts into the repair queue."""
-
-    def __init__(self) -> None:
-        self.added: list[RepairAdd] = []
-
-    async def add(self, items: list[RepairAdd]) -> None:
-        self.added += items
-
-
 @dataclass
 class Two:
-    """b1 is lost, b2 has all of ledger 7, and b4 has some of it left from earlier; nobody names b4."""
+    """b1 leaves, b2 has all of ledger 7, and b4 has some of it left from earlier; nobody names b4."""
 
     worker: Worker
-    target: Store
+    stores: dict[str, Store]
     row: Row
-    queue: Queue
+
+    @property
+    def target(self) -> Store:
+        return self.stores["b4"]
 
     async def mend(self) -> None:
         item = Repair(ledger_id=7, member="b1@1", ranges=((0, 9),), version=1, moves=True)
         await self.worker.mend(item)
 
+    async def look_again(self) -> None:
+        """What another worker makes of what the change of the place has queued."""
+        assert len(self.row.missed) == 1, "it is queued once"
+        (missed,) = self.row.missed
+        ranges = ((missed.first, missed.last),)
+        await self.worker.mend(Repair(ledger_id=7, member=missed.member, ranges=ranges, version=1))
+
     async def held(self) -> list[int]:
         return ids_of(await read(self.target, 7, 0, 20, member="b4@1"))
 
 
-@pytest.fixture
-async def two() -> AsyncIterator[Two]:
+def flip(store: Store, entry_id: int) -> None:
+    """Flip a byte of the stored copy of an entry, and of those in its run."""
+    (part,) = store.ledger(7).find(entry_id, entry_id)
+    with store.segments.path(part.segment).open("r+b") as file:
+        file.seek(part.offset + part.size - 1)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([last ^ 1]))
+
+
+def whole(store: Store) -> list[int]:
+    """The entries of which the file has the bytes that were written."""
+    return [
+        entry_id
+        for part in store.ledger(7).find(0, 9)
+        if part.segment >= 0
+        for data in [store.segments.path(part.segment).read_bytes()]
+        if google_crc32c.value(data[part.offset : part.offset + part.size]) == part.crc
+        for entry_id in part.ids()
+    ]
+
+
+@contextlib.asynccontextmanager
+async def two_bookies(state: BookieState) -> AsyncIterator[Two]:
+    """b1 is lost, or has all and drains."""
     with scratch("ql-heal-") as folder:
         async with contextlib.AsyncExitStack() as stack:
             served = {}
-            for name in ("b2", "b4"):
+            for name in ("b1", "b2", "b4"):
                 (path := Path(folder) / name).mkdir()
                 served[name] = await stack.enter_async_context(bookie(path))
                 served[name].store.rename(f"{name}@1")
-                await add(served[name].store, run_of(7, range(10)), member=f"{name}@1")
+                for half in (range(5), range(5, 10)):
+                    await add(served[name].store, run_of(7, half), member=f"{name}@1")
 
             async def fetch() -> BookieList:
+                states: dict[str, BookieState] = {"b1": state}
                 return BookieList(
-                    bookies=(
-                        BookieInfo(id="b1@1", state="lost", url=""),
-                        *(
-                            BookieInfo(id=f"{name}@1", state="writable", url=one.url)
-                            for name, one in served.items()
-                        ),
+                    bookies=tuple(
+                        BookieInfo(id=f"{name}@1", state=states.get(name, "writable"), url=one.url)
+                        for name, one in served.items()
+                        if states.get(name) != "lost"
+                    )
+                    + tuple(
+                        BookieInfo(id=f"{name}@1", state="lost", url="")
+                        for name in served
+                        if states.get(name) == "lost"
                     )
                 )
 
@@ -130,14 +168,20 @@ async def two() -> AsyncIterator[Two]:
             bookies = BookieClient(directory.address, session)
             stack.push_async_callback(bookies.close)
             tasks, timers = Tasks(), Timers(asyncio.get_running_loop())
-            row, queue = Row(), Queue()
+            row = Row()
             times = Times(quorum_s=PATIENT_S, hedge_s=PATIENT_S)
             ports = Ports(bookies, row, directory, timers, tasks, times)
             losses = Losses(Holdings(directory, session))
-            parts: Any = (queue, directory, ports, session, Done(), losses)
-            yield Two(Worker(*parts), served["b4"].store, row, queue)
+            parts: Any = (None, directory, ports, session, Done(), losses)
+            yield Two(Worker(*parts), {name: one.store for name, one in served.items()}, row)
             await tasks.close()
             timers.close()
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[Two]:
+    async with two_bookies("lost") as running:
+        yield running
 
 
 async def test_what_a_bookie_is_about_to_drop_is_copied_to_it_all_the_same(two: Two) -> None:
@@ -160,20 +204,119 @@ async def test_what_a_named_target_has_is_not_sent_again(two: Two) -> None:
     assert two.row.row.fragments[0].bookies == ("b4@1", "b2@1")
 
 
-async def test_a_place_that_could_not_be_verified_is_queued_for_who_has_it_now(two: Two) -> None:
-    """The item of the one that left ends with its next try: nothing names that one any more."""
-    two.row.steps[2] = lambda: two.target.drop(7, keep_stub=True)
+async def the_only_healthy_copy_outlasts_the_move() -> None:
+    """A draining bookie has it; b2's copy and what the target has of earlier have a flipped byte."""
+    async with two_bookies("draining") as two:
+        for name in ("b2", "b4"):
+            flip(two.stores[name], 7)
+        two.row.row = two.row.row.with_repair(ROW_REPAIR)
+        seen: list[list[int]] = []
+        two.row.steps[1] = lambda: seen.append(whole(two.target))
+
+        await two.mend()
+
+        assert two.row.row.fragments[0].bookies == ("b4@1", "b2@1")
+        assert seen == [list(range(10))], "all was right on the target's disk before the change"
+
+
+async def test_the_only_healthy_copy_is_not_given_away_for_a_damaged_one() -> None:
+    """Rule 20a."""
+    await the_only_healthy_copy_outlasts_the_move()
+
+
+async def test_who_has_what_nobody_can_read_keeps_the_place(two: Two) -> None:
+    """Rule 20a: b1 may come back. What can be copied is."""
+    for name in ("b2", "b4"):
+        flip(two.stores[name], 7)
+    two.row.row = two.row.row.with_repair(ROW_REPAIR)
 
     with pytest.raises(EntryUnavailable):
         await two.mend()
 
-    assert two.row.row.fragments[0].bookies == ("b4@1", "b2@1")
-    (item,) = two.queue.added
-    assert (item.ledger_id, item.member, item.ranges) == (7, "b4@1", ((0, 9),))
-    await two.worker.mend(
-        Repair(ledger_id=7, member=item.member, ranges=item.ranges, version=1, moves=item.moves)
-    )
-    assert await two.held() == list(range(10))
+    assert two.row.row.fragments[0].bookies == ("b1@1", "b2@1")
+    assert not two.row.missed
+    assert await two.held() == list(range(5))
+
+
+async def a_target_that_was_dropped_meanwhile_is_filled_again() -> None:
+    """Another repair of the place took the mark away just before the change, and b4's collector saw
+    that nothing named it.
+    """
+    async with two_bookies("lost") as two:
+
+        def unmark() -> None:
+            two.row.row = replace(two.row.row, repairs=(), version=two.row.row.version + 1)
+            two.target.drop(7, keep_stub=True)
+
+        two.row.before[2] = unmark
+        seen: list[list[int]] = []
+        two.row.steps[3] = lambda: seen.append(whole(two.target))
+
+        await two.mend()
+
+        assert two.row.row.fragments[0].bookies == ("b4@1", "b2@1")
+        assert seen == [list(range(10))], "all was on the target's disk before the change"
+
+
+async def test_a_target_that_was_dropped_meanwhile_is_filled_again() -> None:
+    """Rules 18 and 20a."""
+    await a_target_that_was_dropped_meanwhile_is_filled_again()
+
+
+async def a_place_that_went_bad_is_mended_by_the_second_look() -> None:
+    """The worker dies as the place changes hands, and b4 loses what it was seen to have."""
+    async with two_bookies("lost") as two:
+        await dies_at_the_change(two)
+        assert two.row.row.fragments[0].bookies == ("b4@1", "b2@1")
+        assert whole(two.target) == list(range(5, 10))
+
+        await two.look_again()
+
+        assert whole(two.target) == list(range(10))
+
+
+async def dies_at_the_change(two: Two) -> None:
+    died = asyncio.Event()
+
+    def die() -> None:
+        flip(two.target, 2)
+        died.set()
+        raise asyncio.CancelledError
+
+    two.row.steps[2] = die
+    mending = asyncio.create_task(two.mend())
+    await died.wait()
+    mending.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await mending
+
+
+async def test_a_place_that_went_bad_is_mended_by_the_second_look() -> None:
+    """Rule 20a: the change of the place queues it, so that no worker's death leaves it out."""
+    await a_place_that_went_bad_is_mended_by_the_second_look()
+
+
+async def test_a_second_look_at_what_is_right_writes_nothing(two: Two) -> None:
+    await two.mend()
+    before = {name: store.counters["log_records"] for name, store in two.stores.items()}
+
+    await two.look_again()
+
+    assert {name: store.counters["log_records"] for name, store in two.stores.items()} == before
+
+
+async def silence_is_no_second_look() -> None:
+    """b4 looks whether it drops the ledger, and says nothing of it meanwhile."""
+    async with two_bookies("lost") as two:
+        await two.mend()
+        two.target.leave(7, leaving=True)
+
+        with pytest.raises(QuorumLogError):
+            await two.look_again()
+
+
+async def test_silence_is_no_second_look() -> None:
+    await silence_is_no_second_look()
 
 
 async def test_a_bookie_says_nothing_of_a_ledger_while_it_decides_whether_to_drop_it() -> None:
@@ -242,6 +385,7 @@ async def audits(service: Service) -> AsyncIterator[Audits]:
             "PORT": str(free_ports(1)[0]),
             "LOST_BOOKIE_DELAY_S": "3600",
             "ABANDONED_S": "3600",
+            "SILENT_S": "3600",
             "AUDIT_S": "0.01",
             "LEASE_S": "3000",
         }
@@ -255,7 +399,8 @@ async def audits(service: Service) -> AsyncIterator[Audits]:
     steering = Steering(config, client, repairs, pace)
     tasks: Any = Tasks()
     ports: Any = type("Only", (), {"tasks": tasks})()
-    auditor = Auditor("auditor-1", config, client, repairs, ports, service.session, steering)
+    writers = Writers(service.session)
+    auditor = Auditor("auditor-1", config, client, repairs, ports, writers, steering)
     yield Audits(auditor, client, repairs, steering, row.ledger_id)
     await tasks.close()
 
@@ -299,6 +444,75 @@ async def test_an_auditor_knows_for_how_long_it_could_not_look(
     auditor.trigger()
     await auditor.audit()
     assert min(since(auditor, ledger_id)) > max(first)
+
+
+async def test_a_silent_writer_gets_the_longer_grace_and_then_its_ledger_is_recovered(
+    audits: Audits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 21a. Who is silent and refuses in turn is silent all the time."""
+    auditor, ledger_id = audits.auditor, audits.ledger_id
+    recovered: list[tuple[int, bool]] = []
+    says: list[bool | None] = [None]
+
+    async def recover(ledger_id: int, *, is_silence_enough: bool) -> None:
+        recovered.append((ledger_id, is_silence_enough))
+
+    async def is_there(_writer: Writer) -> bool | None:
+        return says[0]
+
+    async def looks(said: bool | None) -> None:
+        says[0] = said
+        auditor.trigger()
+        await auditor.audit()
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(auditor, "_recover", recover)
+    monkeypatch.setattr(auditor._writers, "is_there", is_there)
+    for said in (None, False, None):
+        await looks(said)
+        assert ledger_id in auditor._silent.since
+        assert (ledger_id in auditor._refused.since) is (said is False)
+
+    auditor._silent.since[ledger_id] -= 7200
+    auditor._config = auditor._config.model_copy(update={"abandoned_s": 60.0})
+    audits.metadata.bookie_list = liveness("writable", liveness_age_s=3599.0)
+    await looks(None)
+    assert not recovered, "Redis is younger than the grace"
+    audits.metadata.bookie_list = liveness("writable")
+    await looks(None)
+    assert recovered == [(ledger_id, True)]
+
+    auditor._recovering.clear()
+    await looks(True)
+    assert ledger_id not in auditor._silent.since
+    await looks(False)
+    auditor._refused.since[ledger_id] -= 3600
+    await looks(False)
+    assert recovered[1:] == [(ledger_id, False)]
+
+
+async def test_who_counted_as_gone_is_asked_again_before_it_is_fenced(
+    audits: Audits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 21a: to be recovered a ledger may wait for long. What proved it must hold then too."""
+    auditor = audits.auditor
+    row = await audits.metadata.get(audits.ledger_id)
+    given_up: dict[tuple[bool | None, bool], bool] = {}
+    for says in (True, None, False):
+
+        async def is_there(_writer: Writer, says: bool | None = says) -> bool | None:
+            return says
+
+        monkeypatch.setattr(auditor._writers, "is_there", is_there)
+        for enough in (True, False):
+            is_given_up = await auditor._is_given_up(row, is_silence_enough=enough)
+            given_up[says, enough] = is_given_up
+
+    assert [said for said, is_so in given_up.items() if is_so] == [
+        (None, True),
+        (False, True),
+        (False, False),
+    ]
 
 
 async def test_an_auditor_looks_away_while_another_one_audits(audits: Audits) -> None:

@@ -3,25 +3,29 @@
 import asyncio
 import inspect
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from quorumlog.errors import NotEnoughBookies
-from services.autorecovery import check
+from quorumlog.protocol.repair import FragmentRepair
+from services.autorecovery import check, writers
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.check import ReplicaCheck
 from services.autorecovery.findings import LostMembers
 from services.autorecovery.pace import PacedBookies
 from services.autorecovery.worker import Worker
 from tests.autorecovery import (
+    test_at_once,
     test_findings,
     test_moves,
     test_open_ledgers,
     test_pace,
     test_replica_check,
+    test_writers,
 )
-from tests.mutants.guards import always
+from tests.mutants.guards import always, kept_verdict
+from tests.mutants.guards import believed as believed_target
 from tests.mutants.hunt import Mutant, Patch, applied
 
 NOTICED = (AssertionError, pytest.fail.Exception, NotEnoughBookies)
@@ -55,17 +59,32 @@ def unlimited(_original: Any) -> Any:
     return until_free
 
 
-def unasked(original: Any) -> Any:
+def unasked(_original: Any) -> Any:
     """What the audit has found of a writer is good enough, however long ago."""
 
-    async def gone(_writer: Any) -> bool:
-        return False
+    async def is_given_up(_self: Auditor, _row: Any, *, is_silence_enough: bool) -> bool:
+        del is_silence_enough
+        return True
 
-    async def recover(self: Auditor, ledger_id: int) -> None:
-        cast(Any, self)._is_there = gone
-        await original(self, ledger_id)
+    return is_given_up
 
-    return recover
+
+def silence_is_enough(original: Any) -> Any:
+    """A member that says nothing lacks nothing."""
+
+    async def lacking(self: ReplicaCheck, *where: Any) -> Any:
+        return await original(self, *where) or ()
+
+    return lacking
+
+
+def everywhere(_original: Any) -> Any:
+    """What the last address says stands for all of them."""
+
+    async def refuses(_url: str) -> bool:
+        return True
+
+    return refuses
 
 
 GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
@@ -100,8 +119,41 @@ GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
     ),
     (
         Mutant("a recovery that waited does not ask the writer again", "rule 21",
-               (Patch(Auditor, "_recover", unasked),)),
+               (Patch(Auditor, "_is_given_up", unasked),)),
         test_open_ledgers.test_a_writer_that_answers_again_is_not_fenced_by_a_recovery_that_waited,
+    ),
+    (
+        Mutant("a repair does not read back what it gives a place for", "rule 20a",
+               (Patch(FragmentRepair, "_verify", believed_target),)),
+        test_at_once.the_only_healthy_copy_outlasts_the_move,
+    ),
+    (
+        Mutant("what was read back once counts whatever became of the row", "rules 18 and 20a",
+               (Patch(FragmentRepair, "_go_on", kept_verdict),)),
+        test_at_once.a_target_that_was_dropped_meanwhile_is_filled_again,
+    ),
+    (
+        Mutant("a change of place queues no second look", "rule 20a",
+               (Patch(FragmentRepair, "_second_look", always(())),)),
+        test_at_once.a_place_that_went_bad_is_mended_by_the_second_look,
+    ),
+    (
+        Mutant("silence is a second look", "rule 20a", (Patch(ReplicaCheck, "lacking", silence_is_enough),)),
+        test_at_once.silence_is_no_second_look,
+    ),
+    (
+        Mutant("whatever keeps from connecting is a refusal", "rule 21a",
+               (Patch(writers, "is_refusal", always(True)),)),
+        test_writers.a_host_that_cant_be_reached_is_silence,
+    ),
+    (
+        Mutant("one address refuses for all", "rule 21a", (Patch(writers, "refuses_everywhere", everywhere),)),
+        test_writers.a_name_of_several_addresses_refuses_where_all_of_them_do,
+    ),
+    (
+        Mutant("an answer without an id is another process", "rule 21a",
+               (Patch(writers, "instance_in", always("")),)),
+        test_writers.an_answer_without_an_id_is_silence,
     ),
     (
         Mutant("zones do not count", "placement spreads over zones", (Patch(test_findings, "missing_zones", always(0)),)),

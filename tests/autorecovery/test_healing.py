@@ -5,7 +5,7 @@ from loadtest.stores import Stores
 from quorumlog.client import Client, Ledger
 from tests.support.waiting import MENDED_S, until
 
-QUICK = {"ABANDONED_S": "1", "IN_RECOVERY_S": "1", "AUDIT_S": "0.5"}
+QUICK = {"ABANDONED_S": "1", "SILENT_S": "10", "IN_RECOVERY_S": "1", "AUDIT_S": "0.5"}
 
 
 async def written(client: Client, count: int) -> tuple[Ledger, list[bytes]]:

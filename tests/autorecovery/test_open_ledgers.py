@@ -16,6 +16,7 @@ from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Wr
 from quorumlog.protocol.quorum import Quorum
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.config import Config
+from services.autorecovery.writers import Writers
 
 
 class Bookies:
@@ -66,11 +67,11 @@ async def test_a_writer_that_answers_again_is_not_fenced_by_a_recovery_that_wait
             cast(Any, metadata),
             cast(Any, None),
             ports,
-            session,
+            Writers(session),
             cast(Any, SimpleNamespace(lost_bookie_delay_s=1.0)),
         )
 
-        await auditor._recover(row.ledger_id)
+        await auditor._recover(row.ledger_id, is_silence_enough=True)
 
     await tasks.close()
     assert bookies.fenced == []

@@ -20,7 +20,7 @@ from services.local.config import ROOT
 from tests.autorecovery.test_healing import contents, written
 from tests.support.waiting import MENDED_S, UNHURRIED, until
 
-PATIENT = {"ABANDONED_S": "3600", "IN_RECOVERY_S": "3600", "AUDIT_S": "0.5"}
+PATIENT = {"ABANDONED_S": "3600", "SILENT_S": "3600", "IN_RECOVERY_S": "3600", "AUDIT_S": "0.5"}
 """No gateway counts as gone, however slow it is: a ledger is fenced only by mistake."""
 IN_FLIGHT_BYTES = 1 << 20
 FIT = 16

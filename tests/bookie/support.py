@@ -123,10 +123,11 @@ async def read(
     bytes_max: int = 1 << 20,
     member: str = ME,
     is_fencing: bool = False,
+    from_disk: bool = False,
 ) -> ReadAnswer:
     """A read, answered."""
     answered: asyncio.Future[ReadAnswer] = asyncio.get_running_loop().create_future()
-    asked = ReadAsked(member, first, last, is_fencing, KEY)
+    asked = ReadAsked(member, first, last, is_fencing, KEY, from_disk)
     store.read(ledger_id, asked, bytes_max, answered.set_result)
     return await answered
 

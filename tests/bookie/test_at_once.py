@@ -4,6 +4,8 @@ Each test holds one of them at a step and lets the others go on.
 """
 
 import asyncio
+import mmap
+import os
 import shutil
 import threading
 from collections.abc import AsyncIterator
@@ -258,6 +260,60 @@ async def test_a_ledger_leaves_limbo_only_after_what_came_back_is_on_disk(
     await store.stop()
     store = started(root / "d", me="b1@2")
     assert (await read(store, 7, 0, 2, member="b1@2")).absent == ((2, 2),)
+    await store.stop()
+
+
+async def test_what_a_repair_reads_back_is_on_disk(root: Path, gate: Gate) -> None:
+    """Rule 20a; in memory it is for all others."""
+    store = started(root / "d")
+    await add(store, run_of(7, [0]))
+    gate.open.clear()
+    gate.waiting = 0
+    adding = asyncio.create_task(add(store, run_of(7, [1])))
+    await until(lambda: gate.waiting > 0, "the entry is being synced")
+
+    assert ids_of(await read(store, 7, 0, 1)) == [0, 1]
+    back = asyncio.create_task(read(store, 7, 0, 1, from_disk=True))
+    examined = asyncio.create_task(store.examine(7, 0, 1, 1 << 20, from_disk=True))
+    assert ids_of(await read(store, 7, 0, 1)) == [0, 1]
+    assert [back.done(), examined.done()] == [False, False]
+
+    gate.open.set()
+    answer, (_, run, _) = await back, await examined
+    assert ids_of(answer) == [0, 1]
+    assert run is not None
+    assert list(run.ids) == [0, 1]
+    assert_right(answer, 7)
+    await adding
+    await store.stop()
+
+
+async def test_what_a_repair_reads_back_is_not_what_the_kernel_remembers(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = started(root / "d")
+    await add(store, run_of(7, range(5)))
+    await add(store, run_of(7, range(5, 10)))
+    (part, _) = store.ledger(7).find(0, 9)
+    advised: list[tuple[int, int, int]] = []
+    advise = os.posix_fadvise
+
+    def spied(fd: int, start: int, size: int, advice: int) -> None:
+        advised.append((start, start + size, advice))
+        advise(fd, start, size, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", spied)
+    rot(store, 7, 7)
+    advised.clear()
+
+    answer = await read(store, 7, 0, 9, from_disk=True)
+
+    assert (ids_of(answer), answer.absent) == (list(range(5)), ()), "damage is unknown"
+    start, end, advice = advised[0]
+    assert advice == os.POSIX_FADV_DONTNEED
+    assert start <= part.offset < part.offset + part.size <= end
+    assert (start % mmap.PAGESIZE, end % mmap.PAGESIZE) == (0, 0)
+    assert ids_of(await read(store, 7, 0, 9)) == list(range(5))
     await store.stop()
 
 

@@ -181,6 +181,18 @@ def test_a_fencing_read_waits_for_the_fence_even_where_all_is_present() -> None:
     assert ask(replica, add(run_of(1))).status is Status.FENCED
 
 
+def test_what_is_read_back_waits_for_all_that_was_accepted_where_entries_are_deferred_too() -> None:
+    """Rules 20a and 31."""
+    for is_deferred in (False, True):
+        replica = memory_replica(ME, is_deferred=is_deferred)
+        ask(replica, add(run_of(0)))
+
+        assert ask(replica, ReadAsked(ME, 0, 0)).after == 0
+        verdict = ask(replica, ReadAsked(ME, 0, 0, from_disk=True))
+
+        assert (verdict.present, verdict.after) == (((0, 0),), 1)
+
+
 def test_asked_as_an_older_incarnation_it_gives_what_it_has_and_no_negative() -> None:
     replica = memory_replica(ME)
     ask(replica, replace(add(run_of(0), OLDER), repair=True))

@@ -15,6 +15,7 @@ from tests.support.waiting import MENDED_S, UNHURRIED, until
 
 QUICK = {
     "ABANDONED_S": "2",
+    "SILENT_S": "20",
     "IN_RECOVERY_S": "1",
     "AUDIT_S": "0.5",
     "LIMBO_S": "0.1",

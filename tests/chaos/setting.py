@@ -31,6 +31,7 @@ _SMALL: Final = {
     "COLLECT_GRACE_S": "3",
     # Autorecovery is killed before it has waited for long.
     "ABANDONED_S": "5",
+    "SILENT_S": "50",
     "IN_RECOVERY_S": "5",
     "AUDIT_S": "1",
 }

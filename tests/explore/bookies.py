@@ -59,7 +59,8 @@ class Bookie:
                 event = FenceAnswered(position, member, verdict.status, verdict.last_add_confirmed)
             case SendRead(position, member, _, first, last):
                 verdict = ask(
-                    self.replica, ReadAsked(member, first, last, asked.fence, asked.ledger_key)
+                    self.replica,
+                    ReadAsked(member, first, last, asked.fence, asked.ledger_key, asked.from_disk),
                 )
                 event = ReadAnswered(
                     position,

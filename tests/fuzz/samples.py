@@ -79,6 +79,7 @@ SAMPLES: Final[Mapping[str, tuple[bytes, ...]]] = {
     "requests": (
         frames.add_request(1, "b1@1", _KEY, _run(DigestKind.CRC32C), recovery=True),
         frames.read_request(2, "b1@1", 9, 3, 5, bytes_max=100),
+        frames.read_request(2, "b1@1", 9, 3, 5, bytes_max=100, from_disk=True),
         frames.read_request(2, "b1@1", 9, 3, 5, bytes_max=100, fence_key=_KEY),
         frames.fence_request(3, "b1@2", 9, _KEY),
         frames.read_lac_request(4, "b2@1", 9),

@@ -260,6 +260,7 @@ def _written(request: frames.Request) -> bytes:
                 request.last,
                 bytes_max=request.bytes_max,
                 fence_key=key if request.fence else None,
+                from_disk=request.from_disk,
             )
             # A key that nobody looks at is not written again.
             return message if request.fence else _like(message, key)

@@ -311,6 +311,28 @@ def normal_add(original: Any) -> Any:
     return send
 
 
+def believed(_original: Any) -> Any:
+    """What a target took, or has by its own word, counts without being read back."""
+
+    def verify(self: FragmentRepair) -> None:
+        self._lacking = ()
+        self._verified()
+
+    return verify
+
+
+def kept_verdict(original: Any) -> Any:
+    """What was read back once counts whatever became of the row since."""
+
+    def go_on(self: FragmentRepair) -> None:
+        if self._position is None:
+            original(self)
+        else:
+            self._replace()
+
+    return go_on
+
+
 def unread(original: Any) -> Any:
     """Recovery does not read on from the LAC: what the bookies told at fencing is the end."""
 

@@ -17,6 +17,7 @@ from tests.explore.scope import Scope
 from tests.mutants.guards import (
     always,
     any_answer_fences,
+    believed,
     change_in_recovery,
     change_in_the_head,
     conflict_is_ok,
@@ -272,6 +273,23 @@ MACHINES: Final = (
         "a repair replaces before the copies are there",
         "I25",
         (Patch(FragmentRepair, "_send", always(None)),),
+    ),
+    Mutant(
+        "a repair does not read back what it gives a place for",
+        "rule 20a, I25",
+        (Patch(FragmentRepair, "_verify", believed),),
+        draw=draw_repairs,
+    ),
+    Mutant(
+        "what a repair reads back need not be on disk",
+        "rule 20a, I25",
+        (Patch(Replica, "_after_read_back", always(0)),),
+        draw=draw_repairs,
+    ),
+    Mutant(
+        "a change of place queues no second look",
+        "rule 20a",
+        (Patch(FragmentRepair, "_second_look", always(())),),
     ),
     Mutant(
         "a repair gives a place what was copied for another one",

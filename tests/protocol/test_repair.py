@@ -28,6 +28,7 @@ from tests.protocol.hands import B1, B2, B3, B4, B5, Hand, answer, applied, ledg
 
 CLOSED = ledger(state=State.CLOSED, last_entry=1, length=2)
 AB = run_of(b"a", b"b")
+B = run_of(b"b", first=1, before=1)
 
 
 class Bench(Hand):
@@ -78,31 +79,91 @@ def test_a_target_is_a_pending_member_in_metadata_before_its_first_byte() -> Non
     assert marked.fragments == CLOSED.fragments
 
 
-def test_entries_are_copied_unchanged_then_metadata_names_the_target_then_it_is_asked() -> None:
+def test_entries_are_copied_unchanged_then_read_back_then_metadata_names_the_target() -> None:
+    """Rules 2, 20 and 20a."""
     bench = copying()
     bench.gets(bench.one(SendRead), AB)
     add = bench.one(SendAdd)
     assert (add.member, add.position, add.run.body, add.recovery) == (B4, 0, AB.body, True)
-    bench.none(UpdateMetadata)
+    bench.none(UpdateMetadata, SendRead)
     bench.do(answer(add))
-    update = bench.one(UpdateMetadata).metadata
-    assert (update.fragments, update.repairs) == ((Fragment(0, (B4, B2, B3)),), ())
-    bench.cas()
     check = bench.one(SendRead)
-    assert (check.member, check.first, check.last) == (B4, 0, 1)
-    bench.none(Repaired)
+    assert (check.member, check.first, check.last, check.from_disk) == (B4, 0, 1, True)
+    bench.none(UpdateMetadata)
     bench.gets(check, AB)
+    update = bench.one(UpdateMetadata)
+    assert update.metadata.fragments == (Fragment(0, (B4, B2, B3)),)
+    assert update.metadata.repairs == ()
+    assert update.missed == (MissedRange(B4, 0, 1),)
+    bench.none(Repaired)
+    bench.cas()
     assert bench.one(Repaired).metadata == bench.row
 
 
-def test_a_target_that_lacks_what_it_was_given_is_not_taken_for_repaired() -> None:
+def verifying() -> Bench:
     bench = copying()
     bench.gets(bench.one(SendRead), AB)
     bench.do(answer(bench.one(SendAdd)))
-    bench.cas()
+    return bench
+
+
+def test_what_is_not_right_on_the_targets_disk_is_copied_again_and_read_back_again() -> None:
+    """Rule 20a: absent there, or damaged (unknown)."""
+    for absent in ((1,), ()):
+        bench = verifying()
+        bench.gets(bench.one(SendRead), run_of(b"a"), *absent)
+        if not absent:
+            bench.gets(bench.one(SendRead), None)  # asked on, for the answer may have been cut
+        bench.none(UpdateMetadata)
+        again = bench.one(SendRead)
+        assert (again.member != B4, again.first, again.last) == (True, 1, 1)
+        bench.gets(again, B)
+        add = bench.one(SendAdd)
+        assert (add.member, list(add.run.ids), add.recovery) == (B4, [1], True)
+        bench.do(answer(add))
+        check = bench.one(SendRead)
+        assert (check.member, check.first, check.last, check.from_disk) == (B4, 1, 1, True)
+        bench.gets(check, B)
+        assert bench.one(UpdateMetadata).missed == (MissedRange(B4, 0, 1),)
+
+
+def test_a_target_that_lacks_twice_what_it_was_given_does_not_get_the_place() -> None:
+    bench = verifying()
     bench.gets(bench.one(SendRead), run_of(b"a"), 1)
+    bench.gets(bench.one(SendRead), B)
+    bench.do(answer(bench.one(SendAdd)))
+    bench.gets(bench.one(SendRead), None, 1)
     failed = bench.one(Failed)
     assert (failed.code, failed.bookie, failed.entry_id) == ("entry-unavailable", B4, 1)
+    bench.none(UpdateMetadata)
+
+
+def test_a_target_that_does_not_say_what_it_has_does_not_get_the_place() -> None:
+    """Silence is no damage: nothing is written again for it."""
+    for status in (Status.UNKNOWN, Status.NOT_MINE):
+        bench = verifying()
+        bench.gets(bench.one(SendRead), None, status=status)
+        assert bench.one(Failed).bookie == B4
+        bench.none(UpdateMetadata, SendAdd)
+
+
+def test_a_row_that_changed_since_all_was_read_back_has_it_read_back_again() -> None:
+    """Rules 18 and 20a: meanwhile it may not have named the target, which then drops what it has."""
+    bench = verifying()
+    bench.gets(bench.one(SendRead), AB)
+    marked = bench.row
+    bench.cas(CasStatus.CONFLICT, replace(marked, version=9))
+    check = bench.one(SendRead)
+    assert (check.member, check.first, check.last) == (B4, 0, 1)
+    bench.gets(check, AB)
+    bench.cas(CasStatus.CONFLICT, replace(CLOSED, version=11))
+    assert bench.one(UpdateMetadata).metadata.repairs == (Repair(0, B1, B4),)
+    bench.cas()
+    bench.gets(bench.one(SendRead), None, 0, 1)
+    bench.gets(bench.one(SendRead), AB)
+    bench.do(answer(bench.one(SendAdd)))
+    bench.gets(bench.one(SendRead), AB)
+    assert bench.one(UpdateMetadata).metadata.fragments == (Fragment(0, (B4, B2, B3)),)
 
 
 def test_only_the_write_set_is_copied() -> None:
@@ -143,6 +204,7 @@ def test_a_place_is_not_given_what_was_copied_for_another_place() -> None:
     bench = copying()
     bench.gets(bench.one(SendRead), AB)
     bench.do(answer(bench.one(SendAdd)))
+    bench.gets(bench.one(SendRead), AB)
     moved = replace(CLOSED, fragments=(Fragment(0, (B5, B1, B3)),), version=9)
     bench.cas(CasStatus.CONFLICT, moved)
     bench.none(UpdateMetadata, Repaired)
@@ -155,6 +217,7 @@ def test_a_bookie_that_got_a_place_meanwhile_is_not_given_a_second_one() -> None
         bench = copying()
         bench.gets(bench.one(SendRead), AB)
         bench.do(answer(bench.one(SendAdd)))
+        bench.gets(bench.one(SendRead), AB)
         moved = replace(CLOSED, fragments=(Fragment(0, (B1, other, B3)),), version=9)
         bench.cas(CasStatus.CONFLICT, moved)
         bench.none(UpdateMetadata, Repaired)
@@ -242,9 +305,9 @@ def test_long_fragments_are_copied_and_asked_in_windows() -> None:
         assert (read.first, read.last) == (entry_id, entry_id)
         bench.gets(read, AB.where(lambda n, wanted=entry_id: n == wanted))  # type: ignore[misc]
         bench.do(answer(bench.one(SendAdd)))
-    bench.cas()
     for entry_id in (0, 1):
         bench.gets(bench.one(SendRead), AB.where(lambda n, wanted=entry_id: n == wanted))  # type: ignore[misc]
+    bench.cas()
     bench.one(Repaired)
 
 
@@ -257,9 +320,8 @@ def test_what_a_target_has_by_its_own_word_is_not_sent_again_and_verified_all_th
     add = bench.one(SendAdd)
     assert list(add.run.ids) == [1]
     bench.do(answer(add))
-    bench.cas()
     check = bench.one(SendRead)
-    assert (check.member, check.first, check.last) == (B4, 0, 1)
+    assert (check.member, check.first, check.last, check.from_disk) == (B4, 0, 1, True)
 
 
 def test_a_missed_range_is_split_by_the_closed_fragments_that_name_the_member() -> None:
@@ -278,11 +340,11 @@ def test_what_was_given_up_is_neither_read_nor_sent_nor_asked_for() -> None:
         assert (read.first, read.last) == (first, first)
         bench.gets(read, run_of(payload, first=first))
         bench.do(answer(bench.one(SendAdd)))
-    bench.cas()
     for first, payload in ((0, b"a"), (3, b"d")):
         check = bench.one(SendRead)
         assert (check.member, check.first, check.last) == (B4, first, first)
         bench.gets(check, run_of(payload, first=first))
+    bench.cas()
     assert bench.one(Repaired).metadata.fragments == (Fragment(0, (B4, B2, B3)),)
 
 

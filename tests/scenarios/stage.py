@@ -45,7 +45,7 @@ from quorumlog.protocol.messages import (
 )
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.protocol.ranges import ranges_of
+from quorumlog.protocol.ranges import Ranges, ranges_of
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.recovery import Recovery
@@ -138,11 +138,18 @@ class Stage:
         self.step(self.actors[name], Begin())
 
     def repair(self, name: str, fragment: str, leaving: str, target: str) -> None:
+        row, member = self.known(), self.member(target)
+        held: Ranges = ()
+        if member != self.member(leaving) and member in row.all_members:
+            # As a worker asks, so that it goes on where an earlier one ended.
+            holdings = self.holdings(member_name(member))
+            held = holdings.present(0, holdings.highest)
         machine = FragmentRepair(
-            self.known(),
+            row,
             fragment=int(fragment),
             leaving=self.member(leaving),
-            target=self.member(target),
+            target=member,
+            held=held,
         )
         self.actors[name] = Actor(name, machine)
         self.step(self.actors[name], Begin())
@@ -489,6 +496,8 @@ def told(request: Request) -> str:
             return "fence"
         case SendRead():
             verb = "fencing read" if request.fence else "read"
+            if request.from_disk:
+                verb = "read back"
             return f"{verb} {range_text(request.first, request.last)}"
 
 

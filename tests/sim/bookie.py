@@ -153,7 +153,7 @@ class SimBookie:
                 told = FenceAnswered(position, member, verdict.status, verdict.last_add_confirmed)
             case SendRead(position, member, _, first, last):
                 verdict = self.replica.step(
-                    ReadAsked(member, first, last, asked.fence, asked.ledger_key)
+                    ReadAsked(member, first, last, asked.fence, asked.ledger_key, asked.from_disk)
                 )
                 told = ReadAnswered(
                     position,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from quorumlog.protocol.ids import NO_ENTRY, member_incarnation, member_name
 from quorumlog.protocol.messages import (
     AppendRequested,
+    Begin,
     Closed,
     Confirmed,
     Effect,
@@ -60,6 +61,8 @@ class Checker:
         self.bytes_of: dict[int, Entry] = {}
         self.recoveries: dict[str, Recovery] = {}
         self.ops: dict[int, int] = {}
+        self.bad: dict[str, dict[str, set[int]]] = {}
+        """By repair and bookie: copies that were damaged when the repair began, and still are."""
         self.wanted: LedgerMetadata | None = None
         """The last ensemble change that the writer asked for."""
 
@@ -74,6 +77,10 @@ class Checker:
                         self.world.metadata.ledger_id, payload
                     )
                     self.appended.append(payload)
+            case Begin() if client.name.startswith("repairer"):
+                self.bad[client.name] = {
+                    name: set(bookie.damaged) for name, bookie in self.world.bookies.items()
+                }
             case RecoverRequested():
                 self.recoveries[client.name] = Recovery()
             case FenceAnswered(position, _, Status.OK, lac):
@@ -122,6 +129,8 @@ class Checker:
         held = self.held.setdefault(member_name(member), {})
         for entry in entries:
             held[entry.entry_id] = member_incarnation(member)
+            for bad in self.bad.values():
+                bad[member_name(member)].discard(entry.entry_id)
             known = self.bytes_of.setdefault(entry.entry_id, entry)
             judged(invariants.same_bytes(member, entry.entry_id, known, entry))
 
@@ -138,7 +147,18 @@ class Checker:
         if before.state is State.OPEN and after.state is State.IN_RECOVERY:
             self.marked = after
         if client.name.startswith("repairer"):
-            judged(invariants.repair_copies_first(before, after, self._has_held))
+            bad, missed = self.bad[client.name], self.world.store.missed
+            judged(
+                invariants.repair_copies_first(before, after, self._has_held),
+                invariants.repair_reads_back(
+                    before,
+                    after,
+                    lambda member, entry_id: entry_id in bad.get(member_name(member), ()),
+                ),
+                invariants.repair_looks_again(
+                    before, after, [(m.member, m.first, m.last) for m in missed]
+                ),
+            )
         else:
             judged(invariants.recovery_changes_at_the_close(before, after))
             if before.state is State.OPEN and after.state is State.OPEN:

@@ -15,7 +15,8 @@ from quorumlog.protocol.messages import (
     RecoverRequested,
     ReplaceRequested,
 )
-from quorumlog.protocol.metadata import State
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.recovery import Recovery
@@ -167,6 +168,7 @@ class Run:
         leaving = rng.choice(fragment.bookies)
         names = {member_name(member) for member in fragment.bookies} - {member_name(leaving)}
         targets = [b.member for b in world.bookies.values() if b.name not in names]
+        target = rng.choice([leaving, *targets])
         self.repairers += 1
         client = world.add_client(
             f"repairer-{self.repairers}",
@@ -174,11 +176,19 @@ class Run:
                 row,
                 fragment=fragment.first_entry,
                 leaving=leaving,
-                target=rng.choice([leaving, *targets]),
+                target=target,
+                held=self._held_by(target, leaving, row),
                 read_entries=self.plan.read_entries,
             ),
         )
         world.deliver(client, Begin())
+
+    def _held_by(self, target: str, leaving: str, row: LedgerMetadata) -> Ranges:
+        """What a new member has by its own word, where metadata names it (the shipped worker asks)."""
+        bookie = self.world.bookies[member_name(target)]
+        if target == leaving or target not in row.all_members or not bookie.is_up:
+            return ()
+        return bookie.replica.holdings.present(0, bookie.highest)
 
     # --- phases --------------------------------------------------------------------------------
 

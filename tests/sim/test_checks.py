@@ -16,6 +16,7 @@ from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import (
     CasStatus,
     Confirmed,
+    Event,
     FenceAnswered,
     SendRead,
     UpdateMetadata,
@@ -23,6 +24,7 @@ from quorumlog.protocol.messages import (
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.recovery import Recovery
+from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.replica import LacKept, LedgerFenced, Replica
 from quorumlog.protocol.tally import Tally
 from services.bookie.collect import Collector
@@ -40,6 +42,7 @@ from tests.sim.run import Run
 from tests.sim.services import run as services
 from tests.sim.services.judge import Judge
 from tests.sim.store import Store
+from tests.sim.world import Client
 from tests.support import invariants
 from tests.support.invariants import CHECKS, Wrong
 
@@ -178,6 +181,22 @@ def with_a_stranger(before: LedgerMetadata, after: LedgerMetadata) -> LedgerMeta
         return after
     fragments = tuple(Fragment(f.first_entry, ("b99@1", *f.bookies[1:])) for f in after.fragments)
     return replace(after, fragments=fragments)
+
+
+class Sticky(set[int]):
+    """Copies that stay damaged, whatever is written anew."""
+
+    def discard(self, _entry_id: object) -> None:
+        return
+
+
+def all_bad(original: Any) -> Any:
+    def before_step(self: Checker, client: Client, event: Event) -> None:
+        original(self, client, event)
+        if client.name in self.bad:
+            self.bad[client.name] = {name: Sticky(range(1000)) for name in self.world.bookies}
+
+    return before_step
 
 
 def told(change: Callable[[Any], Any]) -> Damage:
@@ -374,6 +393,8 @@ MACHINES: Final[dict[str, Damage]] = {
     "recovery_changes_at_the_close": wrapped(Recovery, "_change", guards.early_commit),
     "writer_changes_the_last": row(with_another_past),
     "repair_copies_first": row(with_a_stranger),
+    "repair_reads_back": wrapped(Checker, "before_step", all_bad),
+    "repair_looks_again": wrapped(FragmentRepair, "_second_look", guards.always(())),
     "limbo_denies_nothing": wrapped(Replica, "_may_say_no", always),
     "limbo_takes_no_adds": wrapped(Replica, "_is_limbo_in_the_way", never),
     "limbo_is_marked": wrapped(Replica, "enter_limbo", guards.unmarked),

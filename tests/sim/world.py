@@ -503,7 +503,8 @@ def tell(message: Event | Effect) -> str:
         case SendFence(position, member):
             return f"fence {position}:{member}"
         case SendRead(position, member, _, first, last, fence):
-            return f"{'fencing-' if fence else ''}read {first}..{last} of {position}:{member}"
+            kind = "fencing-" if fence else "disk-" if message.from_disk else ""
+            return f"{kind}read {first}..{last} of {position}:{member}"
         case AddAnswered(position, member, generation, first, last, status):
             return f"added {first}..{last} by {position}:{member} gen={generation}: {status}"
         case FenceAnswered(position, member, status, lac):

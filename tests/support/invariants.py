@@ -8,7 +8,7 @@ Sources: TLA is the public specification Vanlightly/bookkeeper-tlaplus; BK#n is 
 request of apache/bookkeeper; BP-46 is BookKeeper's proposal "Running without the journal".
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from quorumlog.protocol.ids import member_name
@@ -295,6 +295,52 @@ def repair_copies_first(before: LedgerMetadata, after: LedgerMetadata, has_held:
     return None
 
 
+def repair_reads_back(before: LedgerMetadata, after: LedgerMetadata, is_bad: Held) -> Wrong:
+    """Rule 20a: a place goes to nobody with a copy that was damaged (`is_bad`) when the repair began,
+    and still is: who reads it back before the change knows.
+
+    Source: rules.md 20a: the only healthy copy lost its place to one with a flipped byte.
+    """
+    for member, position, first, end in _newcomers(before, after):
+        bad = [
+            entry_id
+            for entry_id in range(first, end + 1)
+            if after.quorum.is_member(position, entry_id)
+            and after.lost_at(entry_id) is None
+            and is_bad(member, entry_id)
+        ]
+        if bad:
+            return f"rule 20a: {member} got a place with damaged copies of {bad}"
+    return None
+
+
+def repair_looks_again(
+    before: LedgerMetadata,
+    after: LedgerMetadata,
+    missed: Collection[tuple[str, int, int]],
+) -> Wrong:
+    """Rule 20a: the change that gives a place away queues a second look (`missed`: member, first,
+    last) at all of it.
+
+    Source: rules.md 20a: a worker that died between change and check left it unverified.
+    """
+    for member, _, first, end in _newcomers(before, after):
+        if first <= end and not any(m == member and a <= first and end <= b for m, a, b in missed):
+            return f"rule 20a: nobody looks again at what {member} has of {first}..{end}"
+    return None
+
+
+def _newcomers(
+    before: LedgerMetadata, after: LedgerMetadata
+) -> Iterator[tuple[str, int, int, int]]:
+    """Member, position, and first and last entry of each place that a repair gave away."""
+    for index, fragment in enumerate(after.fragments):
+        old, end = before.fragments[index].bookies, after.fragment_last(index)
+        for position, member in enumerate(fragment.bookies):
+            if member != old[position] and end is not None:
+                yield member, position, fragment.first_entry, end
+
+
 def garbage_is_proven(member: str, row: LedgerMetadata | None, *, keep_stub: bool) -> Wrong:
     """I26: a bookie gives a ledger up where the row is a tombstone (None), and drops entries, with
     a stub left, where it is CLOSED and names no incarnation of that bookie.
@@ -439,6 +485,8 @@ CHECKS: Final[Sequence[Callable[..., Wrong]]] = (
     recovery_changes_at_the_close,
     writer_changes_the_last,
     repair_copies_first,
+    repair_reads_back,
+    repair_looks_again,
     garbage_is_proven,
     limbo_denies_nothing,
     limbo_takes_no_adds,

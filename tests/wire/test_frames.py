@@ -85,7 +85,15 @@ def test_an_add_survives_the_trip(
     assert len(message) <= len(run.body) + frames.REQUEST_OVERHEAD_MAX
 
 
-@given(REQUEST_IDS, MEMBERS, IDS, ranges(), st.integers(0, 2**32 - 1), st.none() | KEYS)
+@given(
+    REQUEST_IDS,
+    MEMBERS,
+    IDS,
+    ranges(),
+    st.integers(0, 2**32 - 1),
+    st.none() | KEYS,
+    st.booleans(),
+)
 def test_a_read_survives_the_trip(
     request_id: int,
     member: str,
@@ -93,9 +101,16 @@ def test_a_read_survives_the_trip(
     entries: tuple[int, int],
     bytes_max: int,
     key: bytes | None,
+    from_disk: bool,
 ) -> None:
     message = frames.read_request(
-        request_id, member, ledger_id, *entries, bytes_max=bytes_max, fence_key=key
+        request_id,
+        member,
+        ledger_id,
+        *entries,
+        bytes_max=bytes_max,
+        fence_key=key,
+        from_disk=from_disk,
     )
 
     got = frames.parse_request(message)
@@ -109,6 +124,7 @@ def test_a_read_survives_the_trip(
         key or frames.NO_KEY,
         fence=key is not None,
         bytes_max=bytes_max,
+        from_disk=from_disk,
     )
 
 

@@ -391,12 +391,22 @@ class BookieClient:
         *,
         bytes_max: int,
         fence_key: bytes | None = None,
+        from_disk: bool = False,
     ) -> None:
-        """Read what a member holds of first..last; with `fence_key` it fences first (X1)."""
+        """Read what a member holds of first..last; with `fence_key` it fences first (X1), with
+        `from_disk` it syncs first, and reads its disk (rule 20a).
+        """
         channel = self._channel(member)
         request_id = channel.next_id()
         message = frames.read_request(
-            request_id, member, ledger_id, first, last, bytes_max=bytes_max, fence_key=fence_key
+            request_id,
+            member,
+            ledger_id,
+            first,
+            last,
+            bytes_max=bytes_max,
+            fence_key=fence_key,
+            from_disk=from_disk,
         )
 
         def settle(answer: Answer) -> None:
@@ -417,7 +427,7 @@ class BookieClient:
                 return
             done(Status.OK, run, absent)
 
-        is_slow = fence_key is not None
+        is_slow = fence_key is not None or from_disk
         asked = _Asked(
             Op.READ,
             member,

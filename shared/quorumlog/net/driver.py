@@ -143,6 +143,7 @@ class Driver:
                     partial(self._read_done, effect),
                     bytes_max=self._ports.read_bytes_max,
                     fence_key=effect.ledger_key if effect.fence else None,
+                    from_disk=effect.from_disk,
                 )
             case SendFence():
                 self._ports.bookies.fence(

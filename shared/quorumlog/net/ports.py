@@ -50,8 +50,11 @@ class BookiesPort(Protocol):
         *,
         bytes_max: int,
         fence_key: bytes | None = None,
+        from_disk: bool = False,
     ) -> None:
-        """Read what a member holds of first..last; with `fence_key` it fences first (X1)."""
+        """Read what a member holds of first..last; with `fence_key` it fences first (X1), with
+        `from_disk` it syncs first, and reads its disk (rule 20a).
+        """
         ...
 
     def read_lac(self, member: str, ledger_id: int, done: LacDone) -> None:

@@ -90,7 +90,9 @@ class SendFence:
 @dataclass(frozen=True, slots=True)
 class SendRead:
     """Ask a member for entries first..last. With `fence` it is a recovery read: the bookie fences
-    durably before it answers (X1). Answered by ReadAnswered.
+    durably before it answers (X1). With `from_disk` it is a repair's look at its own work: what is
+    on its way to the disk is waited for, and the bytes come from there (rule 20a). Answered by
+    ReadAnswered.
     """
 
     position: int
@@ -100,6 +102,7 @@ class SendRead:
     last: int
     fence: bool = False
     ledger_key: bytes = b""
+    from_disk: bool = False
 
 
 @dataclass(frozen=True, slots=True)

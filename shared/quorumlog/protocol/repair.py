@@ -3,6 +3,10 @@ member that missed some entries.
 
 The bytes travel as they are (rule 2): no password is needed. Only closed fragments are repaired
 (I25); a ledger whose open fragment lost a member is for its writer, or for a recovery.
+
+All that the target should hold is read back from its disk before it gets a place, whoever wrote it
+and when (rule 20a): what its index names may be damaged, or on its way to the disk, and who leaves
+may have the last good copy.
 """
 
 from collections.abc import Iterator
@@ -39,7 +43,7 @@ from quorumlog.protocol.messages import (
     UpdateMetadata,
 )
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, Repair
-from quorumlog.protocol.ranges import Ranges
+from quorumlog.protocol.ranges import Ranges, complement, ranges_of, union
 from quorumlog.protocol.reader import READ_ENTRIES, RangeReader
 from quorumlog.protocol.record import Codec, Run
 from quorumlog.protocol.tally import Tally
@@ -77,9 +81,9 @@ class Stage(Enum):
     MARKING = "marking"
     """The target becomes a pending member in metadata, before its first byte (rule 20)."""
     COPYING = "copying"
-    REPLACING = "replacing"
     VERIFYING = "verifying"
-    """Metadata names the target: it is asked whether it really has all (rule 20)."""
+    """All is read back from the target's disk (rule 20a); what is not right there is copied again."""
+    REPLACING = "replacing"
     DONE = "done"
 
 
@@ -89,7 +93,9 @@ class FragmentRepair:
     Invariants (checked by `check`):
       - I25: the fragment is closed; only its members change; nothing is replaced before all
         entries are on the target;
-      - rule 20: nothing is sent to a target that metadata does not name.
+      - rule 20: nothing is sent to a target that metadata does not name;
+      - rule 20a: nobody is replaced before all was read back from the target's disk, under the row
+        that is changed.
     """
 
     def __init__(
@@ -115,7 +121,6 @@ class FragmentRepair:
         self._leaving = leaving
         self._target = target
         self._codec = Codec(metadata.digest, metadata.mac_key)
-        self._held = held
         self._read_entries = read_entries
         self._attempt = 0
         self._update: UpdateMetadata | None = None
@@ -124,6 +129,12 @@ class FragmentRepair:
         self._end = last
         self._next = self._first
         """COPYING: the first entry that no reader was started for. VERIFYING: that was not seen."""
+        self._skipped = held
+        """What this pass over the entries leaves out."""
+        self._lacking: Ranges = ()
+        """VERIFYING: what should have been on the target's disk, and was not."""
+        self._is_again = False
+        """What was lacking has been copied again: once is enough."""
         self._reader: RangeReader | None = None
         self._tally: Tally | None = None
         self._pending: dict[int, Run] = {}
@@ -201,6 +212,9 @@ class FragmentRepair:
             self._is_stalled,
             self._next,
             self._end,
+            self._skipped,
+            self._lacking,
+            self._is_again,
             self._position,
             self._reader and self._reader.key(),
             self._tally and self._tally.key(),
@@ -218,6 +232,8 @@ class FragmentRepair:
         assert self._target in self._row.all_members, "rule 20"
         if self.stage is not Stage.COPYING:
             assert not self._pending, "I25: all was copied before"
+        if self.stage is Stage.REPLACING:
+            assert not self._lacking, "rule 20a"
 
     # --- metadata ----------------------------------------------------------------------------
 
@@ -241,13 +257,12 @@ class FragmentRepair:
             self._end = row.fragment_last(index)
         if self._leaving in fragment.bookies and not self._is_same_place(fragment):
             self._fail("version-conflict", detail="the fragment's members changed meanwhile")
-        elif self._target in fragment.bookies:
-            self._end_marked(is_member=True)
         elif self._leaving not in fragment.bookies:
-            self.stage = Stage.DONE  # another worker was faster
+            # By this repair or another one: whose change it was queued a second look (rule 20a).
+            self.stage = Stage.DONE
             self._out.append(Repaired(row))
-        elif self._is_marked(row):
-            self._end_marked(is_member=False)
+        elif self._target in fragment.bookies or self._is_marked(row):
+            self._go_on()
         else:
             self.stage = Stage.MARKING
             self._send_update(row.with_repair(Repair(self._fragment, self._leaving, self._target)))
@@ -267,22 +282,19 @@ class FragmentRepair:
         # Rule 20: a pending member in metadata before its first byte, so that nobody collects it.
         return Repair(self._fragment, self._leaving, self._target) in row.repairs
 
-    def _end_marked(self, *, is_member: bool) -> None:
-        if self.stage is Stage.REPLACING:
-            if is_member:
-                self._verify()
-            else:
-                self._replace()
-        elif is_member and self._leaving != self._target:
-            self._verify()
-        else:
-            self.stage = Stage.COPYING
+    def _go_on(self) -> None:
+        if self._position is None:
             self._position, _ = self._place()
-            self._copy_on()
+            self._copy()
+        else:
+            # Somebody changed the row since all was read back. Meanwhile it may not have named the
+            # target, and who is not named drops what it has (rule 18).
+            self._is_again = False
+            self._verify()
 
-    def _send_update(self, row: LedgerMetadata) -> None:
+    def _send_update(self, row: LedgerMetadata, missed: tuple[MissedRange, ...] = ()) -> None:
         self._attempt += 1
-        self._update = UpdateMetadata(self._attempt, row)
+        self._update = UpdateMetadata(self._attempt, row, missed)
         self._out.append(self._update)
 
     def _metadata_answered(self, event: MetadataAnswered) -> None:
@@ -311,6 +323,11 @@ class FragmentRepair:
         name = self._target if self._target in fragment.bookies else self._leaving
         return fragment.bookies.index(name), fragment
 
+    def _copy(self) -> None:
+        self.stage = Stage.COPYING
+        self._next = self._first
+        self._copy_on()
+
     def _copy_on(self) -> None:
         end = self._end
         assert end is not None, "a closed fragment has an end"
@@ -319,7 +336,7 @@ class FragmentRepair:
                 self._copied()
                 return
             last = min(end, self._next + self._read_entries - 1)
-            past, last = self._around(last, self._held + self._row.lost_entries)
+            past, last = self._around(last)
             if past > self._next:
                 self._next = past
                 continue
@@ -328,11 +345,11 @@ class FragmentRepair:
             )
             self._feed(Begin())
 
-    def _around(self, last: int, done: Ranges) -> tuple[int, int]:
+    def _around(self, last: int) -> tuple[int, int]:
         """Where to go on after what nothing is to be done about, and the last entry before the next
         of that. What was given up is neither looked for nor expected of a target (rule 31).
         """
-        for low, high in sorted(done):
+        for low, high in sorted(self._skipped + self._row.lost_entries):
             if low <= self._next <= high:
                 return high + 1, last
             if self._next < low <= last:
@@ -411,22 +428,17 @@ class FragmentRepair:
             # What can be copied was; the place is kept until somebody finds the rest.
             self.stage = Stage.DONE
             self._out.append(self._failure)
-        elif self._leaving == self._target:
-            self._verify()
         else:
-            self._replace()
-
-    def _replace(self) -> None:
-        self.stage = Stage.REPLACING
-        index = self._index(self._row)
-        assert index is not None, "checked in _begin"
-        self._send_update(self._row.with_member_replaced(index, self._leaving, self._target))
+            self._verify()
 
     # --- verifying ---------------------------------------------------------------------------
 
     def _verify(self) -> None:
         self.stage = Stage.VERIFYING
         self._next = self._first
+        self._lacking = ()
+        if not self._is_again:
+            self._skipped = ()  # rule 20a: what the target had before this repair is read as well
         self._verify_on()
 
     def _verify_on(self) -> None:
@@ -435,7 +447,7 @@ class FragmentRepair:
         assert end is not None, "a closed fragment has an end"
         while self._next <= end:
             last = min(end, self._next + self._read_entries - 1)
-            past, last = self._around(last, self._row.lost_entries)
+            past, last = self._around(last)
             if past > self._next:
                 self._next = past
                 continue
@@ -445,14 +457,16 @@ class FragmentRepair:
                 self._read_target(tally, position)
                 return
             self._next = last + 1
-        self.stage = Stage.DONE
         self._tally = None
-        self._out.append(Repaired(self._row))
+        self._verified()
 
     def _read_target(self, tally: Tally, position: int) -> None:
         cursor = tally.cursors[position]
         assert cursor is not None, "it has something to say"
-        self._out.append(SendRead(position, self._target, self._row.ledger_id, cursor, tally.last))
+        ledger_id = self._row.ledger_id
+        self._out.append(
+            SendRead(position, self._target, ledger_id, cursor, tally.last, from_disk=True)
+        )
 
     def _read_answered(self, event: ReadAnswered) -> None:
         if self.stage is Stage.COPYING:
@@ -465,20 +479,66 @@ class FragmentRepair:
         is_expected = (event.position, event.member) == (position, self._target)
         if not is_expected or (event.first, event.last) != (tally.cursors[position], tally.last):
             return
+        if event.status not in {Status.OK, Status.NO_ENTRY}:
+            self._fail(
+                "entry-unavailable",
+                detail=f"{self._target} does not tell what it has: {event.status}",
+                bookie=self._target,
+                entry_id=event.first,
+            )
+            return
         if tally.note(event, self._codec, self._row.ledger_id) is not None:
             self._read_target(tally, position)
             return
-        for entry_id in range(tally.first, tally.last + 1):
-            if self._row.quorum.is_member(position, entry_id) and entry_id not in tally.found:
-                self._fail(
-                    "entry-unavailable",
-                    detail=f"{self._target} does not have what it was given",
-                    bookie=self._target,
-                    entry_id=entry_id,
-                )
-                return
+        self._lacking = union((*self._lacking, *ranges_of(self._unfound(tally, position))))
         self._next = tally.last + 1
         self._verify_on()
+
+    def _unfound(self, tally: Tally, position: int) -> Iterator[int]:
+        """What a look at the target did not find of what belongs there: absent, damaged or unknown."""
+        for entry_id in range(tally.first, tally.last + 1):
+            if self._row.quorum.is_member(position, entry_id) and entry_id not in tally.found:
+                yield entry_id
+
+    def _verified(self) -> None:
+        """All was read back once: what was not right is copied again, and read back again."""
+        end = self._end
+        assert end is not None, "a closed fragment has an end"
+        if not self._lacking:
+            if self._leaving == self._target:
+                self.stage = Stage.DONE
+                self._out.append(Repaired(self._row))
+            else:
+                self._replace()
+        elif self._is_again:
+            self._fail(
+                "entry-unavailable",
+                detail=f"{self._target} does not have what it was given",
+                bookie=self._target,
+                entry_id=self._lacking[0][0],
+            )
+        else:
+            self._is_again = True
+            self._skipped = complement(self._lacking, self._first, end)
+            self._copy()
+
+    # --- replacing ---------------------------------------------------------------------------
+
+    def _replace(self) -> None:
+        self.stage = Stage.REPLACING
+        index = self._index(self._row)
+        assert index is not None, "checked in _begin"
+        changed = self._row.with_member_replaced(index, self._leaving, self._target)
+        self._send_update(changed, self._second_look())
+
+    def _second_look(self) -> tuple[MissedRange, ...]:
+        """Rule 20a: whatever becomes of this worker, the new member is looked at once more, from the
+        queue, after it has its place: it may have lost something since it was read.
+        """
+        end = self._end
+        assert end is not None, "a closed fragment has an end"
+        is_empty = end < self._first
+        return () if is_empty else (MissedRange(self._target, self._first, end),)
 
     # --- timers and ends ---------------------------------------------------------------------
 

@@ -56,13 +56,16 @@ class FenceAsked:
 
 @dataclass(frozen=True, slots=True)
 class ReadAsked:
-    """Which of first..last are here? With `fence` the ledger is fenced before the answer (X1)."""
+    """Which of first..last are here? With `fence` the ledger is fenced before the answer (X1); with
+    `from_disk` what is told to be here is on disk (rule 20a).
+    """
 
     member: str
     first: int
     last: int
     fence: bool = False
     ledger_key: bytes = b""
+    from_disk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,6 +430,12 @@ class Replica:
         """A negative waits for all adds of the ledger accepted before it (rule 3)."""
         return self.accepted_count
 
+    def _after_read_back(self) -> int:
+        """A repair gives a place away for what it reads back, so all of that must outlast a power
+        cut (rule 20a); where entries are deferred too (rule 31).
+        """
+        return self.accepted_count
+
     def _after_fence(self) -> int:
         """A fence that is told is on disk (I13, X20)."""
         return self._fence_number
@@ -499,6 +508,8 @@ class Replica:
             records = self._fence(asked.ledger_key)
         present = self.holdings.present(asked.first, asked.last)
         after = self._after_fence() if asked.fence else 0
+        if asked.from_disk:
+            after = max(after, self._after_read_back())
         absent: Ranges = ()
         status = Status.OK
         if self._may_say_no(asked.member):

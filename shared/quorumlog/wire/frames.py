@@ -54,6 +54,7 @@ _CRC_STEP_BYTES: Final = 64 * 1024
 _RECOVERY: Final = 1
 _REPAIR: Final = 2
 _FENCING: Final = 1
+_FROM_DISK: Final = 2
 
 
 class Op(IntEnum):
@@ -67,7 +68,7 @@ class Op(IntEnum):
 
 
 _OPS: Final = dict(enumerate(Op, start=1))
-_FLAGS_MAX: Final = (0, _RECOVERY | _REPAIR, _FENCING, 0, 0, 0)
+_FLAGS_MAX: Final = (0, _RECOVERY | _REPAIR, _FENCING | _FROM_DISK, 0, 0, 0)
 _STATUSES: Final = tuple(Status)
 _STATUS_BYTES: Final = {status: index for index, status in enumerate(Status)}
 
@@ -91,6 +92,7 @@ class Request(NamedTuple):
     fence: bool = False
     bytes_max: int = 0
     run: Run | None = None
+    from_disk: bool = False
 
 
 class Answer(NamedTuple):
@@ -149,11 +151,14 @@ def read_request(
     *,
     bytes_max: int,
     fence_key: bytes | None = None,
+    from_disk: bool = False,
 ) -> bytes:
-    """READ: entries first..last; with `fence_key` the ledger is fenced before the answer."""
+    """READ: entries first..last; with `fence_key` the ledger is fenced before the answer, with
+    `from_disk` they are synced first, and read back from the disk.
+    """
     fencing = fence_key is not None
     tail = _checked_key(fence_key or b"") + _U32.pack(bytes_max)
-    flags = _FENCING if fencing else 0
+    flags = (_FENCING if fencing else 0) | (_FROM_DISK if from_disk else 0)
     return _request(Op.READ, flags, request_id, ledger_id, first, last, member, tail)
 
 
@@ -222,9 +227,17 @@ def parse_request(message: bytes) -> Request:
         if not 0 <= first <= last:
             raise BadFrame(f"a read of {first}..{last}")
         (bytes_max,) = _U32.unpack_from(message, tail_at)
-        fence = flags & _FENCING != 0
         return Request(
-            op, request_id, ledger_id, first, last, member, key, fence=fence, bytes_max=bytes_max
+            op,
+            request_id,
+            ledger_id,
+            first,
+            last,
+            member,
+            key,
+            fence=flags & _FENCING != 0,
+            bytes_max=bytes_max,
+            from_disk=flags & _FROM_DISK != 0,
         )
     return Request(op, request_id, ledger_id, first, last, member, key)
 

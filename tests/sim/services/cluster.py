@@ -22,6 +22,7 @@ from services.autorecovery.losses import Losses
 from services.autorecovery.pace import PacedBookies
 from services.autorecovery.steering import Steering
 from services.autorecovery.worker import Done, Workers
+from services.autorecovery.writers import Writers
 from services.gateway.engine.engine import Engine, EngineConfig, _forever
 from services.gateway.engine.internal import routes
 from services.gateway.engine.peers import Peers
@@ -170,6 +171,7 @@ class Healer(Process):
                 "metadata_urls": (URL,),
                 "lost_bookie_delay_s": 5.0,
                 "abandoned_s": 5.0,
+                "silent_s": 50.0,
                 "in_recovery_s": 5.0,
                 "audit_s": 2.0,
                 "full_audit_s": 60.0,
@@ -182,12 +184,18 @@ class Healer(Process):
         marking = Ports(bookies, _Marking(metadata, began), directory, timers, tasks)
         repairs = RepairClient(metadata, name)
         steering = Steering(config, metadata, repairs, PacedBookies(bookies))
-        self.auditor = Auditor(name, config, metadata, repairs, marking, session, steering)
+        writers = Writers(session, _nobody_listens)
+        self.auditor = Auditor(name, config, metadata, repairs, marking, writers, steering)
         losses = Losses(Holdings(directory, session))
         workers = Workers(repairs, directory, ports, session, Done(), steering, losses)
         tasks.start(directory.follow())
         tasks.start(self.auditor.run())
         tasks.start(workers.run(tasks))
+
+
+async def _nobody_listens(_url: str) -> bool:
+    """A name is one address here: where a connection to it was refused, all were."""
+    return True
 
 
 def seeded(directory: Directory, rng: random.Random) -> Directory:

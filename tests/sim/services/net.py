@@ -5,6 +5,7 @@ processes stand still or die with all that they were doing. All dice come from o
 """
 
 import asyncio
+import errno
 import hashlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -57,6 +58,7 @@ class Refused(aiohttp.ClientConnectorError):
     """Nobody listens there."""
 
     def __init__(self, url: str) -> None:
+        self._os_error = ConnectionRefusedError(errno.ECONNREFUSED, f"{url} refused")
         OSError.__init__(self, f"{url} refused")
 
     def __str__(self) -> str:

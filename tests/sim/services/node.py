@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
-from quorumlog.errors import QuorumLogError, RouteNotFound
+from quorumlog.errors import EntryUnavailable, NoSuchLedger, QuorumLogError, RouteNotFound
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import AddDone, LacDone, ReadDone
 from quorumlog.protocol.ids import member_name, member_of
@@ -27,7 +27,7 @@ from quorumlog.protocol.messages import (
     SendRead,
     Status,
 )
-from quorumlog.protocol.ranges import Ranges
+from quorumlog.protocol.ranges import Ranges, names
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import LacAsked, LacTold, RunStored
 from quorumlog.wire.bodies import BookieInfo, BookieState
@@ -130,19 +130,25 @@ class Node(Process):
         return found
 
     async def handle(self, request: Request) -> Answer:
-        """The one route of a bookie that is asked here: what it holds of a range."""
-        found = re.fullmatch(r"/v1/ledgers/(\d+)/digests", request.path)
-        if request.method != "POST" or found is None:
+        """The routes of a bookie that are asked here: what it holds of a ledger, or of ranges."""
+        found = re.fullmatch(r"/v1/ledgers/(\d+)(/digests)?", request.path)
+        if found is None or (request.method == "POST") != bool(found[2]):
             raise RouteNotFound(request.path)
-        ledger_id, ((first, last),) = int(found[1]), orjson.loads(request.body)["ranges"]
-        present: Ranges = ()
-        damaged: Ranges = ()
+        ledger_id = int(found[1])
+        if ledger_id in self.leaving:
+            raise EntryUnavailable(ledger_id=ledger_id)
         ledger = self.ledgers.get(ledger_id)
-        if ledger is not None:
-            present = ledger.replica.holdings.present(first, last)
-            damaged = tuple((e, e) for e in sorted(ledger.damaged) if first <= e <= last)
-        part = {"first": first, "last": last, "present": present, "damaged": damaged}
-        told = {"bookie": self.me, "ledger_id": ledger_id, "digests": [part]}
+        told: dict[str, Any] = {"bookie": self.me, "ledger_id": ledger_id}
+        if found[2]:
+            asked = orjson.loads(request.body)
+            while ledger is not None and asked.get("from_disk") and ledger.synced < len(ledger.log):
+                await self.net.pause(0.001)
+            told["limbo"] = ledger is not None and ledger.replica.is_limbo
+            told["digests"] = [_digest(ledger, asked, *span) for span in asked["ranges"]]
+        elif ledger is None:
+            raise NoSuchLedger(ledger_id=ledger_id)
+        else:
+            told["ranges"] = ledger.replica.holdings.present(0, ledger.highest)
         return Answer(200, orjson.dumps(told))
 
     def may_have(self, ledger_id: int, entry_id: int) -> bool:
@@ -207,6 +213,27 @@ class Node(Process):
         else:
             ledger.delete()
             self.deleted[ledger_id] = self.ledgers.pop(ledger_id)
+
+
+def _digest(
+    ledger: SimBookie | None, asked: dict[str, Any], first: int, last: int
+) -> dict[str, object]:
+    """What a bookie says of a range; nobody compares the digests here."""
+    present: Ranges = ()
+    damaged: list[int] = []
+    modulus, residue = asked.get("modulus", 1), asked.get("residue", 0)
+    if ledger is not None:
+        present = ledger.replica.holdings.present(first, last)
+        damaged = [e for e in sorted(ledger.damaged) if names(present, e)]
+    ids = [e for low, high in present for e in range(low, high + 1) if e % modulus == residue]
+    return {
+        "first": first,
+        "last": last,
+        "entries": len(set(ids) - set(damaged)),
+        "present": present,
+        "damaged": [(e, e) for e in damaged if e % modulus == residue],
+        "digest": "",
+    }
 
 
 class _Held:
@@ -300,10 +327,11 @@ class Bookies:
         *,
         bytes_max: int,
         fence_key: bytes | None = None,
+        from_disk: bool = False,
     ) -> None:
         del bytes_max  # answers are cut at random
         is_fence = fence_key is not None
-        asked = SendRead(0, member, ledger_id, first, last, is_fence, fence_key or b"")
+        asked = SendRead(0, member, ledger_id, first, last, is_fence, fence_key or b"", from_disk)
 
         def hear(event: Event | None) -> None:
             if isinstance(event, ReadAnswered):

@@ -1,0 +1,170 @@
+"""When a ledger's writer counts as gone, and when as silent (rule 21a): real sockets and processes."""
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from loadtest.ports import free_ports
+from quorumlog.net.listen import listening
+from quorumlog.protocol.metadata import Writer
+from services.autorecovery.writers import Writers, refuses_everywhere
+
+HOST = "127.0.0.1"
+NOWHERE = "255.255.255.255"
+"""An address to which no connection can even be begun."""
+
+
+@contextlib.asynccontextmanager
+async def asked() -> AsyncIterator[Writers]:
+    async with aiohttp.ClientSession() as session:
+        yield Writers(session)
+
+
+@contextlib.asynccontextmanager
+async def answering(answer: Any, status: int = 200) -> AsyncIterator[str]:
+    """A server that answers what it is told to; its URL."""
+
+    async def instance(_: web.Request) -> web.Response:
+        return web.json_response(answer, status=status)
+
+    app = web.Application()
+    app.router.add_get("/internal/instance", instance)
+    port = free_ports(1)[0]
+    async with listening(app, host=HOST, port=port):
+        yield f"http://{HOST}:{port}"
+
+
+@contextlib.contextmanager
+def mute() -> Iterator[str]:
+    """A process that hangs: connections come to be, and nobody answers."""
+    with socket.socket() as listener:
+        listener.bind((HOST, free_ports(1)[0]))
+        listener.listen()
+        yield f"http://{HOST}:{listener.getsockname()[1]}"
+
+
+def named(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Every name that is looked up stands for these addresses."""
+
+    async def look_up(_loop: Any, _host: Any, port: int, **_how: Any) -> list[Any]:
+        kind = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+        return [(*kind, (address, port)) for address in addresses]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", look_up)
+
+
+async def told(answer: Any, status: int = 200) -> bool | None:
+    async with answering(answer, status) as url, asked() as writers:
+        return await writers.is_there(Writer("me", url))
+
+
+async def gone_is_who_refuses_or_was_replaced() -> None:
+    async with asked() as writers:
+        assert await writers.is_there(Writer("me", f"http://{HOST}:{free_ports(1)[0]}")) is False
+    assert await told({"id": "another"}) is False
+    assert await told({"id": "me"}) is True
+
+
+async def test_gone_is_who_refuses_or_was_replaced() -> None:
+    await gone_is_who_refuses_or_was_replaced()
+
+
+async def an_answer_without_an_id_is_silence() -> None:
+    """A proxy's, or of something else that got the port."""
+    answers: tuple[Any, ...] = ({}, {"id": None}, {"id": ""}, {"id": 7}, {"status": "ok"}, [], "me")
+    for answer in (*answers, None):
+        assert await told(answer) is None, answer
+    assert await told({"id": "another"}, 502) is None
+    assert await told({"id": "another"}, 404) is None
+
+
+async def test_an_answer_without_an_id_is_silence() -> None:
+    await an_answer_without_an_id_is_silence()
+
+
+async def a_name_that_nobody_knows_is_silence() -> None:
+    """A stopped container has no name any more; one of which the name server is down has none either."""
+    async with asked() as writers:
+        assert await writers.is_there(Writer("me", "http://writer.invalid:1")) is None
+    assert not await refuses_everywhere("http://writer.invalid:1")
+
+
+async def test_a_name_that_nobody_knows_is_silence() -> None:
+    await a_name_that_nobody_knows_is_silence()
+
+
+async def a_host_that_cant_be_reached_is_silence() -> None:
+    async with asked() as writers:
+        assert await writers.is_there(Writer("me", f"http://{NOWHERE}:1")) is None
+
+
+async def test_a_host_that_cant_be_reached_is_silence() -> None:
+    await a_host_that_cant_be_reached_is_silence()
+
+
+async def test_a_time_out_is_silence() -> None:
+    with mute() as url:
+        async with asked() as writers:
+            assert await writers.is_there(Writer("me", url)) is None
+
+
+async def a_name_of_several_addresses_refuses_where_all_of_them_do() -> None:
+    port = free_ports(1)[0]
+    url = f"http://writers:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        async with asked() as writers:
+            for addresses in ((NOWHERE, HOST), (HOST, NOWHERE)):
+                named(patch, *addresses)
+                assert await writers.is_there(Writer("me", url)) is None, addresses
+            named(patch, HOST, "127.0.0.2")
+            assert await writers.is_there(Writer("me", url)) is False
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.2", port))
+            listener.listen()
+            assert not await refuses_everywhere(url)
+
+
+async def test_a_name_of_several_addresses_refuses_where_all_of_them_do() -> None:
+    await a_name_of_several_addresses_refuses_where_all_of_them_do()
+
+
+OUT_OF_DESCRIPTORS = """
+import asyncio, os, resource, sys
+import aiohttp
+from quorumlog.protocol.metadata import Writer
+from services.autorecovery.writers import Writers, refuses_everywhere
+
+async def main():
+    async with aiohttp.ClientSession() as session:
+        writers = Writers(session)
+        used = len(os.listdir("/proc/self/fd")) - 1
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
+        there = await writers.is_there(Writer("me", sys.argv[1]))
+        refuses = await refuses_everywhere(sys.argv[1])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 100, hard))
+        return there, refuses, await writers.is_there(Writer("me", sys.argv[1]))
+
+print(*asyncio.run(main()))
+"""
+
+
+async def test_who_has_no_descriptor_to_ask_with_knows_nothing() -> None:
+    url = f"http://{HOST}:{free_ports(1)[0]}"
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", OUT_OF_DESCRIPTORS, url],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.stdout.split() == ["None", "False", "False"], done.stderr
