@@ -1,0 +1,143 @@
+"""docs/protocol.md is the norm: what the code cites stands there, and what it names is in the code."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tests.bookie.mutants import STORAGE_MUTANTS
+from tests.mutants.list import MUTANTS
+from tests.mutants.logs import LOG_MUTANTS
+from tests.scenarios.script import FOLDER
+
+_ROOT: Final = Path(__file__).resolve().parent.parent
+_PAGE: Final = (_ROOT / "docs" / "protocol.md").read_text()
+
+_HEADING: Final = re.compile(r"^### (?:Rule (\d+[a-z]?)|([IXL]\d+))$", re.MULTILINE)
+_LABEL: Final = re.compile(r"\b([IXL]\d{1,2})\b")
+_RULES: Final = re.compile(
+    r"\brules?\s+(\d+[a-z]?(?:(?:,\s+|\s+(?:and|to)\s+|,?\s+and\s+)\d+[a-z]?)*)"
+)
+_NUMBER: Final = re.compile(r"\d+[a-z]?")
+
+
+def headings() -> set[str]:
+    """The ids that the page defines: "7", "16a", "I12", "X1", "L3"."""
+    return {rule or label for rule, label in _HEADING.findall(_PAGE)}
+
+
+def code(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        for suffix in ("*.py", "*.txt"):
+            yield from (_ROOT / folder).rglob(suffix)
+
+
+def cited(text: str) -> set[str]:
+    """The ids that a text cites; of "rules 22 to 28" the two that it names."""
+    rules = {number for found in _RULES.findall(text) for number in _NUMBER.findall(found)}
+    return rules | set(_LABEL.findall(text))
+
+
+def lines(word: str) -> Iterator[str]:
+    """The page's lines "- <word>: ..."."""
+    yield from re.findall(rf"^- {word}: (.+)$", _PAGE, re.MULTILINE)
+
+
+def located(name: str) -> Path:
+    """A file as the page names it: the library's folders stand without their root."""
+    return _ROOT / name if name.startswith("services/") else _ROOT / "shared/quorumlog" / name
+
+
+def test_each_id_that_the_code_cites_has_a_heading() -> None:
+    defined = headings()
+
+    strange = {
+        str(path.relative_to(_ROOT)): sorted(unknown)
+        for path in code("shared/quorumlog", "services", "tests", "loadtest")
+        if path.name != Path(__file__).name and (unknown := cited(path.read_text()) - defined)
+    }
+
+    assert not strange
+
+
+def test_each_heading_is_cited_by_the_code() -> None:
+    everywhere = "\n".join(
+        path.read_text() for path in code("shared/quorumlog", "services", "tests", "loadtest")
+    )
+
+    assert not headings() - cited(everywhere)
+
+
+def test_each_heading_stands_once() -> None:
+    found = [rule or label for rule, label in _HEADING.findall(_PAGE)]
+
+    assert len(found) == len(set(found))
+
+
+def test_the_code_that_keeps_a_rule_is_there() -> None:
+    lost = []
+    for line in lines("Kept by"):
+        for name, guards in re.findall(r"`([\w/]+\.py)` \(([^)]*)\)", line):
+            text = located(name).read_text() if located(name).is_file() else ""
+            lost += [
+                (name, guard)
+                for guard in re.findall(r"`(\w+)`", guards)
+                if not re.search(rf"(def|class) {guard}\b", text)
+            ]
+
+    assert not lost
+
+
+def test_each_rule_names_its_code_and_what_shows_its_absence() -> None:
+    sections = re.split(r"^### ", _PAGE, flags=re.MULTILINE)[1:]
+
+    bare = [
+        section.partition("\n")[0]
+        for section in sections
+        if section.startswith("Rule")
+        and not ("- Kept by: " in section and "- Mutant: " in section and "Answers: " in section)
+    ]
+
+    assert not bare
+
+
+def test_the_scripts_and_mutants_that_the_page_names_are_there() -> None:
+    scripts = {str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.txt")}
+    mutants = {mutant.name for mutant in (*MUTANTS, *LOG_MUTANTS)}
+    mutants |= {mutant.name for mutant in STORAGE_MUTANTS}
+
+    strange = [
+        name
+        for line in lines("Shown by")
+        for name in re.findall(r"`([^`]+)`", line)
+        if name not in scripts and not (_ROOT / name).exists()
+    ]
+    strange += [
+        name
+        for line in lines("Mutant")
+        for name in re.findall(r'"([^"]+)"', line)
+        if name not in mutants
+    ]
+
+    assert not strange
+
+
+def test_the_checks_that_an_invariant_names_are_there() -> None:
+    judges = "\n".join(
+        (_ROOT / "tests" / name).read_text()
+        for name in (
+            "support/invariants.py",
+            "support/history.py",
+            "support/log_history.py",
+            "logs/judge.py",
+            "sim/checker.py",
+        )
+    )
+    named = {
+        name
+        for found in re.findall(r"Checks?(?: \(H\))?:\s+((?:[^.#]|\.\w)+)", _PAGE)
+        for name in re.findall(r"`([a-z_]+)`", found)
+    }
+
+    assert named
+    assert not {name for name in named if f"def {name}" not in judges}
