@@ -8,7 +8,7 @@ import orjson
 from quorumlog.errors import InvalidRequest, RouteNotFound, VersionConflict
 from quorumlog.wire.bodies import BookieUses, CookiePut, CookieRow, LedgerUse, LogEnd
 from services.metadata.database import Connection, Database
-from services.metadata.ledgers import is_settled, settle
+from services.metadata.ledgers import is_settled, mark, settle
 
 _ROW: Final = "name, version, cookie::text AS cookie, log_end"
 
@@ -40,14 +40,14 @@ class CookieStore:
 
     async def cluster_id(self) -> str:
         """Drawn when the database was made; another database is another cluster (rule 18)."""
-        found = await self._database.run(
+        found = await self._database.read(
             lambda connection: connection.fetchval("SELECT cluster_id::text FROM cluster")
         )
         return str(found)
 
     async def get(self, name: str) -> CookieRow:
         """One cookie. Raises: RouteNotFound, which names the bookie."""
-        record = await self._database.run(
+        record = await self._database.read(
             lambda connection: connection.fetchrow(
                 f"SELECT {_ROW} FROM cookies WHERE name = $1", name
             )
@@ -58,7 +58,7 @@ class CookieStore:
 
     async def list(self) -> list[CookieRow]:
         """All registered bookies that are not decommissioned, by name. There are as many as machines: one page."""
-        records = await self._database.run(
+        records = await self._database.read(
             lambda connection: connection.fetch(
                 f"SELECT {_ROW} FROM cookies WHERE retired_at IS NULL ORDER BY name"
             )
@@ -132,7 +132,7 @@ class CookieStore:
     async def uses(self, name: str, *, limit: int) -> BookieUses:
         """What names a bookie, in any incarnation. Raises: RouteNotFound, which names it."""
         await self.get(name)
-        return await self._database.run(lambda connection: _uses(connection, name, limit))
+        return await self._database.read(lambda connection: _uses(connection, name, limit))
 
     async def retire(self, name: str, *, version: int) -> None:
         """List a bookie no more, which nothing names; again is as good as once. It may come back
@@ -170,6 +170,7 @@ class CookieStore:
                 " WHERE name = $1",
                 name,
             )
+            await mark(connection, f"retire {name}")
 
         await self._database.transact(work)
 
