@@ -85,6 +85,8 @@ class Registration:
         if config.cluster_id and config.cluster_id != cluster_id:
             raise CookieRefused(f"METADATA_URLS lead to cluster {cluster_id}, not to CLUSTER_ID")
         self._metadata.witnesses = WitnessFile(self._directory).load(cluster_id)
+        # What this bookie is must not be decided by the cookies of a database that went back.
+        await insist(self._metadata.confirm)
         identity = _identity(self._directory)
         while True:
             row = await insist(lambda: self._metadata.cookie(name))

@@ -78,7 +78,8 @@ class LedgerStore:
 
     async def heads(self, ledger_ids: Sequence[int]) -> Sequence[LedgerHeadBody]:
         """Of each row that is there, or was, who may write to it."""
-        records = await self._database.run(
+        # Handles and owners end by it, so it is of the database that the asker knows (rule 18a).
+        records = await self._database.read(
             lambda connection: connection.fetch(_HEADS, sorted(set(ledger_ids)))
         )
         return [LedgerHeadBody.model_validate(dict(record), strict=False) for record in records]
