@@ -150,8 +150,7 @@ class CookieStore:
                 return
             if now is None or now["version"] != version:
                 raise StillNamed(f"{name} was registered just now", bookie=name)
-            # Waits for transactions that are about to name it, for as long as they take.
-            await connection.execute("LOCK TABLE ledger_members IN SHARE MODE")
+            await _hold_members(connection)
             found = await _uses(connection, name, _NAMED_MAX)
             if found.ledgers or found.repairs:
                 some = ", ".join(dict.fromkeys(str(use.ledger_id) for use in found.first))
@@ -203,6 +202,13 @@ async def _lock(connection: Connection, name: str) -> None:
     await connection.execute(
         "SELECT pg_advisory_xact_lock(hashtextextended('cookie ' || $1, 0))", name
     )
+
+
+async def _hold_members(connection: Connection) -> None:
+    """Wait for transactions that are about to name a bookie, for as long as they take, and keep out
+    those that come.
+    """
+    await connection.execute("LOCK TABLE ledger_members IN SHARE MODE")
 
 
 async def _uses(connection: Connection, name: str, limit: int) -> BookieUses:

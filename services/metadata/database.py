@@ -23,6 +23,9 @@ else:
 
 T = TypeVar("T")
 
+_SERVER: Final = SessionAttribute.primary
+"""Of those that a DSN names: a standby knows less than was answered (rule 18)."""
+
 CONTAINED: Final = (
     "SELECT attempt::text AS attempt FROM attempts WHERE attempt = ANY($1::uuid[])"
 )
@@ -178,8 +181,7 @@ class Database:
             self._dsn,
             connection_class=Connection,
             timeout=self._deadline_s if timeout_s is None else timeout_s,
-            # A standby knows less than was answered; a DSN may name several servers.
-            target_session_attrs=SessionAttribute.primary,
+            target_session_attrs=_SERVER,
             server_settings={
                 "application_name": "quorumlog-metadata",
                 # Without it a crash of the database takes back what was answered (I4).

@@ -61,11 +61,15 @@ class Copy:
             await connection.execute(f"CREATE TABLE copied.{table} AS TABLE public.{table}")
         return cls(connection, tables)
 
-    async def put_back(self) -> None:
-        """In the transaction that the caller has begun."""
+    async def put_back(self, *, by_rows: bool = False) -> None:
+        """In the transaction that the caller has begun. By rows it waits for nobody who only reads."""
         execute = self._connection.execute
         await execute("SET LOCAL session_replication_role = replica")
-        await execute(f"TRUNCATE {', '.join(self._tables)}")
+        if by_rows:
+            for table in self._tables:
+                await execute(f"DELETE FROM {table}")  # noqa: S608
+        else:
+            await execute(f"TRUNCATE {', '.join(self._tables)}")
         for table in self._tables:
             columns = await self._connection.fetchval(_COLUMNS, table)
             await execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM copied.{table}")

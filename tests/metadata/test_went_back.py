@@ -335,7 +335,7 @@ async def slipped_in(service: Service, database: Any) -> None:
         await database.execute("LOCK TABLE ledgers IN ACCESS EXCLUSIVE MODE")
         asked = asyncio.create_task(service.client.get(row.ledger_id, proof=True))
         await waiting(database, 1)
-        await copy.put_back()
+        await copy.put_back(by_rows=True)
     try:
         found = await asked
     except (DatabaseWentBack, NoSuchLedger) as error:
@@ -361,7 +361,7 @@ async def slipped_before_a_change(service: Service, database: Any) -> None:
         # One that is from the restored version, and would win there.
         asked = asyncio.create_task(other.cas(row.closed(last_entry=7, length=7)))
         await waiting(database, 1)
-        await copy.put_back()
+        await copy.put_back(by_rows=True)
         late = asyncio.create_task(other.create(DRAFT))
     with contextlib.suppress(QuorumLogError):
         await late
