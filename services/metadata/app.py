@@ -92,9 +92,7 @@ def build(config: Config) -> web.Application:
         async def work() -> None:
             await _migrated(database)
             gauges = ClusterGauges(app[METRICS], app[PARTS].repairs, app[PARTS].cookies, liveness)
-            await asyncio.gather(
-                changes.run(), expiry.run(), gauges.follow(), _watch(database)
-            )
+            await asyncio.gather(changes.run(), expiry.run(), gauges.follow(), _watch(database))
 
         task = asyncio.create_task(work(), name="database")
         yield

@@ -26,9 +26,7 @@ T = TypeVar("T")
 _SERVER: Final = SessionAttribute.primary
 """Of those that a DSN names: a standby knows less than was answered (rule 18)."""
 
-CONTAINED: Final = (
-    "SELECT attempt::text AS attempt FROM attempts WHERE attempt = ANY($1::uuid[])"
-)
+CONTAINED: Final = "SELECT attempt::text AS attempt FROM attempts WHERE attempt = ANY($1::uuid[])"
 """Which of these tokens the database contains (rule 18a)."""
 
 

@@ -54,7 +54,9 @@ async def test_a_strangers_answer_is_no_verdict(service: Service) -> None:
                 client = MetadataClient(urls, session, deadline_s=PATIENT_S)
                 assert (await client.cas(row.in_recovery()))[0] is CasStatus.OK, lie
 
-                _, closed = await client.cas((await client.get(row.ledger_id)).closed(last_entry=-1, length=0))
+                _, closed = await client.cas(
+                    (await client.get(row.ledger_id)).closed(last_entry=-1, length=0)
+                )
                 assert closed is not None
                 client = MetadataClient(urls, session, deadline_s=PATIENT_S)
                 await client.delete(row.ledger_id, version=closed.version)

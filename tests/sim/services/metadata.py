@@ -131,11 +131,8 @@ class Metadata(Process):
             ("DELETE", ledger, self._delete),
             ("POST", "/v1/ledgers", self._create),
             ("GET", "/v1/ledgers", self._list),
-<<<<<<< HEAD
             ("POST", "/v1/ledger-heads", self._heads),
-=======
             ("POST", "/v1/witnesses", self._confirm),
->>>>>>> 1f12db1 (A database that went back is noticed by witnesses that are shared and kept (rule 18a))
             ("GET", "/v1/bookies", lambda _request: self._bookies()),
             ("GET", "/v1/services", lambda _request: ServiceList(services=())),
             ("GET", "/v1/cluster-id", lambda _request: _document({"cluster_id": CLUSTER_ID})),
