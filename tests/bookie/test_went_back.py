@@ -25,7 +25,7 @@ from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
 from tests.support.waiting import until
 
 ELSEWHERE: Final = (Fragment(0, ("b2@1", "b3@1", "b4@1")),)
-TOKEN: Final = "00000000-0000-4000-8000-000000000000"  # noqa: S105
+TOKEN: Final = "00000000-0000-4000-8000-000000000000"
 
 
 @pytest.fixture

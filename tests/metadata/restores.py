@@ -48,7 +48,9 @@ async def restore(stores: Stores, path: Path) -> None:
 class Copy:
     """The same by SQL, at a moment that a test chooses: what a restore of data does, in one go."""
 
-    def __init__(self, connection: "asyncpg.Connection[asyncpg.Record]", tables: Sequence[str]):
+    def __init__(
+        self, connection: "asyncpg.Connection[asyncpg.Record]", tables: Sequence[str]
+    ) -> None:
         self._connection = connection
         self._tables = tables
 
@@ -67,7 +69,7 @@ class Copy:
         await execute("SET LOCAL session_replication_role = replica")
         if by_rows:
             for table in self._tables:
-                await execute(f"DELETE FROM {table}")  # noqa: S608
+                await execute(f"DELETE FROM {table}")
         else:
             await execute(f"TRUNCATE {', '.join(self._tables)}")
         for table in self._tables:

@@ -17,7 +17,6 @@ from loadtest.stores import Stores, scratch
 from quorumlog.errors import MetadataUnavailable, VersionConflict
 from quorumlog.net import metadata_client
 from quorumlog.net.metadata_client import MetadataClient
-from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.metadata import Repair
 from services.bookie.collect import MetadataRows
 from services.bookie.witnesses import WitnessFile
@@ -27,7 +26,7 @@ from services.metadata import cookies, database, ledgers, logs, transactions
 from services.metadata.database import Connection, Database
 from services.metadata.memory import PRESENTED, Memory
 from tests.bookie.test_went_back import gives_nothing_up
-from tests.metadata.support import DRAFT, Service, serving
+from tests.metadata.support import DRAFT, serving
 from tests.metadata.test_went_back import (
     World,
     cookie,
@@ -367,7 +366,7 @@ GUARDS: Final = (
 )
 
 
-@pytest.mark.parametrize("scenario", sorted({g.scenario for g in GUARDS}, key=lambda s: s.__name__))
+@pytest.mark.parametrize("scenario", dict.fromkeys(guard.scenario for guard in GUARDS))
 async def test_the_scenario_holds(scenario: Scenario, stores: Stores, folder: Path) -> None:
     await scenario(stores, folder)
 

@@ -21,7 +21,7 @@ from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
 from services.local.embedded import set_up_postgres
 from services.local.process import start, stop
-from services.metadata.database import Database
+from services.metadata.database import Connection, Database
 from services.metadata.migrate import migrate
 from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
 from tests.support.proxy import Direction, Proxy, proxy_to
@@ -292,7 +292,7 @@ async def test_rows_and_the_service_outlive_a_restart_of_postgres(stores: Stores
 async def test_an_older_service_does_not_touch_a_newer_database(stores: Stores) -> None:
     async with serving(stores):
         pass
-    connection = await asyncpg.connect(stores.postgres_dsn)
+    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
     try:
         await connection.execute("INSERT INTO migrations (number, name) VALUES (9999, 'newer')")
         with pytest.raises(ValueError, match="9999"):

@@ -528,9 +528,8 @@ def test_members_are_declared_lost_of_the_row_as_a_repair_left_it() -> None:
     bench.cas()
     assert [fence.member for fence in bench.all(SendFence)] == [B1, B2, B5]
     bench.fenced(-1)
-    bench.none(
-        SendRead
-    )  # nobody of the last fragment was declared lost, so nothing makes up for silence
+    # Nobody of the last fragment was declared lost, so nothing makes up for silence there.
+    bench.none(SendRead)
 
 
 def test_lost_members_decide_nothing_before_all_others_have_answered() -> None:

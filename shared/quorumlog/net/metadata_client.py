@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Final, Never, TypeVar
 from http.client import NO_CONTENT
+from typing import Final, Never, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
