@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from aiohttp import web
 
-from quorumlog.errors import QuorumLogError, ReadOnly
+from quorumlog.errors import DatabaseWentBack, QuorumLogError, ReadOnly
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import member_of
 from quorumlog.wire.bodies import BookieHeartbeat, BookieMode
@@ -271,7 +271,7 @@ class Bookie:
             try:
                 await self._rows.confirm()
             except QuorumLogError as error:
-                if not isinstance(error, MetadataUnavailable) or not error.retryable:
+                if isinstance(error, DatabaseWentBack):
                     log.error("database-not-confirmed", extra={"why": error.detail})  # noqa: TRY400
             await asyncio.sleep(self.config.heartbeat_s)
 
