@@ -284,8 +284,9 @@ async def test_a_transaction_that_expired_and_came_back_is_noticed(
     async with serving(stores, expiry_every_s=0.05) as service:
         await LogClient(service.client).create(LOG)
         transactions = TransactionClient(service.client)
-        begun, _ = await transactions.begin("a-log", app=None, version=None, expires_in_s=1)
+        begun, _ = await transactions.begin("a-log", app=None, version=None, expires_in_s=3600)
         copy = await Copy.of(database)
+        await database.execute("UPDATE transactions SET expires_at = now()")
 
         async def is_over() -> bool:
             return (await transactions.get(begun.id)).state.value == "ABORTED"
