@@ -101,6 +101,7 @@ def build(config: Config) -> web.Application:
                 repairs, directory, paced, session, done, steering, losses
             )
             tasks.start(_tell_that_it_lives(metadata, name, config.url))
+            tasks.start(metadata.keep_confirmed(_HEARTBEAT_S))
             tasks.start(steering.follow(auditor.trigger))
             tasks.start(directory.follow())
             tasks.start(auditor.run())

@@ -2,7 +2,9 @@
 
 A ledger's entries are given up only when the metadata service says twice, a grace apart, that the
 ledger is deleted (a tombstone), or that it is CLOSED and this bookie is no member of it. A row that
-is missing without a tombstone is an alarm. Another cluster's database stops everything.
+is missing without a tombstone is an alarm. Another cluster's database stops everything, and so does one
+that went back: each row is read in one snapshot with what this bookie knows that the database has
+answered, which the bookie keeps over its restarts (rule 18a).
 
 Tombstones are followed as they are announced; a scan from time to time is the net under that. How
 segments are then given back stands in space.py.
@@ -10,6 +12,7 @@ segments are then given back stands in space.py.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from quorumlog.errors import MetadataUnavailable, NoSuchLedger
@@ -29,10 +32,18 @@ class Rows(Protocol):
     """What is asked of the metadata service."""
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
-        """A ledger's row, from the primary."""
+        """A ledger's row, from the primary; UNKNOWN unless the database is proven to be the one
+        that this bookie knows.
+        """
 
     async def cluster_id(self) -> str:
         """Whose rows these are."""
+
+    async def confirm(self) -> None:
+        """Learn what the database has answered, and keep it, before anything rests on that.
+
+        Raises: DatabaseWentBack.
+        """
 
     async def named(self, bookie: str) -> set[int]:
         """Ledgers that name a bookie, in any incarnation. Only saves reads: it proves nothing."""
@@ -41,16 +52,20 @@ class Rows(Protocol):
 class MetadataRows:
     """The rows of the metadata service."""
 
-    def __init__(self, client: MetadataClient) -> None:
-        """Asks through `client`."""
+    def __init__(
+        self, client: MetadataClient, keep: Callable[[tuple[str, ...]], None] | None = None
+    ) -> None:
+        """Asks through `client`. `keep` stores witnesses durably, in a thread."""
         self._client = client
+        self._keep = keep
+        self._kept: tuple[str, ...] = client.witnesses
         self.missing_count = 0
         """Rows that were not there, without a tombstone."""
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
         """A ledger's row, from the primary."""
         try:
-            return CasStatus.OK, await self._client.get(ledger_id)
+            return CasStatus.OK, await self._client.get(ledger_id, proof=True)
         except NoSuchLedger as error:
             if error.members.get("deleted") is True:
                 return CasStatus.MISSING, None
@@ -64,6 +79,14 @@ class MetadataRows:
     async def cluster_id(self) -> str:
         """Whose rows these are."""
         return await self._client.cluster_id()
+
+    async def confirm(self) -> None:
+        """Exchange witnesses, and keep what stands for them now."""
+        await self._client.confirm()
+        witnesses = self._client.witnesses
+        if self._keep is not None and witnesses != self._kept:
+            await asyncio.to_thread(self._keep, witnesses)
+            self._kept = witnesses
 
     async def named(self, bookie: str) -> set[int]:
         """Ledgers that name a bookie."""
@@ -110,6 +133,7 @@ class Collector:
         async with self._one:
             if not await self._is_our_cluster():
                 return
+            await self._rows.confirm()
             named = await self._rows.named(member_name(self._store.me))
             for ledger_id, row in list(self._store.ledgers()):
                 await self._look(ledger_id, row, is_named=ledger_id in named)
@@ -129,6 +153,7 @@ class Collector:
             due = [item for item, (_, since) in self._seen.items() if now - since >= self._grace_s]
             if not due or not await self._is_our_cluster():
                 return
+            await self._rows.confirm()
             for ledger_id in due:
                 row = self._store.row(ledger_id)
                 if row is None:

@@ -85,8 +85,10 @@ class PlacedRows:
                 return
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
-        """A row, from the primary."""
-        return await self._client.read(ledger_id)
+        """A row, from the primary. Negatives rest on it from then on, so it is of the database
+        that this bookie knows (rule 18a).
+        """
+        return await self._client.read(ledger_id, proof=True)
 
     async def queue(self, items: list[RepairAdd]) -> None:
         """Add to the repair queue."""

@@ -29,6 +29,7 @@ from services.bookie.cookie import (
 from services.bookie.holder import SILENCES, Seen, look
 from services.bookie.identity import HardLinked, Identity, identity_of
 from services.bookie.replay import Replayed
+from services.bookie.witnesses import WitnessFile
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,9 @@ class Registration:
         cluster_id = await insist(self._metadata.cluster_id)
         if config.cluster_id and config.cluster_id != cluster_id:
             raise CookieRefused(f"METADATA_URLS lead to cluster {cluster_id}, not to CLUSTER_ID")
+        self._metadata.witnesses = WitnessFile(self._directory).load(cluster_id)
+        # What this bookie is must not be decided by the cookies of a database that went back.
+        await insist(self._metadata.confirm)
         identity = _identity(self._directory)
         while True:
             row = await insist(lambda: self._metadata.cookie(name))

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from aiohttp import web
 
-from quorumlog.errors import QuorumLogError, ReadOnly
+from quorumlog.errors import DatabaseWentBack, QuorumLogError, ReadOnly
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import member_of
 from quorumlog.wire.bodies import BookieHeartbeat, BookieMode
@@ -33,6 +33,7 @@ from services.bookie.registration import Displaced, Registration, insist
 from services.bookie.scrub import Scrubber
 from services.bookie.segments import write_durably
 from services.bookie.store import Store
+from services.bookie.witnesses import WitnessFile
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Bookie:
         self._told = asyncio.Event()
         self.pace = Pace()
         self.scrubber: Scrubber | None = None
-        self._rows = MetadataRows(self._metadata)
+        self._rows = MetadataRows(self._metadata, WitnessFile(config.data_dir.resolve()).keep)
 
     @property
     def missing_rows(self) -> int:
@@ -147,6 +148,7 @@ class Bookie:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._beat(store))
                 group.create_task(self._tell_log_end(store))
+                group.create_task(self._remember())
                 collector = Collector(
                     store,
                     self._rows,
@@ -260,6 +262,18 @@ class Bookie:
     async def _log_ends(self, store: Store) -> None:
         assert self._cookie is not None
         await self._registration.tell_log_end(self._cookie, store.position.sequence)
+
+    async def _remember(self) -> None:
+        """Keep what the database is known to have answered, lest a deletion rest on one that went
+        back while nobody was there to notice (rule 18a).
+        """
+        while True:
+            try:
+                await self._rows.confirm()
+            except QuorumLogError as error:
+                if isinstance(error, DatabaseWentBack):
+                    log.error("database-not-confirmed", extra={"why": error.detail})  # noqa: TRY400
+            await asyncio.sleep(self.config.heartbeat_s)
 
     async def _collect(self, collector: Collector) -> None:
         """Give up what nobody needs, from time to time."""

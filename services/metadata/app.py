@@ -13,8 +13,15 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from quorumlog.errors import QuorumLogError
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
-from services.metadata import handlers, log_handlers, repair_handlers, transaction_handlers
+from services.metadata import (
+    handlers,
+    log_handlers,
+    repair_handlers,
+    transaction_handlers,
+    witness_handlers,
+)
 from services.metadata.changes import ChangeHub
 from services.metadata.config import Config
 from services.metadata.cookies import CookieStore
@@ -31,6 +38,7 @@ from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
 from services.metadata.routes import openapi
 from services.metadata.transactions import TransactionStore
+from services.metadata.witnesses import WitnessStore
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +47,10 @@ ROUTES: Final = (
     *log_handlers.ROUTES,
     *repair_handlers.ROUTES,
     *transaction_handlers.ROUTES,
+    *witness_handlers.ROUTES,
 )
 
+_WATCH_S: Final = 1.0
 _RETRY_S: Final = 0.5
 _NEWER_RETRY_S: Final = 5.0
 _MIGRATION_S: Final = 60.0
@@ -61,7 +71,8 @@ def build(config: Config) -> web.Application:
     leases, transactions = LeaseStore(database), TransactionStore(database)
     expiry = Expiry(transactions, leases, every_s=config.expiry_every_s)
     app = web.Application(
-        middlewares=[_measured, answers_problems], client_max_size=config.body_bytes_max
+        middlewares=[_measured, witness_handlers.presents_witnesses, answers_problems],
+        client_max_size=config.body_bytes_max,
     )
     app[PARTS] = Parts(
         ledgers=LedgerStore(database),
@@ -73,18 +84,15 @@ def build(config: Config) -> web.Application:
         repair_settings=RepairSettingsStore(database),
         leases=leases,
         transactions=transactions,
+        witnesses=WitnessStore(database),
         change_heartbeat_s=config.change_heartbeat_s,
     )
-
-    async def ready() -> None:
-        await database.run(lambda connection: connection.fetchval("SELECT 1"))
-        database.check()
 
     async def background(_app: web.Application) -> AsyncIterator[None]:
         async def work() -> None:
             await _migrated(database)
             gauges = ClusterGauges(app[METRICS], app[PARTS].repairs, app[PARTS].cookies, liveness)
-            await asyncio.gather(changes.run(), expiry.run(), gauges.follow())
+            await asyncio.gather(changes.run(), expiry.run(), gauges.follow(), _watch(database))
 
         task = asyncio.create_task(work(), name="database")
         yield
@@ -99,7 +107,7 @@ def build(config: Config) -> web.Application:
 
     add_shared_routes(
         app,
-        ready=ready,
+        ready=database.look,
         openapi=lambda: openapi("quorumlog metadata", ROUTES),
         drain=changes.end,
     )
@@ -119,6 +127,7 @@ async def _migrated(database: Database) -> None:
             connection = await database.connect(statement_timeout=str(int(_MIGRATION_S * 1000)))
             try:
                 applied = await migrate(connection)
+                cluster_id = await connection.fetchval("SELECT cluster_id::text FROM cluster")
             finally:
                 connection.terminate()
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -130,8 +139,21 @@ async def _migrated(database: Database) -> None:
             await asyncio.sleep(_NEWER_RETRY_S)
         else:
             log.info("database-open", extra={"applied": applied})
+            database.memory.cluster_id = cluster_id
             database.is_open = True
             return
+
+
+async def _watch(database: Database) -> None:
+    """Notice a database that went back, or is back, also while nobody asks for anything."""
+    while True:
+        await asyncio.sleep(_WATCH_S)
+        try:
+            await database.look()
+        except QuorumLogError:
+            pass  # told where it was found, by `ready` and in the gauges
+        except Exception:
+            log.exception("watch-failed")
 
 
 class _Measures:
@@ -155,6 +177,10 @@ class _Measures:
         )
         gauges = {
             "quorumlog_metadata_postgres_up": ("Postgres answered", lambda: database.is_up),
+            "quorumlog_metadata_missing_witnesses": (
+                "Changes that were answered and that Postgres lacks (rule 18a): it went back",
+                lambda: len(database.memory.missing),
+            ),
             "quorumlog_metadata_redis_up": ("Redis answered", lambda: liveness.is_up),
             "quorumlog_metadata_followers": ("Open streams", lambda: changes.follower_count),
         }

@@ -8,7 +8,7 @@ import orjson
 from quorumlog.errors import InvalidRequest, RouteNotFound, VersionConflict
 from quorumlog.wire.bodies import BookieUses, CookiePut, CookieRow, LedgerUse, LogEnd
 from services.metadata.database import Connection, Database
-from services.metadata.ledgers import is_settled, settle
+from services.metadata.ledgers import is_settled, mark, settle
 
 _ROW: Final = "name, version, cookie::text AS cookie, log_end"
 
@@ -40,14 +40,14 @@ class CookieStore:
 
     async def cluster_id(self) -> str:
         """Drawn when the database was made; another database is another cluster (rule 18)."""
-        found = await self._database.run(
+        found = await self._database.read(
             lambda connection: connection.fetchval("SELECT cluster_id::text FROM cluster")
         )
         return str(found)
 
     async def get(self, name: str) -> CookieRow:
         """One cookie. Raises: RouteNotFound, which names the bookie."""
-        record = await self._database.run(
+        record = await self._database.read(
             lambda connection: connection.fetchrow(
                 f"SELECT {_ROW} FROM cookies WHERE name = $1", name
             )
@@ -58,7 +58,7 @@ class CookieStore:
 
     async def list(self) -> list[CookieRow]:
         """All registered bookies that are not decommissioned, by name. There are as many as machines: one page."""
-        records = await self._database.run(
+        records = await self._database.read(
             lambda connection: connection.fetch(
                 f"SELECT {_ROW} FROM cookies WHERE retired_at IS NULL ORDER BY name"
             )
@@ -132,7 +132,7 @@ class CookieStore:
     async def uses(self, name: str, *, limit: int) -> BookieUses:
         """What names a bookie, in any incarnation. Raises: RouteNotFound, which names it."""
         await self.get(name)
-        return await self._database.run(lambda connection: _uses(connection, name, limit))
+        return await self._database.read(lambda connection: _uses(connection, name, limit))
 
     async def retire(self, name: str, *, version: int) -> None:
         """List a bookie no more, which nothing names; again is as good as once. It may come back
@@ -150,8 +150,7 @@ class CookieStore:
                 return
             if now is None or now["version"] != version:
                 raise StillNamed(f"{name} was registered just now", bookie=name)
-            # Waits for transactions that are about to name it, for as long as they take.
-            await connection.execute("LOCK TABLE ledger_members IN SHARE MODE")
+            await _hold_members(connection)
             found = await _uses(connection, name, _NAMED_MAX)
             if found.ledgers or found.repairs:
                 some = ", ".join(dict.fromkeys(str(use.ledger_id) for use in found.first))
@@ -170,6 +169,7 @@ class CookieStore:
                 " WHERE name = $1",
                 name,
             )
+            await mark(connection, f"retire {name}")
 
         await self._database.transact(work)
 
@@ -202,6 +202,13 @@ async def _lock(connection: Connection, name: str) -> None:
     await connection.execute(
         "SELECT pg_advisory_xact_lock(hashtextextended('cookie ' || $1, 0))", name
     )
+
+
+async def _hold_members(connection: Connection) -> None:
+    """Wait for transactions that are about to name a bookie, for as long as they take, and keep out
+    those that come.
+    """
+    await connection.execute("LOCK TABLE ledger_members IN SHARE MODE")
 
 
 async def _uses(connection: Connection, name: str, limit: int) -> BookieUses:

@@ -6,19 +6,36 @@ cut instead, and what became of the work is unknown.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 
-from quorumlog.errors import UNKNOWN, MetadataUnavailable, QuorumLogError
+from quorumlog.errors import UNKNOWN, DatabaseWentBack, MetadataUnavailable, QuorumLogError
+from quorumlog.wire.witnesses import WITNESSES_MAX
+from services.metadata.memory import PRESENTED, Memory
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    _Connection = asyncpg.Connection[asyncpg.Record]
+else:
+    _Connection = asyncpg.Connection
 
-Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 T = TypeVar("T")
+
+_SERVER: Final = SessionAttribute.primary
+"""Of those that a DSN names: a standby knows less than was answered (rule 18)."""
+
+CONTAINED: Final = "SELECT attempt::text AS attempt FROM attempts WHERE attempt = ANY($1::uuid[])"
+"""Which of these tokens the database contains (rule 18a)."""
+
+
+class Connection(_Connection):
+    """A connection to Postgres."""
+
+    settled: str | None = None
+    """The attempt token that the transaction on it has written, if any."""
+
 
 _AWAY: Final = (
     OSError,
@@ -35,6 +52,11 @@ _AWAY: Final = (
     asyncpg.PostgresSystemError,
     asyncpg.InternalServerError,
     asyncpg.TargetServerAttributeNotMatched,
+    # A restore takes tables away and brings them again, under whoever uses them.
+    asyncpg.UndefinedTableError,
+    asyncpg.UndefinedFunctionError,
+    asyncpg.InvalidCachedStatementError,
+    asyncpg.OutdatedSchemaCacheError,
 )
 """What says that the database can't do it now: shutting down, read-only, full, locked, gone."""
 
@@ -42,8 +64,9 @@ _AWAY: Final = (
 class Database:
     """Postgres, which may vanish and come back at any time.
 
-    Invariants: at most `connections_max` connections; one that failed is never used again; once
-    the database has lost a change that it had answered, nothing is changed any more (rule 18).
+    Invariants: at most `connections_max` connections; one that failed is never used again; no
+    transaction is committed, and no proof given, that did not see all that is known to have been
+    answered (rule 18a).
     """
 
     def __init__(self, dsn: str, *, connections_max: int, deadline_s: float) -> None:
@@ -53,10 +76,7 @@ class Database:
         self._slots = asyncio.Semaphore(connections_max)
         self.is_up = False
         """Whether the last piece of work found the database there."""
-        self._witness: tuple[int, int] | None = None
-        """The last change that was answered: a ledger and its version."""
-        self._lost = ""
-        """What the database lost of what it had answered, if it did."""
+        self.memory = Memory()
         self.is_open = False
         """Whether the tables are of this version; until then nothing is asked of them."""
 
@@ -81,36 +101,85 @@ class Database:
             self._slots.release()
         return result
 
+    async def read(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """As `run`. What a request presents is looked for in the very snapshot that `work` reads, so
+        that no restore comes in between: a deletion may rest on the answer (rule 18a).
+
+        Raises: DatabaseWentBack, where the request presents witnesses.
+        """
+        asked = PRESENTED.get()
+        if asked is None or not asked.witnesses:
+            return await self.run(work)
+
+        async def proven(connection: Connection) -> T:
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                await self._check(connection)
+                return await work(connection)
+
+        return await self.run(proven)
+
     async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Do `work` in one transaction: all of it or, when it raises, nothing.
 
-        Raises: MetadataUnavailable, as `run` does.
+        Raises: MetadataUnavailable, as `run` does; DatabaseWentBack, and nothing is done.
         """
 
         async def transaction(connection: Connection) -> T:
-            self.check()
-            async with connection.transaction():
-                return await work(connection)
+            connection.settled = None
+            try:
+                async with connection.transaction():
+                    result = await work(connection)
+                    # Last: with the locks that it holds by now nothing is put in the tables' place.
+                    seen = await self._check(connection)
+            except DatabaseWentBack:
+                raise
+            except QuorumLogError:
+                # A refusal is acted upon as well: who hears of another version gives up its own.
+                await self._check(connection)
+                raise
+            if connection.settled is not None:
+                self.memory.answered(connection.settled, seen)
+                self._hand_back()
+            return result
 
         return await self.run(transaction)
 
-    def remember(self, ledger_id: int, version: int) -> None:
-        """A change was committed: a database that comes back without it has gone back."""
-        self._witness = (ledger_id, version)
+    async def look(self) -> None:
+        """See whether the database is there, with all that it is known to have answered.
 
-    def check(self) -> None:
-        """Raise MetadataUnavailable if the database has gone back."""
-        if self._lost:
-            raise MetadataUnavailable(self._lost, retryable=False)
+        Raises: MetadataUnavailable, DatabaseWentBack.
+        """
+        await self.run(self._check)
+
+    async def _check(self, connection: Connection) -> set[str]:
+        """The tokens that the database was found to contain, all that are known of.
+
+        Raises: DatabaseWentBack where it lacks one.
+        """
+        asked = PRESENTED.get()
+        presented = self.memory.presented(asked)
+        wanted = {*self.memory.wanted, *presented}
+        found = await connection.fetch(CONTAINED, sorted(wanted))
+        holder = "" if asked is None else asked.holder
+        self.memory.compare(wanted, (record["attempt"] for record in found), holder=holder)
+        self._hand_back()
+        return wanted
+
+    def _hand_back(self) -> None:
+        asked = PRESENTED.get()
+        witnesses = self.memory.witnesses
+        # Not some of them: they stand for what was presented as a whole.
+        if asked is not None and len(witnesses) <= WITNESSES_MAX:
+            asked.answer = witnesses
 
     async def connect(self, timeout_s: float | None = None, **settings: str) -> Connection:
         """A connection outside the pool; the caller closes it. Raises as asyncpg does."""
         limit_ms = str(int(self._deadline_s * 1000))
         return await asyncpg.connect(
             self._dsn,
+            connection_class=Connection,
             timeout=self._deadline_s if timeout_s is None else timeout_s,
-            # A standby knows less than was answered; a DSN may name several servers.
-            target_session_attrs=SessionAttribute.primary,
+            target_session_attrs=_SERVER,
             server_settings={
                 "application_name": "quorumlog-metadata",
                 # Without it a crash of the database takes back what was answered (I4).
@@ -140,37 +209,7 @@ class Database:
         except _AWAY as error:
             self.is_up = False
             raise MetadataUnavailable("the database can't be reached") from error
-        try:
-            await self._compare(connection, deadline)
-        except Exception as error:
-            if not _has_gone(connection, error):
-                raise
-            self.is_up = False
-            raise MetadataUnavailable("the database can't be reached") from error
         return connection
-
-    async def _compare(self, connection: Connection, deadline: float) -> None:
-        """See whether the database that is there now has what the one before it answered."""
-        if self._witness is None:
-            return
-        ledger_id, version = self._witness
-        watchdog = asyncio.get_running_loop().call_at(deadline, connection.terminate)
-        is_sound = False
-        try:
-            found = await connection.fetchval(
-                "SELECT version FROM ledgers WHERE ledger_id = $1", ledger_id
-            )
-            is_sound = True
-        finally:
-            watchdog.cancel()
-            if not is_sound:
-                connection.terminate()
-        if (found is None or found < version) and not self._lost:
-            self._lost = (
-                f"the database lost a change that it had answered: version {version} of ledger"
-                f" {ledger_id}. Nothing is changed until a person has looked at it"
-            )
-            log.error("database-went-back", extra={"ledger_id": ledger_id, "version": version})
 
     async def _on(
         self, connection: Connection, work: Callable[[Connection], Awaitable[T]], deadline: float

@@ -49,6 +49,7 @@ from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
 from services.metadata.routes import Route
 from services.metadata.transactions import TransactionStore
+from services.metadata.witnesses import WitnessStore
 
 _MEMBER: Final = rf"{BOOKIE_NAME}(@(0|[1-9][0-9]{{0,17}}))?"
 _SERVICE: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
@@ -67,6 +68,7 @@ class Parts:
     repair_settings: RepairSettingsStore
     leases: LeaseStore
     transactions: TransactionStore
+    witnesses: WitnessStore
     change_heartbeat_s: float
 
 

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import uuid4
 
 import asyncpg
 import orjson
@@ -68,7 +69,7 @@ class LedgerStore:
 
     async def get(self, ledger_id: int) -> LedgerRow:
         """One row. Raises: NoSuchLedger."""
-        record = await self._database.run(
+        record = await self._database.read(
             lambda connection: connection.fetchrow(
                 f"SELECT {_ROW} FROM ledgers WHERE ledger_id = $1", ledger_id
             )
@@ -77,7 +78,8 @@ class LedgerStore:
 
     async def heads(self, ledger_ids: Sequence[int]) -> Sequence[LedgerHeadBody]:
         """Of each row that is there, or was, who may write to it."""
-        records = await self._database.run(
+        # Handles and owners end by it, so it is of the database that the asker knows (rule 18a).
+        records = await self._database.read(
             lambda connection: connection.fetch(_HEADS, sorted(set(ledger_ids)))
         )
         return [LedgerHeadBody.model_validate(dict(record), strict=False) for record in records]
@@ -89,11 +91,9 @@ class LedgerStore:
         """
         check_new(request.row)
         try:
-            row = await self._database.transact(lambda connection: _create(connection, request))
+            return await self._database.transact(lambda connection: _create(connection, request))
         except _Repeated as repeated:
             return await self.get(repeated.ledger_id)
-        self._database.remember(row.ledger_id, row.version)
-        return row
 
     async def change(
         self, row: LedgerRow, *, attempt: str, missed: Iterable[MissedBody] = ()
@@ -129,9 +129,7 @@ class LedgerStore:
             await queue_missed(connection, row.ledger_id, missed)
             return row_of(record, row.ledger_id)
 
-        changed = await self._database.transact(work)
-        self._database.remember(changed.ledger_id, changed.version)
-        return changed
+        return await self._database.transact(work)
 
     async def delete(self, ledger_id: int, *, version: int, attempt: str) -> None:
         """Leave a tombstone in the row's place.
@@ -159,14 +157,13 @@ class LedgerStore:
             await settle(connection, attempt, target)
 
         await self._database.transact(work)
-        self._database.remember(ledger_id, version + 1)
 
     async def list(
         self, wanted: LedgerFilter, *, after: int | None, limit: int
     ) -> tuple[list[LedgerRow], int | None]:
         """One page in the order of ids, and the `after` of the next one."""
         query, values = list_query(wanted, after=after, limit=limit + 1)
-        records = await self._database.run(lambda connection: connection.fetch(query, *values))
+        records = await self._database.read(lambda connection: connection.fetch(query, *values))
         rows = [row_of(record) for record in records[:limit]]
         return rows, rows[-1].ledger_id if len(records) > limit else None
 
@@ -262,6 +259,14 @@ async def settle(connection: Connection, attempt: str, target: str) -> None:
         )
     except asyncpg.UniqueViolationError as error:
         raise InvalidRequest("this attempt was used for another change") from error
+    connection.settled = attempt
+
+
+async def mark(connection: Connection, what: str) -> None:
+    """Note a change that came without an attempt, so that the database's having it can be told
+    (rule 18a).
+    """
+    await settle(connection, str(uuid4()), what)
 
 
 async def queue_missed(
@@ -299,6 +304,7 @@ async def _create(connection: Connection, request: LedgerCreate) -> LedgerRow:
     )
     if inserted is None:
         await _raise_if_repeated(connection, request.attempt)
+    connection.settled = request.attempt
     await _index_members(connection, row.ledger_id, request.row)
     if TRANSACTION_TAG in row.extra:
         await _join(connection, row)

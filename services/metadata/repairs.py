@@ -147,7 +147,8 @@ class RepairStore:
 
     async def claim(self, request: RepairClaim) -> list[Repair]:
         """Items that nobody works on, for one worker until its lease ends."""
-        records = await self._database.run(
+        # A transaction: nobody works by rows of a database that went back (rule 18a).
+        records = await self._database.transact(
             lambda connection: connection.fetch(
                 CLAIM, request.worker, request.lease_s, request.limit
             )

@@ -36,7 +36,7 @@ from quorumlog.wire.transaction_bodies import (
     TransactionRow,
 )
 from services.metadata.database import Connection, Database
-from services.metadata.ledgers import is_settled, settle
+from services.metadata.ledgers import is_settled, mark, settle
 from services.metadata.logs import change_row, check_version, lock_log
 
 _TIME: Final = "to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS {0}"
@@ -90,6 +90,7 @@ class TransactionStore:
             while True:
                 made = await _insert(connection, request, state=TransactionState.OPEN)
                 if made is not None:
+                    await mark(connection, f"begin transaction {request.id}")
                     return _row(made), True
                 known = await _known(connection, request)
                 if known is not None:
@@ -115,7 +116,7 @@ class TransactionStore:
         async def work(connection: Connection) -> TransactionRow:
             return _row(await _get(connection, transaction_id))
 
-        return await self._database.run(work)
+        return await self._database.read(work)
 
     async def renew(self, transaction_id: str) -> TransactionAlive:
         """Say that somebody works in it, and learn its state. Raises: NoSuchTransaction."""
@@ -212,6 +213,7 @@ async def end_aborted(connection: Connection, ids: Sequence[str]) -> None:
         list(ids),
     )
     await _condemn(connection, ids)
+    await mark(connection, f"abort transaction {ids[0]}")
 
 
 async def _condemn(connection: Connection, ids: Sequence[str]) -> None:
@@ -245,6 +247,7 @@ async def _commit(
         last = await _last_of(connection, record["log"], record["app"])
         if last is not None and last["version"] >= record["app_version"]:
             await _end_committed(connection, record, request, (), is_duplicate=True)
+            await mark(connection, f"transaction {transaction_id}")
             ended = _row(await _get(connection, transaction_id))
             return TransactionDone(transaction=ended, row=None), False
     await _check_sealed(connection, transaction_id, request.ledgers, must_be_empty=not request.row)

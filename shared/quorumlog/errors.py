@@ -499,6 +499,18 @@ class MetadataUnavailable(Unavailable):
     title = "The metadata can't be reached"
 
 
+class DatabaseWentBack(MetadataUnavailable):
+    """The metadata's database lacks a change that it had answered: it was restored from a backup, or
+    failed over to a standby that lagged. Nothing is changed or deleted until the right database is
+    back, or an operator accepts the loss; reads on which no deletion rests go on. `witnesses` names
+    what is missing. See the runbook.
+    """
+
+    code = "database-went-back"
+    title = "The database lost changes that it had answered"
+    retryable = False
+
+
 class RecoveryBlocked(Unavailable):
     """A recovery can't end because nobody can say whether an entry was acknowledged: too many of
     its bookies do not answer. `bookie` and `entry_id` name where it stands.

@@ -59,6 +59,9 @@ class Rows:
     async def cluster_id(self) -> str:
         return "cluster"
 
+    async def confirm(self) -> None:
+        return
+
     async def named(self, bookie: str) -> set[int]:  # noqa: ARG002
         return set()
 

@@ -54,6 +54,9 @@ class Rows:
     async def cluster_id(self) -> str:
         return self.cluster
 
+    async def confirm(self) -> None:
+        return
+
     async def named(self, bookie: str) -> set[int]:
         assert bookie == "b1"
         return self.listed

@@ -53,6 +53,9 @@ class Rows:
     async def cluster_id(self) -> str:
         raise AssertionError("a move of segments asks nobody about ledgers")
 
+    async def confirm(self) -> None:
+        raise AssertionError("a move of segments confirms nothing")
+
     async def named(self, bookie: str) -> set[int]:
         raise AssertionError(f"a move of segments asks about {bookie}")
 

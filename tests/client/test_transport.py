@@ -23,8 +23,8 @@ from quorumlog.wire import problems
 _OPEN = {"ledger_id": 7, "state": "OPEN"}
 _APPENDED = {"ledger_id": 7, "entry_id": 0, "last_add_confirmed": 0}
 
-Reply = QuorumLogError | Mapping[str, object] | None
-"""An error, a body, or None: the connection is cut."""
+Reply = QuorumLogError | Mapping[str, object] | bytes | None
+"""An error, a body, a page as a proxy makes it, or None: the connection is cut."""
 
 
 class Gateway:
@@ -45,6 +45,8 @@ class Gateway:
                 headers=reply.headers,
                 content_type=problems.CONTENT_TYPE,
             )
+        if isinstance(reply, bytes):
+            return web.Response(body=reply)
         if reply is None:
             assert request.transport
             request.transport.close()
@@ -106,6 +108,16 @@ async def test_the_server_s_error_is_raised_as_its_own_class() -> None:
 
     assert caught.value.members == {"last_entry": 3}
     assert len(gateway.paths) == 1
+
+
+async def test_a_page_of_something_in_between_is_no_answer() -> None:
+    for page in (b"", b"<h1>Welcome</h1>"):
+        gateway = Gateway(page)
+        async with serving(gateway) as url, Client(url) as client:
+            for ask in (client.ledger(7).append(b"x"), client.delete_ledger(7)):
+                with pytest.raises(ConnectionLost) as caught:
+                    await ask
+                assert caught.value.outcome == UNKNOWN
 
 
 async def test_the_next_gateway_is_asked_when_one_refuses() -> None:

@@ -30,7 +30,7 @@ LONG_S = 3600.0
 @pytest.fixture
 async def database(stores: Stores) -> AsyncIterator[Connection]:
     """A connection beside the service's."""
-    connection = await asyncpg.connect(stores.postgres_dsn)
+    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
     yield connection
     await connection.close()
 
@@ -56,7 +56,7 @@ async def test_who_waits_in_another_database_of_the_server_is_not_counted_here(
     database: Connection, servers: StoreServers
 ) -> None:
     dsn = servers.fresh().postgres_dsn
-    holder, waiter = [await asyncpg.connect(dsn) for _ in range(2)]
+    holder, waiter = [await asyncpg.connect(dsn, connection_class=Connection) for _ in range(2)]
     async with holder.transaction():
         await holder.execute("SELECT pg_advisory_xact_lock(1)")
         asked = asyncio.ensure_future(waiter.execute("SELECT pg_advisory_xact_lock(1)"))

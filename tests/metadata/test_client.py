@@ -4,10 +4,12 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import aiohttp
+import asyncpg
 import pytest
 from aiohttp import web
 
 from loadtest.ports import free_ports
+from loadtest.stores import Stores
 from quorumlog.errors import MetadataUnavailable, NoSuchLedger
 from quorumlog.net.listen import listening
 from quorumlog.net.metadata_client import MetadataClient
@@ -52,10 +54,33 @@ async def test_a_strangers_answer_is_no_verdict(service: Service) -> None:
                 client = MetadataClient(urls, session, deadline_s=PATIENT_S)
                 assert (await client.cas(row.in_recovery()))[0] is CasStatus.OK, lie
 
+                _, closed = await client.cas(
+                    (await client.get(row.ledger_id)).closed(last_entry=-1, length=0)
+                )
+                assert closed is not None
+                client = MetadataClient(urls, session, deadline_s=PATIENT_S)
+                await client.delete(row.ledger_id, version=closed.version)
+                gone = await service.client.read(row.ledger_id)
+                assert gone == (CasStatus.MISSING, None), lie
+
                 alone = MetadataClient([url], session, deadline_s=0.01)
                 assert await alone.read(row.ledger_id) == (CasStatus.UNKNOWN, None), lie
                 with pytest.raises(MetadataUnavailable):
                     await alone.bookies()
+
+
+async def test_a_row_that_is_lost_without_a_tombstone_is_not_told_as_deleted(
+    service: Service, stores: Stores
+) -> None:
+    row = await service.client.create(DRAFT)
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    try:
+        await connection.execute("TRUNCATE ledgers CASCADE")
+    finally:
+        await connection.close()
+
+    assert await service.client.read(row.ledger_id) == (CasStatus.UNKNOWN, None)
+    assert await service.client.cas(row.in_recovery()) == (CasStatus.UNKNOWN, None)
 
 
 async def test_a_row_of_another_ledger_is_no_answer(service: Service) -> None:

@@ -11,19 +11,17 @@ from typing import Any
 
 import aiohttp
 import asyncpg
-import orjson
 import pytest
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
 from quorumlog.errors import UNKNOWN, MetadataUnavailable
-from quorumlog.net.metadata_client import MetadataClient, new_attempt
+from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.wire.bodies import LedgerDraft
 from services.local.embedded import set_up_postgres
 from services.local.process import start, stop
-from services.metadata.database import Database
+from services.metadata.database import Connection, Database
 from services.metadata.migrate import migrate
 from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
 from tests.support.proxy import Direction, Proxy, proxy_to
@@ -291,48 +289,10 @@ async def test_rows_and_the_service_outlive_a_restart_of_postgres(stores: Stores
             stop(process, server.program.stop_signal, 30)
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        "UPDATE ledgers SET version = version - 1",
-        "DELETE FROM ledger_members; DELETE FROM ledger_tags; DELETE FROM ledgers",
-    ],
-)
-async def test_a_database_that_went_back_is_read_and_no_longer_changed(
-    proxied: Service, postgres: Proxy, stores: Stores, loss: str
-) -> None:
-    row = await change_once(proxied.client, await proxied.client.create(DRAFT))
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
-        # As after a fail-over to a standby that lagged, or from a backup.
-        postgres.is_down = True
-        postgres.cut_all()
-
-        async def is_away() -> bool:
-            return (await proxied.send("GET", "/health/ready"))[0] == 503
-
-        await until(is_away, "the service has noticed")
-        await connection.execute(loss)
-        postgres.is_down = False
-
-        for _ in range(2):
-            body = {"row": orjson.loads(LedgerDraft.draft_of(DRAFT).model_dump_json())}
-            status, problem = await proxied.send(
-                "POST", "/v1/ledgers", body | {"attempt": new_attempt()}
-            )
-            assert (status, problem["code"]) == (503, "metadata-unavailable")
-            assert f"version {row.version} of ledger {row.ledger_id}" in problem["detail"]
-            assert not problem["retryable"]
-        assert (await proxied.send("GET", "/health/ready"))[0] == 503
-        assert (await proxied.send("GET", "/v1/ledgers"))[0] == 200
-    finally:
-        await connection.close()
-
-
 async def test_an_older_service_does_not_touch_a_newer_database(stores: Stores) -> None:
     async with serving(stores):
         pass
-    connection = await asyncpg.connect(stores.postgres_dsn)
+    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
     try:
         await connection.execute("INSERT INTO migrations (number, name) VALUES (9999, 'newer')")
         with pytest.raises(ValueError, match="9999"):

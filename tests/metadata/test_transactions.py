@@ -29,6 +29,7 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
 from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.transaction_bodies import SealedBody, TransactionCommit
+from services.metadata.database import Connection
 from services.metadata.transactions import end_aborted
 from tests.metadata.support import DRAFT, WAITING, Service, serving
 from tests.support.waiting import until
@@ -179,7 +180,7 @@ async def test_of_commits_and_aborts_at_once_one_wins_and_all_are_told_the_same(
 async def test_what_a_transaction_says_is_of_one_moment(world: World, stores: Stores) -> None:
     begun = await world.begin()
     await world.ledger(begun.id)
-    connection = await asyncpg.connect(stores.postgres_dsn)
+    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
 
     async def is_waiting() -> bool:
         return bool(await connection.fetchval(WAITING))

@@ -515,6 +515,23 @@ def test_members_declared_lost_are_recorded_count_as_negative_and_the_ledger_say
     assert (closed.last_entry, closed.may_lack_entries) == (-1, True)
 
 
+def test_members_are_declared_lost_of_the_row_as_a_repair_left_it() -> None:
+    """The repair's place in an earlier fragment stays; whoever left the last one decides nothing there."""
+    bench = Bench(ledger(fragments=((0, (B1, B2, B3)), (5, (B1, B2, B3)))), declare_lost=(B3,))
+    bench.start()
+    repaired = ledger(fragments=((0, (B1, B2, B4)), (5, (B1, B2, B5))), version=4)
+
+    bench.cas(CasStatus.CONFLICT, repaired)
+
+    marked = bench.one(UpdateMetadata).metadata
+    assert (marked.version, marked.fragments) == (4, repaired.fragments)
+    bench.cas()
+    assert [fence.member for fence in bench.all(SendFence)] == [B1, B2, B5]
+    bench.fenced(-1)
+    # Nobody of the last fragment was declared lost, so nothing makes up for silence there.
+    bench.none(SendRead)
+
+
 def test_lost_members_decide_nothing_before_all_others_have_answered() -> None:
     """Two of three are lost; what the third one still has must not be thrown away."""
     bench = Bench(ledger(state=State.IN_RECOVERY, declared_lost=(B2, B3)))

@@ -28,7 +28,8 @@ API_TABLE = {
     410: "offset-truncated entry-lost",
     412: "version-conflict unexpected-entry-id unexpected-offset",
     429: "overloaded",
-    503: "not-enough-bookies entry-unavailable metadata-unavailable recovery-blocked read-only",
+    503: "not-enough-bookies entry-unavailable metadata-unavailable recovery-blocked read-only "
+    "database-went-back",
     504: "quorum-timeout",
     500: "internal-error",
 }

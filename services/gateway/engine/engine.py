@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
@@ -171,6 +172,7 @@ class Engine:
                 engine._rows.follow,
                 engine.rereads.run,
                 engine._tell_that_it_lives,
+                partial(metadata.keep_confirmed, _HEARTBEAT_S),
             ):
                 tasks.start(_forever(work))
             try:

@@ -105,7 +105,11 @@ class LogClient:
         """
         query = {"older_than_s": str(int(older_than_s)), "limit": str(limit)}
         query |= {} if after is None else {"after": str(after)}
-        return (await self._client.ask("GET", "/v1/orphans", gives=LedgerIds, query=query)).ledgers
+        # They are fenced, recovered and deleted by it (rule 18a).
+        found = await self._client.ask(
+            "GET", "/v1/orphans", gives=LedgerIds, query=query, proof=True
+        )
+        return found.ledgers
 
     async def delete_unnamed(self, ledger_id: int) -> None:
         """Delete a ledger that was made for a log, if no log names it in that very transaction.

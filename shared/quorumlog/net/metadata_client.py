@@ -3,13 +3,17 @@
 Each call tries the services in turn until one answers or its deadline passes. A change carries an
 attempt token, so a try whose answer got lost is simply made again: the service says what became
 of it (rule 6).
+
+The client also remembers what the database was seen to contain, and has it looked for with each
+change, and with each read on which a deletion rests (rule 18a).
 """
 
 import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Final, TypeVar
+from http.client import NO_CONTENT
+from typing import Final, Never, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -20,6 +24,7 @@ from pydantic import ValidationError
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
+    DatabaseWentBack,
     MetadataUnavailable,
     NoSuchLedger,
     Outcome,
@@ -55,8 +60,10 @@ from quorumlog.wire.bodies import (
     ServiceHeartbeat,
     ServiceInfo,
     ServiceList,
+    WitnessState,
 )
 from quorumlog.wire.problems import from_answer
+from quorumlog.wire.witnesses import HEADER, WITNESSES_MAX, from_header, to_header
 
 B = TypeVar("B", bound=Body)
 
@@ -68,6 +75,8 @@ _PAUSE_S: Final = (0.02, 1.0)
 """Least and greatest pause between rounds over the services; it doubles, with jitter."""
 _SILENCE_S: Final = 15.0
 """A stream of changes that is silent for three heartbeats is broken."""
+_WITNESSES_MAX: Final = 10 * WITNESSES_MAX
+"""Remembered at once: as many as changes were under way at once (taste)."""
 _LINE_BYTES_MAX: Final = 1 << 16
 
 _jitter = random.SystemRandom()
@@ -111,6 +120,10 @@ class MetadataClient:
         self._try_s = try_s
         self.tries = 0
         """Tries of all calls so far."""
+        self.witnesses: tuple[str, ...] = ()
+        """What the database must contain, as a service said last (rule 18a). Each answer to who
+        presents them gives what stands for them from then on.
+        """
 
     async def close(self) -> None:
         """Close the session, where it is our own."""
@@ -119,24 +132,24 @@ class MetadataClient:
 
     # A ledger's row.
 
-    async def get(self, ledger_id: int) -> LedgerMetadata:
-        """The row from the primary.
+    async def get(self, ledger_id: int, *, proof: bool = False) -> LedgerMetadata:
+        """The row from the primary. With `proof` a deletion may rest on it (rule 18a).
 
         Raises: NoSuchLedger (`members["deleted"]` says whether it ever was), MetadataUnavailable.
         """
-        row = await self.ask("GET", f"/v1/ledgers/{ledger_id}", gives=LedgerRow)
+        row = await self.ask("GET", f"/v1/ledgers/{ledger_id}", gives=LedgerRow, proof=proof)
         if row.ledger_id != ledger_id:
             raise MetadataUnavailable(f"asked for ledger {ledger_id}, got {row.ledger_id}")
         return row.to_core()
 
-    async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
+    async def read(
+        self, ledger_id: int, *, proof: bool = False
+    ) -> tuple[CasStatus, LedgerMetadata | None]:
         """The row as a machine wants it: UNKNOWN where no service can tell."""
         try:
-            return CasStatus.OK, await self.get(ledger_id)
+            return CasStatus.OK, await self.get(ledger_id, proof=proof)
         except NoSuchLedger as error:
-            # Without a tombstone the row is not deleted but lost: an alarm, no verdict (rule 18).
-            deleted = error.members.get("deleted") is True
-            return (CasStatus.MISSING if deleted else CasStatus.UNKNOWN), None
+            return _of_missing(error), None
         except MetadataUnavailable:
             return CasStatus.UNKNOWN, None
 
@@ -181,8 +194,8 @@ class MetadataClient:
             row = await self.ask("PUT", path, body, gives=LedgerRow, settles=True)
         except VersionConflict as error:
             return CasStatus.CONFLICT, current_of(error, LedgerRow).to_core()
-        except NoSuchLedger:
-            return CasStatus.MISSING, None
+        except NoSuchLedger as error:
+            return _of_missing(error), None
         except MetadataUnavailable:
             return CasStatus.UNKNOWN, None
         return CasStatus.OK, row.to_core()
@@ -321,6 +334,22 @@ class MetadataClient:
         """The cluster's id; another database is another cluster (rule 18)."""
         return (await self.ask("GET", "/v1/cluster-id", gives=ClusterId)).cluster_id
 
+    # Memory of the database.
+
+    async def confirm(self) -> None:
+        """Have the database looked at for what is remembered, and remember what the service knows
+        besides. Raises: DatabaseWentBack, MetadataUnavailable.
+        """
+        await self.ask("POST", "/v1/witnesses", gives=WitnessState)
+
+    async def keep_confirmed(self, every_s: float) -> Never:
+        """Confirm for ever, so that what one service answered is known to all that live."""
+        while True:
+            # The service itself tells of a database that went back.
+            with contextlib.suppress(QuorumLogError):
+                await self.confirm()
+            await asyncio.sleep(every_s)
+
     # How it is asked.
 
     @property
@@ -345,12 +374,16 @@ class MetadataClient:
         gives: type[B],
         query: Mapping[str, str] | None = None,
         settles: bool = False,
+        proof: bool = False,
     ) -> B:
         """Try until there is a verdict: parse an answer, or raise the service's error.
 
         With `settles`, a try that may have arrived takes the deadline away: only a verdict ends
-        the call then.
+        the call then. With `proof` an answer counts only if the database had, in the very snapshot
+        that it was read from, what is remembered of it (rule 18a).
         """
+        if proof and not self.witnesses:
+            await self.confirm()
         loop = asyncio.get_running_loop()
         end = loop.time() + self._deadline_s
         data = None if body is None else body.model_dump_json().encode()
@@ -363,9 +396,15 @@ class MetadataClient:
             # Cutting a change short would only make its outcome unknown.
             limit_s = min(self._try_s, left_s) if method == "GET" else self._try_s
             try:
-                return await self._try(
-                    self._urls[current] + path, method, data, gives, query, limit_s
-                )
+                url = self._urls[current] + path
+                return await self._try(url, method, data, gives, query, limit_s, proof=proof)
+            except DatabaseWentBack as error:
+                # No other service would know better. A change that may have been done before is
+                # pursued all the same (rule 6).
+                if not (settles and outcome == UNKNOWN):
+                    error.outcome = outcome
+                    raise
+                why = error.detail
             except _Unsettled as error:
                 why = str(error)
                 if error.outcome == UNKNOWN:
@@ -386,8 +425,13 @@ class MetadataClient:
         gives: type[B],
         query: Mapping[str, str] | None,
         limit_s: float,
+        *,
+        proof: bool,
     ) -> B:
         headers = {} if data is None else {"Content-Type": "application/json"}
+        presented = self.witnesses[-WITNESSES_MAX:] if proof or method != "GET" else ()
+        if presented:
+            headers[HEADER] = to_header(presented)
         timeout = aiohttp.ClientTimeout(total=limit_s)
         self.tries += 1
         try:
@@ -399,14 +443,25 @@ class MetadataClient:
             raise _Unsettled(NOT_DONE, f"{url}: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _Unsettled(UNKNOWN, f"{url}: {error!r}") from error
+        told = from_header(response.headers.get(HEADER, ""))
+        is_proven = bool(presented and told)
+        if told:
+            kept = (witness for witness in self.witnesses if witness not in presented)
+            self.witnesses = tuple(dict.fromkeys((*kept, *told)))[-_WITNESSES_MAX:]
         if response.status < 400:
-            try:
-                return gives.model_validate_json(answered or b"{}")
-            except ValidationError as error:
+            found = _parsed(gives, response.status, answered)
+            if found is None:
                 # Something in between answered in the service's place (rule 4).
-                raise _Unsettled(UNKNOWN, f"{url}: not an answer of the service") from error
+                raise _Unsettled(UNKNOWN, f"{url}: not an answer of the service")
+            if proof and not is_proven:
+                raise _Unsettled(NOT_DONE, f"{url}: does not say that the database is the same")
+            return found
         problem = from_answer(response.status, answered, response.headers)
+        if isinstance(problem, DatabaseWentBack):
+            raise problem
         if _is_verdict(problem):
+            if proof and not is_proven:
+                raise _Unsettled(NOT_DONE, f"{url}: does not say that the database is the same")
             raise problem
         raise _Unsettled(problem.outcome, f"{url}: {problem.code}: {problem.detail}")
 
@@ -428,6 +483,23 @@ class MetadataClient:
 def current_of(error: QuorumLogError, model: type[B]) -> B:
     """The row as it is now, which the answer to a lost compare-and-swap carries."""
     return model.model_validate_json(orjson.dumps(error.members["current"]))
+
+
+def _of_missing(error: NoSuchLedger) -> CasStatus:
+    """Without a tombstone a row is not deleted but lost: an alarm, no verdict (rule 18)."""
+    return CasStatus.MISSING if error.members.get("deleted") is True else CasStatus.UNKNOWN
+
+
+def _parsed(gives: type[B], status: int, answered: bytes) -> B | None:
+    """The service's answer, or None where it is not the service's. A proxy's blank page is none: what
+    has nothing to say is a 204, and everything else has a body.
+    """
+    if gives is Body:
+        return gives() if status == NO_CONTENT and not answered else None
+    try:
+        return gives.model_validate_json(answered)
+    except ValidationError:
+        return None
 
 
 def _is_verdict(error: QuorumLogError) -> bool:

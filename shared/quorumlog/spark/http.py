@@ -179,6 +179,10 @@ class Gateways:
             self.close()
         if response.status >= 400:
             raise _error_of(response, content)
+        kind = response.headers.get("Content-Type", "")
+        if "X-Request-Id" not in response.headers and not kind.startswith("application/json"):
+            # Every answer of a gateway has one; a proxy's blank page is no answer.
+            raise GatewayLost(f"{url}: something else answers there")
         return Answer(response.status, response.headers, content)
 
     def _connect(self, url: str) -> http.client.HTTPConnection:

@@ -25,6 +25,7 @@ from quorumlog.protocol.ids import ID_MAX, NO_ENTRY, member_of
 from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Repair, State, Writer
 from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
+from quorumlog.wire.witnesses import WITNESS
 
 SERVICE_ID_MAX = 2**53 - 1
 """The greatest id that the service gives by itself: exact in every JSON reader (api.md)."""
@@ -277,6 +278,29 @@ class LedgerDelete(Body):
 
     version: Version
     attempt: Attempt
+
+
+Witness = Annotated[str, StringConstraints(pattern=rf"^{WITNESS}$")]
+
+
+class MissingWitness(Body):
+    """What the database should contain and does not, and who told of it."""
+
+    witness: Witness
+    holder: Text
+
+
+class WitnessState(Body):
+    """What a metadata service knows of its database (rule 18a)."""
+
+    held: tuple[Witness, ...]
+    missing: tuple[MissingWitness, ...]
+
+
+class WitnessAccept(Body):
+    """`POST /v1/witnesses/accept`: go on without these changes."""
+
+    witnesses: tuple[Witness, ...] = Field(min_length=1, max_length=1000)
 
 
 class LedgerList(Body):

@@ -20,9 +20,9 @@ class LateAnswers(MetadataClient):
         self.read_at: list[int] = []
         self.comes = asyncio.Event()
 
-    async def get(self, ledger_id: int) -> LedgerMetadata:
+    async def get(self, ledger_id: int, *, proof: bool = False) -> LedgerMetadata:
         """The row as it was when it was asked for."""
-        row = await super().get(ledger_id)
+        row = await super().get(ledger_id, proof=proof)
         self.read_at.append(row.version)
         await self.comes.wait()
         return row

@@ -1,11 +1,13 @@
 """The metadata service: its rules on dictionaries instead of Postgres.
 
-What may become of a row is judged by the service's own code (services/metadata/transitions.py).
+What may become of a row is judged by the service's own code (services/metadata/transitions.py), and
+so is what the database must contain (services/metadata/memory.py, rule 18a).
 Attempts, tombstones, the repair queue and leases behave as its SQL says; tests/metadata tests that.
 """
 
 import asyncio
 import re
+import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -38,6 +40,7 @@ from quorumlog.wire.bodies import (
     LedgerList,
     LedgerRow,
     ServiceList,
+    WitnessState,
 )
 from quorumlog.wire.repair_bodies import (
     Lease,
@@ -52,6 +55,8 @@ from quorumlog.wire.repair_bodies import (
     RepairsAdd,
     RepairSettings,
 )
+from quorumlog.wire.witnesses import HEADER, from_header, to_header
+from services.metadata.memory import Memory, Presented
 from services.metadata.transitions import check_change, check_new
 from tests.sim.plan import SECOND
 from tests.sim.services.net import Answer, Net, Process, Request
@@ -59,6 +64,7 @@ from tests.sim.services.net import Answer, Net, Process, Request
 URL: Final = "http://metadata:1"
 CLUSTER_ID: Final = "the-cluster"
 _PAUSE_S_MAX: Final = 300
+_HELD_MAX: Final = 8
 
 
 @dataclass(slots=True)
@@ -111,6 +117,8 @@ class Metadata(Process):
     ) -> None:
         super().__init__("metadata", net)
         self.tables = Tables()
+        self.memory = Memory()
+        self.memory.cluster_id = CLUSTER_ID
         self.down_until = 0
         self._bookies = bookies
         self._changed = changed
@@ -124,6 +132,7 @@ class Metadata(Process):
             ("POST", "/v1/ledgers", self._create),
             ("GET", "/v1/ledgers", self._list),
             ("POST", "/v1/ledger-heads", self._heads),
+            ("POST", "/v1/witnesses", self._confirm),
             ("GET", "/v1/bookies", lambda _request: self._bookies()),
             ("GET", "/v1/services", lambda _request: ServiceList(services=())),
             ("GET", "/v1/cluster-id", lambda _request: _document({"cluster_id": CLUSTER_ID})),
@@ -138,6 +147,39 @@ class Metadata(Process):
         )
 
     async def handle(self, request: Request) -> Answer:
+        """Answer a request, and what its witnesses come to (rule 18a)."""
+        presented = Presented(from_header(request.headers.get(HEADER, "")), "a client")
+        proves = bool(presented.witnesses) or request.method != "GET"
+        if proves and self.down_until <= self.net.now and "heartbeat" not in request.path:
+            self._check(presented)
+        seen, before = self.memory.wanted, len(self.tables.attempts)
+        try:
+            told = await self._handle(request)
+        except QuorumLogError as error:
+            if presented.answer:
+                error.extra_headers[HEADER] = to_header(presented.answer)
+            raise
+        if len(self.tables.attempts) > before:
+            self.memory.answered(next(reversed(self.tables.attempts)), seen)
+            presented.answer = self.memory.witnesses
+        if presented.answer:
+            told.headers = {**told.headers, HEADER: to_header(presented.answer)}
+        return told
+
+    def _check(self, presented: Presented) -> None:
+        tokens = self.memory.presented(presented)
+        wanted = {*self.memory.wanted, *tokens}
+        found = (token for token in sorted(wanted) if token in self.tables.attempts)
+        self.memory.compare(wanted, found, holder=presented.holder)
+        presented.answer = self.memory.witnesses
+
+    def _confirm(self, _request: Request) -> WitnessState:
+        if not 1 <= len(self.memory.wanted) <= _HELD_MAX:
+            token = str(uuid.UUID(int=self.net.rng.getrandbits(128)))
+            self.tables.attempts[token] = "mark"
+        return WitnessState(held=self.memory.witnesses, missing=())
+
+    async def _handle(self, request: Request) -> Answer:
         """Answer a request, or say that the database is away."""
         if self.down_until > self.net.now:
             raise MetadataUnavailable("the database is away", outcome=NOT_DONE)

@@ -1,0 +1,68 @@
+"""What holders of witnesses ask, and what an operator accepts (rule 18a)."""
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from quorumlog.errors import InvalidRequest
+from quorumlog.wire.bodies import MissingWitness, WitnessState
+from quorumlog.wire.witnesses import token_of, witness_of
+from services.metadata.database import Connection, Database
+from services.metadata.ledgers import mark
+from services.metadata.memory import PRESENTED
+
+log = logging.getLogger(__name__)
+
+_HELD_MAX: Final = 8
+"""More than these are replaced by one, a mark of this service's own (taste)."""
+
+ACCEPT: Final = (
+    "INSERT INTO attempts (attempt, target) SELECT unnest($1::uuid[]), 'accepted as lost'"
+    " ON CONFLICT DO NOTHING"
+)
+
+
+class WitnessStore:
+    """The memory of this process, and the database that it is about."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def confirm(self) -> WitnessState:
+        """See that the database has what the request presents and what this process holds; gives
+        what stands for all of it, which is never nothing.
+
+        Raises: DatabaseWentBack.
+        """
+        memory = self._database.memory
+
+        async def work(connection: Connection) -> None:
+            known = len(memory.wanted | set(memory.presented(PRESENTED.get())))
+            if not 1 <= known <= _HELD_MAX:
+                await mark(connection, "mark")
+
+        await self._database.transact(work)
+        return self.state()
+
+    def state(self) -> WitnessState:
+        """What this process holds, and what the database lacked when it was looked at last."""
+        memory = self._database.memory
+        return WitnessState(
+            held=memory.witnesses,
+            missing=tuple(
+                MissingWitness(witness=witness_of(memory.cluster_id, token), holder=holder)
+                for token, holder in sorted(memory.missing.items())
+            ),
+        )
+
+    async def accept(self, witnesses: Sequence[str]) -> WitnessState:
+        """Go on without these changes, by an operator's word. Raises: InvalidRequest."""
+        cluster_id = self._database.memory.cluster_id
+        tokens = [token_of(cluster_id, witness) for witness in witnesses]
+        if None in tokens:
+            wrong = witnesses[tokens.index(None)]
+            raise InvalidRequest(f"{wrong} is no witness of this cluster ({cluster_id})")
+        await self._database.run(lambda connection: connection.execute(ACCEPT, tokens))
+        log.warning("loss-of-changes-accepted", extra={"witnesses": list(witnesses)})
+        await self._database.look()
+        return self.state()

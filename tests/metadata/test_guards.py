@@ -1,0 +1,382 @@
+"""Guards of the metadata service, each with what finds its absence."""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+import pytest
+from asyncpg.connect_utils import SessionAttribute
+
+from loadtest.ports import free_ports
+from loadtest.stores import Stores, scratch
+from quorumlog.errors import MetadataUnavailable, VersionConflict
+from quorumlog.net import metadata_client
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.protocol.metadata import Repair
+from services.bookie.collect import MetadataRows
+from services.bookie.witnesses import WitnessFile
+from services.local.embedded import set_up_postgres
+from services.local.process import start, stop
+from services.metadata import cookies, database, ledgers, logs, transactions
+from services.metadata.database import Connection, Database
+from services.metadata.memory import PRESENTED, Memory
+from tests.bookie.test_went_back import gives_nothing_up
+from tests.metadata.support import DRAFT, serving
+from tests.metadata.test_went_back import (
+    World,
+    cookie,
+    lost_change,
+    newcomer,
+    refused,
+    slipped_before_a_change,
+    slipped_in,
+    waiting,
+)
+from tests.support.waiting import until_sync
+
+Scenario = Callable[[Stores, Path], Awaitable[None]]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with scratch("ql-guards-") as path:
+        yield path
+
+
+@contextlib.asynccontextmanager
+async def beside(stores: Stores) -> AsyncIterator[Any]:
+    """A connection beside the service's."""
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+# --- members, bookies that are taken out -----------------------------------------------------------
+
+
+async def a_target_is_a_member(stores: Stores, _folder: Path) -> None:
+    """Rule 20: who is being given a fragment is found by the bookie's own list, and is not retired."""
+    async with serving(stores) as service:
+        client = service.client
+        await client.put_cookie("b9", await cookie(client), version=None)
+        _, closed = await client.cas((await client.create(DRAFT)).closed(last_entry=3, length=4))
+        assert closed is not None
+        _, moving = await client.cas(replace(closed, repairs=(Repair(0, "b1@1", "b9@1"),)))
+        assert moving is not None
+
+        assert await client.list(bookie="b9") == ([moving], None)
+        assert (await client.uses("b9")).ledgers == 1
+        with pytest.raises(VersionConflict):
+            await client.retire("b9")
+
+
+async def who_is_being_named_is_not_retired(stores: Stores, _folder: Path) -> None:
+    """A transaction that names the bookie is under way when it is to be taken out."""
+    async with serving(stores) as service, beside(stores) as connection:
+        client = service.client
+        row = await client.create(DRAFT)
+        await client.put_cookie("b9", await cookie(client), version=None)
+        async with connection.transaction():
+            await connection.execute(
+                "INSERT INTO ledger_members (ledger_id, name, incarnation) VALUES ($1, 'b9', 1)",
+                row.ledger_id,
+            )
+            retiring = asyncio.ensure_future(service.send("DELETE", "/v1/bookies/b9/cookie"))
+            # It waits, or is done already: both are events.
+            asked = asyncio.ensure_future(waiting(connection, 1))
+            await asyncio.wait((retiring, asked), return_when=asyncio.FIRST_COMPLETED)
+            asked.cancel()
+            assert not retiring.done(), "it was taken out while it is being named"
+        status, problem = await retiring
+        assert (status, problem["first"]) == (409, [row.ledger_id])
+
+
+async def only_the_primary_is_used(_stores: Stores, folder: Path) -> None:
+    """A standby knows less than was answered. Of several servers in the DSN it comes first here."""
+    ports = free_ports(2)
+    primary = set_up_postgres(folder / "primary" / "postgres", ports[0], is_durable=False)
+    process = start(primary.program, folder / "primary.log")
+    standby_process = None
+    try:
+        until_sync(primary.is_ready, "the primary takes connections")
+        stop(process, primary.program.stop_signal, 30)
+        shutil.copytree(folder / "primary", folder / "standby")
+        (folder / "standby" / "postgres" / "data" / "standby.signal").touch()
+        standby = set_up_postgres(folder / "standby" / "postgres", ports[1], is_durable=False)
+        process = start(primary.program, folder / "primary.log")
+        standby_process = start(standby.program, folder / "standby.log")
+        for server in (primary, standby):
+            until_sync(server.is_ready, "the server takes connections")
+        both = standby.dsn().replace(
+            f"127.0.0.1:{ports[1]}", f"127.0.0.1:{ports[1]},127.0.0.1:{ports[0]}"
+        )
+
+        async def is_standby(dsn: str) -> bool:
+            used = Database(dsn, connections_max=1, deadline_s=30)
+            used.is_open = True
+            try:
+                return await used.run(
+                    lambda connection: connection.fetchval("SELECT pg_is_in_recovery()")
+                )
+            finally:
+                await used.close()
+
+        assert not await is_standby(both)
+        with pytest.raises(MetadataUnavailable):
+            await is_standby(standby.dsn())
+    finally:
+        for running in (process, standby_process):
+            if running is not None:
+                stop(running, primary.program.stop_signal, 30)
+
+
+# --- a database that went back (rule 18a) ----------------------------------------------------------
+
+
+async def a_process_knows(stores: Stores, _folder: Path) -> None:
+    """A lost change is known to the process that answered it."""
+    async with serving(stores) as service, beside(stores) as connection:
+        await lost_change(service, connection, World.change_log)
+        async with newcomer(service) as nobody:
+            await refused(nobody.create(DRAFT))
+
+
+async def a_holder_tells(stores: Stores, _folder: Path) -> None:
+    """And to its client, who tells a process that knows nothing."""
+    async with serving(stores) as one, serving(stores) as two, beside(stores) as connection:
+        await lost_change(one, connection, World.change_log)
+        two.client.witnesses = one.client.witnesses
+        await refused(two.client.create(DRAFT))
+        async with newcomer(two) as nobody:
+            await refused(nobody.create(DRAFT))
+
+
+async def a_holder_has_its_reads_proven(stores: Stores, _folder: Path) -> None:
+    """What is read for a deletion is of the database that its reader knows."""
+    async with serving(stores) as one, serving(stores) as two, beside(stores) as connection:
+        world = await lost_change(one, connection, World.change_log)
+        two.client.witnesses = one.client.witnesses
+        await refused(two.client.get(world.row.ledger_id, proof=True))
+
+
+async def changes_without_a_token_count(stores: Stores, _folder: Path) -> None:
+    """An abort is asked for without an attempt."""
+    async with serving(stores) as service, beside(stores) as connection:
+        await lost_change(service, connection, World.abort)
+        async with newcomer(service) as nobody:
+            await refused(nobody.create(DRAFT))
+
+
+async def a_proof_is_of_one_moment(stores: Stores, _folder: Path) -> None:
+    async with serving(stores) as service, beside(stores) as connection:
+        await slipped_in(service, connection)
+
+
+async def a_change_looks_last(stores: Stores, _folder: Path) -> None:
+    async with serving(stores) as service, beside(stores) as connection:
+        await slipped_before_a_change(service, connection)
+
+
+# --- what is taken out -------------------------------------------------------------------------------
+
+
+def nothing(_original: Any) -> Any:
+    """Do nothing."""
+
+    async def done(*_args: object, **_more: object) -> set[str]:
+        await asyncio.sleep(0)
+        return set()
+
+    return done
+
+
+def without_targets(original: Any) -> Any:
+    """Only fragments are indexed."""
+
+    async def index(connection: Connection, ledger_id: int, row: Any) -> None:
+        await original(connection, ledger_id, row.model_copy(update={"repairs": ()}))
+
+    return index
+
+
+def nothing_presented(_original: Any) -> Any:
+    """What a request presents is not read."""
+    return lambda _self, _presented: ()
+
+
+def forgetful(_original: Any) -> Any:
+    """What was answered is not remembered."""
+    return lambda _self, _token, _seen: None
+
+
+def silent(_original: Any) -> Any:
+    """A client presents nothing."""
+    return lambda _witnesses: ""
+
+
+def unproven(original: Any) -> Any:
+    """A read is taken as it comes."""
+
+    async def get(self: MetadataClient, ledger_id: int, **_how: bool) -> Any:
+        return await original(self, ledger_id)
+
+    return get
+
+
+def in_two_steps(_original: Any) -> Any:
+    """A proof, and then the read."""
+
+    async def read(self: Database, work: Any) -> Any:
+        if PRESENTED.get() is not None:
+            await self.run(self._check)
+        return await self.run(work)
+
+    return read
+
+
+def looks_first(_original: Any) -> Any:
+    """A change sees what it must find before it waits for its row."""
+
+    async def transact(self: Database, work: Any) -> Any:
+        async def transaction(connection: Connection) -> Any:
+            connection.settled = None
+            async with connection.transaction():
+                seen = await self._check(connection)
+                result = await work(connection)
+            if connection.settled is not None:
+                self.memory.answered(connection.settled, seen)
+                self._hand_back()
+            return result
+
+        return await self.run(transaction)
+
+    return transact
+
+
+def keeps_nothing(_original: Any) -> Any:
+    """The bookie's file is not written."""
+    return lambda _self, _witnesses: None
+
+
+def believed(_original: Any) -> Any:
+    """The bookie reads rows without a proof, and goes on where none is given."""
+
+    async def read(self: MetadataRows, ledger_id: int) -> Any:
+        return await self._client.read(ledger_id)
+
+    return read
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What is taken out, and the scenario that then fails."""
+
+    rule: str
+    name: str
+    places: tuple[tuple[Any, str, Callable[[Any], Any]], ...]
+    scenario: Scenario
+
+
+GUARDS: Final = (
+    Guard(
+        "rule 20",
+        "a repair's target is not in the members' index",
+        ((ledgers, "_index_members", without_targets),),
+        a_target_is_a_member,
+    ),
+    Guard(
+        "rule 15",
+        "a bookie is taken out without the lock of the members",
+        ((cookies, "_hold_members", nothing),),
+        who_is_being_named_is_not_retired,
+    ),
+    Guard(
+        "rule 18a",
+        "any server is taken for the primary",
+        ((database, "_SERVER", lambda _original: SessionAttribute.any),),
+        only_the_primary_is_used,
+    ),
+    Guard(
+        "rule 18a",
+        "the database is never looked at",
+        ((Database, "_check", nothing),),
+        a_process_knows,
+    ),
+    Guard(
+        "rule 18a",
+        "a process forgets what it answered",
+        ((Memory, "answered", forgetful),),
+        a_process_knows,
+    ),
+    Guard(
+        "rule 18a",
+        "what is presented is not looked for",
+        ((Memory, "presented", nothing_presented),),
+        a_holder_tells,
+    ),
+    Guard(
+        "rule 18a",
+        "a client presents nothing",
+        ((metadata_client, "to_header", silent),),
+        a_holder_tells,
+    ),
+    Guard(
+        "rule 18a",
+        "a read for a deletion is as good as any",
+        ((MetadataClient, "get", unproven),),
+        a_holder_has_its_reads_proven,
+    ),
+    Guard(
+        "rule 18a",
+        "a change without an attempt is no witness",
+        ((transactions, "mark", nothing), (ledgers, "mark", nothing), (logs, "mark", nothing)),
+        changes_without_a_token_count,
+    ),
+    Guard(
+        "rule 18a",
+        "a row and its proof are read one after the other",
+        ((Database, "read", in_two_steps),),
+        a_proof_is_of_one_moment,
+    ),
+    Guard(
+        "rule 18a",
+        "a change looks before it waits",
+        ((Database, "transact", looks_first),),
+        a_change_looks_last,
+    ),
+    Guard(
+        "rule 18a",
+        "a bookie forgets with its process",
+        ((WitnessFile, "keep", keeps_nothing),),
+        gives_nothing_up,
+    ),
+    Guard(
+        "rule 18a",
+        "a bookie believes a row without a proof",
+        ((MetadataRows, "read", believed), (MetadataRows, "confirm", nothing)),
+        gives_nothing_up,
+    ),
+)
+
+
+@pytest.mark.parametrize("scenario", dict.fromkeys(guard.scenario for guard in GUARDS))
+async def test_the_scenario_holds(scenario: Scenario, stores: Stores, folder: Path) -> None:
+    await scenario(stores, folder)
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
+async def test_a_guard_that_is_taken_out_is_missed(
+    guard: Guard, stores: Stores, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for owner, attribute, patch in guard.places:
+        monkeypatch.setattr(owner, attribute, patch(getattr(owner, attribute)))
+
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        await guard.scenario(stores, folder)

@@ -1,0 +1,469 @@
+"""A database that went back is noticed by whoever knows more, and nothing is deleted by it (rule 18a).
+
+The servers and the dumps are real. What each test asserts is what a bookie, a gateway or a second
+metadata process rests on.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+import pytest
+
+from loadtest.stores import Stores, scratch
+from quorumlog.errors import DatabaseWentBack, NoSuchLedger, QuorumLogError
+from quorumlog.net.log_client import LogClient
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.transaction_client import TransactionClient
+from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
+from quorumlog.protocol.messages import CasStatus
+from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.wire.bodies import Cookie
+from quorumlog.wire.witnesses import HEADER, WITNESSES_MAX, witness_of
+from services.metadata.memory import Memory
+from tests.metadata.restores import Copy, dump, restore
+from tests.metadata.support import DRAFT, PATIENT_S, WAITING, Service, is_ready, serving
+from tests.support.waiting import until
+
+LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
+NOBODY: Final = "00000000-0000-4000-8000-000000000000"
+
+
+@pytest.fixture
+async def folder() -> AsyncIterator[Path]:
+    with scratch("ql-dumps-") as path:
+        yield path
+
+
+@pytest.fixture
+async def database(stores: Stores) -> AsyncIterator[Any]:
+    """A connection beside the service's."""
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    yield connection
+    await connection.close()
+
+
+@contextlib.asynccontextmanager
+async def newcomer(service: Service) -> AsyncIterator[MetadataClient]:
+    """A client that knows nothing."""
+    async with contextlib.AsyncExitStack() as stack:
+        client = MetadataClient([service.url], service.session, deadline_s=PATIENT_S)
+        stack.push_async_callback(client.close)
+        yield client
+
+
+async def cookie(client: MetadataClient) -> Cookie:
+    return Cookie(incarnation=1, cluster_id=await client.cluster_id(), instance="data")
+
+
+async def closed(client: MetadataClient, draft: LedgerMetadata = DRAFT) -> LedgerMetadata:
+    """A CLOSED ledger."""
+    row = await client.create(draft)
+    _, row_or_none = await client.cas(row.closed(last_entry=-1, length=0))
+    assert row_or_none is not None
+    return row_or_none
+
+
+async def is_told(service: Service) -> bool:
+    """Whether `ready` says what happened."""
+    status, problem = await service.send("GET", "/health/ready")
+    return (status, problem.get("code")) == (503, "database-went-back")
+
+
+async def refused(what: Awaitable[object]) -> None:
+    with pytest.raises(DatabaseWentBack) as caught:
+        await what
+    assert not caught.value.retryable
+    assert caught.value.status == 503
+
+
+async def all_refused(client: MetadataClient, row: LedgerMetadata) -> None:
+    """All on which a deletion rests, and all that changes."""
+    logs, repairs = LogClient(client), RepairClient(client, "worker")
+    transactions = TransactionClient(client)
+    await refused(client.get(row.ledger_id, proof=True))
+    await refused(logs.orphans(older_than_s=0))
+    await refused(client.create(DRAFT))
+    await refused(client.delete(row.ledger_id, version=row.version))
+    await refused(logs.create(LOG))
+    await refused(logs.delete_unnamed(row.ledger_id))
+    await refused(transactions.begin("a-log", app=None, version=None, expires_in_s=60))
+    await refused(client.put_cookie("b9", await cookie(client), version=None))
+    await refused(repairs.claim(lease_s=1))
+    await refused(repairs.take_lease("auditor", ttl_s=1))
+    await refused(client.confirm())
+    assert await client.cas(row) == (CasStatus.UNKNOWN, None)
+
+
+async def test_a_restore_into_the_live_database_stops_all_that_deletes(
+    service: Service, stores: Stores, folder: Path
+) -> None:
+    client = service.client
+    row = await client.create(DRAFT)
+    old = await dump(stores, folder / "old")
+    status, now = await client.cas(row.with_ensemble(10, ("b1@1", "b2@1", "b4@1")))
+    assert status is CasStatus.OK
+    new = await dump(stores, folder / "new")
+
+    # No connection breaks.
+    await restore(stores, old)
+
+    await until(lambda: is_told(service), "`ready` tells it")
+    async with newcomer(service) as other:
+        for asked in (client, other):
+            await all_refused(asked, row)
+    assert await client.get(row.ledger_id) == row, "reads on which nothing rests go on"
+    assert [found.ledger_id for found in (await client.list())[0]] == [row.ledger_id]
+    async with service.session.get(f"{service.url}/metrics") as response:
+        assert "quorumlog_metadata_missing_witnesses 1.0" in await response.text()
+
+    await restore(stores, new)
+
+    await until(lambda: is_ready(service), "the newest dump is back")
+    assert await client.get(row.ledger_id, proof=True) == now
+    await client.create(DRAFT)
+
+
+async def test_who_was_answered_tells_a_service_that_starts_on_a_restored_database(
+    stores: Stores, folder: Path
+) -> None:
+    async with serving(stores) as before:
+        row = await closed(before.client)
+        old = await dump(stores, folder / "old")
+        await before.client.create(DRAFT)
+        witnesses = before.client.witnesses
+    await restore(stores, old)
+    async with serving(stores) as service:
+        assert await is_ready(service), "nobody has told it yet"
+        service.client.witnesses = witnesses
+
+        await all_refused(service.client, row)
+
+        async with newcomer(service) as other:
+            await all_refused(other, row)
+        await until(lambda: is_told(service), "`ready` tells it")
+
+
+async def test_a_service_that_saw_nothing_hears_it_from_who_was_answered_by_another(
+    stores: Stores, folder: Path
+) -> None:
+    async with serving(stores) as one, serving(stores) as two:
+        row = await closed(one.client)
+        old = await dump(stores, folder / "old")
+        holder = MetadataClient([one.url], one.session, deadline_s=PATIENT_S)
+        await holder.create(DRAFT)
+        assert not two.client.witnesses
+        await restore(stores, old)
+
+        holder._urls = [two.url]
+        await all_refused(holder, row)
+        await until(lambda: is_told(two), "the second service tells it")
+
+
+@dataclass(frozen=True)
+class World:
+    """What there is before the dump."""
+
+    service: Service
+    logs: LogClient
+    transactions: TransactionClient
+    row: LedgerMetadata
+    closed: LedgerMetadata
+    log: LogMetadata
+    unnamed: LedgerMetadata
+    begun: str
+
+    async def create(self) -> None:
+        await self.service.client.create(DRAFT)
+
+    async def change(self) -> None:
+        await self.service.client.cas(self.row.in_recovery())
+
+    async def delete(self) -> None:
+        await self.service.client.delete(self.closed.ledger_id, version=self.closed.version)
+
+    async def create_log(self) -> None:
+        await self.logs.create(replace(LOG, name="another"))
+
+    async def change_log(self) -> None:
+        named = replace(self.log, items=(LogItem(self.unnamed.ledger_id, 0),))
+        assert (await self.logs.cas(named))[0]
+
+    async def delete_log(self) -> None:
+        assert await self.logs.delete(self.log) is None
+
+    async def delete_unnamed(self) -> None:
+        await self.logs.delete_unnamed(self.unnamed.ledger_id)
+
+    async def begin(self) -> None:
+        await self.transactions.begin("a-log", app=None, version=None, expires_in_s=60)
+
+    async def commit(self) -> None:
+        await self.transactions.commit(self.begun, (), None)
+
+    async def abort(self) -> None:
+        await self.transactions.abort(self.begun)
+
+    async def put_cookie(self) -> None:
+        client = self.service.client
+        await client.put_cookie("b9", await cookie(client), version=None)
+
+    async def retire(self) -> None:
+        await self.service.client.retire("b8")
+
+
+async def world_of(service: Service) -> World:
+    client = service.client
+    logs, transactions = LogClient(client), TransactionClient(client)
+    log, _ = await logs.create(LOG)
+    begun, _ = await transactions.begin("a-log", app=None, version=None, expires_in_s=3600)
+    await client.put_cookie("b8", await cookie(client), version=None)
+    return World(
+        service,
+        logs,
+        transactions,
+        await client.create(DRAFT),
+        await closed(client),
+        log,
+        await client.create(replace(DRAFT, log="a-log")),
+        begun.id,
+    )
+
+
+CHANGES: Final = (
+    World.create,
+    World.change,
+    World.delete,
+    World.create_log,
+    World.change_log,
+    World.delete_log,
+    World.delete_unnamed,
+    World.begin,
+    World.commit,
+    World.abort,
+    World.put_cookie,
+    World.retire,
+)
+
+
+async def lost_change(
+    service: Service, database: Any, change: Callable[[World], Awaitable[None]]
+) -> World:
+    """A change that was answered is taken back. The process and its client both know of it."""
+    world = await world_of(service)
+    copy = await Copy.of(database)
+    await change(world)
+    async with database.transaction():
+        await copy.put_back()
+    return world
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+async def test_the_loss_of_any_change_is_noticed_by_the_process_and_by_its_client(
+    service: Service, stores: Stores, database: Any, change: Callable[[World], Awaitable[None]]
+) -> None:
+    await lost_change(service, database, change)
+
+    async with serving(stores) as fresh, newcomer(service) as nobody:
+        holder = MetadataClient([fresh.url], service.session, deadline_s=PATIENT_S)
+        holder.witnesses = service.client.witnesses
+        for client in (nobody, holder):
+            await refused(client.confirm())
+            await refused(client.create(DRAFT))
+
+
+async def test_a_transaction_that_expired_and_came_back_is_noticed(
+    stores: Stores, database: Any
+) -> None:
+    async with serving(stores, expiry_every_s=0.05) as service:
+        await LogClient(service.client).create(LOG)
+        transactions = TransactionClient(service.client)
+        begun, _ = await transactions.begin("a-log", app=None, version=None, expires_in_s=3600)
+        copy = await Copy.of(database)
+        await database.execute("UPDATE transactions SET expires_at = now()")
+
+        async def is_over() -> bool:
+            return (await transactions.get(begun.id)).state.value == "ABORTED"
+
+        await until(is_over, "it expires")
+        async with database.transaction():
+            await copy.put_back()
+
+        await until(lambda: is_told(service), "the process tells it")
+
+
+async def test_a_ledger_whose_log_lost_the_change_that_named_it_is_not_deleted(
+    stores: Stores, database: Any
+) -> None:
+    async with serving(stores) as service:
+        world = await lost_change(service, database, World.change_log)
+        witnesses = service.client.witnesses
+    # Started anew: only the gateway that was answered knows.
+    async with serving(stores) as service:
+        gateway = MetadataClient([service.url], service.session, deadline_s=PATIENT_S)
+        gateway.witnesses = witnesses
+        logs = LogClient(gateway)
+
+        await refused(logs.orphans(older_than_s=0))
+        await refused(logs.delete_unnamed(world.unnamed.ledger_id))
+        # And by now a sweeper that knows nothing is refused as well.
+        async with newcomer(service) as other:
+            await refused(LogClient(other).delete_unnamed(world.unnamed.ledger_id))
+        assert await gateway.get(world.unnamed.ledger_id) == world.unnamed
+
+
+async def waiting(database: Any, count: int) -> None:
+    async def are_there() -> bool:
+        return bool(await database.fetchval(WAITING) >= count)
+
+    await until(are_there, f"{count} wait")
+
+
+async def slipped_in(service: Service, database: Any) -> None:
+    """A restore between the two questions of a proof, which waits for the rows."""
+    row = await service.client.create(DRAFT)
+    copy = await Copy.of(database)
+    _, now = await service.client.cas(row.in_recovery())
+    async with database.transaction():
+        await database.execute("LOCK TABLE ledgers IN ACCESS EXCLUSIVE MODE")
+        asked = asyncio.create_task(service.client.get(row.ledger_id, proof=True))
+        await waiting(database, 1)
+        await copy.put_back(by_rows=True)
+    is_deleted = False
+    try:
+        assert await asked == now, "an older row was proven"
+    except DatabaseWentBack:
+        pass
+    except NoSuchLedger as error:
+        is_deleted = error.members.get("deleted") is True
+    assert not is_deleted
+
+
+async def test_no_restore_slips_in_between_a_row_and_its_proof(
+    service: Service, database: Any
+) -> None:
+    await slipped_in(service, database)
+
+
+async def slipped_before_a_change(service: Service, database: Any) -> None:
+    """A restore under a change that waits for its row."""
+    row = await service.client.create(DRAFT)
+    copy = await Copy.of(database)
+    _, now = await service.client.cas(row.in_recovery())
+    assert now is not None
+    async with newcomer(service) as other, database.transaction():
+        await database.execute("LOCK TABLE ledgers IN ACCESS EXCLUSIVE MODE")
+        # One that is from the restored version, and would win there.
+        asked = asyncio.create_task(other.cas(row.closed(last_entry=7, length=7)))
+        await waiting(database, 1)
+        await copy.put_back(by_rows=True)
+        late = asyncio.create_task(other.create(DRAFT))
+    with contextlib.suppress(QuorumLogError):
+        await late
+    assert await asked == (CasStatus.UNKNOWN, None)
+    assert await database.fetchval("SELECT version FROM ledgers") == row.version
+
+
+async def test_no_change_is_made_to_a_row_that_was_put_back_under_it(
+    service: Service, database: Any
+) -> None:
+    await slipped_before_a_change(service, database)
+
+
+async def test_an_operator_may_accept_the_loss(service: Service, database: Any) -> None:
+    world = await lost_change(service, database, World.create)
+    await until(lambda: is_told(service), "`ready` tells it")
+    _, state = await service.send("GET", "/v1/witnesses")
+    (missing,) = state["missing"]
+    assert missing["holder"] == "this process"
+
+    for wrong in (witness_of("another cluster", NOBODY), "nonsense"):
+        status, _ = await service.send("POST", "/v1/witnesses/accept", {"witnesses": [wrong]})
+        assert status == 422
+    assert await is_told(service)
+    status, state = await service.send(
+        "POST", "/v1/witnesses/accept", {"witnesses": [missing["witness"]]}
+    )
+
+    assert (status, state["missing"]) == (200, [])
+    assert await is_ready(service)
+    assert (await service.client.cas(world.row.in_recovery()))[0] is CasStatus.OK
+
+
+@pytest.mark.parametrize("given", ["nonsense", witness_of("another cluster", NOBODY)])
+async def test_a_witness_that_counts_for_nothing_proves_nothing_and_alarms_nobody(
+    service: Service, given: str
+) -> None:
+    row = await service.client.create(DRAFT)
+
+    for method, path in (("GET", f"/v1/ledgers/{row.ledger_id}"), ("POST", "/v1/witnesses")):
+        status, problem = await service.send(method, path, headers={HEADER: given})
+        assert (status, problem["code"]) == (503, "database-went-back")
+
+    assert await is_ready(service)
+    await service.client.create(DRAFT)
+
+
+async def test_who_knows_nothing_gets_a_witness_and_then_a_proof(service: Service) -> None:
+    async with newcomer(service) as client:
+        row = await client.create(DRAFT)
+        client.witnesses = ()
+
+        assert await client.get(row.ledger_id, proof=True) == row
+
+        assert client.witnesses
+        with pytest.raises(NoSuchLedger):
+            await client.get(12345, proof=True)
+
+
+async def test_few_witnesses_stand_for_many_changes(service: Service) -> None:
+    clients = [
+        MetadataClient([service.url], service.session, deadline_s=PATIENT_S) for _ in range(4)
+    ]
+
+    for client in clients:
+        await asyncio.gather(*(client.create(DRAFT) for _ in range(30)))
+    for _ in range(3):
+        for client in clients:
+            await client.confirm()
+
+    assert all(1 <= len(client.witnesses) <= 10 for client in clients)
+
+
+async def test_more_witnesses_than_a_request_holds_are_presented_by_and_by(
+    service: Service,
+) -> None:
+    async with newcomer(service) as other:
+        held: list[str] = []
+        for _ in range(WITNESSES_MAX + 5):
+            await other.create(DRAFT)
+            held += other.witnesses
+        client = service.client
+        client.witnesses = tuple(held)
+
+        for _ in range(3):
+            await client.confirm()
+
+        assert len(client.witnesses) < WITNESSES_MAX
+
+
+# --- the bookie's collector, whose drops rest on it --------------------------------------------------
+
+
+def test_a_memory_forgets_only_what_a_later_change_stands_for() -> None:
+    memory = Memory()
+    memory.answered("late", ())
+    memory.answered("early", ())
+    assert memory.wanted == {"early", "late"}, "they were under way at once"
+
+    seen = memory.wanted
+    memory.compare({"meanwhile"}, ["meanwhile"], holder="somebody")
+    memory.answered("next", seen)
+
+    assert memory.wanted == {"meanwhile", "next"}
