@@ -313,7 +313,7 @@ class Gateway:
         self, ledger_id: int, payloads: Sequence[bytes], *, expect: int | None = None
     ) -> asyncio.Future[Appended]:
         if ledger_id in self.unheard_of:
-            return self._submit_to_deleted(ledger_id, payloads, expect)
+            return self._submit_to_deleted(ledger_id, expect)
         ledger = self.cluster.ledger(ledger_id)
         assert ledger.row.writer == self.writer
         if ledger.row.state is not State.OPEN:
@@ -329,9 +329,7 @@ class Gateway:
         task.add_done_callback(self.pumps.discard)
         return future
 
-    def _submit_to_deleted(
-        self, ledger_id: int, payloads: Sequence[bytes], expect: int | None
-    ) -> asyncio.Future[Appended]:
+    def _submit_to_deleted(self, ledger_id: int, expect: int | None) -> asyncio.Future[Appended]:
         """This process takes the ledger for its own, and bookies decide (rule 16a)."""
         ledger = self.cluster.deleted[ledger_id]
         is_known = not self.cluster.forgets_deleted or self.cluster.now() < ledger.drops_at

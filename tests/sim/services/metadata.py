@@ -313,7 +313,9 @@ class Metadata(Process):
     def silent_until(self, who: Process) -> int:
         """Until when a process hears nothing of the stream."""
         return max(
-            self.net.cut.get((self.name, who.name), 0), self.muted.get(who.name, 0), who.paused_until
+            self.net.cut.get((self.name, who.name), 0),
+            self.muted.get(who.name, 0),
+            who.paused_until,
         )
 
     def break_streams(self, who: Process | None = None) -> None:

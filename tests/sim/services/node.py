@@ -41,6 +41,7 @@ from tests.sim.services.net import Answer, Net, Process, Request, Session
 if TYPE_CHECKING:
     from tests.sim.services.judge import Judge
 
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """What the collector reads of a ledger's row in the index."""

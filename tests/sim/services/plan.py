@@ -24,7 +24,9 @@ FAULT_KINDS = (
     "clog",
     "lies",
 )
-"""Of every seed. `metadata-cut` comes with what else it takes (`_with_cuts`)."""
+"""Of every seed."""
+CUT = "metadata-cut"
+"""A gateway loses metadata and nothing else; it comes with what that takes (`_with_cuts`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def _with_cuts(plan: ServicePlan, rng: random.Random) -> ServicePlan:
     cuts = [
         Fault(
             rng.randint(0, heal_at // 2),
-            "metadata-cut",
+            CUT,
             rng.choice((2, 10, 30)) * SECOND,
             rng.randint(0, 59),
             rng.randint(0, 59),

@@ -444,7 +444,6 @@ class Run:
         if said:
             raise Violation("; ".join(map(str, said[:3])))
 
-
     def _learn_deleted(self) -> None:
         """What deleted ledgers held, by what bookies had on disk."""
         judge = self.judge
@@ -453,8 +452,12 @@ class Run:
             judge.history.closed(ledger_id, row.last_entry)
             if not row.may_lack_entries:
                 ids = range(row.last_entry + 1)
-                stored = {e: judge.bytes_of[ledger_id, e] for e in ids if (ledger_id, e) in judge.bytes_of}
-                judge.history.content(ledger_id, *((e, found.payload) for e, found in stored.items()))
+                stored = {
+                    e: judge.bytes_of[ledger_id, e] for e in ids if (ledger_id, e) in judge.bytes_of
+                }
+                judge.history.content(
+                    ledger_id, *((e, found.payload) for e, found in stored.items())
+                )
 
 
 @contextlib.contextmanager
