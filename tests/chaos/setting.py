@@ -137,9 +137,11 @@ async def _linked(
     for name in (name for name in cluster.names if name.startswith("gateway")):
         link = await stack.enter_async_context(proxy_to(cluster.url("metadata-1"), host))
         cluster.tell(name, METADATA_URLS=f"http://{host}:{link.port}")
-        await cluster.stop(name)
-        await cluster.restart(name)
+        await cluster.kill(name)
+        cluster.start(name)
         links[name] = link
+    for name in links:
+        await cluster.until_up(name)
     return links
 
 
