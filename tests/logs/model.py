@@ -213,6 +213,7 @@ class Gateway:
         """How far its clock is ahead of the database's."""
         self.unasked_until = self.unheard_until = 0.0
         """Until then requests do not reach metadata; until then answers and changes do not come."""
+        self._is_rereading = False
         self.unheard_of: set[int] = set()
         """Ledgers of its own whose deletion it has not heard of."""
         self.logs = LogManager(
@@ -246,6 +247,29 @@ class Gateway:
         until = self.cluster.now() + for_s
         self.unasked_until = self.unasked_until if asks else until
         self.unheard_until = self.unheard_until if hears else until
+        if not hears:
+            self._in_background(self._hear_again(until))
+
+    async def _hear_again(self, at: float) -> None:
+        """The stream of changes begins anew, with a gap: rows are read again (rule 16a)."""
+        await asyncio.sleep(at - self.cluster.now())
+        if self.unheard_until > at:
+            return  # cut off once more
+        rereads = self.logs.ownership.rereads
+        rereads.gap()
+        if not self._is_rereading:
+            self._is_rereading = True
+            self._in_background(rereads.run())
+        missed = set(self.unheard_of)
+        with contextlib.suppress(MetadataUnavailable):
+            await self.ask()
+            await self.hear()
+            self.unheard_of -= missed
+
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(work)
+        self.pumps.add(task)
+        task.add_done_callback(self.pumps.discard)
 
     def missed(self, ledger_id: int) -> None:
         """A ledger that it writes was deleted."""
