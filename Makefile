@@ -97,9 +97,10 @@ explore: setup ## search all interleavings of small worlds: SCOPES= names, or al
 mutants: setup ## take each safety guard out; its absence must be noticed: RULES= words
 	$(PY) -m tests.mutants $(RULES)
 
-chaos: setup ## kills, power cuts, partitions, failing calls for TIME=, or until KILLS= CUTS= PARTITIONS=
+chaos: setup ## kills, power cuts, partitions, failing calls for TIME=, or until KILLS= CUTS= PARTITIONS= METADATA_CUTS=
 	@exec $(PY) -m tests.chaos --seed $(or $(SEED),1) $(if $(TIME),--time $(TIME)) \
-		--kills $(or $(KILLS),0) --power-cuts $(or $(CUTS),0) --partitions $(or $(PARTITIONS),0) $(ARGS)
+		--kills $(or $(KILLS),0) --power-cuts $(or $(CUTS),0) --partitions $(or $(PARTITIONS),0) \
+		--metadata-cuts $(or $(METADATA_CUTS),0) $(ARGS)
 
 fuzz: setup .venv/installed-fuzz ## any bytes and any requests for TIME=: refused as such, or right
 	@exec $(PY) -m tests.fuzz --time $(or $(TIME),120s) --seed $(or $(SEED),1) $(ARGS)

@@ -56,6 +56,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--power-cuts", type=int, default=0, help="the same of power cuts")
     parser.add_argument("--partitions", type=int, default=0, help="the same of partitions")
     parser.add_argument(
+        "--metadata-cuts", type=int, default=0, help="the same of gateways that lose metadata only"
+    )
+    parser.add_argument(
         "--sites",
         action="store_true",
         help="the same of each call of a bookie, as recorded, that fails",
@@ -78,6 +81,7 @@ class Plan:
         counts = {
             "kills": asked.kills,
             "power_cuts": 0 if "power cut" in machine.lacks else asked.power_cuts,
+            "metadata_cuts": asked.metadata_cuts,
             "partitions": 0 if "partition" in machine.lacks else asked.partitions,
         }
         self.counts = {name: int(count * share) for name, count in counts.items() if count}
@@ -107,12 +111,13 @@ def weights(asked: argparse.Namespace, *, is_deferred: bool) -> Weights:
     if is_deferred:
         # One bookie at a time is hurt, and most of them by power: that is what is promised.
         return Weights(cut_power=20)
-    if not (asked.kills or asked.power_cuts or asked.partitions):
+    if not (asked.kills or asked.power_cuts or asked.partitions or asked.metadata_cuts):
         return Weights(break_a_call=SITES_WEIGHT) if asked.sites else Weights()
     return Weights(
         kill=asked.kills * 0.7,  # a fault kills more than one, and others kill too
         cut_power=asked.power_cuts * 0.55,
         part=float(asked.partitions),
+        cut_off_metadata=max(asked.metadata_cuts, asked.kills * 0.15, 1.0),
         pause=max(asked.kills * 0.1, 1),
         trouble_a_store=max(asked.kills * 0.1, 1),
         kill_a_store=max(asked.kills * 0.01, 0.1),

@@ -12,6 +12,7 @@ from quorumlog.client import Client, Ledger
 from quorumlog.client.log import Log
 from quorumlog.errors import NoSuchLedger, QuorumLogError
 from tests.chaos.report import Report
+from tests.chaos.returners import Returners
 from tests.support.history import History
 from tests.support.log_history import LogHistory
 from tests.support.waiting import DeadlineMissed, until
@@ -33,6 +34,8 @@ PACE_S: Final = 0.02
 
 JUDGES: Final = 6
 LOGS: Final = 2
+RETURNERS: Final = 2
+"""Clients that come back to what was deleted: so many to ledgers, and so many to logs."""
 KEPT: Final = 12
 """Of the newest ledgers; readers ask the last ones. Older ones are judged and deleted, so that bookies
 collect garbage while it storms."""
@@ -57,6 +60,15 @@ class Clients:
         self._deleted: list[int] = []
         """Nothing of these comes back."""
         self._logs: list[str] = []
+        self._returners = Returners(
+            cluster,
+            seed,
+            report,
+            (self.history, self.log_history),
+            payload=self._payload,
+            learn=self._learn_ledger,
+            is_over=lambda: self._is_over,
+        )
 
     async def run(self, storm: Callable[[], Awaitable[None]], *, writers: int) -> None:
         """Use the cluster while it storms."""
@@ -67,6 +79,9 @@ class Clients:
                 clients.create_task(self._produce(number))
             clients.create_task(self._read())
             clients.create_task(self._delete())
+            for number in range(RETURNERS):
+                clients.create_task(self._returners.ledgers(number))
+                clients.create_task(self._returners.logs(number))
             try:
                 await storm()
             finally:
@@ -232,6 +247,8 @@ class Clients:
 
     async def learn(self) -> None:
         """Recover every ledger and read all that is there; the cluster must be well again."""
+        self._ledgers += self._returners.left
+        self._deleted += self._returners.deleted
         left = list(reversed(self._ledgers))
 
         async def judge() -> None:

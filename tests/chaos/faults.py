@@ -30,6 +30,7 @@ from tests.chaos.syscalls import (
     Tracer,
 )
 from tests.support.history import Violation
+from tests.support.proxy import Direction, Proxy
 from tests.support.waiting import DeadlineMissed, until
 
 Mend = Callable[[], Awaitable[None]]
@@ -48,6 +49,8 @@ TRIES: Final = 3
 
 DEAD_S: Final = (0.0, 0.0, 0.2, 1.0)
 PAUSED_S: Final = (0.1, 0.5, 3.0)
+UNHEARD_S: Final = (0.3, 3.0, 8.0, 20.0)
+"""How long a gateway is without metadata; bookies drop what is deleted after some two seconds."""
 PARTED_S: Final = (0.3, 1.0, 2.0, 5.0)
 FLAPS: Final = 5
 HURT_MAX: Final = 2
@@ -62,6 +65,8 @@ class World:
     stores: StoreHands
     disks: dict[str, Disk] = field(default_factory=dict)
     network: Network | None = None
+    links: dict[str, Proxy] = field(default_factory=dict)
+    """By gateway: its way to the metadata service."""
     can_trace: bool = False
     is_deferred: bool = False
     lacks: dict[str, str] = field(default_factory=dict)
@@ -190,6 +195,33 @@ class Faults:
                 await asyncio.sleep(seconds)
             await asyncio.to_thread(network.heal)
             self._give(["network"])
+
+        return mend
+
+    async def cut_off_metadata(self, dice: random.Random) -> Mend | None:
+        """One gateway loses metadata, one way or both, and nothing else: bookies, other gateways and
+        clients reach it. Its connections hang, or are reset at the beginning or at the end.
+        """
+        names = self._take(dice, self._gateways, 1)
+        if not names:
+            return None
+        link = self._world.links[names[0]]
+        held: tuple[Direction, ...] = dice.choice(
+            (("up", "down"), ("up", "down"), ("up",), ("down",))
+        )
+        resets = dice.choice((("begin",), ("end",), ("begin", "end"), ()))
+        seconds = dice.choice(UNHEARD_S)
+        link.hold(*held)
+        if "begin" in resets:
+            link.cut_all()
+        self._report.metadata_cuts += 1
+
+        async def mend() -> None:
+            await asyncio.sleep(seconds)
+            if "end" in resets:
+                link.cut_all()
+            link.hold()
+            self._give(names)
 
         return mend
 

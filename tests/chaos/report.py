@@ -27,6 +27,8 @@ class Report:
     pauses: int = 0
     power_cuts: int = 0
     partitions: int = 0
+    metadata_cuts: int = 0
+    """How often one gateway lost metadata, and nothing else."""
     cut_on: Counter[str] = field(default_factory=Counter)
     """Power cuts, by the kind of file system."""
     others: Counter[str] = field(default_factory=Counter)
@@ -43,6 +45,8 @@ class Report:
     deleted: int = 0
     """Of them, in the storm."""
     logs: int = 0
+    remade: int = 0
+    """How often a log was deleted and its name given again."""
     acknowledged: int = 0
     unknown: int = 0
     read: int = 0
@@ -54,6 +58,7 @@ class Report:
     def faults(self) -> int:
         """All of them."""
         hurt = self.kills + self.pauses + self.power_cuts + self.partitions
+        hurt += self.metadata_cuts
         return hurt + self.others.total() + self.sites.total()
 
     @property
@@ -67,9 +72,9 @@ class Report:
 
     def add(self, other: "Report") -> None:
         """Take in what another storm did."""
-        for name in ("seconds", "kills", "pauses", "power_cuts", "partitions"):
+        for name in ("seconds", "kills", "pauses", "power_cuts", "partitions", "metadata_cuts"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("ledgers", "deleted", "logs", "acknowledged", "unknown", "read"):
+        for name in ("ledgers", "deleted", "logs", "remade", "acknowledged", "unknown", "read"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("cut_on", "others", "sites", "skipped"):
             getattr(self, name).update(getattr(other, name))
@@ -92,7 +97,7 @@ class Report:
         """How far it is, in a line."""
         return (
             f"{self.durability}, {self.stage}: {self.kills} kills, {self.power_cuts} power cuts,"
-            f" {self.partitions} partitions, {self._failing()},"
+            f" {self.partitions} partitions, {self.metadata_cuts} metadata cuts, {self._failing()},"
             f" {self.acknowledged} acknowledged, {self.read} read"
         )
 
@@ -104,7 +109,8 @@ class Report:
         """The last line of `make chaos`."""
         return (
             f"chaos: {self.kills} kills, {self.power_cuts} power cuts, {self.partitions}"
-            f" partitions, {self.acknowledged} acknowledged, {self.count('lost', 'gone')} lost,"
+            f" partitions, {self.metadata_cuts} metadata cuts,"
+            f" {self.acknowledged} acknowledged, {self.count('lost', 'gone')} lost,"
             f" {self.count('duplicate')} duplicated, {self.skipped.total()} skipped"
             + (", broken off" if self.broken_off else ", interrupted" * self.is_interrupted)
         )
@@ -115,7 +121,7 @@ class Report:
             f"seed {self.seed}, {self.durability}, {self.seconds:.0f} s, {self.faults} faults",
             (
                 f"  killed {self.kills}, paused {self.pauses}, power cut {self.power_cuts},"
-                f" partitioned {self.partitions}"
+                f" partitioned {self.partitions}, cut off from metadata {self.metadata_cuts}"
             ),
             *_listed("power cut on", self.cut_on),
             *_listed("stores", self.others),
@@ -123,7 +129,8 @@ class Report:
             *_listed("calls that failed", self.sites),
             *_listed("skipped", self.skipped),
             (
-                f"  {self.ledgers} ledgers ({self.deleted} deleted) and {self.logs} logs:"
+                f"  {self.ledgers} ledgers ({self.deleted} deleted) and {self.logs} logs,"
+                f" {self.remade} logs made again:"
                 f" {self.acknowledged} acknowledged,"
                 f" {self.unknown} unknown, {self.read} read"
             ),
@@ -137,10 +144,12 @@ class Report:
         """For programs."""
         simple = ("seed", "durability", "seconds", "kills", "pauses", "power_cuts", "partitions")
         counts = (
+            "metadata_cuts",
             "known_sites",
             "ledgers",
             "deleted",
             "logs",
+            "remade",
             "acknowledged",
             "unknown",
             "read",

@@ -5,15 +5,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from loadtest.cluster import running
+from loadtest.cluster import Cluster, running
 from loadtest.stores import scratch
 from services.local.cluster import Surroundings
 from tests.chaos.disks import disks
 from tests.chaos.faults import World
 from tests.chaos.machine import Unusable, own_mounts, own_network
-from tests.chaos.network import Network
+from tests.chaos.network import ROOT, Network
 from tests.chaos.stores import StoreHands
 from tests.chaos.syscalls import usable
+from tests.support.proxy import Proxy, proxy_to
 
 BOOKIES: Final = 5
 GATEWAYS: Final = 3
@@ -28,7 +29,7 @@ _SMALL: Final = {
     "RESERVE_BYTES": str(256 << 10),
     # A bookie is killed before it would look for garbage.
     "COLLECT_S": "1",
-    "COLLECT_GRACE_S": "3",
+    "COLLECT_GRACE_S": "1",
     # Autorecovery is killed before it has waited for long.
     "ABANDONED_S": "5",
     "SILENT_S": "50",
@@ -103,6 +104,7 @@ class Machine:
                 stores=stores,
                 disks=mounted,
                 network=network,
+                links=await _linked(stack, cluster, network),
                 can_trace="failing call" not in lacks,
                 is_deferred=is_deferred,
                 lacks=lacks,
@@ -124,6 +126,23 @@ class Machine:
         except Unusable as error:
             lacks["partition"] = str(error)
         return self._network
+
+
+async def _linked(
+    stack: AsyncExitStack, cluster: Cluster, network: Network | None
+) -> dict[str, Proxy]:
+    """Each gateway's own way to metadata, on which it is started again."""
+    host = network.places()[ROOT].host if network else "127.0.0.1"
+    links = {}
+    for name in (name for name in cluster.names if name.startswith("gateway")):
+        link = await stack.enter_async_context(proxy_to(cluster.url("metadata-1"), host))
+        cluster.tell(name, METADATA_URLS=f"http://{host}:{link.port}")
+        await cluster.kill(name)
+        cluster.start(name)
+        links[name] = link
+    for name in links:
+        await cluster.until_up(name)
+    return links
 
 
 def _folders(data: Path) -> list[Path]:

@@ -38,6 +38,7 @@ class Weights:
     kill: float = 10
     cut_power: float = 4
     part: float = 1
+    cut_off_metadata: float = 2
     pause: float = 2
     trouble_a_store: float = 2
     kill_a_store: float = 0.2

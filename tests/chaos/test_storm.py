@@ -18,6 +18,7 @@ COUNTS: Final = ("--kills", "20", "--power-cuts", "8", "--partitions", "3")
 MISSED_STATUS: Final = 3
 LAST_LINE: Final = re.compile(
     r"chaos: (?P<kills>\d+) kills, (?P<power_cuts>\d+) power cuts, (?P<partitions>\d+) partitions,"
+    r" (?P<metadata_cuts>\d+) metadata cuts,"
     r" (?P<acknowledged>\d+) acknowledged, (?P<lost>\d+) lost, (?P<duplicated>\d+) duplicated,"
     r" (?P<skipped>\d+) skipped(, broken off)?"
 )

@@ -18,13 +18,13 @@ class ModelClient:
         self.gateway = gateway
 
     async def get(self, transaction_id: str) -> Transaction:
-        await self.gateway.step()
+        await self.gateway.ask()
         return self.gateway.cluster.transactions[transaction_id]
 
     async def abort(self, transaction_id: str) -> Transaction:
-        await self.gateway.step()
+        await self.gateway.ask()
         done = self.gateway.cluster.abort(transaction_id)
-        await self.gateway.step()
+        await self.gateway.hear(None)
         return done
 
 

@@ -89,9 +89,13 @@ class Demands:
         if page.records[0].offset != at or offset != at:
             raise Violation(f"the tail at {at} got {page.records[0].offset}, appended at {offset}")
 
-    async def all_of(self, gateways: list[Gateway], transactions: dict[str, Transactions]) -> None:
-        """Everything, of each gateway, in the order given."""
-        token = None
+    async def all_of(
+        self,
+        gateways: list[Gateway],
+        transactions: dict[str, Transactions],
+        token: int | None = None,
+    ) -> None:
+        """Everything, of each gateway, in the order given; `token` is what the log is open for."""
         for gateway in gateways:
             token = await self.whole(gateway, gateways, transactions, token)
         await self.ended(gateways)

@@ -7,10 +7,12 @@ Vanlightly/bookkeeper-tlaplus.
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from quorumlog.protocol import batch
 from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.metadata import State
+from services.gateway.logs.ports import LogAppended
 from tests.logs.model import Cluster, Ledger
 from tests.support.log_history import Checker, Event, LogHistory
 
@@ -22,6 +24,16 @@ class Violation(Exception):
     """What must never be."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What was so when a client sent a request."""
+
+    token: int
+    needed: int
+    """The highest token that anybody had been given."""
+    deleted: frozenset[int]
+
+
 class Judge(LogHistory):
     """Watches a cluster with one log, and raises Violation at the event that shows it."""
 
@@ -31,6 +43,8 @@ class Judge(LogHistory):
         self._name = name
         self._checker = Checker()
         self._told = 0
+        self.token = 0
+        """The highest writer token that anybody was given."""
         self._stored: dict[int, bytes] = {}
         """Every record that a sealed ledger ever held, by offset."""
 
@@ -78,6 +92,22 @@ class Judge(LogHistory):
         self._stored.update(entries)
         self.fetched(LOG, first, *entries)
 
+    # --- what clients tell beside the history ------------------------------------------------------
+
+    def opened(self, token: int) -> None:
+        """A client was given this writer token."""
+        self.token = max(self.token, token)
+
+    def sending(self, token: int | None) -> "Sent":
+        """A client begins to send a request."""
+        return Sent(token or 0, self.token, frozenset(self._cluster.deleted))
+
+    def appended(self, sent: "Sent", done: LogAppended) -> None:
+        """It was told that its records are there."""
+        self.deleted_takes_nothing(sent, done)
+        self.end_covers_what_is_told(done)
+        self.has_the_token(sent)
+
     # --- the invariants --------------------------------------------------------------------------
 
     def written_is_named_last(self, ledger: Ledger) -> None:
@@ -89,6 +119,36 @@ class Judge(LogHistory):
         item = self._cluster.logs[self._name].base
         if item is None or item.ledger_id != ledger.row.ledger_id:
             raise Violation(f"I32: ledger {ledger.row.ledger_id} is written, but not named last")
+
+    def deleted_takes_nothing(self, sent: "Sent", done: LogAppended) -> None:
+        """I1, I32: nothing is appended to a ledger that was deleted before (rule 16a). What a repeat
+        is told may lie in one.
+
+        Source: TLA LedgerChaining, AllNonEmptyLedgersInLedgerList; BK#870.
+        """
+        if done.ledger_id in sent.deleted and not done.is_duplicate:
+            raise Violation(
+                f"I1: offset {done.first_offset} is in ledger {done.ledger_id}, deleted before"
+            )
+
+    def end_covers_what_is_told(self, done: LogAppended) -> None:
+        """I1: what is acknowledged is not beyond the end of its ledger, were that deleted since.
+
+        Source: TLA NoDivergenceBetweenClientAndMetaData.
+        """
+        at = done.ledger_id
+        ledger = self._cluster.ledgers.get(at) or self._cluster.deleted[at]
+        end = ledger.row.last_entry
+        if end is not None and done.entry_id > end:
+            raise Violation(f"I1: {at}:{done.entry_id} is acknowledged, it ended at {end}")
+
+    def has_the_token(self, sent: "Sent") -> None:
+        """Rule 22: once a log is opened for one writer, nobody appends without that writer's token.
+
+        Source: Kafka's KIP-98, an epoch that fences the ones before.
+        """
+        if sent.token < sent.needed:
+            raise Violation(f"rule 22: appended with the token {sent.token}, not {sent.needed}")
 
     def sealed_as_it_is(self, item: LogItem) -> None:
         """I33: the list's borders are those of its ledgers, so that offsets follow its order.

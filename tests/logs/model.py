@@ -9,17 +9,21 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeVar
 
 from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
     EntryLost,
     InvalidRequest,
     LedgerClosed,
     LedgerFenced,
+    MetadataUnavailable,
     NoSuchLedger,
     NoSuchLog,
+    Outcome,
     OwnedByLog,
     TransactionAborted,
     TransactionCommitted,
@@ -52,6 +56,10 @@ ALIVE_S: Final = 0.1
 
 EPOCH_MS: Final = 1_800_000_000_000
 """What the database's clock shows when virtual time begins."""
+METADATA_S: Final = 0.5
+"""How long a gateway that is cut off from metadata tries a request (3 s in the one that ships)."""
+VERIFY_S: Final = 2.0
+"""How long a writer that was told of a fence asks for the row before its appends end (10 s there)."""
 
 TIMES = Times(append_s=20.0, settle_s=5.0, probe_every_s=0.05, jitter_s=0.01, drain_s=5.0)
 
@@ -64,6 +72,8 @@ class Ledger:
     in_flight: list[tuple[bytes, asyncio.Future[Appended]]] = field(default_factory=list)
     since_s: float = 0.0
     """When it was made, or its log let go of it; long ago where its transaction was ended."""
+    drops_at: float = float("inf")
+    """When the bookies have given up what they know of it: a grace after its deletion."""
 
 
 class Watch(Protocol):
@@ -81,6 +91,11 @@ class Watch(Protocol):
 class Cluster:
     """Bookies and metadata, and the gateways that share them."""
 
+    forgets_deleted = False
+    """Whether a bookie's memory of a deleted ledger, key and fence, goes with its entries: the next add
+    defines the ledger anew and is acknowledged. So it was before rule 16a.
+    """
+
     def __init__(self, seed: int, *, hitches: float = 0.0, lost_answers: float = 0.0) -> None:
         """`hitches`: how often a step takes seconds; `lost_answers`: how often the answer to a
         change comes late, by when others may have changed the row again.
@@ -91,7 +106,10 @@ class Cluster:
         """How far the database's clock has been put on."""
         self.watch: Watch | None = None
         self.ledgers: dict[int, Ledger] = {}
-        self.deleted: set[int] = set()
+        self.deleted: dict[int, Ledger] = {}
+        """With their ends, which stay what they were for ever."""
+        self.collect_s = 0.0
+        """What passes until bookies give up a deleted ledger."""
         self.logs: dict[str, LogMetadata] = {}
         self.freed: dict[str, int] = {}
         """Names of logs that were deleted, with the version that the row has since."""
@@ -120,6 +138,14 @@ class Cluster:
         if ledger_id not in self.ledgers:
             raise NoSuchLedger(ledger_id=ledger_id)
         return self.ledgers[ledger_id]
+
+    def delete(self, ledger_id: int) -> None:
+        """Leave a tombstone. Whose stream of changes is away does not hear of it."""
+        ledger = self.deleted[ledger_id] = self.ledgers.pop(ledger_id)
+        ledger.drops_at = self.now() + self.collect_s
+        writer = ledger.row.writer
+        if writer is not None and writer.id in self.gateways:
+            self.gateways[writer.id].missed(ledger_id)
 
     def is_named(self, ledger_id: int) -> bool:
         """Whether a log has it, or a transaction that may yet put it onto one."""
@@ -185,6 +211,11 @@ class Gateway:
         self.pumps: set[asyncio.Task[Any]] = set()
         self.skew_ms = 0
         """How far its clock is ahead of the database's."""
+        self.unasked_until = self.unheard_until = 0.0
+        """Until then requests do not reach metadata; until then answers and changes do not come."""
+        self._is_rereading = False
+        self.unheard_of: set[int] = set()
+        """Ledgers of its own whose deletion it has not heard of."""
         self.logs = LogManager(
             engine=self,
             store=Store(self),
@@ -211,6 +242,62 @@ class Gateway:
         if self.is_dead:
             await asyncio.Event().wait()
 
+    def cut_off(self, for_s: float, *, asks: bool, hears: bool) -> None:
+        """It loses metadata one way or both, and nothing else: bookies, peers and clients stay."""
+        until = self.cluster.now() + for_s
+        self.unasked_until = self.unasked_until if asks else until
+        self.unheard_until = self.unheard_until if hears else until
+        if not hears:
+            self._in_background(self._hear_again(until))
+
+    async def _hear_again(self, at: float) -> None:
+        """The stream of changes begins anew, with a gap: rows are read again (rule 16a)."""
+        await asyncio.sleep(at - self.cluster.now())
+        if self.unheard_until > at:
+            return  # cut off once more
+        rereads = self.logs.ownership.rereads
+        rereads.gap()
+        if not self._is_rereading:
+            self._is_rereading = True
+            self._in_background(rereads.run())
+        missed = set(self.unheard_of)
+        with contextlib.suppress(MetadataUnavailable):
+            await self.ask()
+            await self.hear()
+            self.unheard_of -= missed
+
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(work)
+        self.pumps.add(task)
+        task.add_done_callback(self.pumps.discard)
+
+    def missed(self, ledger_id: int) -> None:
+        """A ledger that it writes was deleted."""
+        if self.unheard_until > self.cluster.now():
+            self.unheard_of.add(ledger_id)
+
+    async def ask(self) -> None:
+        """A request to metadata is on its way. Raises: MetadataUnavailable."""
+        await self.step()
+        left_s = self.unasked_until - self.cluster.now()
+        if left_s > 0:
+            await asyncio.sleep(min(left_s, METADATA_S))
+            await self.step()
+            if left_s > METADATA_S:
+                raise MetadataUnavailable(outcome=NOT_DONE)
+
+    async def hear(self, outcome: Outcome | None = NOT_DONE) -> None:
+        """Its answer is on its way. Raises: MetadataUnavailable; where `outcome` is None, the request
+        is repeated until it is answered.
+        """
+        await self.step()
+        left_s = self.unheard_until - self.cluster.now()
+        if left_s > 0:
+            await asyncio.sleep(left_s if outcome is None else min(left_s, METADATA_S))
+            await self.step()
+            if outcome is not None and left_s > METADATA_S:
+                raise MetadataUnavailable(outcome=outcome)
+
     async def end(self) -> None:
         tasks = [*self.pumps, *self.logs.ownership._tasks]
         for task in tasks:
@@ -220,7 +307,7 @@ class Gateway:
     # --- the engine ---
 
     async def create(self, options: LedgerOptions) -> LedgerMetadata:
-        await self.step()
+        await self.ask()
         ledger_id = next(self.cluster.numbers)
         quorum = Quorum(options.ensemble_size, options.write_quorum, options.ack_quorum)
         bookies = tuple(f"b{n}@1" for n in range(options.ensemble_size))
@@ -233,16 +320,24 @@ class Gateway:
             log=options.log,
         )
         self.cluster.ledgers[ledger_id] = Ledger(row, since_s=self.cluster.now())
-        await self.step()
+        await self.hear(UNKNOWN)
         return row
 
     async def get(self, ledger_id: int) -> LedgerMetadata:
-        await self.step()
-        return self.cluster.ledger(ledger_id).row
+        await self.ask()
+        row = self.cluster.ledger(ledger_id).row
+        await self._heard()
+        return row
+
+    async def _heard(self) -> None:
+        if self.unheard_until > self.cluster.now():
+            await self.hear()
 
     def submit(
         self, ledger_id: int, payloads: Sequence[bytes], *, expect: int | None = None
     ) -> asyncio.Future[Appended]:
+        if ledger_id in self.unheard_of:
+            return self._submit_to_deleted(ledger_id, expect)
         ledger = self.cluster.ledger(ledger_id)
         assert ledger.row.writer == self.writer
         if ledger.row.state is not State.OPEN:
@@ -258,16 +353,41 @@ class Gateway:
         task.add_done_callback(self.pumps.discard)
         return future
 
-    def _refused(self, error: LedgerFenced) -> asyncio.Future[Appended]:
-        """Its handle may know already that it is over, or hear of it from bookies."""
-        if self.cluster.knows_end():
+    def _submit_to_deleted(self, ledger_id: int, expect: int | None) -> asyncio.Future[Appended]:
+        """This process takes the ledger for its own, and bookies decide (rule 16a)."""
+        ledger = self.cluster.deleted[ledger_id]
+        is_known = not self.cluster.forgets_deleted or self.cluster.now() < ledger.drops_at
+        if is_known:
+            return self._refused(LedgerFenced(ledger_id=ledger_id), is_verified=True)
+
+        async def defined_anew() -> Appended:
+            assert expect is not None
+            await self.step()
+            await self.step()
+            return Appended(expect, expect, expect)
+
+        return self._pumped(defined_anew())
+
+    def _refused(
+        self, error: LedgerFenced, *, is_verified: bool = False
+    ) -> asyncio.Future[Appended]:
+        """Its handle may know already that it is over, or hear of it from bookies; `is_verified`:
+        it believes that once it has read the row (rule 9).
+        """
+        if not is_verified and self.cluster.knows_end():
             raise error
 
         async def told() -> Appended:
             await self.step()
-            raise error.with_outcome("unknown")
+            if is_verified:
+                until = max(self.unasked_until, self.unheard_until)
+                await asyncio.sleep(min(max(until - self.cluster.now(), 0.0), VERIFY_S))
+            raise error.with_outcome(UNKNOWN)
 
-        task = asyncio.create_task(told())
+        return self._pumped(told())
+
+    def _pumped(self, work: Coroutine[Any, Any, Appended]) -> asyncio.Future[Appended]:
+        task = asyncio.create_task(work)
         self.pumps.add(task)
         task.add_done_callback(self.pumps.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -344,12 +464,15 @@ class Gateway:
         return Confirmation(lac, closed=False, lac_source="bookies" if lost else "writer")
 
     async def close(self, ledger_id: int) -> LedgerMetadata:
-        await self.step()
+        await self.ask()
         ledger = self.cluster.ledger(ledger_id)
         if ledger.row.state is not State.OPEN:
             raise LedgerFenced(ledger_id=ledger_id)
         assert not ledger.in_flight
-        return self._closed(ledger)
+        row = self._closed(ledger)
+        if self.unheard_until > self.cluster.now():
+            await self.hear(None)
+        return row
 
     def _closed(self, ledger: Ledger) -> LedgerMetadata:
         ledger.row = ledger.row.closed(
@@ -358,7 +481,7 @@ class Gateway:
         return ledger.row
 
     async def recover(self, ledger_id: int) -> LedgerMetadata:
-        await self.step()
+        await self.ask()
         ledger = self.cluster.ledger(ledger_id)
         if ledger.row.state is State.OPEN:
             ledger.row = ledger.row.in_recovery()
@@ -372,11 +495,11 @@ class Gateway:
                     future.set_exception(LedgerFenced(ledger_id=ledger_id, outcome="unknown"))
                     future.exception()
             ledger.in_flight.clear()
-        await self.step()
+        await self.hear(None)
         return ledger.row
 
     async def bookies(self) -> BookieList:
-        await self.step()
+        await self.ask()
         return BookieList(
             bookies=tuple(BookieInfo(id=f"b{n}@1", state="writable", url="") for n in range(3))
         )
@@ -397,9 +520,9 @@ class Store:
         return self.cluster.database_ms()
 
     async def get(self, name: str) -> LogMetadata:
-        await self.gateway.step()
+        await self.gateway.ask()
         row = self.row(name)
-        await self.gateway.step()
+        await self.gateway.hear()
         return row
 
     def row(self, name: str) -> LogMetadata:
@@ -408,24 +531,24 @@ class Store:
         return self.cluster.logs[name]
 
     async def create(self, log: LogMetadata) -> tuple[LogMetadata, bool]:
-        await self.gateway.step()
+        await self.gateway.ask()
         is_new = log.name not in self.cluster.logs
         # A name that is given again goes on from the version at which it was freed.
         version = self.cluster.freed.get(log.name, 0) + 1
         created_at = f"2026-01-02T03:04:05.{version:06}Z"
         made = replace(log, version=version, created_at=created_at)
         row = self.cluster.logs.setdefault(log.name, made)
-        await self.gateway.step()
+        await self.gateway.hear(UNKNOWN)
         return row, is_new
 
     async def cas(self, log: LogMetadata) -> LogMetadata:
-        await self.gateway.step()
+        await self.gateway.ask()
         current = self.row(log.name)
         if current.version != log.version:
             raise LogChanged(current)
         self._replace(current, log)
         await self.cluster.late_answer()
-        await self.gateway.step()
+        await self.gateway.hear(None)
         # As the service does: a repeat of what was done gets the row as it is by then.
         return self.row(log.name)
 
@@ -449,15 +572,15 @@ class Store:
         return new
 
     async def heads(self, names: Sequence[str]) -> Mapping[str, LogHead]:
-        await self.gateway.step()
+        await self.gateway.ask()
         logs, freed = self.cluster.logs, self.cluster.freed
         gone = {name: LogHead(name, freed[name], None) for name in names if name in freed}
         found = gone | {name: LogHead.of(logs[name]) for name in names if name in logs}
-        await self.gateway.step()
+        await self.gateway.hear()
         return found
 
     async def delete(self, log: LogMetadata) -> None:
-        await self.gateway.step()
+        await self.gateway.ask()
         if self.row(log.name).version != log.version:
             raise LogChanged(self.row(log.name))
         row = self.cluster.logs.pop(log.name)
@@ -465,26 +588,25 @@ class Store:
         for item in row.items:
             ledger = self.cluster.ledgers.get(item.ledger_id)
             if ledger is not None and ledger.row.state is State.CLOSED:
-                del self.cluster.ledgers[item.ledger_id]
-                self.cluster.deleted.add(item.ledger_id)
+                self.cluster.delete(item.ledger_id)
             elif ledger is not None:
                 ledger.since_s = self.cluster.now()
         for found in list(self.cluster.transactions.values()):
             if found.log == log.name and found.is_open:
                 self.cluster.abort(found.id)
         self.cluster.on_freed(log.name, self.gateway)
-        await self.gateway.step()
+        await self.gateway.hear(None)
 
     async def list(
         self, *, after: str | None, limit: int
     ) -> tuple[Sequence[LogMetadata], str | None]:
-        await self.gateway.step()
+        await self.gateway.ask()
         names = sorted(name for name in self.cluster.logs if after is None or name > after)
         rows = [self.cluster.logs[name] for name in names[:limit]]
         return rows, names[limit - 1] if len(names) > limit else None
 
     async def orphans(self, *, older_than_s: float, after: int | None) -> Sequence[int]:
-        await self.gateway.step()
+        await self.gateway.ask()
         before = self.cluster.now() - older_than_s
         return [
             number
@@ -495,18 +617,18 @@ class Store:
         ][:_ORPHANS_AT_ONCE]
 
     async def transaction(self, transaction_id: str) -> Transaction:
-        await self.gateway.step()
+        await self.gateway.ask()
         found = self.cluster.transactions[transaction_id]
-        await self.gateway.step()
+        await self.gateway.hear()
         return found
 
     async def commit(
         self, transaction_id: str, ledgers: tuple[Sealed, ...], log: LogMetadata | None
     ) -> tuple[Transaction, LogMetadata | None]:
-        await self.gateway.step()
+        await self.gateway.ask()
         done, row = self._commit(transaction_id, ledgers, log)
         await self.cluster.late_answer()
-        await self.gateway.step()
+        await self.gateway.hear(None)
         return done, None if row is None else self.row(row.name)
 
     def _commit(
@@ -555,12 +677,11 @@ class Store:
         return ended, None if is_duplicate else log
 
     async def delete_unnamed(self, ledger_id: int) -> None:
-        await self.gateway.step()
+        await self.gateway.ask()
         ledger = self.cluster.ledger(ledger_id)
         if self.cluster.is_named(ledger_id):
             raise OwnedByLog(ledger_id=ledger_id)
-        del self.cluster.ledgers[ledger_id]
-        self.cluster.deleted.add(ledger_id)
+        self.cluster.delete(ledger_id)
         for _, future in ledger.in_flight:
             if not future.done():
                 future.set_exception(LedgerClosed(ledger_id=ledger_id))

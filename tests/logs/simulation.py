@@ -21,6 +21,7 @@ from quorumlog.errors import (
     UNKNOWN,
     ExpiredProducer,
     InvalidRequest,
+    LogFenced,
     OffsetTruncated,
     QuorumLogError,
     SequenceGap,
@@ -47,11 +48,13 @@ from tests.logs.demands import (
     COMMIT,
     GET,
     LIST,
+    OPEN,
     READ,
     ROLL,
     TRUNCATE,
     Demands,
     Namesakes,
+    insist,
     judge_error,
 )
 from tests.logs.judge import LOG, Alarms, Judge, Violation
@@ -92,6 +95,17 @@ class Run:
             hitches=rng.choice((0.0, 0.001, 0.004)),
             lost_answers=rng.choice((0.0, 0.1, 0.4)),
         )
+        chance = random.Random(f"cuts-{seed}")
+        self.cuts = chance.choice((0, 3, 8))
+        """How often a gateway loses metadata, and nothing else."""
+        self.cluster.collect_s = chance.choice((0.02, 0.2, 300.0))
+        self.opens = chance.choice((0, 2))
+        """How often the log is opened for one writer."""
+        self.talks = asyncio.Event()
+        """Unset while producers have nothing to say: an owner hears of a fence by its next append."""
+        self.talks.set()
+        self.tokens: dict[str, int | None] = {}
+        """The writer token that each client knows."""
         self.judge = Judge(self.cluster, NAME)
         self.cluster.watch = self.judge
         self.cluster.on_freed = self.lose_deleter
@@ -170,6 +184,7 @@ class Run:
     async def produce(self, name: str, count: int, *, exactly_once: bool) -> None:
         epoch = seq = since = 0
         for number in range(count):
+            await self.talks.wait()
             if exactly_once and seq == 0:
                 since = await self.since()
             size = self.random.choice((1, 1, 1, 2, 3))
@@ -181,7 +196,8 @@ class Run:
             seq += 1
             for _ in range(TRIES_MAX):
                 records = tuple(Record(value.encode()) for value in values)
-                call = Append(records, producer, since=since)
+                token = self.tokens.get(name)
+                call = Append(records, producer, token=token, since=since)
                 try:
                     if await self.appended(name, call, values, op):
                         break
@@ -239,8 +255,13 @@ class Run:
     async def appended(self, name: str, call: Append, values: list[str], op: int) -> bool:
         """Whether this request is over: acknowledged, or of a client that does not send again."""
         gateway = self.random.choice(self.alive())
+        sent = self.judge.sending(call.token)
         try:
             done = await self.through(gateway, gateway.logs.append(NAME, call), APPEND)
+        except LogFenced as error:
+            self.tell(f"{name} has the token {call.token}: {error.detail}")
+            await self.learn_token(name)
+            return False
         except QuorumLogError as error:
             if call.producer is None and error.outcome == UNKNOWN:
                 self.tell(f"{name} does not know of {values[0]}: {error.code}")
@@ -257,10 +278,29 @@ class Run:
         self.tell(f"{name} got {done.first_offset} for {values[0]} through {gateway.writer.id}")
         if done.last_offset - done.first_offset + 1 != len(values):
             raise Violation(f"rule 25: {values} are at {done}")
+        self.judge.appended(sent, done)
         self.acknowledge(op, done.first_offset, len(values))
         if self.random.random() < 0.3:
             await self.read_back(done.first_offset)
         return True
+
+    async def learn_token(self, name: str) -> None:
+        """A client that was refused asks the others for their token, or opens the log itself."""
+        known = self.judge.token
+        if known and known != self.tokens.get(name):
+            self.tokens[name] = known
+        else:
+            with contextlib.suppress(QuorumLogError):
+                self.tokens[name], _ = await self.open(self.random.choice(self.alive()))
+
+    async def open(self, gateway: Gateway) -> tuple[int, int]:
+        """Open the log for one writer: from then on nobody appends without the token. The token, and
+        the next offset.
+        """
+        token, at = await self.through(gateway, gateway.logs.open(NAME, "who asks"), OPEN)
+        self.tell(f"opened with the token {token} at {at} through {gateway.writer.id}")
+        self.judge.opened(int(token))
+        return int(token), int(at)
 
     def acknowledge(self, op: int, first: int, count: int) -> None:
         self.judge.produced(op, first)
@@ -329,12 +369,16 @@ class Run:
         for _ in range(TRIES_MAX):
             gateway = self.random.choice(self.alive())
             served = self.transactions[gateway.writer.id]
-            work = served.commit(transaction, ledgers, overwrite=overwrite)
+            token = self.tokens.get(transaction)
+            work = served.commit(transaction, ledgers, overwrite=overwrite, token=token)
             try:
                 done = await self.through(gateway, work, COMMIT)
             except TransactionAborted:
                 self.tell(f"{transaction} is aborted")
                 return
+            except LogFenced:
+                await self.learn_token(transaction)
+                continue
             except QuorumLogError as error:
                 if not error.retryable and error.outcome != UNKNOWN:
                     raise Violation(f"rule 28: {transaction} was refused: {error!r}") from error
@@ -395,7 +439,7 @@ class Run:
             gateway = rng.choice(self.alive())
             work: Any = None
             asked: Operation | None = None
-            match rng.randrange(13):
+            match rng.randrange(13 if not (self.cuts or self.opens) else 16):
                 case 0 if self.kills:
                     self.kills -= 1
                     self.tell(f"{gateway.writer.id} dies")
@@ -421,6 +465,12 @@ class Run:
                     work, asked = gateway.logs.read(NAME, "latest", wait_s=0.5), READ
                 case 10:
                     gateway.skew_ms = rng.choice((0, 8, -8, 400)) * DAY_MS
+                case 13 | 14 if self.cuts:
+                    self.cuts -= 1
+                    work = self.displace(gateway)
+                case 15 if self.opens:
+                    self.opens -= 1
+                    work, asked = self.open(gateway), OPEN
                 case _:
                     continue
             if work is not None:
@@ -428,6 +478,42 @@ class Run:
                     await self.through(gateway, work, asked)
                 except QuorumLogError:
                     continue
+
+    async def displace(self, gateway: Gateway) -> None:
+        """A gateway loses metadata for a while, mostly the log's owner; meanwhile another one may take
+        the log over, and let go of what the first one writes, as bookies do in the end.
+        """
+        rng = self.random
+        others = [other for other in self.alive() if other is not gateway]
+        owners = [other for other in self.alive() if other.logs.ownership.owned]
+        if owners and rng.random() < 0.7:
+            gateway = rng.choice(owners)
+            others = [other for other in self.alive() if other is not gateway]
+        how, for_s = rng.choice(("all", "all", "asking", "hearing")), 2 * rng.random()
+        self.tell(f"{gateway.writer.id} loses metadata ({how}) for {for_s:.3f} s")
+        gateway.cut_off(for_s, asks=how == "hearing", hears=how == "asking")
+        if not others or rng.random() < 0.3:
+            return
+        rival = rng.choice(others)
+        if rng.random() < 0.6:
+            self.talks.clear()
+        try:
+            at = await self.taken_over(rival)
+            if rng.random() < 0.7:
+                await self.through(rival, rival.logs.truncate(NAME, at))
+                self.tell(f"{rival.writer.id} let go of what was before offset {at}")
+                await asyncio.sleep(min(self.cluster.collect_s, 1.0) * 1.5)
+        finally:
+            self.talks.set()
+
+    async def taken_over(self, rival: Gateway) -> int:
+        """The offset at which a gateway goes on, with a writer token or without."""
+        if self.opens and self.random.random() < 0.7:
+            self.opens -= 1
+            return (await self.open(rival))[1]
+        work = rival.logs.ownership.force(NAME, create=True, finish=lambda row: row)
+        item = (await self.through(rival, work)).log.last_item
+        return int(item.first_offset)
 
     def stand_still(self, gateway: Gateway, for_s: float) -> None:
         """A process is paused, and goes on as the owner of what others may have taken since."""
@@ -505,6 +591,7 @@ class Run:
         self.cluster.hitches = self.cluster.lost_answers = 0.0
         for gateway in self.alive():
             gateway.goes.set()
+            gateway.unasked_until = gateway.unheard_until = 0.0
         if self.random.random() < 0.5:
             await self.lose_owner()
         alive = self.alive()
@@ -516,7 +603,10 @@ class Run:
             if await self.contents(other) != whole:
                 raise Violation(f"{other.writer.id} reads another log")
         self.cluster.watch = None  # from here on each record's place is known to who appends it
-        await Demands(NAME, self.settings).all_of(alive, self.transactions)
+        token = None
+        if self.judge.token or self.tokens:  # or others may have opened it, and heard of no token
+            token, _ = await insist(OPEN, lambda: gateway.logs.open(NAME, "the last one"))
+        await Demands(NAME, self.settings).all_of(alive, self.transactions, token)
         await asyncio.sleep(400)
         await self.sweep(gateway, older_than_s=300)
         left = [number for number in self.cluster.ledgers if not self.cluster.is_named(number)]

@@ -23,6 +23,7 @@ from services.gateway.logs.ownership import Ownership, Slot
 from services.gateway.logs.pending import Pending, pending_of
 from services.gateway.logs.producers import ProducerTable
 from services.gateway.logs.reading import LogReader
+from tests.logs.model import Cluster
 from tests.logs.simulation import run_seed
 from tests.mutants.gateway import GATEWAY_CLAIMS, GATEWAY_MUTANTS
 from tests.mutants.hunt import BROKEN, Find, Mutant, Patch, applied
@@ -56,6 +57,11 @@ def always(value: Any) -> Any:
 
 async def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """No step at all."""
+
+
+def skipped_now(_original: Any) -> Any:
+    """A check that is left out."""
+    return lambda *_args, **_kwargs: None
 
 
 def skipped(_original: Any) -> Any:
@@ -255,6 +261,16 @@ LOG_MUTANTS: Final = (
         "an owner takes every change of the row for a harmless one",
         "rule 22",
         (Patch(LogOwner, "is_mine", always(True)),),
+    ),
+    Mutant(
+        "bookies forget the ledgers that were deleted",
+        "rule 16a",
+        (Patch(Cluster, "forgets_deleted", lambda _original: True),),
+    ),
+    Mutant(
+        "an owner asks for no writer token",
+        "rule 22",
+        (Patch(LogOwner, "_check_token", skipped_now),),
     ),
     Mutant(
         "a roll does not wait for what is in flight",

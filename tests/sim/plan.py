@@ -182,7 +182,7 @@ def draw_repairs(seed: int) -> Plan:
 
 def _with_overlapping_repairs(plan: Plan, rng: random.Random) -> Plan:
     """Many repairs, most of which stand still for a while: members leave a fragment and come back
-    at another place while somebody still copies.
+    at another place while somebody still copies. Copies are damaged where no member counts them yet.
     """
     span = 20 * SECOND
     busy = plan.appends[-1][0]
@@ -192,7 +192,12 @@ def _with_overlapping_repairs(plan: Plan, rng: random.Random) -> Plan:
         for at in repairs
         for lasts in rng.choices((5, 30), k=2)
     ]
-    faults = _in_order([*plan.faults, *pauses])
+    # What a target holds of an earlier repair, or of a place that it had, is no proof of a copy.
+    damages = [
+        Fault(at + rng.randint(0, 4 * SECOND), "damage-target", 0, rng.randint(0, 59), 0)
+        for at in rng.sample(repairs, 2)
+    ]
+    faults = _in_order([*plan.faults, *pauses, *damages])
     return replace(plan, repairs=repairs, faults=faults, heal_at=busy + span)
 
 

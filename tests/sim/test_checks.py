@@ -365,6 +365,15 @@ def skipping_versions(original: Any) -> Any:
     return changed
 
 
+def all_too_late(original: Any) -> Any:
+    """Whatever is acknowledged was sent to a ledger that was deleted before."""
+
+    def acknowledged(self: Judge, ledger_id: int, first: int, last: int, **_more: bool) -> None:
+        original(self, ledger_id, first, last, was_deleted=True)
+
+    return acknowledged
+
+
 def never(_original: Any) -> Any:
     return lambda *_args, **_more: False
 
@@ -408,6 +417,7 @@ MACHINES: Final[dict[str, Damage]] = {
 }
 SERVICES: Final[dict[str, Damage]] = {
     "version_grows_by_one": wrapped(Judge, "changed", skipping_versions),
+    "deleted_takes_nothing": wrapped(Judge, "acknowledged", all_too_late),
     "garbage_is_proven": wrapped(Collector, "_verdict", gone_if_unnamed),
     "deleted_is_for_ever": wrapped(Replica, "apply", guards.forgotten_id),
 }

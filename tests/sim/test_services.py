@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.sim.services.loop import Stuck, VirtualLoop
-from tests.sim.services.plan import FAULT_KINDS, draw
+from tests.sim.services.plan import CUT, FAULT_KINDS, draw
 from tests.sim.services.run import run_plan, run_seed, shrink
 
 SEEDS = 104
@@ -56,7 +56,7 @@ def test_a_seed_of_whole_services_is_the_same_run_under_every_hash_seed() -> Non
 def test_the_seeds_of_the_tests_meet_every_kind_of_fault_and_drop_garbage() -> None:
     plans = [draw(seed) for seed in range(1, 1 + SEEDS)]
 
-    assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULT_KINDS)
+    assert {fault.kind for plan in plans for fault in plan.faults} == {*FAULT_KINDS, CUT}
     assert any(plan.dead for plan in plans)
     assert any(run_plan(plan).drops for plan in plans[:5])
 

@@ -443,10 +443,23 @@ class World:
                 self.lies_until = until
             case "corrupt":
                 bookie.corrupt()
+            case "damage-target":
+                self._damage_a_target(fault.target)
             case "writer-dies":
                 self.clients[0].is_alive = False
             case _:
                 raise AssertionError(fault.kind)
+
+    def _damage_a_target(self, number: int) -> None:
+        """A copy is damaged where a repair is to give a place to what is held: at a pending target, else
+        at a bookie that had a place once. It counts among the lost ones, for it may become a member's.
+        """
+        row = self.store.row
+        pending = {member_name(repair.target) for repair in row.repairs}
+        members = {member_name(m) for fragment in row.fragments for m in fragment.bookies}
+        names = sorted(name for name in pending or self.bookies.keys() - members)
+        if names:
+            self.bookies[names[number % len(names)]].corrupt()
 
     def may_lose_a_copy(self) -> bool:
         """Whether one more copy may be destroyed: an ack quorum of them is data loss by design."""

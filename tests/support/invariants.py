@@ -38,6 +38,16 @@ def closed_covers_acked(acked: int, last_entry: int | None) -> Wrong:
     return None
 
 
+def deleted_takes_nothing(ledger_id: int, entry_id: int, *, was_deleted: bool) -> Wrong:
+    """I1, I12: nothing is appended to a ledger after its deletion (rule 16a).
+
+    Source: BK#870: what was given up must not be written again; rule 17: ids are used once.
+    """
+    if was_deleted:
+        return f"I1: {entry_id} is acknowledged, ledger {ledger_id} was deleted before it was sent"
+    return None
+
+
 def acked_reaches_quorum(row: LedgerMetadata, ids: Iterable[int], has_held: Held) -> Wrong:
     """I2: each acknowledged entry was durable on Qa members of the fragment that owns it, always.
 
@@ -463,6 +473,7 @@ def first_wrong(*found: Wrong) -> Wrong:
 
 CHECKS: Final[Sequence[Callable[..., Wrong]]] = (
     closed_covers_acked,
+    deleted_takes_nothing,
     acked_reaches_quorum,
     one_payload,
     end_never_moves,

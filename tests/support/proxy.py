@@ -38,7 +38,10 @@ class Proxy:
     cut_around: list[tuple[bytes, bool]] = field(default_factory=list)
     """Plans for what is said to the server, on any connection: the next piece that has these bytes
     in it is the connection's last. True: the server still gets it."""
+    held: set[Direction] = field(default_factory=set)
+    """Bytes of these directions wait, as over a link that is cut and sends them again later."""
     cuts: int = 0
+    _freed: asyncio.Event = field(default_factory=asyncio.Event)
     _generation: int = 0
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
@@ -55,6 +58,12 @@ class Proxy:
         for writer in list(self._open):
             _reset(writer)
 
+    def hold(self, *directions: Direction) -> None:
+        """Hold these directions from now on, and no others."""
+        self.held = set(directions)
+        self._freed.set()
+        self._freed = asyncio.Event()
+
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A connection came."""
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
@@ -63,6 +72,7 @@ class Proxy:
 
     async def end(self) -> None:
         """Nothing is open afterwards, also of what was accepted last; nobody listens any more."""
+        self.hold()
         for _ in range(_ACCEPT_TURNS):
             await asyncio.sleep(0)
         while self._serving:
@@ -109,6 +119,8 @@ class Proxy:
             while data := await reader.read(_CHUNK_BYTES):
                 if self.is_silent:
                     continue
+                while ("up" if is_up else "down") in self.held:
+                    await self._freed.wait()
                 if is_up and self.cut_around and self.cut_around[0][0] in data:
                     _, is_let_through = self.cut_around.pop(0)
                     if is_let_through:
@@ -145,13 +157,13 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 @contextlib.asynccontextmanager
-async def proxy_to(url_up: str) -> AsyncIterator[Proxy]:
-    """A proxy in front of the server that a URL (or DSN) names."""
+async def proxy_to(url_up: str, host: str = "127.0.0.1") -> AsyncIterator[Proxy]:
+    """A proxy in front of the server that a URL (or DSN) names; `host` is where it listens."""
     parts = urlsplit(url_up)
     assert parts.hostname is not None
     assert parts.port is not None
     proxy = Proxy(free_ports(1)[0], parts.hostname, parts.port)
-    server = await asyncio.start_server(proxy.accept, "127.0.0.1", proxy.port)
+    server = await asyncio.start_server(proxy.accept, host, proxy.port)
     try:
         yield proxy
     finally:

@@ -35,6 +35,10 @@ CASES: Final[dict[Callable[..., Wrong], tuple[Wrong, Wrong]]] = {
         invariants.closed_covers_acked(4, 4),
         invariants.closed_covers_acked(5, 4),
     ),
+    invariants.deleted_takes_nothing: (
+        invariants.deleted_takes_nothing(7, 4, was_deleted=False),
+        invariants.deleted_takes_nothing(7, 4, was_deleted=True),
+    ),
     invariants.acked_reaches_quorum: (
         invariants.acked_reaches_quorum(OPEN, range(2), on("b1@1", "b3@1")),
         invariants.acked_reaches_quorum(OPEN, range(2), on("b1@1", "b4@1")),

@@ -454,7 +454,7 @@ OPEN: Final = _order(
     content={
         JSON: op.Content(log_models.LogOpened, {"first": {"writer_token": 1, "next_offset": 0}})
     },
-    errors=(LogClosed,),
+    errors=(LogClosed, WriterLost),
 )
 ROLL: Final = _order(
     "roll",
@@ -477,7 +477,7 @@ ARCHIVED: Final = _order(
     body={JSON: op.Content(log_models.LogArchived, {"first": {"through": 10, "expect": None}})},
     errors=(VersionConflict, InvalidRequest),
 )
-CLOSE: Final = _order("close", "closeLog", "Close a log for good")
+CLOSE: Final = _order("close", "closeLog", "Close a log for good", errors=(WriterLost,))
 _WRITER_TOKEN: Final = _number(
     "Writer-Token", "From `open`, where the log was opened for one writer."
 )

@@ -27,13 +27,16 @@ from services.gateway.engine.engine import Engine, EngineConfig, _forever
 from services.gateway.engine.internal import routes
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.rows import NarrowMetadata
-from tests.sim.plan import MS
+from tests.sim.plan import MS, SECOND
 from tests.sim.services.judge import Judge
 from tests.sim.services.metadata import URL, Metadata
 from tests.sim.services.net import Answer, Net, Process, Request, Session
 from tests.sim.services.node import Bookies, Node
 
 Work = Callable[[], Awaitable[None]]
+
+SILENCE = 15 * SECOND
+"""Three heartbeats of a stream of changes (net/metadata_client.py)."""
 
 
 class _Tasks(Tasks):
@@ -292,6 +295,9 @@ class Cluster:
                 gateway.paused_until = until
             case "healer-killed":
                 self.kill_healer(target)
+            case "metadata-cut":
+                gateway = self.gateways[target % len(self.gateways)]
+                self._cut_off(gateway, other, until)
             case "metadata-down":
                 self.metadata.down_until = until
                 self.metadata.break_streams()
@@ -301,6 +307,21 @@ class Cluster:
                 self.lies_until = until
             case _:
                 raise AssertionError(kind)
+
+    def _cut_off(self, gateway: Gateway, how: int, until: int) -> None:
+        """A gateway's requests do not reach metadata, or its answers and changes do not come, or
+        changes only; the stream hangs until that ends, or its connection is reset.
+        """
+        net, far = self.net, self.metadata.name
+        there, back = (gateway.name, far), (far, gateway.name)
+        links = ((there, back), (there, back), (there,), (back,), ())[how % 5]
+        net.cut.update(dict.fromkeys(links, until))
+        if not links:
+            self.metadata.muted[gateway.name] = until
+        if how % 2:
+            self.metadata.break_streams(gateway)
+        else:
+            net.after(SILENCE, self.metadata.end_if_silent, gateway)
 
     def _links(self, kind: str, node: Node, other: int, until: int) -> None:
         net = self.net
@@ -320,6 +341,7 @@ class Cluster:
         net.is_healed = True
         net.cut.clear()
         net.clogged.clear()
+        self.metadata.muted.clear()
         self.lies_until = self.metadata.down_until = 0
         for gateway in self.gateways:
             gateway.paused_until = min(gateway.paused_until, net.now)

@@ -26,6 +26,8 @@ class Judge:
         self.history = History()
         self.rows: dict[int, LedgerMetadata | None] = {}
         """As the service holds them; None is a tombstone."""
+        self.ended: dict[int, LedgerMetadata] = {}
+        """Rows as they were when their ledgers were deleted: that changes no end, for ever."""
         self.acked: dict[int, int] = {}
         self.held: dict[tuple[int, str], dict[int, int]] = {}
         """By ledger, bookie and entry: the last incarnation in which it was durable there."""
@@ -81,6 +83,7 @@ class Judge:
         if after is None:
             assert before is not None
             self.rows[before.ledger_id] = None
+            self.ended[before.ledger_id] = before
             return
         if before is not None:
             judged(
@@ -106,12 +109,23 @@ class Judge:
                 self._only_the_lost_held(before, after)
         self._acked_are_held(after, 0, acked)
 
-    def acknowledged(self, ledger_id: int, first: int, last: int) -> None:
-        """A client was told that first..last are stored."""
-        row = self.rows[ledger_id]
+    def is_deleted(self, ledger_id: int) -> bool:
+        """Whether a ledger's deletion is committed."""
+        return ledger_id in self.ended
+
+    def final(self, ledger_id: int) -> LedgerMetadata:
+        """A ledger's row, or what that was at last."""
+        return self.rows[ledger_id] or self.ended[ledger_id]
+
+    def acknowledged(
+        self, ledger_id: int, first: int, last: int, *, was_deleted: bool = False
+    ) -> None:
+        """A client was told that first..last are stored; `was_deleted` before it asked for that.
+        One that asked before may hear of it later: what the end covers was stored then.
+        """
+        row = self.final(ledger_id)
         self.acked[ledger_id] = max(self.acked.get(ledger_id, -1), last)
-        if row is None:
-            return  # deleted meanwhile
+        judged(invariants.deleted_takes_nothing(ledger_id, last, was_deleted=was_deleted))
         self._covers(row, last)
         self._acked_are_held(row, first, last)
 

@@ -90,6 +90,14 @@ class Held:
     expires_at: int
 
 
+@dataclass(slots=True, eq=False)
+class _Follower:
+    """A stream of changes."""
+
+    who: Process
+    lines: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+
+
 @dataclass(slots=True)
 class Tables:
     """What the database holds; it survives the service."""
@@ -122,7 +130,9 @@ class Metadata(Process):
         self.down_until = 0
         self._bookies = bookies
         self._changed = changed
-        self._streams: list[asyncio.Queue[bytes | None]] = []
+        self._streams: list[_Follower] = []
+        self.muted: dict[str, int] = {}
+        """Until when nothing of the stream of changes comes to a process, though answers do."""
         net.listeners[URL] = self, self.handle
         ledger, item = r"/v1/ledgers/(?P<id>\d+)", r"/v1/repairs/(?P<id>\d+)/(?P<member>[^/]+)"
         self._routes: tuple[tuple[str, str, Callable[..., Body | Answer]], ...] = (
@@ -184,7 +194,8 @@ class Metadata(Process):
         if self.down_until > self.net.now:
             raise MetadataUnavailable("the database is away", outcome=NOT_DONE)
         if request.path == "/v1/changes":
-            return Answer(200, content=self._stream())
+            assert request.source is not None
+            return Answer(200, content=self._stream(_Follower(request.source)))
         for method, pattern, work in self._routes:
             found = re.fullmatch(pattern, request.path)
             if method == request.method and found:
@@ -231,6 +242,8 @@ class Metadata(Process):
         ledger_id = body.row.ledger_id
         if ledger_id is None:
             ledger_id = len(self.tables.rows) + 1
+            while ledger_id in self.tables.rows:
+                ledger_id += 1
         if ledger_id in self.tables.rows:
             raise LedgerExists(ledger_id=ledger_id)
         core = body.row.core(ledger_id=ledger_id, version=1, created_at="")
@@ -315,26 +328,48 @@ class Metadata(Process):
 
     # --- the stream of changes ---------------------------------------------------------------
 
-    async def _stream(self) -> AsyncIterator[bytes]:
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._streams.append(queue)
+    async def _stream(self, follower: "_Follower") -> AsyncIterator[bytes]:
+        self._streams.append(follower)
         try:
             yield b'{"kind":"hello"}'
-            while (line := await queue.get()) is not None:
+            while (line := await follower.lines.get()) is not None:
                 yield line
         finally:
-            if queue in self._streams:
-                self._streams.remove(queue)
+            if follower in self._streams:
+                self._streams.remove(follower)
 
     def _tell(self, change: Change) -> None:
         line = change.model_dump_json().encode()
-        for queue in self._streams:
-            self.net.after(self.net.rng.randint(*self.net.plan.delay), queue.put_nowait, line)
+        for follower in self._streams:
+            delay = self.net.rng.randint(*self.net.plan.delay)
+            self.net.after(delay, self._pass, follower, line)
 
-    def break_streams(self) -> None:
+    def _pass(self, follower: "_Follower", line: bytes | None) -> None:
+        """A line comes late over a link that is cut: it is sent again, as TCP does."""
+        until = self.silent_until(follower.who)
+        if until > self.net.now:
+            self.net.after(until - self.net.now, self._pass, follower, line)
+        else:
+            follower.lines.put_nowait(line)
+
+    def silent_until(self, who: Process) -> int:
+        """Until when a process hears nothing of the stream."""
+        return max(
+            self.net.cut.get((self.name, who.name), 0),
+            self.muted.get(who.name, 0),
+            who.paused_until,
+        )
+
+    def break_streams(self, who: Process | None = None) -> None:
         """Whoever follows has to begin anew."""
-        for queue in self._streams:
-            queue.put_nowait(None)
+        for follower in self._streams:
+            if who is None or follower.who is who:
+                follower.lines.put_nowait(None)
+
+    def end_if_silent(self, who: Process) -> None:
+        """Who heard nothing for as long as three heartbeats take begins anew."""
+        if self.silent_until(who) > self.net.now:
+            self.break_streams(who)
 
     # --- repairs and leases --------------------------------------------------------------------
 

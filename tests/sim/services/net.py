@@ -34,6 +34,8 @@ class Request:
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     match_info: Mapping[str, str] = field(default_factory=dict)
+    source: "Process | None" = None
+    """Who asks."""
 
     async def read(self) -> bytes:
         """The body."""
@@ -201,9 +203,12 @@ class _Exchange:
             how.get("data") or b"",
             dict(parse_qsl(parts.query)) | dict(how.get("params") or {}),
             dict(how.get("headers") or {}),
+            source=process,
         )
         timeout = how.get("timeout")
-        self._limit_s = timeout.total if timeout is not None and timeout.total else _LONGEST_S
+        self._limit_s = timeout.total if timeout is not None else None
+        if not self._limit_s:
+            self._limit_s = min(_LONGEST_S, process.net.plan.stream_s)
         self._answer: Answer | None = None
 
     async def __aenter__(self) -> Answer:

@@ -41,9 +41,6 @@ from tests.sim.services.net import Answer, Net, Process, Request, Session
 if TYPE_CHECKING:
     from tests.sim.services.judge import Judge
 
-COLLECT_S = 3.0
-GRACE_S = 5.0
-
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -193,12 +190,13 @@ class Node(Process):
         """A collector of its own for each life of the process."""
         client = MetadataClient([URL], cast("Any", Session(self)))
         rows = MetadataRows(client)
-        collector = _Collector(cast("Store", _Held(self)), rows, CLUSTER_ID, grace_s=GRACE_S)
-        _ = self.spawn(self._run(collector))
+        every_s, grace_s = self.net.plan.collect
+        collector = _Collector(cast("Store", _Held(self)), rows, CLUSTER_ID, grace_s=grace_s)
+        _ = self.spawn(self._run(collector, every_s))
 
-    async def _run(self, collector: Collector) -> None:
+    async def _run(self, collector: Collector, every_s: float) -> None:
         while True:
-            await self.net.pause(COLLECT_S)
+            await self.net.pause(every_s)
             try:
                 await collector.round()
             except QuorumLogError as error:

@@ -24,6 +24,9 @@ FAULT_KINDS = (
     "clog",
     "lies",
 )
+"""Of every seed."""
+CUT = "metadata-cut"
+"""A gateway loses metadata and nothing else; it comes with what that takes (`_with_cuts`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,60 @@ class ServicePlan:
     request_timeout: int
     max_lost_copies: int
     faults: tuple[Fault, ...]
+    collect: tuple[float, float] = (3.0, 5.0)
+    """How often bookies look for garbage, and what passes between the two looks; seconds."""
+    pauses: tuple[float, ...] = (0.001, 0.05, 1.0)
+    """Of clients between two things that they do; seconds."""
+    is_stubborn: bool = False
+    """Clients go on with a ledger until a gateway refuses it: of a deletion by others they hear
+    nothing. They also choose ids, those of deleted ledgers among them.
+    """
+    stream_s: float = 600.0
+    """For how long who follows changes waits for a stream to begin."""
 
 
 def draw(seed: int) -> ServicePlan:
-    """The plan of a seed."""
+    """The plan of a seed; every third one cuts gateways off from metadata."""
+    plan = _drawn(seed)
+    rng = random.Random(f"cuts-{seed}")
+    return _with_cuts(plan, rng) if rng.random() < 0.33 else plan
+
+
+def draw_cuts(seed: int) -> ServicePlan:
+    """The plan of a seed that cuts gateways off from metadata."""
+    return _with_cuts(_drawn(seed), random.Random(f"cuts-{seed}"))
+
+
+def _with_cuts(plan: ServicePlan, rng: random.Random) -> ServicePlan:
+    """Gateways lose metadata and nothing else, for longer than bookies take to drop what is deleted
+    meanwhile (rule 16a); clients come back to ledgers after a while.
+    """
+    heal_at = max(plan.heal_at, 20 * SECOND)
+    cuts = [
+        Fault(
+            rng.randint(0, heal_at // 2),
+            CUT,
+            rng.choice((2, 10, 30)) * SECOND,
+            rng.randint(0, 59),
+            rng.randint(0, 59),
+        )
+        for _ in range(rng.choice((1, 2, 4)))
+    ]
+    faults = sorted([*plan.faults, *cuts], key=lambda f: (f.at, f.kind, f.target))
+    return replace(
+        plan,
+        gateways=max(plan.gateways, 2),
+        clients=max(plan.clients, 2),
+        work=rng.choice((15, 30)),
+        heal_at=heal_at,
+        faults=tuple(faults),
+        collect=rng.choice(((0.3, 0.3), (1.0, 0.5), (3.0, 5.0))),
+        pauses=rng.choice(((0.05, 0.5, 2.0), (0.05, 1.0, 5.0))),
+        is_stubborn=True,
+    )
+
+
+def _drawn(seed: int) -> ServicePlan:
     rng = random.Random(f"services-plan-{seed}")
     quorum = rng.choice(SHAPES)
 
@@ -88,6 +141,7 @@ def draw(seed: int) -> ServicePlan:
         request_timeout=rng.choice((300 * MS, 2 * SECOND)),
         max_lost_copies=quorum[2] - 1,
         faults=tuple(faults),
+        stream_s=15.0,
     )
 
 
@@ -95,7 +149,7 @@ def draw_losses(seed: int) -> ServicePlan:
     """The plan of a seed in which two copies of an entry may be gone: a bookie dies for good, another
     one's disk is wiped, and writers end while bookies are slow.
     """
-    plan = draw(seed)
+    plan = _drawn(seed)
     rng = random.Random(f"losses-{seed}")
     more = [
         Fault(

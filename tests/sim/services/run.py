@@ -10,16 +10,19 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
 from quorumlog.errors import (
     NOT_DONE,
+    LedgerClosed,
+    LedgerFenced,
     NoSuchEntry,
     NoSuchLedger,
     QuorumLogError,
     RecoveryBlocked,
+    WriterLost,
 )
 from quorumlog.net import metadata_client
 from quorumlog.protocol.ids import member_name
@@ -47,6 +50,8 @@ CALM_S = 400.0
 DICE = 2
 """Runs that a smaller plan gets before it is taken for a whole one; a run takes some 100 ms."""
 _OP_S = 90.0
+_OVER = (LedgerClosed, LedgerFenced, NoSuchLedger, WriterLost)
+"""Refusals after which a client makes another ledger."""
 _MACHINES = (Writer, Recovery, FragmentRepair, RangeReader)
 
 
@@ -94,6 +99,8 @@ class Run:
         self.cluster = Cluster(self.net, self.judge)
         self.judge.may_be_had = self._may_be_had
         self.ledgers: list[int] = []
+        self.refused: set[int] = set()
+        """Ledgers of which a client was told that nothing more is taken."""
         self.payloads = self.keys = 0
         self.acknowledged = 0
 
@@ -114,9 +121,10 @@ class Run:
             self._delete,
             self._give_up,
         )
+        is_stubborn = self.plan.is_stubborn
         for _ in range(self.plan.work):
-            await self.net.pause(self.rng.choice((0.001, 0.05, 1.0)))
-            if mine is None or self.judge.rows.get(mine) is None:
+            await self.net.pause(self.rng.choice(self.plan.pauses))
+            if mine is None or (not is_stubborn and self.judge.is_deleted(mine)):
                 mine = await self._create()
                 continue
             thing = self.rng.choice(things)
@@ -127,7 +135,9 @@ class Run:
                 async with asyncio.timeout(_OP_S):
                     await thing(ledger_id)
             row = self.judge.rows.get(mine)
-            if row is not None and row.state is State.CLOSED:
+            if is_stubborn:
+                mine = None if mine in self.refused else mine
+            elif row is not None and row.state is State.CLOSED:
                 mine = None
 
     def _engine(self) -> Any:
@@ -143,6 +153,8 @@ class Run:
             allow_degraded=self.rng.random() < 0.3,
             idempotency_key=f"key-{self.keys}" if self.rng.random() < 0.5 else None,
         )
+        if self.plan.is_stubborn and self.rng.random() < 0.3:
+            options = replace(options, ledger_id=self._chosen_id(), idempotency_key=None)
         is_repeated = options.idempotency_key is not None and self.rng.random() < 0.5
         try:
             row: LedgerMetadata = await self._gone_with(self._engine().create(options))
@@ -151,9 +163,18 @@ class Run:
         except QuorumLogError as error:
             self.net.note("client", "create", outcome_of(error))
             return None
+        if self.judge.is_deleted(row.ledger_id):
+            raise Violation(f"rule 17: {row.ledger_id} was deleted, and is made again")
         if row.ledger_id not in self.ledgers:
             self.ledgers.append(row.ledger_id)
         return row.ledger_id
+
+    def _chosen_id(self) -> int:
+        """One that a client chooses: its own, or one that is used up (rule 17)."""
+        deleted = sorted(self.judge.ended)
+        if deleted and self.rng.random() < 0.5:
+            return self.rng.choice(deleted)
+        return 1000 + self.keys
 
     async def _gone_with(self, call: Awaitable[Any]) -> Any:
         """A client's call; where its gateway dies it hears nothing."""
@@ -165,12 +186,15 @@ class Run:
         self.payloads += count
         op = self.judge.history.append(ledger_id, *payloads)
         gateway = self.rng.choice(self.cluster.gateways)
+        was_deleted = self.judge.is_deleted(ledger_id)
         try:
             done: Appended = await self._gone_with(gateway.engine.append(ledger_id, payloads))
         except QuorumLogError as error:
             self.net.note("client", "append", ledger_id, outcome_of(error))
             if error.outcome == NOT_DONE:
                 self.judge.history.failed(op)
+            if isinstance(error, _OVER):
+                self.refused.add(ledger_id)
             return
         except TimeoutError:
             return
@@ -178,7 +202,7 @@ class Run:
             return  # nobody hears what a dead process says
         self.acknowledged += count
         self.net.note("client", "appended", ledger_id, done.first, done.last)
-        self.judge.acknowledged(ledger_id, done.first, done.last)
+        self.judge.acknowledged(ledger_id, done.first, done.last, was_deleted=was_deleted)
         self.judge.history.acked(op, done.first)
 
     async def _append_much(self, ledger_id: int) -> None:
@@ -413,10 +437,27 @@ class Run:
                 entries.extend((entry_id, payload) for payload in found)
             if not row.may_lack_entries:
                 history.content(ledger_id, *entries)
-        flagged = {i for i, row in self.judge.rows.items() if row is None or row.may_lack_entries}
+        self._learn_deleted()
+        rows = map(self.judge.final, self.judge.rows)
+        flagged = {row.ledger_id for row in rows if row.may_lack_entries}
         said = [v for v in check(history) if v.ledger not in flagged]
         if said:
             raise Violation("; ".join(map(str, said[:3])))
+
+    def _learn_deleted(self) -> None:
+        """What deleted ledgers held, by what bookies had on disk."""
+        judge = self.judge
+        for ledger_id, row in judge.ended.items():
+            assert row.last_entry is not None, "only CLOSED ones are deleted"
+            judge.history.closed(ledger_id, row.last_entry)
+            if not row.may_lack_entries:
+                ids = range(row.last_entry + 1)
+                stored = {
+                    e: judge.bytes_of[ledger_id, e] for e in ids if (ledger_id, e) in judge.bytes_of
+                }
+                judge.history.content(
+                    ledger_id, *((e, found.payload) for e, found in stored.items())
+                )
 
 
 @contextlib.contextmanager
