@@ -1,6 +1,7 @@
 """`python -m tests.mutate`: take every guard out of the code, one by one; some test must notice."""
 
 import argparse
+import gc
 import re
 import sys
 import time
@@ -178,7 +179,9 @@ def _hunt(campaign: Campaign, options: argparse.Namespace, began: float) -> None
         sources = sorted({*files(root(), PRODUCT), *files(root(), options.paths)})
         reach = recorded(suite, cache, sources, _say)
         _say(f"{len(reach.tests)} tests reach the code, after {time.monotonic() - began:.0f} s")
+        gc.collect()
         hunter = Hunter(suite, reach, seconds=options.per_mutant)
+        gc.freeze()  # what all children share stays where it is
         _each(campaign, hunter.hunt, options.build / "results.jsonl", began + options.time)
 
     names = tests_of(options)

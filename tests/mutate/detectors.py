@@ -43,7 +43,7 @@ DETECTORS: Final = {
             Detector(
                 f"machines {first}-{first + 24}", (_PROTOCOL,), 0.4, _seeds(_MACHINES, first, first + 24)
             )
-            for first in (1, 26, 51, 76, 101, 126, 151, 176)
+            for first in (1, 26, 51, 76)
         ),
         *(
             Detector(
@@ -52,7 +52,7 @@ DETECTORS: Final = {
                 1.5,
                 _seeds(_SERVICES, first, first + 4),
             )
-            for first in (1, 6, 11, 16)
+            for first in (1, 6)
         ),
     )
 }

@@ -9,6 +9,7 @@ import ast
 import gc
 import sys
 import types
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,30 +20,39 @@ class Unfit(Exception):  # noqa: N818 - it is an answer
     """The mutant can't be put into a running process."""
 
 
-def put(place: Place) -> None:
-    """Take a guard out of the running code, and out of the tree that it is from. Raises: Unfit."""
-    gc.unfreeze()  # what is frozen is not listed
-    if place.function:
-        _put_function(place.source, place)
-    else:
-        _put_constant(place.source, place)
+class Functions:
+    """The functions of this process, by file and name: found once, for all children."""
 
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], list[types.FunctionType]] = defaultdict(list)
+        for each in gc.get_objects():
+            if isinstance(each, types.FunctionType):
+                code = each.__code__
+                self._found[code.co_filename, code.co_qualname].append(each)
 
-def _put_function(source: Source, place: Place) -> None:
-    place.apply()
-    tree = ast.fix_missing_locations(source.tree)
-    code = compile(tree, str(source.path), "exec", dont_inherit=True)
-    mutated = [each for each in _codes(code) if each.co_qualname == place.outer]
-    count = 0
-    for function in _functions(str(source.path), place.outer):
-        for new in mutated:
-            if new.co_firstlineno == function.__code__.co_firstlineno:
-                if new.co_freevars != function.__code__.co_freevars:
-                    raise Unfit("the change takes a closure away")
-                function.__code__ = new
-                count += 1
-    if not count:
-        raise Unfit("no such function in this process")
+    def put(self, place: Place) -> None:
+        """Take a guard out of the running code, and out of the tree that it is from. Raises: Unfit."""
+        if not place.function:
+            _put_constant(place.source, place)
+            return
+        path = str(place.source.path)
+        place.apply()
+        tree = ast.fix_missing_locations(place.source.tree)
+        code = compile(tree, path, "exec", dont_inherit=True)
+        mutated = {
+            each.co_firstlineno: each for each in _codes(code) if each.co_qualname == place.outer
+        }
+        count = 0
+        for function in self._found.get((path, place.outer), ()):
+            new = mutated.get(function.__code__.co_firstlineno)
+            if new is None:
+                continue
+            if new.co_freevars != function.__code__.co_freevars:
+                raise Unfit("the change takes a closure away")
+            function.__code__ = new
+            count += 1
+        if not count:
+            raise Unfit("no such function in this process")
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -50,16 +60,6 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _codes(constant)
-
-
-def _functions(path: str, qualname: str) -> list[types.FunctionType]:
-    return [
-        each
-        for each in gc.get_objects()
-        if isinstance(each, types.FunctionType)
-        and each.__code__.co_qualname == qualname
-        and each.__code__.co_filename == path
-    ]
 
 
 def _put_constant(source: Source, place: Place) -> None:

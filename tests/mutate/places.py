@@ -20,6 +20,9 @@ SILENT: Final = ("log", "logger", "_log", "LOG", "metrics", "_metrics")
 LOCKS: Final = ("lock", "_one", "mutex", "semaphore", "turn")
 """Words by which a context manager is known to keep others out."""
 
+HELPERS: Final = ("check", "key")
+"""Methods of the protocol's machines that assert its invariants and name its states for the explorer."""
+
 _BOUNDS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
 }  # fmt: skip
@@ -136,6 +139,8 @@ class _Walk:
                 yield from self._of_texts(statement)
 
     def _of_function(self, function: _Function, prefix: str) -> Iterator[Place]:
+        if function.name in HELPERS:
+            return
         kept = self._function, self._digest
         self._function = f"{prefix}{function.name}"
         if not kept[0]:
@@ -157,6 +162,10 @@ class _Walk:
         self, statement: ast.stmt, holder: ast.AST, field: str, index: int
     ) -> Iterator[Place]:
         match statement:
+            case ast.Raise(exc=ast.Call(func=ast.Name(id="AssertionError"))) | ast.Expr(
+                value=ast.Call(func=ast.Name(id="assert_never"))
+            ):
+                return  # for what never happens
             case ast.Return() | ast.Raise() | ast.Continue() | ast.Break():
                 pass
             case ast.Expr(value=(ast.Call() | ast.Await()) as value) if not _is_silent(value):

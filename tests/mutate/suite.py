@@ -1,7 +1,6 @@
 """The tests, collected once in this process, and run in forked children of it."""
 
 import fnmatch
-import gc
 import itertools
 import os
 import sys
@@ -24,10 +23,13 @@ LEFT_OUT: Final = (
     "tests/mutate/test_*",
     "*::test_without_its_guard_a_scenario_goes_wrong*",
     "*::test_a_guard_of_the_storage_that_is_taken_out_is_missed*",
+    "*::test_no_seed_*",
     "*::test_*_under_every_hash_seed*",
     "*::test_scenarios_go_the_same_in_any_process*",
 )
-"""Tests of the tests, and those that run the code in other processes, which the mutant is not in."""
+"""Tests of the tests; seeds, of which `detectors.py` has a share; and those that run the code in other
+processes, which the mutant is not in.
+"""
 
 class Suite:
     """A plugin of pytest that collects, and then lets `work` run tests instead of running all.
@@ -80,8 +82,6 @@ class Suite:
         with ExitStack() as stack:
             if self._has_servers:
                 self._servers = stack.enter_context(store_servers())
-            gc.collect()
-            gc.freeze()
             try:
                 self._work(self)
             except BaseException as error:  # noqa: BLE001 - pytest would swallow what it knows
