@@ -1,8 +1,8 @@
 """Which tests run which lines, and how long they take: recorded once, and anew where a file changed.
 
-The lines of the product hold as long as its files are the same; a test file's record holds as long as it
-is. What the product does not import (the tests' own helpers) counts for nothing here: a record that is
-a little old picks a test too many or too few, and `--fresh` makes it anew.
+The record of a test file holds as long as the file is the same, and every file of the product that its
+tests reach. The tests' own helpers count for nothing here: a record that is a little old picks a test
+too many or too few, and `--fresh` makes it anew.
 """
 
 import hashlib
@@ -50,19 +50,19 @@ class Reach:
 
 def recorded(suite: Suite, cache: Path, sources: list[Path], tell: Callable[[str], None]) -> Reach:
     """The record of what all tests of the suite run of the sources, from the cache where it still holds."""
-    product = _digest(sources)
+    now = {str(path.relative_to(suite.root)): _digest(path) for path in sources}
     kept: dict[str, Any] = orjson.loads(cache.read_bytes()) if cache.exists() else {}
-    if kept.get("product") != product:
-        kept = {"product": product, "files": {}}
     reach = Reach()
     for name, group in groupby(suite.items, key=lambda nodeid: nodeid.partition("::")[0]):
         nodeids = list(group)
-        digest = _digest([suite.root / name])
-        held = kept["files"].get(name)
-        if held is None or held["digest"] != digest:
+        digest = _digest(suite.root / name)
+        held = kept.get(name)
+        if held is None or held["digest"] != digest or not held["reached"].items() <= now.items():
             tell(f"recording what {name} reaches: {len(nodeids)} tests")
-            held = {"digest": digest, "tests": _record(suite, nodeids, sources)}
-            kept["files"][name] = held
+            tests = _record(suite, nodeids, sources)
+            reached = {path for test in tests for path in test["lines"]}
+            held = {"digest": digest, "tests": tests, "reached": {path: now[path] for path in reached}}
+            kept[name] = held
             cache.parent.mkdir(parents=True, exist_ok=True)
             cache.write_bytes(orjson.dumps(kept))
         for record in held["tests"]:
@@ -88,8 +88,5 @@ def _record(suite: Suite, nodeids: list[str], sources: list[Path]) -> list[Any]:
     return found
 
 
-def _digest(paths: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(str(path.name).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
