@@ -33,27 +33,34 @@ def _seeds(module: str, first: int, last: int) -> Callable[[], None]:
 
 
 _PROTOCOL: Final = "shared/quorumlog/protocol"
+_BOOKIE: Final = "services/bookie"
 _MACHINES: Final = "tests.sim.run"
 _SERVICES: Final = "tests.sim.services.run"
+
+_LOGS: Final = "tests.logs.simulation"
+
+
+def _shares(
+    what: str, module: str, folders: tuple[str, ...], *, share: int, shares: int, seconds: float
+) -> list[Detector]:
+    """Seeds from 1 on, in shares: the first one that sees the mutant ends it."""
+    return [
+        Detector(
+            f"{what} {first}-{first + share - 1}",
+            folders,
+            seconds,
+            _seeds(module, first, first + share - 1),
+        )
+        for first in range(1, share * shares, share)
+    ]
+
 
 DETECTORS: Final = {
     detector.name: detector
     for detector in (
-        *(
-            Detector(
-                f"machines {first}-{first + 24}", (_PROTOCOL,), 0.4, _seeds(_MACHINES, first, first + 24)
-            )
-            for first in (1, 26, 51, 76)
-        ),
-        *(
-            Detector(
-                f"services {first}-{first + 4}",
-                (_PROTOCOL, "services/bookie"),
-                1.5,
-                _seeds(_SERVICES, first, first + 4),
-            )
-            for first in (1, 6)
-        ),
+        *_shares("machines", _MACHINES, (_PROTOCOL,), share=25, shares=4, seconds=0.4),
+        *_shares("logs", _LOGS, (f"{_PROTOCOL}/log.py",), share=10, shares=4, seconds=1.0),
+        *_shares("services", _SERVICES, (_PROTOCOL, _BOOKIE), share=5, shares=2, seconds=1.5),
     )
 }
 
@@ -61,6 +68,6 @@ DETECTORS: Final = {
 def of(path: str) -> list[Detector]:
     """Those that may see a mutant of this file. What they run is imported now, in the parent."""
     found = [each for each in DETECTORS.values() if path.startswith(each.folders)]
-    for module in (_MACHINES, _SERVICES) if found else ():
+    for module in (_MACHINES, _LOGS, _SERVICES) if found else ():
         importlib.import_module(module)
     return found
