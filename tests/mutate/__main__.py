@@ -103,17 +103,25 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tests", nargs="+", metavar="PATH", help="tests to choose from")
     parser.add_argument("--match", default="", help="only mutants whose name holds this")
     parser.add_argument(
-        "--time", type=seconds, default=3600.0, metavar="BUDGET", help="of the run: 90s, 20m, 2h (1h)"
+        "--time",
+        type=seconds,
+        default=3600.0,
+        metavar="BUDGET",
+        help="of the run: 90s, 20m, 2h (1h)",
     )
     parser.add_argument(
         "--per-mutant", type=seconds, default=20.0, metavar="TIME",
         help="of the tests of one mutant, by the times that were recorded (20s)",
     )  # fmt: skip
-    parser.add_argument("--resume", action="store_true", help="go on with the results of the last run")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the results of the last run"
+    )
     parser.add_argument(
         "--again", action="store_true", help="the same, and hunt once more what was unnoticed"
     )
-    parser.add_argument("--every", type=count, default=1, help="only each so-manieth mutant: a sample")
+    parser.add_argument(
+        "--every", type=count, default=1, help="only each so-manieth mutant: a sample"
+    )
     parser.add_argument(
         "--build", type=Path, default=root() / "build" / "mutate", metavar="DIR",
         help="where records and results are kept (build/mutate)",
@@ -131,7 +139,9 @@ def tests_of(options: argparse.Namespace) -> list[str]:
     groups = [
         tests
         for folder, tests in TESTS.items()
-        if any(path.startswith(folder) or folder.startswith(path.rstrip("/")) for path in options.paths)
+        if any(
+            path.startswith(folder) or folder.startswith(path.rstrip("/")) for path in options.paths
+        )
     ]
     return list(dict.fromkeys(name for tests in groups for name in tests))
 

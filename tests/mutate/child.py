@@ -1,5 +1,6 @@
 """A forked child: it does one thing and ends, and tells its parent line by line."""
 
+import contextlib
 import os
 import resource
 import select
@@ -97,10 +98,8 @@ class Child:
             return
         self._is_over = True
         for kill, whom in ((os.killpg, self.pid), (os.kill, self.pid)):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 kill(whom, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         os.waitpid(self.pid, 0)
         os.close(self._reading)
 

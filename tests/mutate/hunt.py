@@ -1,5 +1,6 @@
 """One mutant after another: put into a forked child, and run against what reaches it."""
 
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -116,7 +117,7 @@ class Hunter:
             return
         self._suite.be_ready()
         tests = [name for name in chosen if name not in DETECTORS]
-        then = dict(zip(tests, tests[1:], strict=False))
+        then = dict(itertools.pairwise(tests))
         for name in chosen:
             tell({"runs": name})
             if name in DETECTORS:
@@ -143,7 +144,8 @@ class Hunter:
             names += [each.name for each in detectors.of(place.path)]
         killers = self._killers[place.path]
         names.sort(key=lambda name: self._seconds_of(name) / (1 + 5 * killers.get(name, 0)))
-        chosen, seconds = [], 0.0
+        chosen: list[str] = []
+        seconds = 0.0
         for name in names:
             cost = self._seconds_of(name) if name in tests else 0.0  # a search is run in any case
             if chosen and seconds + cost > self._seconds:

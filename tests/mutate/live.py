@@ -16,7 +16,7 @@ from typing import Any
 from tests.mutate.places import Place, Source
 
 
-class Unfit(Exception):  # noqa: N818 - it is an answer
+class Unfit(Exception):
     """The mutant can't be put into a running process."""
 
 
@@ -78,7 +78,7 @@ def _put_constant(source: Source, place: Place) -> None:
         assert statement.value is not None
         expression = ast.fix_missing_locations(ast.Expression(statement.value))
         names = module.__dict__ | changed
-        value = eval(compile(expression, str(source.path), "eval"), names)  # noqa: S307
+        value = eval(compile(expression, str(source.path), "eval"), names)
         if value != module.__dict__[target]:
             changed[target] = value
     if not changed:
@@ -96,8 +96,9 @@ def _target(statement: ast.stmt) -> str | None:
             return name
         case ast.Assign(targets=[ast.Name(id=name)]):
             return name
-    return None
+        case _:
+            return None
 
 
 def _modules() -> list[types.ModuleType]:
-    return [each for each in list(sys.modules.values()) if isinstance(each, types.ModuleType)]
+    return list(sys.modules.values())

@@ -137,6 +137,8 @@ class _Walk:
                 self._function, self._digest = "", _digest(ast.unparse(statement))
                 self._lines = (0, 0)
                 yield from self._of_texts(statement)
+            case _:
+                return
 
     def _of_function(self, function: _Function, prefix: str) -> Iterator[Place]:
         if function.name in HELPERS:
@@ -162,8 +164,9 @@ class _Walk:
         self, statement: ast.stmt, holder: ast.AST, field: str, index: int
     ) -> Iterator[Place]:
         match statement:
-            case ast.Raise(exc=ast.Call(func=ast.Name(id="AssertionError"))) | ast.Expr(
-                value=ast.Call(func=ast.Name(id="assert_never"))
+            case (
+                ast.Raise(exc=ast.Call(func=ast.Name(id="AssertionError")))
+                | ast.Expr(value=ast.Call(func=ast.Name(id="assert_never")))
             ):
                 return  # for what never happens
             case ast.Return() | ast.Raise() | ast.Continue() | ast.Break():
@@ -190,8 +193,14 @@ class _Walk:
             case ast.If() | ast.While():
                 self._lines = _lines(statement.test)
                 yield from self._condition(
-                    statement.test, statement, "test", None, is_loop=isinstance(statement, ast.While)
+                    statement.test,
+                    statement,
+                    "test",
+                    None,
+                    is_loop=isinstance(statement, ast.While),
                 )
+            case _:
+                pass  # what is in it is looked at below
         for name, value in ast.iter_fields(statement):
             if name in ("body", "orelse", "finalbody"):
                 yield from self._block(statement, name)
@@ -264,6 +273,8 @@ class _Walk:
                         ast.Name(id="max" if name == "min" else "min", ctx=ast.Load()), node.func
                     )
                     yield self._place(f"not {name} `{line(node)}`", node, "func", None, new)
+                case _:
+                    continue
 
     def _of_texts(self, statement: ast.stmt, *, is_shallow: bool = False) -> Iterator[Place]:
         """Clauses of SQL. `is_shallow`: the statements within are asked by themselves."""

@@ -61,7 +61,11 @@ def recorded(suite: Suite, cache: Path, sources: list[Path], tell: Callable[[str
             tell(f"recording what {name} reaches: {len(nodeids)} tests")
             tests = _record(suite, nodeids, sources)
             reached = {path for test in tests for path in test["lines"]}
-            held = {"digest": digest, "tests": tests, "reached": {path: now[path] for path in reached}}
+            held = {
+                "digest": digest,
+                "tests": tests,
+                "reached": {path: now[path] for path in reached},
+            }
             kept[name] = held
             cache.parent.mkdir(parents=True, exist_ok=True)
             cache.write_bytes(orjson.dumps(kept))

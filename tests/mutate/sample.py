@@ -12,7 +12,8 @@ class Account:
         if amount < 0:
             raise ValueError("a negative amount")
         if amount > self.balance:
-            amount = self.balance
+            amount, self.balance = self.balance, 0
+            return amount
         self.balance -= amount
         return amount
 

@@ -14,7 +14,9 @@ _ENDS: Final = re.compile(
     r"\s(AND|OR|ORDER|GROUP|LIMIT|RETURNING|FOR|UNION|JOIN|LEFT|INNER|CROSS|HAVING|WHERE|DO|SET|THEN)\b|\Z",
     re.IGNORECASE,
 )
-_LOCK: Final = re.compile(r"\s+FOR (?:NO KEY )?(?:UPDATE|SHARE|KEY SHARE)(?: OF \w+)?(?: SKIP LOCKED)?")
+_LOCK: Final = re.compile(
+    r"\s+FOR (?:NO KEY )?(?:UPDATE|SHARE|KEY SHARE)(?: OF \w+)?(?: SKIP LOCKED)?"
+)
 _IS_SQL: Final = re.compile(r"\b(SELECT|UPDATE|DELETE FROM|INSERT INTO|WHERE)\b")
 
 
@@ -78,10 +80,11 @@ def _flat(node: ast.expr) -> tuple[str, list[ast.expr]]:
     if isinstance(node, ast.Constant):
         return (node.value, []) if isinstance(node.value, str) else ("", [])
     assert isinstance(node, ast.JoinedStr)
-    text, holes = "", []
+    text = ""
+    holes: list[ast.expr] = []
     for value in node.values:
         if isinstance(value, ast.Constant):
-            text += value.value
+            text += str(value.value)
         else:
             text += f"\x00{len(holes)}\x00"
             holes.append(value)

@@ -31,6 +31,7 @@ LEFT_OUT: Final = (
 processes, which the mutant is not in.
 """
 
+
 class Suite:
     """A plugin of pytest that collects, and then lets `work` run tests instead of running all.
 

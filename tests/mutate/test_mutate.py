@@ -54,14 +54,15 @@ def test_a_campaign_finds_skips_tells_and_goes_on(tmp_path: Path) -> None:
         "Account.withdraw: never `amount > self.balance`": "found",
         "Account.withdraw: always `amount > self.balance`": "found",
         "Account.withdraw: bound `amount > self.balance`": "equivalent",
+        "Account.withdraw: without `return amount`": "found",
         "Account.close: never `self.balance`": "unreached",
         "Account.close: always `self.balance`": "unreached",
     }
     assert status == 1
-    assert last == "mutate: 8 mutants, 3 found, 4 unnoticed, 1 equivalent, 0 left"
+    assert last == "mutate: 9 mutants, 4 found, 4 unnoticed, 1 equivalent, 0 left"
     results = (tmp_path / "results.jsonl").read_bytes()
     assert results.startswith(first)
-    assert len(results.splitlines()) == 7
+    assert len(results.splitlines()) == 8
 
 
 def test_what_is_listed_is_there() -> None:
@@ -76,14 +77,19 @@ def test_what_is_listed_is_there() -> None:
 
 
 def test_a_guard_that_the_code_no_longer_has_is_stale() -> None:
-    assert stale(["a.py::f: never `x`", "b.py::g: never `y`"], ["a.py"], ["a.py::f: never `z`"]) == [
-        "a.py::f: never `x`"
-    ]
+    assert stale(
+        ["a.py::f: never `x`", "b.py::g: never `y`"], ["a.py"], ["a.py::f: never `z`"]
+    ) == ["a.py::f: never `x`"]
 
 
 CHANGES = {
     "if a:\n    return 1": ["never `a`", "always `a`"],
-    "if a:\n    b()\n    return 1": ["without `b()`", "without `return 1`", "never `a`", "always `a`"],
+    "if a:\n    b()\n    return 1": [
+        "without `b()`",
+        "without `return 1`",
+        "never `a`",
+        "always `a`",
+    ],
     "while a:\n    continue": ["never `a`", "without `continue`"],
     "async with self._lock:\n    x = 1": ["unlocked `self._lock`"],
     "async with session:\n    x = 1": [],
@@ -108,7 +114,9 @@ def test_each_kind_of_guard_has_its_changes(tmp_path: Path, text: str) -> None:
     places = Source.read(path, tmp_path).places()
 
     assert sorted(place.change for place in places) == sorted(
-        CHANGES[text] if not text.startswith("raise") else ["without `raise Error('x' if a else 'y')`"]
+        CHANGES[text]
+        if not text.startswith("raise")
+        else ["without `raise Error('x' if a else 'y')`"]
     )
     for place in Source.read(path, tmp_path).places():
         source = Source.read(path, tmp_path)

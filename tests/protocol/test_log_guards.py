@@ -51,7 +51,11 @@ def test_ledgers_without_records_are_not_published() -> None:
 
     after = log.with_published([(9, 0, 0), (10, 3, 30)], now_ms=1)
 
-    assert [(item.ledger_id, item.first_offset) for item in after.items] == [(7, 0), (8, 10), (10, 12)]
+    assert [(item.ledger_id, item.first_offset) for item in after.items] == [
+        (7, 0),
+        (8, 10),
+        (10, 12),
+    ]
     after.check()
 
 
