@@ -232,6 +232,18 @@ def test_the_first_entry_bounds_the_length_where_the_second_is_lost() -> None:
     assert (closed.last_entry, closed.length) == (1, 3)
 
 
+@pytest.mark.parametrize("status", [CasStatus.OK, CasStatus.CONFLICT, CasStatus.UNKNOWN])
+def test_an_answer_without_a_row_settles_nothing(status: CasStatus) -> None:
+    bench = closing()
+    update = bench.one(UpdateMetadata)
+
+    bench.do(MetadataAnswered(update.attempt, status))
+
+    bench.none(Failed, Closed)
+    bench.do(TimerFired(Timer.RETRY))
+    assert bench.one(UpdateMetadata) == update
+
+
 def test_nothing_comes_of_what_arrives_after_the_end() -> None:
     bench = closing()
     update = bench.one(UpdateMetadata)

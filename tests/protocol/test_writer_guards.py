@@ -317,3 +317,65 @@ def test_refusals_end_no_handle_in_which_nothing_waits() -> None:
 
     bench.none(Failed)
     assert bench.writer.state is WriterState.OPEN
+
+
+def test_an_answer_to_an_earlier_search_is_not_taken_for_that_to_the_next_one() -> None:
+    bench = Bench()
+    bench.append()
+    bench.fails(0, 0)
+    earlier = bench.one(FindBookies)
+    bench.found()
+    bench.do(TimerFired(Timer.RETRY))
+    bench.one(FindBookies)
+
+    assert bench.do(BookiesFound(earlier.attempt, (B4,))) == []
+
+
+def test_a_bookie_that_was_replaced_may_be_chosen_again_after_a_while() -> None:
+    bench, update = changing()
+    bench.cas(row=applied(update))
+    assert Timer.RETRY in bench.writer._armed
+
+    bench.do(TimerFired(Timer.RETRY))
+    bench.fails(0, 1)
+
+    assert bench.one(FindBookies).exclude == (B4, B3, B2)
+
+
+def test_a_retry_asks_nothing_again_that_is_under_way() -> None:
+    bench, _ = changing()
+
+    bench.do(TimerFired(Timer.RETRY))
+
+    bench.none(UpdateMetadata)
+
+
+@pytest.mark.parametrize("status", [CasStatus.OK, CasStatus.CONFLICT, CasStatus.UNKNOWN])
+def test_an_answer_without_a_row_settles_nothing(status: CasStatus) -> None:
+    bench, update = changing()
+
+    bench.cas(status)
+
+    bench.none(Failed)
+    bench.do(TimerFired(Timer.RETRY))
+    assert bench.one(UpdateMetadata) == update
+
+
+def test_a_refused_append_to_a_deleted_ledger_ends_the_handle() -> None:
+    bench = Bench()
+    bench.append()
+    bench.fails(0, 1, Status.FENCED)
+
+    bench.cas(CasStatus.MISSING)
+
+    assert bench.one(Failed).code == "no-such-ledger"
+
+
+def test_a_row_that_came_with_a_lost_race_does_not_stand_for_the_one_that_a_fence_asks_for() -> None:
+    """Rule 9: it may have been read before the fence."""
+    bench, _ = changing()
+    bench.fails(0, 1, Status.FENCED)
+
+    bench.cas(CasStatus.CONFLICT, replace(bench.writer.metadata, version=5))
+
+    bench.one(ReadMetadata)
