@@ -371,7 +371,9 @@ def test_a_refused_append_to_a_deleted_ledger_ends_the_handle() -> None:
     assert bench.one(Failed).code == "no-such-ledger"
 
 
-def test_a_row_that_came_with_a_lost_race_does_not_stand_for_the_one_that_a_fence_asks_for() -> None:
+def test_a_row_that_came_with_a_lost_race_does_not_stand_for_the_one_that_a_fence_asks_for() -> (
+    None
+):
     """Rule 9: it may have been read before the fence."""
     bench, _ = changing()
     bench.fails(0, 1, Status.FENCED)
