@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from quorumlog.protocol.log import Answer, LogItem, LogMetadata, Producer
 from tests.protocol.test_log import EMPTY, SETTINGS, closed
 
@@ -84,12 +82,13 @@ def test_a_ledger_whose_start_is_not_known_stays() -> None:
     assert [item.ledger_id for item in after.items] == [7, 8]
 
 
-@pytest.mark.parametrize("forgotten", [False, True])
-def test_that_a_producer_was_forgotten_is_never_forgotten(forgotten: bool) -> None:
-    log = EMPTY.with_ledger(7).with_ends({}, producers=(), now_ms=1, forgotten=forgotten)
+def test_the_end_of_what_was_forgotten_never_goes_back() -> None:
+    """Rule 26a."""
+    log = EMPTY.with_ledger(7).with_ends({}, producers=(), now_ms=1, forgotten_end=5)
 
-    assert log.producers_forgotten is forgotten
-    assert log.with_ends({}, producers=(), now_ms=2).producers_forgotten is forgotten
+    assert log.forgotten_end == 5
+    assert log.with_ends({}, producers=(), now_ms=2).forgotten_end == 5
+    assert log.with_ends({}, producers=(), now_ms=2, forgotten_end=9).forgotten_end == 9
 
 
 def test_truncating_keeps_the_last_ledger_and_those_that_may_grow() -> None:
