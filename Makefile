@@ -10,7 +10,7 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios sim logsim explore mutants chaos fuzz heal produce lock crash flips clean many chaos-spark bench-spark
+.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean many chaos-spark bench-spark
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -96,6 +96,9 @@ explore: setup ## search all interleavings of small worlds: SCOPES= names, or al
 
 mutants: setup ## take each safety guard out; its absence must be noticed: RULES= words
 	$(PY) -m tests.mutants $(RULES)
+
+mutate: setup ## take every if, early return, lock and SQL condition out in turn for TIME=: PATHS=, ARGS=--resume
+	@exec $(PY) -m tests.mutate $(if $(PATHS),--paths $(PATHS)) $(if $(TIME),--time $(TIME)) $(ARGS)
 
 chaos: setup ## kills, power cuts, partitions, failing calls for TIME=, or until KILLS= CUTS= PARTITIONS= METADATA_CUTS=
 	@exec $(PY) -m tests.chaos --seed $(or $(SEED),1) $(if $(TIME),--time $(TIME)) \

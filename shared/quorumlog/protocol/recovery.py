@@ -311,7 +311,7 @@ class Recovery:
         row = self.metadata
         lost = self._lost(row.last_fragment)
         known = self._fenced
-        if lost and (lost | known).bit_count() == row.quorum.ensemble_size:
+        if (lost | known).bit_count() == row.quorum.ensemble_size:
             known |= lost
         return row.quorum.is_covered(positions(known))
 
@@ -319,7 +319,7 @@ class Recovery:
         """Whether those that have not answered could still make it."""
         quorum, lost = self.metadata.quorum, self._lost(self.metadata.last_fragment)
         hopeful = ((1 << quorum.ensemble_size) - 1) & ~(self._unfenced | lost)
-        return quorum.is_covered(positions(hopeful)) or (lost > 0 and not self._unfenced)
+        return quorum.is_covered(positions(hopeful)) or not self._unfenced
 
     # --- reading forward ---------------------------------------------------------------------
 

@@ -126,12 +126,13 @@ class Tally:
 
     def _is_absent(self, entry_id: int) -> bool:
         # I16, X11: Qw-Qa+1 explicit negatives of the entry's own write set; silence is none.
-        # Rule 14: lost members make up for what is missing once all others said no.
+        # Rule 14: lost members make up for what is missing once all others said no. Without any
+        # lost the first condition holds wherever the second one does.
         negative, lost = self._negatives(entry_id)
         quorum = self.quorum
         if negative >= quorum.negatives_needed:
             return True
-        return lost > 0 and negative + lost == quorum.write_quorum
+        return negative + lost == quorum.write_quorum
 
     def _negatives(self, entry_id: int) -> tuple[int, int]:
         """How many of its write set said explicitly that they lack an entry, and how many are
