@@ -155,10 +155,10 @@ async def test_who_gives_an_epoch_may_have_sent_before_so_that_nothing_is_read_f
 
 
 async def test_of_an_expired_producer_only_what_was_sent_before_may_be_done() -> None:
-    log = Log()
+    log = Seen()
     async with serving(log) as url, Client(url) as client:
-        producer = client.log("log").producer("p", epoch=1)
-        log.replies = [ExpiredProducer("who?")]
+        producer = client.log("log").producer("p")
+        log.replies = [{"next_offset": 40}, ExpiredProducer("who?")]
         for value in (b"a", b"b"):
             with pytest.raises(ExpiredProducer) as once:
                 await producer.append(value)
@@ -167,3 +167,14 @@ async def test_of_an_expired_producer_only_what_was_sent_before_may_be_done() ->
         with pytest.raises(ExpiredProducer) as again:
             await producer.append(b"c")
         assert again.value.outcome == UNKNOWN
+
+
+async def test_under_an_epoch_of_the_caller_s_an_expired_producer_may_have_sent_it_before() -> None:
+    log = Log()
+    async with serving(log) as url, Client(url) as client:
+        producer = client.log("log").producer("p", epoch=1)
+        log.replies = [ExpiredProducer("who?")]
+        with pytest.raises(ExpiredProducer) as once:
+            await producer.append(b"a")
+
+    assert once.value.outcome == UNKNOWN

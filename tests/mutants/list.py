@@ -1,5 +1,5 @@
 """The mutants of the machines: one for each counterexample and rule whose part stands (reliability
-1.3, rules.md). Those of whole services are in services.py.
+1.3, docs/protocol.md). Those of whole services are in services.py.
 """
 
 from typing import Final

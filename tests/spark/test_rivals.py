@@ -3,7 +3,7 @@
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Literal
@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from quorumlog.spark.writing import LogWriter, Part, Whose, WriteOver, abort, begin, publish
 
+NO_HEADERS: Final[Mapping[str, str]] = {}
 FIRST: Final = Whose("app", 1)
 
 
@@ -166,21 +167,26 @@ class BadGateway:
                     kind = Overloaded if fault == "429" else MetadataUnavailable
                     self._answer(kind.status, _document(kind()))
                     return
-                status, content = 0, b""
+                status, content, headers = 0, b"", {}
                 if fault != "cut":
                     near = http.client.HTTPConnection(str(target.hostname), target.port)
                     near.request(self.command, self.path, body, dict(self.headers))
                     answer = near.getresponse()
                     status, content = answer.status, answer.read()
+                    headers = {"X-Request-Id": answer.headers["X-Request-Id"]}
                     near.close()
                 if fault is not None:
                     self.close_connection = True
                     self.connection.close()
                     return
-                self._answer(status, content)
+                self._answer(status, content, headers)
 
-            def _answer(self, status: int, content: bytes) -> None:
+            def _answer(
+                self, status: int, content: bytes, headers: Mapping[str, str] = NO_HEADERS
+            ) -> None:
                 self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)

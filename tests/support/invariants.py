@@ -309,7 +309,7 @@ def repair_reads_back(before: LedgerMetadata, after: LedgerMetadata, is_bad: Hel
     """Rule 20a: a place goes to nobody with a copy that was damaged (`is_bad`) when the repair began,
     and still is: who reads it back before the change knows.
 
-    Source: rules.md 20a: the only healthy copy lost its place to one with a flipped byte.
+    Source: docs/protocol.md, rule 20a: the only healthy copy lost its place to one with a flipped byte.
     """
     for member, position, first, end in _newcomers(before, after):
         bad = [
@@ -332,7 +332,7 @@ def repair_looks_again(
     """Rule 20a: the change that gives a place away queues a second look (`missed`: member, first,
     last) at all of it.
 
-    Source: rules.md 20a: a worker that died between change and check left it unverified.
+    Source: docs/protocol.md, rule 20a: a worker that died between change and check left it unverified.
     """
     for member, _, first, end in _newcomers(before, after):
         if first <= end and not any(m == member and a <= first and end <= b for m, a, b in missed):

@@ -125,6 +125,14 @@ CASES: Final[dict[Callable[..., Wrong], tuple[Wrong, Wrong]]] = {
         invariants.repair_copies_first(CLOSED, MENDED, on("b4@1")),
         invariants.repair_copies_first(CLOSED, MENDED, on("b3@1")),
     ),
+    invariants.repair_reads_back: (
+        invariants.repair_reads_back(CLOSED, MENDED, on("b3@1")),
+        invariants.repair_reads_back(CLOSED, MENDED, on("b4@1")),
+    ),
+    invariants.repair_looks_again: (
+        invariants.repair_looks_again(CLOSED, MENDED, [("b4@1", 0, 4)]),
+        invariants.repair_looks_again(CLOSED, MENDED, [("b4@1", 0, 3), ("b3@1", 0, 4)]),
+    ),
     invariants.garbage_is_proven: (
         invariants.garbage_is_proven("b4@1", CLOSED, keep_stub=True),
         invariants.garbage_is_proven("b3@2", CLOSED, keep_stub=True),

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from quorumlog.client.batching import Batcher, Batching, Call
 from quorumlog.client.records import LogAppended, Record, share, size_of
-from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
+from quorumlog.errors import NOT_DONE, UNKNOWN, ExpiredProducer, QuorumLogError
 
 
 class Unsettled(QuorumLogError):
@@ -116,6 +116,9 @@ class Producer:
                 is_repeatable=True,
             )
         except QuorumLogError as error:
+            if isinstance(error, ExpiredProducer) and self._read_since is None:
+                # Under an epoch that the caller gave, another process may have sent it before.
+                error.with_outcome(UNKNOWN)
             if error.outcome == UNKNOWN or self._open is not None:
                 self._open = call.payloads
                 error.with_outcome(UNKNOWN)

@@ -124,8 +124,8 @@ class Transport:
                 url = self._urls[asked]
                 return await self._once(url, method, path, body, params, sent, until)
             except QuorumLogError as error:
-                # What becomes of a repetition says nothing of the tries before it. Who is not known
-                # any more did nothing now; whether he had before, only this knows.
+                # What becomes of a repetition says nothing of the tries before it. A request of a
+                # producer that is not known any more did nothing now; its tries before may have.
                 if isinstance(error, ExpiredProducer):
                     error.with_outcome(NOT_DONE)
                 may_be_done = may_be_done or (error.outcome == UNKNOWN and method != "GET")

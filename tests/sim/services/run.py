@@ -264,8 +264,12 @@ class Run:
             self.net.note("operator", "gives up", ledger_id, entry_id, outcome_of(error))
 
     def _may_be_had(self, row: LedgerMetadata, entry_id: int) -> bool:
-        """Whether a member that may come back has an entry."""
-        members = {member_name(member) for member in row.all_members}
+        """Whether a member that may come back has an entry: one of its write set, or who is being given
+        its fragment. What a member keeps of an earlier stay elsewhere is read by nobody.
+        """
+        fragment = row.fragment_of(entry_id).first_entry
+        members = {member_name(member) for _, member in row.members_of(entry_id)}
+        members |= {member_name(r.target) for r in row.repairs if r.first_entry == fragment}
         return any(self.cluster.nodes[name].may_have(row.ledger_id, entry_id) for name in members)
 
     # --- phases ----------------------------------------------------------------------------------
