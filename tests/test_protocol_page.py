@@ -141,3 +141,16 @@ def test_the_checks_that_an_invariant_names_are_there() -> None:
 
     assert named
     assert not {name for name in named if f"def {name}" not in judges}
+
+
+def test_nothing_cites_a_page_that_is_not_here() -> None:
+    """Of "(docs/guides/http.md, Bounds)" the file is there, and has that heading."""
+    named = re.compile(r"\b(docs/[\w/-]+\.md)(?:, \"?([A-Z][\w ]+?)\"?)?[).]")
+    lost = []
+    for path in code("shared/quorumlog", "services", "tests", "loadtest"):
+        for page, heading in named.findall(path.read_text()):
+            text = (_ROOT / page).read_text() if (_ROOT / page).is_file() else None
+            if text is None or (heading and f"# {heading}\n" not in text):
+                lost.append((str(path.relative_to(_ROOT)), page, heading))
+
+    assert not lost

@@ -79,7 +79,7 @@ class LostMembers:
                 lost += [member_of(name, earlier) for earlier in range(1, incarnation)]
         if len(away) > 1:
             # A second loss while one is being waited for: waiting on would risk the third
-            # (reference 1.4, lostBookieRecoveryDelay).
+            # (BookKeeper: lostBookieRecoveryDelay).
             lost = [*dict.fromkeys((*lost, *away))]
         self.away_since = away
         return tuple(lost)

@@ -185,6 +185,8 @@ class Worker:
                 for part in parts(row, MissedRange(item.member, first, last)):
                     row = await self._fill(row, item.member, part)
             return
+        if not any(item.member in fragment.bookies for fragment in row.fragments):
+            return  # it has no place any more, and who took it was verified (rule 20a)
         if not self._may_move(item):
             raise Away("the bookie is waited for: it is away, and not lost yet", bookie=item.member)
         row = await self._told(row, item.member)

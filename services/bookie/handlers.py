@@ -60,7 +60,7 @@ KEY_HEADER: Final = "X-Ledger-Key"
 MEMBER_HEADER: Final = "X-Member"
 
 BODY_S: Final = 10.0
-"""For a body to arrive (architecture, default times)."""
+"""For a body to arrive (docs/protocol.md, Times)."""
 
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
 """Of bodies that are being received; one without a length counts as the largest."""

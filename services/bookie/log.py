@@ -36,7 +36,7 @@ _RECORD_HEAD: Final = struct.Struct(">BBHqII")
 _MAGIC_BYTES: Final = BATCH_MAGIC.to_bytes(4, "big")
 
 SECTOR: Final = 512
-"""What a disk writes whole or not at all (reliability 3.9)."""
+"""What a disk writes whole or not at all."""
 
 CLEAN_END: Final = 1
 """Flag of a batch: the log was closed in order, nothing follows in this segment."""

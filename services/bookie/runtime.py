@@ -312,7 +312,7 @@ class Bookie:
                     log.exception("announcement-failed", extra={"ledger": change.ledger_id})
 
     def _writer_failed(self, error: BaseException) -> None:
-        """In the writer's thread: what can't be synced must not be served (reliability 3.5)."""
+        """In the writer's thread: what can't be synced must not be served (rule 3)."""
         self._end(
             DISK_STATUS,
             f"bookie {self.config.bookie_name}: the log can't be written: {error!r}. The process"

@@ -1,8 +1,8 @@
 """The files of the log: how they come into being, are found, read and removed.
 
 A segment gets its name only when its head (and, after an unclean start, the tail that was copied
-into it) is on disk: created under another name, synced, renamed, directory synced (reliability
-3.3). Blocks are allocated at creation, so that a full disk shows there and not in the middle of a
+into it) is on disk: created under another name, synced, renamed, directory synced (rule
+19). Blocks are allocated at creation, so that a full disk shows there and not in the middle of a
 batch.
 """
 

@@ -54,7 +54,7 @@ class LogWriter:
 
     `on_synced(records, position)` and `on_fatal(error)` are called in the writer's thread. After
     `on_fatal` nothing is written any more: an fsync that failed is never tried again, for the
-    kernel may have dropped what it could not write (reliability 3.5).
+    kernel may have dropped what it could not write (rule 3).
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class LogWriter:
         self.batch_count += 1
 
     def _sync(self) -> None:
-        """What was written is on disk when it returns. An error ends the log (reliability 3.5)."""
+        """What was written is on disk when it returns. An error ends the log (rule 3)."""
         os.fdatasync(self._fd)
 
     def _roll(self, size: int) -> None:

@@ -34,7 +34,7 @@ class LedgerOptions:
     allow_degraded: bool = False
     idempotency_key: str | None = None
     tags: tuple[tuple[str, str], ...] = ()
-    """Transaction, partition and attempt, where the ledger belongs to one (api.md)."""
+    """Transaction, partition and attempt, where the ledger belongs to one (docs/guides/transactions.md)."""
     log: str | None = None
     """The log that the ledger is made for: nothing but that log may write to it (rule 27)."""
 

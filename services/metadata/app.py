@@ -137,6 +137,11 @@ async def _migrated(database: Database) -> None:
             # A person must act: an older version was started on a newer one's tables.
             log.error("database-is-newer", extra={"error": str(error)})  # noqa: TRY400
             await asyncio.sleep(_NEWER_RETRY_S)
+        except Exception:
+            # A connection that is cut between two steps of a statement makes asyncpg fail with an
+            # error of its own code; the service must not stay closed for ever because of it.
+            log.exception("database-away")
+            await asyncio.sleep(_RETRY_S)
         else:
             log.info("database-open", extra={"applied": applied})
             database.memory.cluster_id = cluster_id

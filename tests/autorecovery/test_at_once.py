@@ -305,6 +305,19 @@ async def test_a_second_look_at_what_is_right_writes_nothing(two: Two) -> None:
     assert {name: store.counters["log_records"] for name, store in two.stores.items()} == before
 
 
+async def test_what_a_member_missed_that_has_no_place_any_more_is_no_work(two: Two) -> None:
+    """A writer hands over what a member missed when that has been replaced already: nobody waits for
+    a bookie that never comes back.
+    """
+    await two.mend()
+    changes = two.row.changes
+    lacked = Repair(ledger_id=7, member="b1@1", ranges=((3, 3),), version=1)
+
+    await two.worker.mend(lacked)
+
+    assert two.row.changes == changes
+
+
 async def silence_is_no_second_look() -> None:
     """b4 looks whether it drops the ledger, and says nothing of it meanwhile."""
     async with two_bookies("lost") as two:

@@ -103,7 +103,7 @@ GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
         test_replica_check.test_what_was_mended_or_moved_meanwhile_is_no_finding,
     ),
     (
-        Mutant("the delay of a lost bookie is nothing", "reference 1.4",
+        Mutant("the delay of a lost bookie is nothing", "BookKeeper: lostBookieRecoveryDelay",
                (Patch(LostMembers, "look", at_once),)),
         test_findings.test_a_bookie_is_lost_only_after_the_delay,
     ),

@@ -419,7 +419,7 @@ CRASH_MUTANTS: Final = (
         by_crashes,
     ),
     StorageMutant(
-        "reliability 3.3",
+        "rule 19",
         "a new segment's name is not synced",
         Segments,
         "sync_names",

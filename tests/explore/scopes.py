@@ -1,4 +1,4 @@
-"""The scopes that are searched to their end, small ones first (reliability 2.2)."""
+"""The scopes that are searched to their end, small ones first."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The good paths of api.md, and what the answers carry."""
+"""The good paths of the HTTP API, and what the answers carry."""
 
 import base64
 import struct

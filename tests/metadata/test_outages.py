@@ -7,7 +7,7 @@ import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import asyncpg
@@ -28,6 +28,9 @@ from tests.support.proxy import Direction, Proxy, proxy_to
 from tests.support.waiting import until, until_sync
 
 SEED = 20261122
+
+CLUSTER: Final = "SELECT cluster_id::text FROM cluster"
+"""What a start asks last."""
 
 
 @pytest.fixture
@@ -265,6 +268,26 @@ async def test_a_service_starts_without_its_stores_and_serves_once_they_are_ther
         postgres.is_down = False
 
         await until(lambda: is_ready(service), "the service is ready")
+
+
+async def test_a_session_cut_between_two_steps_of_a_start_does_not_leave_the_service_closed(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare: Any = vars(asyncpg.Connection)["_get_statement"]
+    cut_at: set[str] = set()
+
+    async def cut(connection: Any, query: str, *args: Any, **kwargs: Any) -> Any:
+        statement = await prepare(connection, query, *args, **kwargs)
+        if query not in cut_at and not cut_at & {CLUSTER}:
+            cut_at.add(query)
+            connection.terminate()
+        return statement
+
+    monkeypatch.setattr(asyncpg.Connection, "_get_statement", cut)
+    async with serving(stores) as service:
+        assert (await service.send("GET", "/v1/ledgers"))[0] == 200
+
+    assert CLUSTER in cut_at, "each statement of a start was cut once, the last one too"
 
 
 async def test_rows_and_the_service_outlive_a_restart_of_postgres(stores: Stores) -> None:

@@ -1,5 +1,5 @@
-"""The mutants of the machines: one for each counterexample and rule whose part stands (reliability
-1.3, docs/protocol.md). Those of whole services are in services.py.
+"""The mutants of the machines: one for each counterexample and rule whose part stands
+(docs/protocol.md). Those of whole services are in services.py.
 """
 
 from typing import Final
@@ -239,9 +239,7 @@ MACHINES: Final = (
         (Patch(LedgerMetadata, "closed", fragments_beyond_the_end),),
         is_equivalent="no fragment begins beyond the end that a writer or a recovery finds: a second belt",
     ),
-    Mutant(
-        "the length is not measured", "reference 2.4.3", (Patch(Recovery, "_measure", unmeasured),)
-    ),
+    Mutant("the length is not measured", "I4", (Patch(Recovery, "_measure", unmeasured),)),
     Mutant(
         "late acks count in recovery",
         "I18, rule 7",
@@ -255,7 +253,7 @@ MACHINES: Final = (
     ),
     Mutant(
         "a change of rows during recovery does not matter",
-        "reference 2.4.8",
+        "I24, rule 14",
         (Patch(Recovery, "_is_same_ledger", always(True)),),
         is_equivalent="only an operator who declares a member lost changes such a row: tests/protocol",
     ),

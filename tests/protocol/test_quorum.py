@@ -89,7 +89,7 @@ def test_holders_of_a_run_are_the_members_of_its_write_sets(
 
 @pytest.mark.parametrize("quorum", SMALL, ids=str)
 def test_coverage_means_that_no_ack_quorum_of_any_write_set_is_silent(quorum: Quorum) -> None:
-    """I14; reference 2.3.1: counted per write set."""
+    """I14: counted per write set."""
     everybody = tuple(range(quorum.ensemble_size))
     for answered in subsets(everybody):
         silent = set(everybody) - set(answered)

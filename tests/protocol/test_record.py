@@ -79,7 +79,7 @@ def test_parts_merge_to_the_run_that_they_were_cut_from(
 def test_any_changed_byte_of_an_entry_is_noticed(
     payloads: list[bytes], kind: DigestKind, data: st.DataObject
 ) -> None:
-    """Ids, LAC, length, digest and payload: the digest covers them all (reference 2.7.2)."""
+    """Ids, LAC, length, digest and payload: the digest covers them all (BookKeeper: DigestManager)."""
     run = made(payloads, kind)
     at = data.draw(st.integers(8, len(run.body) - 1), label="place")
     change = data.draw(st.integers(1, 255), label="change")

@@ -1,4 +1,4 @@
-"""Recovery: mark, fence, read forward, write back, close. Rules 10 and 12 to 14, reference 2.3, 2.4."""
+"""Recovery: mark, fence, read forward, write back, close. Rules 10 and 12 to 14."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Repair of one member of one closed fragment: rules 2, 18 and 20, I25, reference 2.8."""
+"""Repair of one member of one closed fragment: rules 2, 18 and 20, I25."""
 
 from dataclasses import replace
 from typing import Any

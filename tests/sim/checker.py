@@ -1,4 +1,4 @@
-"""What must hold in the simulated world, whatever happens (reliability 1.1, I1 to I25).
+"""What must hold in the simulated world, whatever happens (I1 to I25).
 
 The checker sees everything at once: each step of a client, each record that became durable, each
 change of the row. It keeps its own books and asks the machines nothing, so that a fault of a

@@ -5,7 +5,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field
 
 BATCH_ENTRIES_MAX: Final = 10_000
-"""Entries of one append, and of one page (api.md)."""
+"""Entries of one append, and of one page (docs/guides/http.md, Bounds)."""
 
 WAIT_MS_MAX: Final = 60_000
 CUSTOM_KEYS_MAX: Final = 64

@@ -1,6 +1,6 @@
 """Ids, query parameters and headers, each with one spelling; anything else is refused.
 
-400 where a text is no number at all, 422 where it is one that is not allowed (api.md).
+400 where a text is no number at all, 422 where it is one that is not allowed (docs/guides/http.md).
 """
 
 import re

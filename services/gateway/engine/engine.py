@@ -2,7 +2,7 @@
 
 This module decides who does a piece of work (this process's handle, the writer's gateway, the
 bookies) and what may be said of the outcome; the parts do it. A gateway holds nothing that can't
-be lost at any moment (architecture 2.2).
+be lost at any moment (rule 11).
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class EngineConfig:
     """How other gateways reach this very process."""
     metadata_urls: tuple[str, ...]
     ledger_in_flight_bytes_max: int = 128 << 20
-    """Two of the largest bodies (api.md)."""
+    """Two of the largest bodies (docs/guides/http.md, Bounds)."""
     gateway_in_flight_bytes_max: int = 512 << 20
     metadata_s: float = 3.0
     """Then a caller is told that the metadata can't be reached."""

@@ -47,7 +47,7 @@ RUN_BYTES_MAX: Final = 1 << 20
 """Larger appends are cut: a run is what one group commit writes and one read returns."""
 RUN_ENTRIES_MAX: Final = 10_000
 RUNS_IN_FLIGHT: Final = 2
-"""One on the wire and one on the disk; more only makes runs smaller (measured, performance.md)."""
+"""One on the wire and one on the disk; more only makes runs smaller (measured)."""
 LAC_S: Final = 0.01
 """A writer that is idle for so long tells its bookies the LAC (explicit LAC): what was appended
 last can then be read though its gateway dies. A busy one tells it with each entry."""

@@ -1,7 +1,7 @@
 """What happens to logs though nobody asks: ages, abandoned owners, ledgers that nobody names.
 
 Every gateway sweeps all logs. The owner rolls by time and keeps the retention; a log whose owner
-is gone is sealed, so that its records are readable (api.md); a sealed log keeps its retention too.
+is gone is sealed, so that its records are readable (docs/guides/logs.md); a sealed log keeps its retention too.
 Two sweeps at once do no harm: the compare-and-swap decides.
 """
 
@@ -31,7 +31,7 @@ class SweepTimes:
     """How often, and after how long, in seconds."""
 
     every_s: float = 5.0
-    """The log lease of architecture.md 7."""
+    """Docs: protocol.md, Times."""
     orphans_every_s: float = 10.0
     orphan_age_s: float = ORPHAN_AGE_S
 

@@ -27,7 +27,7 @@ from quorumlog.wire.frames import Answer, Op
 log = logging.getLogger(__name__)
 
 MESSAGE_BYTES_MAX: Final = 80 << 20
-"""Above the largest run (64 MiB of frames, api.md) with its columns."""
+"""Above the largest run (64 MiB of frames: docs/guides/http.md, Bounds) with its columns."""
 
 _SWEEP_S: Final = 0.1
 _GOODBYE_S: Final = 0.2
@@ -46,7 +46,7 @@ class ChannelLimits:
     backoff_min_s: float = 0.05
     backoff_max_s: float = 1.0
     quick_s: float = 2.0
-    """Reads (architecture 7)."""
+    """Reads (docs/protocol.md, Times)."""
     slow_s: float = 10.0
     """What waits for a disk: adds, fences. As long as the quorum timeout."""
     in_flight_bytes_max: int = 256 << 20

@@ -1,6 +1,6 @@
 """Which bookies there are, as the metadata service said last: addresses, and who may be chosen.
 
-Liveness only proposes (architecture 2.1): a list that is old may slow things and loses nothing.
+Liveness only proposes (I31): a list that is old may slow things and loses nothing.
 Addresses are kept for ever, since a bookie that is called lost may still answer.
 """
 
@@ -20,7 +20,7 @@ from quorumlog.wire.bodies import BookieInfo, BookieList
 log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 1.0
-"""As often as bookies tell that they live (architecture 7)."""
+"""As often as bookies tell that they live (docs/protocol.md, Times)."""
 
 _ROOM_MIN_BYTES: Final = 64 << 20
 """Less counts as this much: who told nothing, or is nearly full, is chosen seldom and not never."""

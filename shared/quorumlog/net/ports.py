@@ -112,7 +112,7 @@ class TasksPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long each timer of the machines takes (architecture 7)."""
+    """How long each timer of the machines takes (docs/protocol.md, Times)."""
 
     add_s: float = 2.0
     quorum_s: float = 10.0

@@ -19,7 +19,7 @@ _BOOKIES_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class QuarantineRule:
-    """So many failures within a window, and it is out for a time (reference 1.2). The numbers are
+    """So many failures within a window, and it is out for a time (BookKeeper: bookieQuarantineTime). The numbers are
     taste: a restart of some seconds, with a try a second, is not meant.
     """
 

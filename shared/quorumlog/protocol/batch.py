@@ -28,10 +28,10 @@ NO_TIME: Final = -(2**63)
 """What stands for "the time of the append" in the column of times."""
 
 RECORDS_MAX: Final = 10_000
-"""Records of one batch (api.md)."""
+"""Records of one batch (docs/guides/http.md, Bounds)."""
 
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Bytes of one batch, which is one entry of its ledger (api.md)."""
+"""Bytes of one batch, which is one entry of its ledger (docs/guides/http.md, Bounds)."""
 
 
 class BadBatch(ValueError):

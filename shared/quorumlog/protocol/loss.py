@@ -2,7 +2,7 @@
 
 Proof is the word of all who could hold an entry: each answered, and none has it. A bookie answers
 for its disk, whatever its incarnation; silence is no proof, and neither is a copy that can't be
-read (architecture 2.5). Only an operator may say that such a member is gone for ever (rule 14).
+read (X15). Only an operator may say that such a member is gone for ever (rule 14).
 Pure: a row, and what was answered.
 """
 

@@ -14,7 +14,7 @@ from quorumlog.protocol.record import Run
 
 
 class Status(StrEnum):
-    """What a bookie says. Only OK and NO_ENTRY are knowledge of what it holds (architecture 2.3)."""
+    """What a bookie says. Only OK and NO_ENTRY are knowledge of what it holds (rule 4, I16)."""
 
     OK = "ok"
     NO_ENTRY = "no-such-entry"
@@ -47,7 +47,7 @@ class CasStatus(StrEnum):
 
 
 class Timer(Enum):
-    """The timers that machines ask for; the driver knows how long each takes (architecture 7)."""
+    """The timers that machines ask for; the driver knows how long each takes (docs/protocol.md, Times)."""
 
     ADD = "add"
     """A bookie is silent for an add: 2 s, then its slot has failed."""

@@ -177,7 +177,7 @@ class LedgerMetadata:
         begins there too, else appends one.
 
         Raises: ValueError when the fragment would start below the last one (I22, X2).
-        Source: reference 2.2.1.
+        Source: I22.
         """
         last = self.last_fragment
         if first_entry < last.first_entry:

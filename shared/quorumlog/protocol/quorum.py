@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-QUORUM_MAX = 255  # api.md: E <= 255
+QUORUM_MAX = 255  # docs/guides/http.md, Bounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ Layout, big-endian:
     digests [count x size of the digest] | payloads, one after another
 
 Bytes never change (rule 2): re-sends, write-backs and repairs carry the entries as they were made.
-The digest covers ledger id, entry id, LAC, length (each i64) and payload (reference 2.7.2).
+The digest covers ledger id, entry id, LAC, length (each i64) and payload (BookKeeper: DigestManager).
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Close a ledger whose writer is gone: mark, fence, read forward, write back, close.
 
 Sources: both protocol documents, "Closing a ledger as a reader"; overview 1.6; fencing internals;
-rules 10 and 12 to 14. Nothing of the ledger is shown before the CLOSED row is (reference 2.4.9).
+rules 10 and 12 to 14. Nothing of the ledger is shown before the CLOSED row is (X19).
 """
 
 from dataclasses import replace
@@ -61,7 +61,7 @@ class Phase(Enum):
     READING = "reading"
     """Reading forward and writing back what was found."""
     MEASURING = "measuring"
-    """Nothing was found: the length is read from the last confirmed entry (reference 2.4.3)."""
+    """Nothing was found: the length is read from the last confirmed entry (I4)."""
     CLOSING = "closing"
     DONE = "done"
 
@@ -98,7 +98,7 @@ class Recovery:
         self._is_end_known = False
         self._window = Window(Quorum(1, 1, 1), last_confirmed=NO_ENTRY, length=0)
         self._changes: tuple[Fragment, ...] = ()
-        """Fragments made here, in memory until the close (X5, reference 2.4.8)."""
+        """Fragments made here, in memory until the close (X5, I24)."""
         self._down = 0
         self._generations: tuple[int, ...] = ()
         self._generation = 0
@@ -420,7 +420,7 @@ class Recovery:
             self._tally = None
 
     def _blocked(self, tally: Tally, entry_id: int) -> None:
-        """Never close on "unknown" (I16, reference 2.4.6)."""
+        """Never close on "unknown" (I16)."""
         self._failed(
             "recovery-blocked",
             bookie=tally.culprit(entry_id),

@@ -528,7 +528,7 @@ class Replica:
         return Verdict(status, 0, self.last_add_confirmed)
 
     def _lac_told(self, asked: LacTold) -> Verdict:
-        """Not stopped by the fence: a LAC is never above what recovery will find (reference 2.3)."""
+        """Not stopped by the fence: a LAC is never above what recovery will find (I10)."""
         if self._is_foreign(asked.member):
             return self._refused(Status.NOT_MINE)
         if self._is_wrong_key(asked.ledger_key):

@@ -1,7 +1,7 @@
 """What the members of one fragment said of a range of entries, and what follows from it.
 
 Recovery and regular reads both ask here. Only two answers are knowledge: a digest-valid copy, and
-an explicit negative; an entry of which neither is known is unknown (architecture 2.3).
+an explicit negative; an entry of which neither is known is unknown (I16).
 """
 
 from collections.abc import Collection, Iterator

@@ -1,7 +1,7 @@
 """The writer of one ledger: appends runs, confirms them in order, changes the ensemble, closes.
 
 It leaves out what needs a clock, a socket or chance: those are effects, and what comes of them are
-events (messages.py). A ledger has one writer ever (architecture 2.2); when it ends, others recover.
+events (messages.py). A ledger has one writer ever (rule 11); when it ends, others recover.
 """
 
 from collections.abc import Iterable
@@ -107,7 +107,7 @@ class Writer:
         """The handle of a ledger that was just created. `length` is for tests and is 0.
 
         `delays_change`: a silent position keeps its member while every write set reaches its ack
-        quorum without it (reference 1.2, delayEnsembleChange).
+        quorum without it (BookKeeper: delayEnsembleChange).
         """
         assert metadata.state is State.OPEN, "a write handle exists once, from creation on"
         size = metadata.quorum.ensemble_size
@@ -297,7 +297,7 @@ class Writer:
         run = record.make(
             ledger_id=self.metadata.ledger_id,
             first_entry=self._next,
-            last_add_confirmed=self._window.last_confirmed,  # as of now: reference 2.1.1
+            last_add_confirmed=self._window.last_confirmed,  # as of now: I10
             length_before=self._length,
             payloads=event.payloads,
             codec=self._codec,
@@ -538,7 +538,7 @@ class Writer:
         elif self.state is WriterState.ENDED:
             row = self.metadata
             if row.state is State.CLOSED and row.last_entry == self._window.last_confirmed:
-                self.state = WriterState.CLOSED  # api.md: closed by others at our own end
+                self.state = WriterState.CLOSED  # closed by others at our own end (I4)
                 self._out.append(Closed(row))
             else:
                 self._out.append(Failed(self._refusal_code()))
@@ -553,7 +553,7 @@ class Writer:
     def _fail(
         self, code: str, *, detail: str = "", bookie: str | None = None, entry_id: int | None = None
     ) -> None:
-        """Fail what is pending, and close at the last confirmed entry (reference 2.1.5)."""
+        """Fail what is pending, and close at the last confirmed entry (rule 9)."""
         first = self._window.last_confirmed + 1
         self._out.append(Failed(code, first, detail, bookie, entry_id))
         self._window.write_off(self._all)

@@ -28,7 +28,7 @@ from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 from quorumlog.wire.witnesses import WITNESS
 
 SERVICE_ID_MAX = 2**53 - 1
-"""The greatest id that the service gives by itself: exact in every JSON reader (api.md)."""
+"""The greatest id that the service gives by itself: exact in every JSON reader (docs/guides/http.md, Bounds)."""
 
 LOST_RANGES_MAX = 1000
 """Ranges of entries that may be given up in one ledger: a row stays small (taste)."""
@@ -40,7 +40,7 @@ BOOKIE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 """A bookie's name; it is part of a member, of URLs and of file names."""
 
 LOG_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
-"""A log's name (api.md)."""
+"""A log's name (docs/guides/http.md, Bounds)."""
 
 
 def _bytes_of(value: object) -> object:

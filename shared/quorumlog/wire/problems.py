@@ -2,7 +2,7 @@
 
 The server makes the document from the error, the client makes the same class of error from the
 document. What is no problem document (an answer from a proxy, say) becomes the base class with the
-outcome unknown: a bare status from anything in between is no knowledge (architecture 2.3).
+outcome unknown: a bare status from anything in between is no knowledge (rule 4).
 """
 
 from collections.abc import Mapping
