@@ -185,9 +185,10 @@ class Worker:
                 for part in parts(row, MissedRange(item.member, first, last)):
                     row = await self._fill(row, item.member, part)
             return
-        if not any(item.member in fragment.bookies for fragment in row.fragments):
-            return  # it has no place any more, and who took it was verified (rule 20a)
         if not self._may_move(item):
+            names = map(member_name, row.all_members)
+            if row.state is State.CLOSED and member_name(item.member) not in names:
+                return  # it has no place any more, and who took it was verified (rule 20a)
             raise Away("the bookie is waited for: it is away, and not lost yet", bookie=item.member)
         row = await self._told(row, item.member)
         for index, fragment in enumerate(row.fragments):
