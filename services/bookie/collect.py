@@ -59,6 +59,8 @@ class MetadataRows:
         self._client = client
         self._keep = keep
         self._kept: tuple[str, ...] = client.witnesses
+        self._one = asyncio.Lock()
+        """The collector and the heartbeat confirm at once: one replaces the file at a time."""
         self.missing_count = 0
         """Rows that were not there, without a tombstone."""
 
@@ -83,10 +85,11 @@ class MetadataRows:
     async def confirm(self) -> None:
         """Exchange witnesses, and keep what stands for them now."""
         await self._client.confirm()
-        witnesses = self._client.witnesses
-        if self._keep is not None and witnesses != self._kept:
-            await asyncio.to_thread(self._keep, witnesses)
-            self._kept = witnesses
+        async with self._one:
+            witnesses = self._client.witnesses
+            if self._keep is not None and witnesses != self._kept:
+                await asyncio.to_thread(self._keep, witnesses)
+                self._kept = witnesses
 
     async def named(self, bookie: str) -> set[int]:
         """Ledgers that name a bookie."""

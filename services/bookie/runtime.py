@@ -273,6 +273,9 @@ class Bookie:
             except QuorumLogError as error:
                 if isinstance(error, DatabaseWentBack):
                     log.error("database-not-confirmed", extra={"why": error.detail})  # noqa: TRY400
+            except OSError as error:
+                # A full disk, say: nothing is deleted meanwhile, and the bookie goes on.
+                log.warning("witnesses-not-kept", extra={"why": repr(error)})
             await asyncio.sleep(self.config.heartbeat_s)
 
     async def _collect(self, collector: Collector) -> None:

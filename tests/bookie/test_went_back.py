@@ -1,10 +1,11 @@
 """A bookie gives nothing up by the rows of a database that went back (rule 18a), on real servers."""
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import pytest
@@ -161,3 +162,23 @@ def test_what_is_damaged_in_the_file_counts_for_nothing(
     assert file.load("cluster") == (sound,)
     assert [record.message for record in caplog.records] == ["witnesses-damaged"]
     shutil.rmtree(root)
+
+
+class _News:
+    """A metadata service that answers each exchange with other witnesses."""
+
+    def __init__(self) -> None:
+        self.witnesses: tuple[str, ...] = ()
+
+    async def confirm(self) -> None:
+        await asyncio.sleep(0)
+        self.witnesses = (f"{len(self.witnesses)}", *self.witnesses)
+
+
+async def test_witnesses_that_are_kept_by_two_at_once_are_kept_whole(tmp_path: Path) -> None:
+    client: Any = _News()
+    rows = MetadataRows(client, WitnessFile(tmp_path).keep)
+
+    await asyncio.gather(*[rows.confirm() for _ in range(50)])
+
+    assert (tmp_path / "witnesses").read_text().split() == list(client.witnesses)
