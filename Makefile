@@ -10,7 +10,7 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean many chaos-spark bench-spark
+.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios matrix sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean many chaos-spark bench-spark
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -84,6 +84,9 @@ load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with
 
 scenarios: setup ## play the golden traces again and write down what comes of them
 	$(PY) -m tests.scenarios --write
+
+matrix: setup ## write the matrix of docs/verification anew: which technique checks which rule
+	@$(PY) -m tests.support.matrix --write
 
 sim: setup ## simulate clusters under faults: SEEDS= how many, or SEED= one as a story; OF=services
 	$(PY) -m tests.sim --of $(or $(OF),machines) --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))

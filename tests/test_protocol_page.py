@@ -9,16 +9,12 @@ from tests.bookie.mutants import STORAGE_MUTANTS
 from tests.mutants.list import MUTANTS
 from tests.mutants.logs import LOG_MUTANTS
 from tests.scenarios.script import FOLDER
+from tests.support.matrix import cited
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _PAGE: Final = (_ROOT / "docs" / "protocol.md").read_text()
 
 _HEADING: Final = re.compile(r"^### (?:Rule (\d+[a-z]?)|([IXL]\d+))$", re.MULTILINE)
-_LABEL: Final = re.compile(r"\b([IXL]\d{1,2})\b")
-_RULES: Final = re.compile(
-    r"\brules?\s+(\d+[a-z]?(?:(?:,\s+|\s+(?:and|to)\s+|,?\s+and\s+)\d+[a-z]?)*)"
-)
-_NUMBER: Final = re.compile(r"\d+[a-z]?")
 
 
 def headings() -> set[str]:
@@ -30,12 +26,6 @@ def code(*folders: str) -> Iterator[Path]:
     for folder in folders:
         for suffix in ("*.py", "*.txt"):
             yield from (_ROOT / folder).rglob(suffix)
-
-
-def cited(text: str) -> set[str]:
-    """The ids that a text cites; of "rules 22 to 28" the two that it names."""
-    rules = {number for found in _RULES.findall(text) for number in _NUMBER.findall(found)}
-    return rules | set(_LABEL.findall(text))
 
 
 def lines(word: str) -> Iterator[str]:

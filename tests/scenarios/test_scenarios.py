@@ -4,7 +4,6 @@ A scenario of a rule names the guards without which it goes otherwise: they are 
 """
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ from tests.mutants.logs import LOG_MUTANTS
 from tests.scenarios.script import FOLDER, goes_wrong, paths, played, switches
 from tests.scenarios.stage import Stage, Wrong
 
-PAGE = FOLDER.parents[1] / "docs" / "verification.md"
 MUTANT_OF = {mutant.name: mutant for mutant in (*MUTANTS, *LOG_MUTANTS)}
 SWITCHES = [(path, name) for path in paths() for name in switches(path)]
 
@@ -51,21 +49,3 @@ def test_scenarios_go_the_same_in_any_process() -> None:
 def test_a_line_that_nobody_can_play_is_an_error() -> None:
     with pytest.raises(Wrong):
         Stage().play("b1 makes coffee")
-
-
-def test_each_rule_has_a_script_or_the_page_says_why_it_has_none() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    rows = [int(number) for number in re.findall(r"^\| (\d+) ", page, re.MULTILINE)]
-    without = re.search(r"^Rules ([\d, and]+) have no script of their own", page, re.MULTILINE)
-    elsewhere = re.search(r"Those of ([\d, and]+) are named by what", page)
-    # An amended rule, as 26a, is told with the one that it amends.
-    stems = [path.stem for path in paths() if path.stem.startswith("rule_")]
-    scripted = {int(stem.split("_")[1].rstrip("a")) for stem in stems}
-
-    assert rows == list(range(1, 32))
-    assert without is not None
-    assert elsewhere is not None
-    told = {
-        int(number) for found in (without, elsewhere) for number in re.findall(r"\d+", found[1])
-    }
-    assert set(rows) - scripted == told

@@ -1,13 +1,12 @@
-"""Each check of the page is asked where the page says, and notices a world that is damaged for it.
+"""Each named check is asked where the matrix of docs/verification says, and notices a world that is
+damaged for it.
 
 A damage changes what is there (a row, a disk, a book, what a client hears), or takes the guard out that
 keeps it right; then some seed must be broken by the very check that is named.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -45,8 +44,8 @@ from tests.sim.store import Store
 from tests.sim.world import Client
 from tests.support import invariants
 from tests.support.invariants import CHECKS, Wrong
+from tests.support.matrix import asked_in
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "verification.md"
 BY_NAME: Final = {check.__name__: check for check in CHECKS}
 
 EXPLORED: Final = (
@@ -79,14 +78,6 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> Spied:
     return said
 
 
-def asked_in(letter: str) -> set[str]:
-    """The checks that the page says a world asks."""
-    named = re.findall(r"`(\w+)` \(((?:[A-Z] ?)+)\)", PAGE.read_text())
-    lists = re.findall(r"((?:`\w+`, )+)`\w+` \(((?:[A-Z] ?)+)\)", PAGE.read_text())
-    more = [(name, where) for names, where in lists for name in re.findall(r"`(\w+)`", names)]
-    return {name for name, where in named + more if letter in where and name in BY_NAME}
-
-
 def explored() -> None:
     for scope in EXPLORED:
         assert Explorer(scope).run().violation is None
@@ -103,7 +94,7 @@ def served() -> None:
 
 
 @pytest.mark.parametrize(("letter", "run"), [("E", explored), ("S", simulated), ("W", served)])
-def test_a_world_asks_the_checks_that_the_page_says(
+def test_a_world_asks_the_checks_that_the_matrix_says(
     letter: str, run: Callable[[], None], spied: Spied
 ) -> None:
     run()
