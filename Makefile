@@ -135,16 +135,16 @@ flips: setup ## change FLIPS= bits and sizes of a stopped bookie's files: all ar
 
 lock: setup ## write requirements/*.lock anew from pyproject.toml
 	@$(PIP) install -q uv
-	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --extra setup --extra services -o requirements/services.lock
-	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --extra setup --extra services \
-		--extra embedded -o requirements/run.lock
-	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --extra setup --extra services \
-		--extra embedded --extra spark -o requirements/spark.lock
+	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --group setup --group services -o requirements/services.lock
+	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --group setup --group services \
+		--group embedded -o requirements/run.lock
+	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --group setup --group services \
+		--group embedded --extra spark -o requirements/spark.lock
 	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) $(DEV) -o requirements/dev.lock
-	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) $(DEV) --extra fuzz -o requirements/fuzz.lock
+	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) $(DEV) --group fuzz -o requirements/fuzz.lock
 
 # All but what only `make fuzz` needs.
-DEV := $(addprefix --extra ,services embedded bench spark arrow setup dev)
+DEV := --all-extras $(addprefix --group ,services embedded bench setup dev)
 LOCK := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
 clean: ## remove what was built; .quorumlog (your data) stays

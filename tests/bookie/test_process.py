@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
-from quorumlog.cli import app as cli
+from quorumlog.cli.commands import app as cli
 from quorumlog.net.bookie_client import BookieClient, ChannelLimits
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus, Status

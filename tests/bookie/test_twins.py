@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
-from quorumlog.cli import app as cli
+from quorumlog.cli.commands import app as cli
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.net.service import answers_problems

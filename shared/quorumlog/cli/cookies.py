@@ -9,6 +9,7 @@ import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
+from uuid import uuid4
 
 import orjson
 import typer
@@ -17,7 +18,6 @@ from rich.console import Console
 from quorumlog.cli.common import JsonOption, failed, print_json, print_object
 from quorumlog.cli.operator import asked, bare
 from quorumlog.errors import QuorumLogError
-from quorumlog.net.metadata_client import new_attempt
 
 app = typer.Typer(
     no_args_is_help=True, help="Which data a bookie's name stands for. Asks the metadata service."
@@ -64,7 +64,7 @@ def fix(name: NameArgument, metadata: MetadataOption, as_json: JsonOption = Fals
     row = _ask("GET", name, metadata)
     if not row["cookie"]["may_fix"]:
         cookie = row["cookie"] | {"may_fix": True}
-        body = {"cookie": cookie, "version": row["version"], "attempt": new_attempt()}
+        body = {"cookie": cookie, "version": row["version"], "attempt": str(uuid4())}
         row = _ask("PUT", name, metadata, body)
     if as_json:
         print_json(row)
