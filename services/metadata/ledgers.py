@@ -26,6 +26,7 @@ from quorumlog.errors import (
     TransactionCommitted,
     VersionConflict,
 )
+from quorumlog.protocol.changes import check_ledger, check_new_ledger
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import TransactionState
@@ -34,7 +35,6 @@ from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSA
 from services.metadata.database import Connection, Database
 from services.metadata.repairs import drop_repairs, queue_repair
 from services.metadata.sql import UTC_CREATED_AT
-from services.metadata.transitions import check_change, check_new
 
 _ROW: Final = f"ledger_id, version, body::text AS body, {UTC_CREATED_AT}"
 _HEADS: Final = (
@@ -89,7 +89,7 @@ class LedgerStore:
 
         Raises: InvalidRequest, LedgerExists; NoSuchLedger when the first one was deleted since.
         """
-        check_new(request.row)
+        check_new_ledger(request.row.core(ledger_id=0, version=1, created_at=""))
         try:
             return await self._database.transact(lambda connection: _create(connection, request))
         except _Repeated as repeated:
@@ -110,7 +110,7 @@ class LedgerStore:
                 return old
             if old.version != row.version:
                 raise conflict(old)
-            check_change(old, row, ledger_id=row.ledger_id)
+            check_ledger(old.to_core(), row.to_core())
             # The condition is what decides; the lock above only spares the losers' work.
             record = await connection.fetchrow(
                 "UPDATE ledgers SET version = version + 1, body = $3::text::jsonb,"

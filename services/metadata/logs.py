@@ -11,7 +11,7 @@ import asyncpg
 import orjson
 
 from quorumlog.errors import InvalidRequest, LogExists, NoSuchLog, VersionConflict
-from quorumlog.protocol.log import LogState
+from quorumlog.protocol.changes import check_log
 from quorumlog.wire.log_bodies import LogChange, LogCreate, LogDelete, LogHeadBody, LogRow
 from services.metadata.database import Connection, Database
 from services.metadata.ledgers import bury, bury_closed, is_settled, lock_ledger, mark, settle
@@ -227,7 +227,7 @@ async def change_row(
 
     `published`: ledgers of `transaction` that come onto the log with it. Raises: InvalidRequest.
     """
-    _check_change(old, new)
+    check_log(old.to_core(), new.to_core())
     before = {item.ledger_id for item in old.items}
     after = {item.ledger_id for item in new.items}
     await _name(connection, new.name, after - before - set(published))
@@ -251,39 +251,6 @@ def check_version(current: LogRow, version: int) -> None:
             f"the log's version is {current.version}",
             log=current.name,
             current=current.model_dump(mode="json"),
-        )
-
-
-def _check_change(old: LogRow, new: LogRow) -> None:
-    """Raise InvalidRequest unless a log may become this in one step."""
-    problems: list[tuple[str, str]] = []
-    if new.settings != old.settings:
-        problems.append(("/row/settings", "never change"))
-    if old.state is LogState.CLOSED and new.state is not LogState.CLOSED:
-        problems.append(("/row/state", "CLOSED is final"))
-    if new.first_offset < old.first_offset:
-        problems.append(("/row/first_offset", "never goes back"))
-    was, now = old.archived_through, new.archived_through
-    if was is not None and (now is None or now < was):
-        problems.append(("/row/archived_through", "never goes back"))
-    if new.forgotten_end < old.forgotten_end:
-        problems.append(("/row/forgotten_end", "never goes back"))
-    if new.writer_token < old.writer_token:
-        problems.append(("/row/writer_token", "never goes back"))
-    kept = {item.ledger_id: item for item in old.items}
-    for index, item in enumerate(new.items):
-        before = kept.get(item.ledger_id)
-        if before is None:
-            continue
-        for field in ("first_offset", "last_offset"):
-            known = getattr(before, field)
-            if known is not None and getattr(item, field) != known:
-                problems.append((f"/row/items/{index}/{field}", "once known, never changes"))
-    if problems:
-        raise InvalidRequest(
-            "; ".join(f"{pointer}: {detail}" for pointer, detail in problems[:10]),
-            log=old.name,
-            errors=[{"pointer": pointer, "detail": detail} for pointer, detail in problems],
         )
 
 

@@ -21,10 +21,11 @@ from quorumlog.errors import (
     TransactionAborted,
     TransactionCommitted,
 )
+from quorumlog.protocol.changes import published_by
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogState
 from quorumlog.protocol.metadata import State
-from quorumlog.protocol.transaction import BadPublication, TransactionState, published_by
+from quorumlog.protocol.transaction import TransactionState
 from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.transaction_bodies import (
     SealedBody,
@@ -387,10 +388,7 @@ async def _check_published(
 ) -> tuple[LogItem, ...]:
     """What is published, if the log may become this (rule 28). Raises: InvalidRequest."""
     before, after = old.to_core(), new.to_core()
-    try:
-        published = published_by(before, after, [sealed.to_core() for sealed in ledgers])
-    except (BadPublication, AssertionError) as error:
-        raise InvalidRequest(f"/row: {error}", log=old.name) from error
+    published = published_by(before, after, [sealed.to_core() for sealed in ledgers])
     ended = [item.ledger_id for item in before.unsealed]
     ended += [item.ledger_id for item in published]
     unsealed = await connection.fetchval(

@@ -28,18 +28,17 @@ from quorumlog.errors import (
     TransactionAborted,
     TransactionCommitted,
 )
+from quorumlog.protocol.changes import check_log, published_by
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Codec, Run, make
 from quorumlog.protocol.transaction import (
-    BadPublication,
     Sealed,
     Transaction,
     TransactionLedger,
     TransactionState,
-    published_by,
 )
 from quorumlog.wire.bodies import BookieInfo, BookieList
 from services.gateway.interface import Appended, Confirmation, LedgerOptions, ReadResult
@@ -555,7 +554,7 @@ class Store:
     def _replace(self, current: LogMetadata, log: LogMetadata) -> LogMetadata:
         new = replace(log, version=log.version + 1)
         new.check()
-        assert new.first_offset >= current.first_offset
+        check_log(current, new)
         for item in new.items:
             if item.ledger_id in self.cluster.deleted:
                 raise InvalidRequest(f"ledger {item.ledger_id} does not exist")
@@ -652,10 +651,7 @@ class Store:
             current = self.row(found.log)
             if current.version != log.version:
                 raise LogChanged(current)
-            try:
-                published = published_by(current, log, ledgers)
-            except BadPublication as error:
-                raise InvalidRequest(str(error)) from error
+            published = published_by(current, log, ledgers)
             ids = _ids(found)
             assert all(item.ledger_id in ids for item in published)
             log = self._replace(current, log)

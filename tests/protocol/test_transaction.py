@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quorumlog.errors import InvalidRequest
+from quorumlog.protocol.changes import published_by
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import (
-    BadPublication,
     Sealed,
     Transaction,
     TransactionLedger,
     TransactionState,
-    published_by,
 )
 
 LOG = LogMetadata("log", LogSettings(Quorum(3, 3, 2)), items=(LogItem(1, 0, None),))
@@ -72,9 +72,9 @@ def test_a_row_that_publishes_otherwise_is_refused() -> None:
         (replace(good, items=(old, one, two, replace(last, last_offset=30))), ASKED),
         (LOG, ASKED),
     ):
-        with pytest.raises(BadPublication):
+        with pytest.raises(InvalidRequest):
             published_by(LOG, wrong, asked)
-    with pytest.raises(BadPublication):
+    with pytest.raises(InvalidRequest):
         published_by(replace(LOG, state=LogState.CLOSED), good, ASKED)
 
 

@@ -12,5 +12,6 @@ it performs them and brings the answers back (`step(event) -> list[Effect]`).
 | `repair` | giving one member of a closed fragment what it should hold |
 | `placement` | which bookies an ensemble is made of |
 | `replica` | the other side: what one bookie takes, refuses and may say |
+| `changes` | what one row may become: of a ledger, of a log, by a publication |
 | `log` `batch` | named logs on ledgers: record batches, offsets, producers |
 """

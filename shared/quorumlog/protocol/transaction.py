@@ -1,7 +1,6 @@
 """A transaction: sealed ledgers that come onto a log together, or not at all.
 
-The metadata service decides in one database transaction; what it may decide is here, so that the
-model of the tests decides the same.
+The metadata service decides in one database transaction; what it may decide is in `changes.py`.
 
 Invariants:
   - COMMITTED and ABORTED are final;
@@ -10,11 +9,8 @@ Invariants:
 Source: the exactly-once design for Spark; rule 28.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-
-from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 
 
 class TransactionState(StrEnum):
@@ -83,36 +79,3 @@ class Transaction:
     @property
     def _has_published(self) -> bool:
         return self.state is TransactionState.COMMITTED and bool(self.ledgers)
-
-
-class BadPublication(ValueError):
-    """A log's row that publishes something else, or in another way, than rule 28 says."""
-
-
-def published_by(
-    old: LogMetadata, new: LogMetadata, requested: Sequence[Sealed]
-) -> tuple[LogItem, ...]:
-    """What `new` publishes of what a commit asks for, in order.
-
-    Ledgers without records are left out. The caller sees to it that all but the last ledger of
-    `new` are CLOSED. Raises: BadPublication.
-    """
-    new.check()
-    known = {item.ledger_id for item in old.items}
-    added = tuple(item for item in new.items if item.ledger_id not in known)
-    wanted = [sealed.ledger_id for sealed in requested]
-    if new.state is not LogState.OPEN or old.state is not LogState.OPEN:
-        raise BadPublication("the log is not open")
-    if not added or added[-1] is not new.last_item:
-        raise BadPublication("the last ledger is no new one")
-    if added[-1].last_offset is not None or added[-1].ledger_id in wanted:
-        raise BadPublication("the last ledger is not one to go on in")
-    published = added[:-1]
-    if new.items[len(new.items) - len(added) :] != added:
-        raise BadPublication("what is published comes after what was there")
-    if any(item.last_offset is None for item in new.items[:-1]):
-        raise BadPublication("an earlier ledger has no end")
-    places = [wanted.index(item.ledger_id) for item in published if item.ledger_id in wanted]
-    if len(places) != len(published) or places != sorted(places):
-        raise BadPublication("other ledgers are published than were asked for, or in another order")
-    return published

@@ -1,6 +1,6 @@
 """The metadata service: its rules on dictionaries instead of Postgres.
 
-What may become of a row is judged by the service's own code (services/metadata/transitions.py), and
+What may become of a row is judged by the service's own code (protocol/changes.py), and
 so is what the database must contain (services/metadata/memory.py, rule 18a).
 Attempts, tombstones, the repair queue and leases behave as its SQL says; tests/metadata tests that.
 """
@@ -25,6 +25,7 @@ from quorumlog.errors import (
     RouteNotFound,
     VersionConflict,
 )
+from quorumlog.protocol.changes import check_ledger, check_new_ledger
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import (
@@ -57,7 +58,6 @@ from quorumlog.wire.repair_bodies import (
 )
 from quorumlog.wire.witnesses import HEADER, from_header, to_header
 from services.metadata.memory import Memory, Presented
-from services.metadata.transitions import check_change, check_new
 from tests.sim.plan import SECOND
 from tests.sim.services.net import Answer, Net, Process, Request
 
@@ -238,7 +238,7 @@ class Metadata(Process):
             return self._row(int(done))
         if body.idempotency_key in self.tables.keys:
             return self._row(self.tables.keys[body.idempotency_key])
-        check_new(body.row)
+        check_new_ledger(body.row.core(ledger_id=0, version=1, created_at=""))
         ledger_id = body.row.ledger_id
         if ledger_id is None:
             ledger_id = len(self.tables.rows) + 1
@@ -262,7 +262,7 @@ class Metadata(Process):
             current = old.model_dump(mode="json")
             raise VersionConflict(ledger_id=old.ledger_id, current=current)
         try:
-            check_change(old, body.row, ledger_id=old.ledger_id)
+            check_ledger(old.to_core(), body.row.to_core())
         except InvalidRequest as error:
             raise AssertionError(f"an illegal change was asked for: {error.detail}") from error
         new = body.row.model_copy(update={"version": old.version + 1})

@@ -1,0 +1,177 @@
+"""Which changes of a row are legal, so that a client's bug can't break a ledger or a log.
+
+The metadata service asks these questions in the transaction that changes the row, and the models of
+the tests ask the same ones. A single row was checked when it was parsed (`LedgerMetadata.check`,
+`LogMetadata.check`); these functions are about what one row may become.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from quorumlog.errors import InvalidRequest
+from quorumlog.protocol.log import LogItem, LogMetadata, LogState
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.transaction import Sealed
+
+_NEXT: Final = {
+    State.OPEN: {State.OPEN, State.IN_RECOVERY, State.CLOSED},
+    State.IN_RECOVERY: {State.IN_RECOVERY, State.CLOSED},
+    State.CLOSED: {State.CLOSED},
+}
+
+_FIXED: Final[dict[str, Callable[[LedgerMetadata], Any]]] = {
+    "ensemble_size": lambda row: row.quorum.ensemble_size,
+    "write_quorum": lambda row: row.quorum.write_quorum,
+    "ack_quorum": lambda row: row.quorum.ack_quorum,
+    "digest": lambda row: row.digest,
+    "writer": lambda row: row.writer,
+    "ledger_key": lambda row: row.ledger_key,
+    "mac_key": lambda row: row.mac_key,
+    "access_key": lambda row: row.access_key,
+    "metadata": lambda row: row.custom,
+    "log": lambda row: row.log,
+    "extra": lambda row: row.extra,
+}
+"""What a ledger was created with and keeps, by its name in the row."""
+
+_Problems = list[tuple[str, str]]
+"""Pointer and detail of each."""
+
+
+# --- ledgers --------------------------------------------------------------------------------------
+
+
+def check_new_ledger(row: LedgerMetadata) -> None:
+    """Raise InvalidRequest unless a ledger may begin so."""
+    problems: _Problems = []
+    if row.state is not State.OPEN:
+        problems.append(("/row/state", "a new ledger is OPEN"))
+    if len(row.fragments) != 1:
+        problems.append(("/row/fragments", "a new ledger has one fragment"))
+    if row.may_lack_entries or row.declared_lost or row.lost_entries:
+        problems.append(("/row/declared_lost", "a new ledger has lost nothing"))
+    _raise(problems)
+
+
+def check_ledger(old: LedgerMetadata, new: LedgerMetadata) -> None:
+    """Raise InvalidRequest unless `old` may become `new` in one step."""
+    problems = [
+        (f"/row/{name}", "never changes") for name, get in _FIXED.items() if get(old) != get(new)
+    ]
+    if new.state not in _NEXT[old.state]:
+        problems.append(("/row/state", f"{old.state} does not become {new.state} (I21)"))
+    if not set(old.declared_lost) <= set(new.declared_lost):
+        problems.append(("/row/declared_lost", "what was declared lost stays so"))
+    if old.may_lack_entries and not new.may_lack_entries:
+        problems.append(("/row/may_lack_entries", "does not go back"))
+    problems += _given_up(old, new)
+    if old.state is State.CLOSED:
+        problems += [
+            (f"/row/{name}", "never changes after CLOSED (I4)")
+            for name in ("last_entry", "length")
+            if getattr(old, name) != getattr(new, name)
+        ]
+    problems += _fragments(old, new)
+    _raise(problems, ledger_id=old.ledger_id)
+
+
+def _given_up(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
+    """Rule 31: a reader was told that these entries are gone, so they stay so; and before the end is
+    final nobody knows what there was to lose.
+    """
+    pointer = "/row/lost_entries"
+    if old.state is not State.CLOSED and new.lost_entries:
+        return [(pointer, "entries are given up once the ledger is CLOSED")]
+    for first, last in old.lost_entries:
+        if not any(low <= first and last <= high for low, high in new.lost_entries):
+            return [(pointer, "what was given up stays so")]
+    return []
+
+
+def _fragments(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
+    """I22 and I24: borders stay where they are; only who holds a fragment may change.
+
+    A fragment begins after what was acknowledged when it was made, so every border below the end
+    is final, and no end lies below a border.
+    """
+    pointer = "/row/fragments"
+    before = [fragment.first_entry for fragment in old.fragments]
+    after = [fragment.first_entry for fragment in new.fragments]
+    if after[: len(before)] != before:
+        return [(pointer, f"fragments begin at {before}; these may only be added to (I22)")]
+    if old.state is State.CLOSED and after != before:
+        return [(pointer, "a CLOSED ledger gets no new fragment (I4)")]
+    if new.state is State.IN_RECOVERY and (
+        after != before or old.fragments[-1] != new.fragments[-1]
+    ):
+        return [(pointer, "a recovery's ensemble change is committed with CLOSED only (I24)")]
+    return []
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+
+def check_log(old: LogMetadata, new: LogMetadata) -> None:
+    """Raise InvalidRequest unless a log may become this in one step."""
+    problems: _Problems = []
+    if new.settings != old.settings:
+        problems.append(("/row/settings", "never change"))
+    if old.state is LogState.CLOSED and new.state is not LogState.CLOSED:
+        problems.append(("/row/state", "CLOSED is final"))
+    for field in ("first_offset", "forgotten_end", "writer_token"):
+        if getattr(new, field) < getattr(old, field):
+            problems.append((f"/row/{field}", "never goes back"))
+    was, now = old.archived_through, new.archived_through
+    if was is not None and (now is None or now < was):
+        problems.append(("/row/archived_through", "never goes back"))
+    kept = {item.ledger_id: item for item in old.items}
+    for index, item in enumerate(new.items):
+        before = kept.get(item.ledger_id)
+        if before is None:
+            continue
+        for field in ("first_offset", "last_offset"):
+            known = getattr(before, field)
+            if known is not None and getattr(item, field) != known:
+                problems.append((f"/row/items/{index}/{field}", "once known, never changes"))
+    _raise(problems, log=old.name)
+
+
+def published_by(
+    old: LogMetadata, new: LogMetadata, requested: Sequence[Sealed]
+) -> tuple[LogItem, ...]:
+    """What `new` publishes of what a commit asks for, in order (rule 28).
+
+    Ledgers without records are left out. The caller sees to it that all but the last ledger of
+    `new` are CLOSED. Raises: InvalidRequest.
+    """
+    known = {item.ledger_id for item in old.items}
+    added = tuple(item for item in new.items if item.ledger_id not in known)
+    wanted = [sealed.ledger_id for sealed in requested]
+    published = added[:-1]
+    places = [wanted.index(item.ledger_id) for item in published if item.ledger_id in wanted]
+    problem = ""
+    if new.state is not LogState.OPEN or old.state is not LogState.OPEN:
+        problem = "the log is not open"
+    elif not added or added[-1] is not new.last_item:
+        problem = "the last ledger is no new one"
+    elif added[-1].last_offset is not None or added[-1].ledger_id in wanted:
+        problem = "the last ledger is not one to go on in"
+    elif new.items[len(new.items) - len(added) :] != added:
+        problem = "what is published comes after what was there"
+    elif any(item.last_offset is None for item in new.items[:-1]):
+        problem = "an earlier ledger has no end"
+    elif len(places) != len(published) or places != sorted(places):
+        problem = "other ledgers are published than were asked for, or in another order"
+    if problem:
+        raise InvalidRequest(f"/row: {problem}", log=old.name)
+    return published
+
+
+def _raise(problems: _Problems, *, ledger_id: int | None = None, log: str | None = None) -> None:
+    if problems:
+        raise InvalidRequest(
+            "; ".join(f"{pointer}: {detail}" for pointer, detail in problems[:10]),
+            ledger_id=ledger_id,
+            log=log,
+            errors=[{"pointer": pointer, "detail": detail} for pointer, detail in problems],
+        )
