@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import Answer, LogItem, LogMetadata, Producer
 from tests.protocol.test_log import EMPTY, SETTINGS, closed
 
@@ -124,3 +125,9 @@ def test_the_answers_of_an_earlier_epoch_are_gone() -> None:
 
     assert at(1).answered(answer, epoch=1, now_ms=1).answers == (answer,)
     assert at(1).answered(answer, epoch=0, now_ms=1).answers == (*at(1).answers, answer)
+
+
+def test_the_head_of_a_log_names_the_ledger_whose_writer_owns_it() -> None:
+    """Rule 22."""
+    assert LogHead.of(ROLLED).last_ledger == 8
+    assert LogHead.of(LogMetadata("events", SETTINGS)).last_ledger is None
