@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import Answer, LogItem, LogMetadata, Producer
 from tests.protocol.test_log import EMPTY, SETTINGS, closed
 
@@ -124,3 +125,27 @@ def test_the_answers_of_an_earlier_epoch_are_gone() -> None:
 
     assert at(1).answered(answer, epoch=1, now_ms=1).answers == (answer,)
     assert at(1).answered(answer, epoch=0, now_ms=1).answers == (*at(1).answers, answer)
+
+
+def test_the_head_of_a_log_names_the_ledger_whose_writer_owns_it() -> None:
+    """Rule 22."""
+    assert LogHead.of(ROLLED).last_ledger == 8
+    assert LogHead.of(LogMetadata("events", SETTINGS)).last_ledger is None
+
+
+def test_a_ledger_ends_where_its_own_start_says_not_the_logs() -> None:
+    log = replace(EMPTY, items=(LogItem(7, 5),), first_offset=3, next_offset=None)
+
+    assert closed(log, {7: (2, 20)}).items[0].last_offset == 6
+
+
+def test_a_log_without_ledgers_keeps_its_end_when_nothing_is_closed() -> None:
+    log = LogMetadata("events", SETTINGS, first_offset=3, next_offset=12)
+
+    assert closed(log, {}) == log
+
+
+def test_truncating_leaves_a_ledger_alone_whose_start_is_not_known() -> None:
+    log = replace(EMPTY.with_ledger(7), first_offset=3)
+
+    assert log.truncated(100) == log

@@ -51,6 +51,11 @@ def test_a_quorum_out_of_order_is_refused(e: int, qw: int, qa: int) -> None:
         Quorum(e, qw, qa)
 
 
+def test_the_least_and_the_greatest_quorum_are_quorums() -> None:
+    assert Quorum(1, 1, 1).negatives_needed == 1
+    assert Quorum(255, 255, 255).can_reach((1 << 255) - 1)
+
+
 @given(quorums, st.integers(0, 2**63 - 1))
 def test_write_sets_have_qw_members_and_residues_agree_with_them(
     quorum: Quorum, entry_id: int

@@ -99,6 +99,38 @@ def test_another_key_or_another_kind_of_digest_is_not_valid() -> None:
     assert run.invalid(CODECS[DigestKind.CRC32C]) == [3]
 
 
+def test_a_run_is_valid_under_its_own_kind_of_digest_only() -> None:
+    for kind in CODECS:
+        for other in CODECS:
+            assert made([b"a", b"b"], kind).invalid(CODECS[other]) == ([] if kind is other else [3, 4])
+
+
+def test_an_entry_is_found_where_it_stands_in_a_run_with_holes_and_without() -> None:
+    whole = made([b"a", b"b", b"c"])
+    assert [whole.index(entry_id) for entry_id in range(2, 7)] == [None, 0, 1, 2, None]
+
+    holes = whole.where(lambda entry_id: entry_id != 4)
+    assert holes is not None
+    assert [holes.index(entry_id) for entry_id in range(2, 7)] == [None, 0, None, 1, None]
+
+
+def test_runs_are_equal_by_their_bytes() -> None:
+    run = made([b"a"])
+    assert run == Run(run.body)
+    assert run != made([b"b"])
+    assert run != run.body
+
+
+def test_the_confirmed_entry_of_a_run_is_the_greatest_that_its_entries_carry() -> None:
+    run = merge([made([b"a"], first=3), made([b"b"], first=4), made([b"c"], first=5)])
+    assert run is not None
+    assert run.last_add_confirmed == 3
+
+
+def test_no_runs_merge_to_none() -> None:
+    assert merge([]) is None
+
+
 def test_the_digest_covers_header_and_payload_as_bookkeepers_does() -> None:
     run = made([b"abc"])
     (entry,) = run.entries()
@@ -128,6 +160,18 @@ def test_a_run_that_is_cut_short_is_refused(payloads: list[bytes], data: st.Data
     size = data.draw(st.integers(0, len(body) - 1), label="size")
     with pytest.raises(BadRun):
         Run(body[:size])
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [(0, 2), (1, 3), (3, 1), (7, 0), (8, 0x80)],
+    ids=["format", "digest", "zero", "no entries", "ledger below 0"],
+)
+def test_a_head_that_no_writer_makes_is_refused(at: int, value: int) -> None:
+    body = bytearray(made([b"a"], DigestKind.NONE).body)
+    body[at] = value
+    with pytest.raises(BadRun):
+        Run(bytes(body))
 
 
 def test_ids_out_of_order_or_below_zero_are_refused() -> None:

@@ -104,6 +104,7 @@ def test_merged_ranges_name_the_same_entries_once(found: list[tuple[str, int, in
 def test_many_ranges_become_one_that_covers_them() -> None:
     ranges = [MissedRange("a", 10 * n, 10 * n) for n in range(RANGES_MAX + 1)]
     assert merged(ranges) == (MissedRange("a", 0, 10 * RANGES_MAX),)
+    assert len(merged(ranges[1:])) == RANGES_MAX
 
 
 def test_what_a_striped_member_missed_in_a_row_is_one_range() -> None:

@@ -190,7 +190,8 @@ def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
 def _parse_head(data: bytes) -> tuple[BatchHead, int, int]:
     try:
         version, flags, zero, count, time_ms, before = _HEAD.unpack_from(data)
-        if version != VERSION or zero or flags > 31 or not 0 < 4 * count <= len(data) or before < 0:
+        room = len(data) - _HEAD.size  # each record has a value size of four bytes
+        if version != VERSION or zero or flags > 31 or not 0 < 4 * count <= room or before < 0:
             raise BadBatch(f"a record batch of version {version}, flags {flags}")
         at, producer = _HEAD.size, None
         if flags & _HAS_PRODUCER:
