@@ -231,7 +231,7 @@ class Worker:
             # Rule 31: where all who could have it say that they have not, it is lost, and told.
             lost = await self._losses.look(repair.metadata, ranges_of(repair.unreadable))
             if lost:
-                error.detail = f"lost: {lost[0]}"
+                raise error.replace(detail=f"lost: {lost[0]}") from error
             raise
 
     async def _row(self, ledger_id: int) -> LedgerMetadata:

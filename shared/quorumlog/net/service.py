@@ -25,7 +25,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from quorumlog.errors import QuorumLogError, ReadOnly
+from quorumlog.errors import QuorumLogError, ShuttingDown
 from quorumlog.net import docs_page, trace
 from quorumlog.net.json_logs import log_as_json
 from quorumlog.net.listen import (
@@ -142,7 +142,7 @@ def add_shared_routes(
 
     async def health_ready(_request: web.Request) -> web.Response:
         if app[DRAINING].is_set():
-            raise ReadOnly("this process is about to end")
+            raise ShuttingDown("this process is about to end")
         await ready()
         return _json({"status": "ready"})
 
