@@ -33,7 +33,7 @@ from quorumlog.errors import (
 from quorumlog.net import trace
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
-from quorumlog.net.holdings import Holdings
+from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.metadata_client import MetadataClient, new_attempt
 from quorumlog.net.ports import Ports, Times
 from quorumlog.net.quarantine import Quarantine, QuarantineRule
@@ -109,7 +109,7 @@ class Engine:
         bookies: BookieClient,
         ports: Ports,
         peers: Peers,
-        holdings: Holdings,
+        holdings: HoldingsClient,
     ) -> None:
         """Use `running`."""
         self.writer = Writer(str(uuid4()), config.url)
@@ -165,7 +165,7 @@ class Engine:
                 bookies,
                 ports,
                 Peers(session, config.times.quorum_s),
-                Holdings(directory, session),
+                HoldingsClient(directory, session),
             )
             for work in (
                 directory.follow,
