@@ -10,6 +10,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
+from quorumlog import header
 from quorumlog.errors import (
     EntryUnavailable,
     NoSuchLedger,
@@ -334,7 +335,7 @@ class Worker:
             async with self._session.post(
                 url,
                 params={"member": member},
-                headers={"X-Forwarded-Writer": row.writer.id},
+                headers={header.FORWARDED_WRITER: row.writer.id},
                 timeout=aiohttp.ClientTimeout(total=_ASK_S),
                 allow_redirects=False,
             ) as response:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, Self, TypeVar
 
+from quorumlog import header
+
 Outcome = Literal["not-done", "unknown"]
 """What became of the request: certainly nothing, or nobody can say."""
 
@@ -112,10 +114,10 @@ class QuorumLogError(Exception):
         """The headers that an answer with this error carries."""
         headers = dict(self.extra_headers)
         if self.retry_after_s is not None:
-            headers["Retry-After"] = str(self.retry_after_s)
-        for member, header in self.member_headers.items():
+            headers[header.RETRY_AFTER] = str(self.retry_after_s)
+        for member, name in self.member_headers.items():
             if self.members.get(member) is not None:
-                headers[header] = str(self.members[member])
+                headers[name] = str(self.members[member])
         return headers
 
     def replace(self, **changes: Any) -> Self:
@@ -241,7 +243,7 @@ class StaleProducer(Refused):
 
     code = "stale-producer"
     title = "A newer epoch of this producer exists"
-    member_headers = MappingProxyType({"producer_epoch": "Producer-Epoch"})
+    member_headers = MappingProxyType({"producer_epoch": header.PRODUCER_EPOCH})
 
 
 class RouteNotFound(NotFound):
@@ -439,7 +441,7 @@ class SequenceGap(Superseded):
     code = "sequence-gap"
     title = "A request of this producer is missing before this one"
     retryable = True
-    member_headers = MappingProxyType({"producer_expected_seq": "Producer-Expected-Seq"})
+    member_headers = MappingProxyType({"producer_expected_seq": header.PRODUCER_EXPECTED_SEQ})
 
 
 class ExpiredProducer(Superseded):
@@ -510,7 +512,7 @@ class UnexpectedEntryId(Superseded):
     code = "unexpected-entry-id"
     status = 412
     title = "The next entry has another id"
-    member_headers = MappingProxyType({"next_entry_id": "Next-Entry-Id"})
+    member_headers = MappingProxyType({"next_entry_id": header.NEXT_ENTRY_ID})
 
 
 class UnexpectedOffset(Superseded):
@@ -521,7 +523,7 @@ class UnexpectedOffset(Superseded):
     code = "unexpected-offset"
     status = 412
     title = "The next record has another offset"
-    member_headers = MappingProxyType({"next_offset": "Next-Offset"})
+    member_headers = MappingProxyType({"next_offset": header.NEXT_OFFSET})
 
 
 # --- 429, 503, 504: the cluster ------------------------------------------------------------------

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
+from quorumlog import header
 from quorumlog.client.batching import Batcher, Batching, Call
 from quorumlog.client.records import LogAppended, Record, share, size_of
 from quorumlog.errors import NOT_DONE, UNKNOWN, ExpiredProducer, QuorumLogError
@@ -98,14 +99,14 @@ class Producer:
                 self.since = await self._read_since()
             except QuorumLogError as error:
                 raise error.with_outcome(NOT_DONE) from error
-        since = {} if self.since is None else {"Producer-Since": str(self.since)}
+        since = {} if self.since is None else {header.PRODUCER_SINCE: str(self.since)}
         try:
             done = await self._request(
                 call,
                 {
-                    "Producer-Id": self.producer_id,
-                    "Producer-Epoch": str(self.epoch),
-                    "Producer-Seq": str(self.seq),
+                    header.PRODUCER_ID: self.producer_id,
+                    header.PRODUCER_EPOCH: str(self.epoch),
+                    header.PRODUCER_SEQ: str(self.seq),
                     **since,
                 },
                 is_repeatable=True,

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 import aiohttp
 import orjson
 
+from quorumlog import header
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -168,7 +169,10 @@ class Transport:
             raise ConnectionLost(detail, outcome=told.outcome) from error
         if response.status >= 400:
             raise problems.from_answer(response.status, content, response.headers)
-        if "X-Request-Id" not in response.headers and response.content_type != "application/json":
+        if (
+            header.REQUEST_ID not in response.headers
+            and response.content_type != "application/json"
+        ):
             # Every answer of a gateway has one; a proxy's blank page or login form is no answer, and
             # a delete must not count as done by it.
             raise ConnectionLost(f"{url}: something else answers there", outcome=UNKNOWN)

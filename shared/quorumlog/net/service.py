@@ -25,6 +25,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from quorumlog import header
 from quorumlog.errors import QuorumLogError, ShuttingDown
 from quorumlog.net import docs_page, trace
 from quorumlog.net.json_logs import log_as_json
@@ -170,7 +171,7 @@ async def answers_problems(request: web.Request, handler: Handler) -> web.Stream
 
     For services that need no more than that; the gateway has its own.
     """
-    instance = request_id(request.headers.get("X-Request-Id"))
+    instance = request_id(request.headers.get(header.REQUEST_ID))
     request[REQUEST_ID] = instance
     trace.begin(instance, request.headers.get(trace.HEADER))
     try:
@@ -185,7 +186,7 @@ async def answers_problems(request: web.Request, handler: Handler) -> web.Stream
         log.exception("unhandled-error", extra={"request_id": instance, "path": request.path})
         return problem_response(QuorumLogError(), instance)
     if not response.prepared:
-        response.headers["X-Request-Id"] = instance
+        response.headers[header.REQUEST_ID] = instance
     return response
 
 

@@ -16,6 +16,7 @@ from email.message import Message
 from typing import Any, Final, Self
 from urllib.parse import urlencode, urlsplit
 
+from quorumlog import header
 from quorumlog.errors import NOT_DONE, UNKNOWN, ConnectionLost, Overloaded, QuorumLogError
 from quorumlog.wire.documents import from_status
 
@@ -171,7 +172,7 @@ class Gateways:
         if response.status >= 400:
             raise _error_of(response, content)
         kind = response.headers.get("Content-Type", "")
-        if "X-Request-Id" not in response.headers and not kind.startswith("application/json"):
+        if header.REQUEST_ID not in response.headers and not kind.startswith("application/json"):
             # Every answer of a gateway has one; a proxy's blank page is no answer.
             raise ConnectionLost(f"{url}: something else answers there")
         return Answer(response.status, response.headers, content)
@@ -196,4 +197,4 @@ def _error_of(response: http.client.HTTPResponse, content: bytes) -> QuorumLogEr
         document = json.loads(content)
     except ValueError:
         document = None
-    return from_status(response.status, document, response.headers.get("Retry-After", ""))
+    return from_status(response.status, document, response.headers.get(header.RETRY_AFTER, ""))

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import orjson
 
+from quorumlog import header
 from quorumlog.errors import QuorumLogError
 from quorumlog.wire.documents import KNOWN, STANDARD, from_document, from_status
 
@@ -58,4 +59,4 @@ def from_answer(
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         document = None
-    return from_status(status, document, (headers or {}).get("Retry-After", ""))
+    return from_status(status, document, (headers or {}).get(header.RETRY_AFTER, ""))
