@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from quorumlog.errors import InvalidRequest, QuorumLogError
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
-from quorumlog.net.holdings import Holdings
+from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports, Times
 from quorumlog.net.repair_client import RepairClient
@@ -95,7 +95,7 @@ def build(config: Config) -> web.Application:
             auditor = parts.auditor = Auditor(
                 name, config, metadata, repairs, ports, Writers(session), steering
             )
-            losses = parts.losses = Losses(Holdings(directory, session))
+            losses = parts.losses = Losses(HoldingsClient(directory, session))
             checker = parts.checker = Checker(config, metadata, repairs, directory, session, losses)
             workers = parts.workers = Workers(
                 repairs, directory, paced, session, done, steering, losses

@@ -16,6 +16,7 @@ from quorumlog.net.conclude import conclude
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
+from quorumlog.protocol import limbo
 from quorumlog.protocol.messages import RecoverRequested
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from quorumlog.protocol.recovery import Recovery
@@ -26,7 +27,6 @@ from services.autorecovery.findings import (
     LostMembers,
     Patience,
     is_believable,
-    places_of,
     survivors_of,
 )
 from services.autorecovery.steering import Steering
@@ -218,7 +218,7 @@ class Auditor:
         count = 0
         items: list[RepairAdd] = []
         async for row in self._rows(bookie=member):
-            ranges = tuple((missed.first, missed.last) for missed in places_of(row, member))
+            ranges = tuple(limbo.places(row, member))
             if ranges and (row.ledger_id, member) not in but:
                 items.append(
                     RepairAdd(

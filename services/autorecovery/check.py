@@ -7,21 +7,19 @@ ledger is its writer's.
 """
 
 import asyncio
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import aiohttp
-import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quorumlog.net.directory import Directory
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.ranges import Ranges, union
+from quorumlog.protocol.ranges import Ranges, ids_of_residue, names, union
+from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, RangeDigest
 
 SPAN_ENTRIES: Final = 10_000
 _SPAN_BYTES: Final = 8 << 20
@@ -35,28 +33,6 @@ _LACKS_MAX: Final = 100
 """Ranges that are filled one by one; more of them as one range."""
 
 Range = tuple[int, int]
-
-
-class _Answer(BaseModel):
-    """What is needed of a bookie's digest of a range."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    first: int
-    last: int
-    entries: int
-    present: list[list[int]]
-    damaged: list[list[int]]
-    digest: str
-
-
-class _Answers(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    bookie: str
-    ledger_id: int
-    limbo: bool
-    digests: list[_Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +84,7 @@ class _Share:
 
     @property
     def ids(self) -> range:
-        start = self.first + (self.residue - self.first) % self.modulus
-        return range(start, self.last + 1, self.modulus)
+        return ids_of_residue(self.first, self.last, self.modulus, self.residue)
 
 
 class ReplicaCheck:
@@ -194,33 +169,33 @@ class ReplicaCheck:
 
     async def _ask(
         self, member: str, ledger_id: int, shares: Sequence[_Share], *, from_disk: bool = False
-    ) -> dict[_Share, _Answer]:
+    ) -> dict[_Share, RangeDigest]:
         """A member's word on its shares; what it does not say is left out."""
         mine: dict[tuple[int, int], list[_Share]] = defaultdict(list)
         for share in shares:
             if member in share.members:
                 mine[share.modulus, share.residue].append(share)
         url = self._directory.address(member_name(member))
-        found: dict[_Share, _Answer] = {}
+        found: dict[_Share, RangeDigest] = {}
         for (modulus, residue), wanted in mine.items():
-            asked = {
-                "ranges": [[share.first, share.last] for share in wanted],
-                "modulus": modulus,
-                "residue": residue,
-                "from_disk": from_disk,
-            }
+            asked = DigestsAsked(
+                ranges=tuple((share.first, share.last) for share in wanted),
+                modulus=modulus,
+                residue=residue,
+                from_disk=from_disk,
+            )
             try:
                 async with self._session.post(
                     f"{url}/v1/ledgers/{ledger_id}/digests",
-                    data=orjson.dumps(asked),
+                    data=asked.model_dump_json(),
                     timeout=aiohttp.ClientTimeout(total=_ASK_S),
                     allow_redirects=False,
                 ) as response:
                     body = await response.read()
                     if response.status != 200:
                         return found
-                told = _Answers.model_validate_json(body)
-            except (aiohttp.ClientError, TimeoutError, OSError, ValueError, ValidationError):
+                told = DigestsBody.model_validate_json(body)
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
                 return found
             if not _is_word_of(member, ledger_id, told):
                 return found
@@ -232,14 +207,14 @@ class ReplicaCheck:
         return found
 
 
-def _is_word_of(member: str, ledger_id: int, told: _Answers) -> bool:
+def _is_word_of(member: str, ledger_id: int, told: DigestsBody) -> bool:
     """Rule 4: the reply names who says it and about what. Rule 15: limbo says nothing."""
     return (told.bookie, told.ledger_id, told.limbo) == (member, ledger_id, False)
 
 
 def _shares(row: LedgerMetadata) -> Iterator[_Share]:
     quorum = row.quorum
-    modulus = quorum.ensemble_size if quorum.is_striped else 1
+    modulus = quorum.modulus
     size = SPAN_ENTRIES
     if row.length and row.last_entry is not None and row.last_entry >= 0:
         size = max(1, min(size, _SPAN_BYTES * (row.last_entry + 1) // row.length))
@@ -265,7 +240,7 @@ def _within(row: LedgerMetadata, member: str, first: int, last: int) -> Iterator
                 yield part
 
 
-def _untold(share: _Share, answer: _Answer) -> Iterator[Range]:
+def _untold(share: _Share, answer: RangeDigest) -> Iterator[Range]:
     """What an answer that names as much as it may says nothing of, where something is lacking."""
     if answer.entries != len(share.ids):
         for named in (answer.present, answer.damaged):
@@ -291,7 +266,7 @@ def _batches(shares: Iterator[_Share]) -> Iterator[list[_Share]]:
         yield batch
 
 
-def _lacks(member: str, share: _Share, answer: _Answer) -> Iterator[Lack]:
+def _lacks(member: str, share: _Share, answer: RangeDigest) -> Iterator[Lack]:
     """What a member lacks of a share by its own word; ids that follow on make one range."""
     if answer.entries == len(share.ids):
         return
@@ -303,9 +278,9 @@ def _lacks(member: str, share: _Share, answer: _Answer) -> Iterator[Lack]:
         if entry_id > known_to:
             break
         why: Literal["missing", "damaged"] | None = None
-        if not _is_in(answer.present, entry_id):
+        if not names(answer.present, entry_id):
             why = "missing"
-        elif _is_in(answer.damaged, entry_id):
+        elif names(answer.damaged, entry_id):
             why = "damaged"
         if open_ is not None and why == open_[0]:
             open_ = (open_[0], open_[1], entry_id)
@@ -315,8 +290,3 @@ def _lacks(member: str, share: _Share, answer: _Answer) -> Iterator[Lack]:
         open_ = None if why is None else (why, entry_id, entry_id)
     if open_ is not None:
         yield Lack(member, share.fragment, open_[1], open_[2], open_[0])
-
-
-def _is_in(ranges: Sequence[Sequence[int]], entry_id: int) -> bool:
-    index = bisect_right(ranges, entry_id, key=lambda item: item[0]) - 1
-    return index >= 0 and entry_id <= ranges[index][1]

@@ -6,7 +6,7 @@ ends when nothing names the bookie, whoever saw to that.
 
 import re
 
-from quorumlog.errors import RouteNotFound, VersionConflict
+from quorumlog.errors import NoSuchBookie, VersionConflict
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import State
@@ -36,7 +36,7 @@ class Drain(Body):
 
 
 async def drain_of(name: str, metadata: MetadataClient) -> Drain:
-    """How far a bookie is emptied. Raises: RouteNotFound, MetadataUnavailable."""
+    """How far a bookie is emptied. Raises: NoSuchBookie, MetadataUnavailable."""
     _check(name)
     uses = await metadata.uses(name)
     states = {member_name(b.id): b.state for b in (await metadata.bookies()).bookies}
@@ -56,20 +56,19 @@ async def drain_of(name: str, metadata: MetadataClient) -> Drain:
 
 
 async def decommissioned(name: str, metadata: MetadataClient) -> None:
-    """Decommission a bookie. Raises: RouteNotFound, MetadataUnavailable, and VersionConflict (as
+    """Decommission a bookie. Raises: NoSuchBookie, MetadataUnavailable, and VersionConflict (as
     409, with what names it) while it is needed.
     """
     _check(name)
     try:
         await metadata.retire(name)
     except VersionConflict as error:
-        error.status = 409
-        raise
+        raise error.replace(status=409) from error
 
 
 def _check(name: str) -> None:
     if not re.fullmatch(BOOKIE_NAME, name):
-        raise RouteNotFound("that is no bookie's name (it has no @incarnation)", bookie=name)
+        raise NoSuchBookie("that is no bookie's name (it has no @incarnation)", bookie=name)
 
 
 def _reason(use: LedgerUse) -> str:

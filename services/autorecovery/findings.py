@@ -3,28 +3,9 @@
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from quorumlog.protocol.ids import ID_MAX, member_incarnation, member_name, member_of
-from quorumlog.protocol.messages import MissedRange
+from quorumlog.protocol.ids import member_incarnation, member_name, member_of
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.bodies import BookieInfo
-
-ENDLESS = ID_MAX - 1
-"""The last entry of a range that has no end yet, as the queue can hold it."""
-
-
-def places_of(row: LedgerMetadata, member: str) -> tuple[MissedRange, ...]:
-    """The entries that a ledger expects of a member, as ranges: all of them are missing when the
-    member is lost. The open fragment's range ends nowhere.
-    """
-    found = []
-    for index, fragment in enumerate(row.fragments):
-        if member not in fragment.bookies:
-            continue
-        last = row.fragment_last(index)
-        end = ENDLESS if last is None else last
-        # An empty fragment names a member too: it is replaced, though nothing is copied.
-        found.append(MissedRange(member, fragment.first_entry, max(end, fragment.first_entry)))
-    return tuple(found)
 
 
 def survivors_of(row: LedgerMetadata, gone: Iterable[str]) -> int:

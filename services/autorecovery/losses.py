@@ -7,7 +7,7 @@ from collections import OrderedDict
 from itertools import islice
 from typing import Any, Final
 
-from quorumlog.net.holdings import Holdings
+from quorumlog.net.holdings import HoldingsClient
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges, union
@@ -25,7 +25,7 @@ class Losses:
     hold it.
     """
 
-    def __init__(self, holdings: Holdings) -> None:
+    def __init__(self, holdings: HoldingsClient) -> None:
         """Nothing is known to be lost."""
         self._holdings = holdings
         self._found: OrderedDict[int, tuple[Answers, ...]] = OrderedDict()

@@ -10,6 +10,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
+from quorumlog import header
 from quorumlog.errors import (
     EntryUnavailable,
     NoSuchLedger,
@@ -231,7 +232,7 @@ class Worker:
             # Rule 31: where all who could have it say that they have not, it is lost, and told.
             lost = await self._losses.look(repair.metadata, ranges_of(repair.unreadable))
             if lost:
-                error.detail = f"lost: {lost[0]}"
+                raise error.replace(detail=f"lost: {lost[0]}") from error
             raise
 
     async def _row(self, ledger_id: int) -> LedgerMetadata:
@@ -334,7 +335,7 @@ class Worker:
             async with self._session.post(
                 url,
                 params={"member": member},
-                headers={"X-Forwarded-Writer": row.writer.id},
+                headers={header.FORWARDED_WRITER: row.writer.id},
                 timeout=aiohttp.ClientTimeout(total=_ASK_S),
                 allow_redirects=False,
             ) as response:

@@ -11,11 +11,10 @@ from pydantic.json_schema import models_json_schema
 
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
 from quorumlog.wire.bodies import Body
+from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody
 from services.bookie import handlers
 from services.bookie.bodies import (
     DamageBody,
-    DigestsAsked,
-    DigestsBody,
     EntriesBody,
     HeldBody,
     HeldList,

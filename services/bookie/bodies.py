@@ -1,26 +1,7 @@
 """What the bookie's plain HTTP takes and gives. The channel carries the same as frames."""
 
-from typing import Annotated
-
-from pydantic import Field, WithJsonSchema
-
-from quorumlog.protocol.ids import ID_MAX
-from quorumlog.protocol.quorum import QUORUM_MAX
 from quorumlog.wire.bodies import Body
-
-Id = Annotated[int, Field(ge=0, le=ID_MAX)]
-Range = Annotated[
-    tuple[Id, Id],
-    # The same as `prefixItems`, which some readers of OpenAPI do not know.
-    WithJsonSchema(
-        {
-            "type": "array",
-            "items": {"type": "integer", "minimum": 0, "maximum": ID_MAX},
-            "minItems": 2,
-            "maxItems": 2,
-        }
-    ),
-]
+from quorumlog.wire.digest_bodies import Range
 
 
 class VerdictBody(Body):
@@ -75,43 +56,6 @@ class HeldList(Body):
     bookie: str
     ledgers: tuple[HeldBody, ...]
     next: int | None = None
-
-
-class DigestsAsked(Body):
-    """Ranges to be digested, for comparing replicas without reading them over the wire."""
-
-    ranges: Annotated[tuple[Range, ...], Field(max_length=1000)]
-    modulus: Annotated[int, Field(ge=1, le=QUORUM_MAX)] = 1
-    residue: Annotated[int, Field(ge=0, lt=QUORUM_MAX)] = 0
-    """Only entries that are `residue` modulo `modulus`: one write set of a striped ledger."""
-    from_disk: bool = False
-    """What is on its way to the disk is waited for, and all is read back from there."""
-
-
-class RangeDigest(Body):
-    """SHA-256 over ledger, entry, length and payload of what is held of a range.
-
-    LACs and authentication codes are left out: a recovery writes an entry again with its own.
-    """
-
-    first: int
-    last: int
-    entries: int
-    """How many of the asked kind are held and could be read."""
-    present: tuple[Range, ...]
-    """What the index names of the range, of any kind; at most 1,000 ranges."""
-    digest: str
-    damaged: tuple[Range, ...]
-    """Entries of the asked kind that should be here and could not be read."""
-
-
-class DigestsBody(Body):
-    """Digests of ranges. In limbo, what is not present is unknown."""
-
-    bookie: str
-    ledger_id: int
-    limbo: bool
-    digests: tuple[RangeDigest, ...]
 
 
 class ProcessBody(Body):

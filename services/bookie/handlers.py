@@ -27,14 +27,13 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import BadRun, Entry, Run
 from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, ReadAsked, Verdict
 from quorumlog.wire.bodies import Body, BookieStatePut
+from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, Range, RangeDigest
 from services.bookie import channel
 from services.bookie import store as stores
 from services.bookie.bodies import (
     DamageBody,
     DamagedEntries,
     DamagedStretch,
-    DigestsAsked,
-    DigestsBody,
     EntriesBody,
     EntryBody,
     HeldBody,
@@ -43,8 +42,6 @@ from services.bookie.bodies import (
     LimboBody,
     MaintenancePut,
     ProcessBody,
-    Range,
-    RangeDigest,
     ScrubBody,
     VerdictBody,
 )

@@ -6,15 +6,18 @@ raises classes of `quorumlog.errors`. Both sides import these values from here.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.metadata import DigestKind, LedgerMetadata, State
+from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Run
 from quorumlog.wire.bodies import BookieList
 
 LacSource = Literal["writer", "bookies", "metadata"]
 """Who said how far a ledger is confirmed; `metadata`: it is closed."""
+
+_DEFAULT: Final = Quorum.of()
 
 DEGRADED = "degraded"
 """A tag in `LedgerMetadata.extra`, value "true": created with absent members (rule 29)."""
@@ -24,9 +27,9 @@ DEGRADED = "degraded"
 class LedgerOptions:
     """A ledger to be created; the quorum is checked, the password is as it was sent."""
 
-    ensemble_size: int = 3
-    write_quorum: int = 3
-    ack_quorum: int = 2
+    ensemble_size: int = _DEFAULT.ensemble_size
+    write_quorum: int = _DEFAULT.write_quorum
+    ack_quorum: int = _DEFAULT.ack_quorum
     digest: DigestKind = DigestKind.CRC32C
     password: str | None = None
     custom: tuple[tuple[str, str], ...] = ()

@@ -5,7 +5,7 @@ from typing import Final
 import asyncpg
 import orjson
 
-from quorumlog.errors import InvalidRequest, RouteNotFound, VersionConflict
+from quorumlog.errors import InvalidRequest, NoSuchBookie, VersionConflict
 from quorumlog.wire.bodies import BookieUses, CookiePut, CookieRow, LedgerUse, LogEnd
 from services.metadata.database import Connection, Database
 from services.metadata.ledgers import is_settled, mark, settle
@@ -46,14 +46,14 @@ class CookieStore:
         return str(found)
 
     async def get(self, name: str) -> CookieRow:
-        """One cookie. Raises: RouteNotFound, which names the bookie."""
+        """One cookie. Raises: NoSuchBookie, which names the bookie."""
         record = await self._database.read(
             lambda connection: connection.fetchrow(
                 f"SELECT {_ROW} FROM cookies WHERE name = $1", name
             )
         )
         if record is None:
-            raise RouteNotFound("no bookie of this name is registered", bookie=name)
+            raise NoSuchBookie("no bookie of this name is registered", bookie=name)
         return _row_of(record)
 
     async def list(self) -> list[CookieRow]:
@@ -107,7 +107,7 @@ class CookieStore:
         """Note how far a log is on disk, which only the registered process can say; it never goes
         back. The version stays: nobody else's change has to know.
 
-        Raises: VersionConflict (with `current`), RouteNotFound.
+        Raises: VersionConflict (with `current`), NoSuchBookie.
         """
 
         async def work(connection: Connection) -> None:
@@ -130,7 +130,7 @@ class CookieStore:
         return registered
 
     async def uses(self, name: str, *, limit: int) -> BookieUses:
-        """What names a bookie, in any incarnation. Raises: RouteNotFound, which names it."""
+        """What names a bookie, in any incarnation. Raises: NoSuchBookie, which names it."""
         await self.get(name)
         return await self._database.read(lambda connection: _uses(connection, name, limit))
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import asyncpg
 
-from quorumlog.errors import RouteNotFound, VersionConflict
+from quorumlog.errors import NoSuchRepair, VersionConflict
 from quorumlog.wire.repair_bodies import (
     Ranges,
     Repair,
@@ -165,7 +165,7 @@ class RepairStore:
     async def progress(self, ledger_id: int, member: str, request: RepairProgress) -> Ranges:
         """Take off what is done and hold on to the rest; nothing left ends the item.
 
-        Raises: RouteNotFound, VersionConflict (with `current`).
+        Raises: NoSuchRepair, VersionConflict (with `current`).
         """
 
         async def work(connection: Connection) -> Ranges:
@@ -191,7 +191,7 @@ class RepairStore:
     async def fail(self, ledger_id: int, member: str, request: RepairFail) -> None:
         """Let go of an item until a pause is over, which doubles with each failure.
 
-        Raises: RouteNotFound, VersionConflict (with `current`).
+        Raises: NoSuchRepair, VersionConflict (with `current`).
         """
 
         async def work(connection: Connection) -> None:
@@ -249,7 +249,7 @@ async def _lock(
         member,
     )
     if record is None:
-        raise RouteNotFound("no such item", ledger_id=ledger_id, bookie=member)
+        raise NoSuchRepair("no such item", ledger_id=ledger_id, bookie=member)
     if record["version"] != version or record["worker"] != worker:
         raise VersionConflict(
             "the claim is over, or the item changed since",

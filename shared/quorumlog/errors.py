@@ -4,11 +4,16 @@ The server raises a class, `wire/problems.py` turns it into `application/problem
 client raises the same class again. Three questions decide which class it is: may the same request
 be sent again (`retryable`), was it done (`outcome`), and whose fault is it (the families, and
 `status`). A class's docstring is what `/problems/<code>` shows to people. Pure: no IO, no clock.
+
+A class that says more precisely what another one says is a subclass of that, with a code of its own:
+who catches the broader class, or decides by `retryable` and `outcome`, need not know it.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self, TypeVar
+
+from quorumlog import header
 
 Outcome = Literal["not-done", "unknown"]
 """What became of the request: certainly nothing, or nobody can say."""
@@ -22,6 +27,9 @@ _BY_CODE: dict[str, type["QuorumLogError"]] = {}
 class QuorumLogError(Exception):
     """The service met something that it should never meet; its log says more."""
 
+    # Invariant: an error is not changed once it is made. It may be raised in one task and read in
+    # another; who knows more of what happened raises another error (`replace`).
+
     code: str = "internal-error"
     status: int = 500
     title: str = "Internal error"
@@ -30,13 +38,26 @@ class QuorumLogError(Exception):
     retry_after_s: int | None = None
     """Seconds to wait before a retry; answers 429 and 503 always carry it."""
 
+    detail: str
+    ledger_id: int | None
+    entry_id: int | None
+    bookie: str | None
+    log: str | None
+    members: Mapping[str, Any]
+    """What else the document says."""
+    instance: str | None
+    """The request's id."""
+    extra_headers: Mapping[str, str]
+
     member_headers: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Members of the document that the answer carries as a header too: name to header."""
 
-    def __init_subclass__(cls) -> None:
-        """Register a class that names a code. A family names none and is never raised."""
+    def __init_subclass__(cls, *, travels: bool = True) -> None:
+        """Register a class that names a code. A family names none and is never raised; a class of the
+        client's own does not travel, and is in no table of the HTTP API.
+        """
         code = cls.__dict__.get("code")
-        if code is None:
+        if code is None or not travels:
             return
         if code in _BY_CODE or code == QuorumLogError.code:
             raise TypeError(f"two error classes with the code {code}")
@@ -61,20 +82,24 @@ class QuorumLogError(Exception):
         `outcome` and `retryable` replace what holds for most errors of the class.
         """
         super().__init__(detail or self.title)
-        self.detail = detail or self.title
-        self.ledger_id = ledger_id
-        self.entry_id = entry_id
-        self.bookie = bookie
-        self.log = log
-        self.members: dict[str, Any] = members
-        self.instance: str | None = None
-        if outcome is not None:
-            self.outcome = outcome
-        if retryable is not None:
-            self.retryable = retryable
-        if retry_after_s is not None:
-            self.retry_after_s = retry_after_s
-        self.extra_headers: dict[str, str] = dict(headers or {})
+        given = {"outcome": outcome, "retryable": retryable, "retry_after_s": retry_after_s}
+        self.__dict__.update(
+            {name: value for name, value in given.items() if value is not None},
+            detail=detail or self.title,
+            ledger_id=ledger_id,
+            entry_id=entry_id,
+            bookie=bookie,
+            log=log,
+            members=members,
+            instance=None,
+            extra_headers=dict(headers or {}),
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse, but for what Python itself notes of an exception: its traceback, its cause."""
+        if not name.startswith("__"):
+            raise AttributeError(f"{name}: an error is not changed; raise another one")
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         """Code and detail, as a log line wants them."""
@@ -89,19 +114,28 @@ class QuorumLogError(Exception):
         """The headers that an answer with this error carries."""
         headers = dict(self.extra_headers)
         if self.retry_after_s is not None:
-            headers["Retry-After"] = str(self.retry_after_s)
-        for member, header in self.member_headers.items():
+            headers[header.RETRY_AFTER] = str(self.retry_after_s)
+        for member, name in self.member_headers.items():
             if self.members.get(member) is not None:
-                headers[header] = str(self.members[member])
+                headers[name] = str(self.members[member])
         return headers
 
+    def replace(self, **changes: Any) -> Self:
+        """A copy with other fields, for who knows more of what happened than who raised this one."""
+        state = {**self.__dict__, **changes}
+        if "__notes__" in state:
+            state["__notes__"] = list(state["__notes__"])
+        return _rebuild(type(self), state["detail"], state)
+
     def with_outcome(self, outcome: Outcome) -> Self:
-        """The same error, of which more is known about what became of the request."""
-        self.outcome = outcome
-        return self
+        """A copy, of which more is known about what became of the request."""
+        return self.replace(outcome=outcome)
 
 
-def _rebuild(cls: type[QuorumLogError], detail: str, state: dict[str, Any]) -> QuorumLogError:
+E = TypeVar("E", bound=QuorumLogError)
+
+
+def _rebuild(cls: type[E], detail: str, state: dict[str, Any]) -> E:
     error = cls(detail)
     error.__dict__.update(state)
     return error
@@ -209,7 +243,7 @@ class StaleProducer(Refused):
 
     code = "stale-producer"
     title = "A newer epoch of this producer exists"
-    member_headers = MappingProxyType({"producer_epoch": "Producer-Epoch"})
+    member_headers = MappingProxyType({"producer_epoch": header.PRODUCER_EPOCH})
 
 
 class RouteNotFound(NotFound):
@@ -246,6 +280,20 @@ class NoSuchLog(NotFound):
 
     code = "no-such-log"
     title = "No such log"
+
+
+class NoSuchBookie(NotFound):
+    """No bookie of this name is registered: it never was, or it was decommissioned."""
+
+    code = "no-such-bookie"
+    title = "No such bookie"
+
+
+class NoSuchRepair(NotFound):
+    """The queue of repairs has no such item: it was done, or the ledger is gone."""
+
+    code = "no-such-repair"
+    title = "No such item in the queue of repairs"
 
 
 class NoSuchTransaction(NotFound):
@@ -345,6 +393,17 @@ class WriterLost(Superseded):
     outcome = UNKNOWN
 
 
+class NotTheOwner(WriterLost):
+    """The log is not owned by the gateway that was asked for it by another one, or that is about to
+    end. Nothing was appended; the next try finds the owner.
+    """
+
+    code = "not-the-owner"
+    title = "This gateway does not own the log"
+    outcome = NOT_DONE
+    retryable = True
+
+
 class EntryConflict(Superseded):
     """Bookies hold other bytes under an entry's id than its writer sent: the handle is over."""
 
@@ -382,7 +441,7 @@ class SequenceGap(Superseded):
     code = "sequence-gap"
     title = "A request of this producer is missing before this one"
     retryable = True
-    member_headers = MappingProxyType({"producer_expected_seq": "Producer-Expected-Seq"})
+    member_headers = MappingProxyType({"producer_expected_seq": header.PRODUCER_EXPECTED_SEQ})
 
 
 class ExpiredProducer(Superseded):
@@ -453,7 +512,7 @@ class UnexpectedEntryId(Superseded):
     code = "unexpected-entry-id"
     status = 412
     title = "The next entry has another id"
-    member_headers = MappingProxyType({"next_entry_id": "Next-Entry-Id"})
+    member_headers = MappingProxyType({"next_entry_id": header.NEXT_ENTRY_ID})
 
 
 class UnexpectedOffset(Superseded):
@@ -464,7 +523,7 @@ class UnexpectedOffset(Superseded):
     code = "unexpected-offset"
     status = 412
     title = "The next record has another offset"
-    member_headers = MappingProxyType({"next_offset": "Next-Offset"})
+    member_headers = MappingProxyType({"next_offset": header.NEXT_OFFSET})
 
 
 # --- 429, 503, 504: the cluster ------------------------------------------------------------------
@@ -527,6 +586,13 @@ class ReadOnly(Unavailable):
     title = "Bookies are read-only"
 
 
+class ShuttingDown(ReadOnly):
+    """The process that was asked is about to end and takes nothing new: ask another one."""
+
+    code = "shutting-down"
+    title = "The process is shutting down"
+
+
 class QuorumTimeout(QuorumLogError):
     """Too few bookies acknowledged in time. The entries may be there, now or later."""
 
@@ -534,3 +600,15 @@ class QuorumTimeout(QuorumLogError):
     status = 504
     title = "The ack quorum did not answer in time"
     outcome = UNKNOWN
+
+
+# --- the client's own ----------------------------------------------------------------------------
+
+
+class ConnectionLost(QuorumLogError, travels=False):
+    """No gateway could be reached (not-done), or the connection broke under a request (unknown)."""
+
+    code = "connection-lost"
+    title = "The connection to the gateway is lost"
+    status = 503
+    retryable = True

@@ -17,7 +17,7 @@ from loadtest.stores import Stores, scratch
 from quorumlog.errors import EntryUnavailable, QuorumLogError
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
-from quorumlog.net.holdings import Holdings
+from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports, Times
 from quorumlog.net.repair_client import RepairClient
@@ -171,7 +171,7 @@ async def two_bookies(state: BookieState) -> AsyncIterator[Two]:
             row = Row()
             times = Times(quorum_s=PATIENT_S, hedge_s=PATIENT_S)
             ports = Ports(bookies, row, directory, timers, tasks, times)
-            losses = Losses(Holdings(directory, session))
+            losses = Losses(HoldingsClient(directory, session))
             parts: Any = (None, directory, ports, session, Done(), losses)
             yield Two(Worker(*parts), {name: one.store for name, one in served.items()}, row)
             await tasks.close()

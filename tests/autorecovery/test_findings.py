@@ -2,17 +2,15 @@
 
 from dataclasses import replace
 
-from quorumlog.protocol.messages import MissedRange
+from quorumlog.protocol import limbo
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo
 from services.autorecovery.findings import (
-    ENDLESS,
     LostMembers,
     Patience,
     is_believable,
     missing_zones,
-    places_of,
     survivors_of,
 )
 
@@ -67,9 +65,9 @@ def test_liveness_that_misses_most_bookies_is_not_believed() -> None:
 
 
 def test_a_lost_member_lacks_its_fragments_and_the_open_one_without_end() -> None:
-    assert places_of(ROW, "b@1") == (MissedRange("b@1", 0, 9),)
-    assert places_of(ROW, "d@1") == (MissedRange("d@1", 10, ENDLESS),)
-    assert places_of(ROW, "e@1") == ()
+    assert tuple(limbo.places(ROW, "b@1")) == ((0, 9),)
+    assert tuple(limbo.places(ROW, "d@1")) == ((10, limbo.ENDLESS),)
+    assert tuple(limbo.places(ROW, "e@1")) == ()
 
 
 def test_a_ledger_counts_its_weakest_fragment() -> None:

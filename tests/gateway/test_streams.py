@@ -315,7 +315,7 @@ async def test_tails_and_polls_end_when_the_gateway_is_about_to_end(gateway: Gat
         async with within("the server answers"):
             assert set((await response.content.read()).split()) == {b":"}
     refused = await gateway.ask("POST", ENTRIES, json={"text": "a"})
-    assert (refused.status, refused.code) == (503, "read-only")
+    assert (refused.status, refused.code) == (503, "shutting-down")
     assert (await gateway.ask("GET", ENTRIES)).status == 200
 
 

@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from loadtest.stores import Stores
-from quorumlog.errors import InvalidRequest, RouteNotFound, VersionConflict
+from quorumlog.errors import InvalidRequest, NoSuchBookie, VersionConflict
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.wire.bodies import (
@@ -129,7 +129,7 @@ async def test_the_end_of_a_log_is_told_by_its_process_and_never_goes_back(
     service: Service,
 ) -> None:
     client = service.client
-    with pytest.raises(RouteNotFound):
+    with pytest.raises(NoSuchBookie):
         await client.log_ends("b1", LogEnd(process="mine", log_end=1))
     row = await client.put_cookie("b1", await cookie(service, process="mine"), version=None)
     assert row.log_end == 0
@@ -308,7 +308,7 @@ async def test_a_bookie_is_decommissioned_once_it_is_dead_and_nothing_names_it(
         await client.retire("b1")
 
     assert (await client.bookies()).bookies == ()
-    with pytest.raises(RouteNotFound):
+    with pytest.raises(NoSuchBookie):
         await client.retire("b2")
     # It may come back, and never as the incarnation that it was with other data (rule 15).
     other = (await cookie(service)).model_copy(update={"instance": "other"})

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from loadtest.ports import free_ports
 from quorumlog.net.directory import Directory
-from quorumlog.net.holdings import Holdings
+from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.protocol.loss import Word
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -35,12 +35,15 @@ class Peer:
         self.asked.append((first, last))
         present = [[first, min(last, 9)]] if first <= 9 else []
         part = {"first": first, "last": last, "present": present, "damaged": []} | self.part
-        body = {"bookie": f"{self.name}@1", "ledger_id": 7, "digests": [part]} | self.told
+        part = {"entries": max(0, min(last, 9) - first + 1), "digest": "d"} | part
+        told = {"bookie": f"{self.name}@1", "ledger_id": 7, "limbo": False, "digests": [part]}
+        # What a newer bookie says besides is no reason for silence.
+        body = told | {"newer": 1} | self.told
         return web.json_response(body, status=self.status)
 
 
 @asynccontextmanager
-async def asking(*peers: Peer) -> AsyncIterator[Holdings]:
+async def asking(*peers: Peer) -> AsyncIterator[HoldingsClient]:
     ports = free_ports(len(peers))
     infos = tuple(
         BookieInfo(id=f"{peer.name}@1", state="writable", url=f"http://127.0.0.1:{port}")
@@ -60,11 +63,11 @@ async def asking(*peers: Peer) -> AsyncIterator[Holdings]:
                 listening(app, host="127.0.0.1", port=port, limits=ListenLimits())
             )
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Holdings(directory, session)
+        yield HoldingsClient(directory, session)
 
 
 async def lost(
-    holdings: Holdings, first: int, last: int, row: LedgerMetadata = ROW
+    holdings: HoldingsClient, first: int, last: int, row: LedgerMetadata = ROW
 ) -> list[tuple[int, int]]:
     return [(a.first, a.last) for a in await holdings.lost(row, ((first, last),))]
 
@@ -94,6 +97,7 @@ async def test_what_is_not_a_bookies_word_on_what_was_asked_is_silence() -> None
         {"told": {"bookie": "b1"}},
         {"told": {"ledger_id": 8}},
         {"told": {"digests": []}},
+        {"told": {"limbo": None}},
         {"part": {"first": 9}},
         {"part": {"present": None}},
     )

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.ranges import ids_of_residue
 
 SMALL = [
     Quorum(e, qw, qa) for e in range(1, 6) for qw in range(1, e + 1) for qa in range(1, qw + 1)
@@ -17,6 +18,32 @@ quorums = st.sampled_from(SMALL)
 def subsets(members: tuple[int, ...], size: int | None = None) -> list[tuple[int, ...]]:
     sizes = range(len(members) + 1) if size is None else [size]
     return [found for n in sizes for found in itertools.combinations(members, n)]
+
+
+def test_sizes_that_are_left_out_fit_those_that_are_given() -> None:
+    assert Quorum.of() == Quorum(3, 3, 2)
+    assert Quorum.of(2) == Quorum(2, 2, 2)
+    assert Quorum.of(5) == Quorum(5, 3, 2)
+    assert Quorum.of(write_quorum=5) == Quorum(5, 5, 3)
+    assert Quorum.of(ack_quorum=3) == Quorum(3, 3, 3)
+    with pytest.raises(ValueError, match="needs"):
+        Quorum.of(2, 3)
+
+
+@given(quorums, st.integers(0, 30), st.integers(0, 30))
+def test_ids_of_one_residue_have_one_write_set_and_all_residues_have_all_ids(
+    quorum: Quorum, first: int, count: int
+) -> None:
+    last = first + count - 1
+    found = [
+        list(ids_of_residue(first, last, quorum.modulus, residue))
+        for residue in range(quorum.modulus)
+    ]
+
+    assert sorted(itertools.chain(*found)) == list(range(first, last + 1))
+    for residue, ids in enumerate(found):
+        places = set(quorum.write_set(residue))
+        assert all(set(quorum.write_set(entry_id)) == places for entry_id in ids)
 
 
 def test_the_write_quorum_table_of_the_protocol_document() -> None:

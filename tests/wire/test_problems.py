@@ -15,7 +15,8 @@ API_TABLE = {
     422: "invalid",
     401: "unauthenticated",
     403: "forbidden wrong-password stale-producer",
-    404: "not-found no-such-ledger no-such-entry not-yet-confirmed no-such-log no-such-transaction",
+    404: "not-found no-such-ledger no-such-entry not-yet-confirmed no-such-log no-such-transaction "
+    "no-such-bookie no-such-repair",
     405: "method-not-allowed",
     406: "not-acceptable",
     408: "request-timeout",
@@ -24,12 +25,12 @@ API_TABLE = {
     431: "headers-too-large",
     409: "ledger-closed ledger-fenced ledger-exists owned-by-log writer-lost entry-conflict log-exists "
     "log-closed log-fenced sequence-gap expired-producer transaction-committed transaction-aborted "
-    "loss-not-proven",
+    "loss-not-proven not-the-owner",
     410: "offset-truncated entry-lost",
     412: "version-conflict unexpected-entry-id unexpected-offset",
     429: "overloaded",
     503: "not-enough-bookies entry-unavailable metadata-unavailable recovery-blocked read-only "
-    "database-went-back",
+    "database-went-back shutting-down",
     504: "quorum-timeout",
     500: "internal-error",
 }
@@ -117,3 +118,50 @@ def test_a_document_whose_members_have_wrong_types_is_read_without_an_error() ->
 
     assert isinstance(error, errors.TooLarge)
     assert (error.ledger_id, error.retryable, error.outcome) == (None, False, "unknown")
+
+
+def test_an_error_is_not_changed_once_it_is_made() -> None:
+    error = errors.WriterLost("gone", ledger_id=7, other=1)
+
+    with pytest.raises(AttributeError, match="outcome"):
+        error.outcome = errors.NOT_DONE
+    assert error.outcome == errors.UNKNOWN
+
+
+def test_who_knows_more_gets_an_error_of_its_own() -> None:
+    error = errors.WriterLost("gone", ledger_id=7, other=1)
+    error.add_note("first")
+
+    other = error.replace(outcome=errors.NOT_DONE, detail="never sent")
+    other.add_note("second")
+
+    assert (type(other), other.detail, str(other)) == (
+        errors.WriterLost,
+        "never sent",
+        "never sent",
+    )
+    assert (other.ledger_id, other.members, other.outcome) == (7, {"other": 1}, "not-done")
+    assert (error.detail, error.outcome, error.__notes__) == ("gone", "unknown", ["first"])
+    assert other.__notes__ == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("precise", "broader"),
+    [
+        (errors.NotTheOwner, errors.WriterLost),
+        (errors.ShuttingDown, errors.ReadOnly),
+        (errors.DatabaseWentBack, errors.MetadataUnavailable),
+    ],
+)
+def test_a_more_precise_class_is_caught_as_the_broader_one(
+    precise: type[errors.QuorumLogError], broader: type[errors.QuorumLogError]
+) -> None:
+    back = problems.from_answer(precise.status, problems.to_bytes(precise()))
+
+    assert isinstance(back, broader)
+    assert back.status == broader.status
+
+
+def test_an_error_of_the_clients_own_is_no_code_of_the_api() -> None:
+    assert errors.ConnectionLost.code not in errors.codes()
+    assert errors.by_code(errors.ConnectionLost.code) is errors.QuorumLogError

@@ -55,10 +55,8 @@ class LogCreate(Model):
 
     def settings(self) -> LogSettings:
         """The settings. Raises ValueError where the sizes do not fit."""
-        size = self.ensemble_size or max(3, self.write_quorum or 0)
-        write = self.write_quorum or min(3, size)
         return LogSettings(
-            quorum=Quorum(size, write, self.ack_quorum or write // 2 + 1),
+            quorum=Quorum.of(self.ensemble_size, self.write_quorum, self.ack_quorum),
             digest=self.digest,
             roll_bytes=self.roll_bytes,
             roll_entries=self.roll_entries,

@@ -18,6 +18,7 @@ from quorumlog.errors import (
     LogFenced,
     NoSuchLog,
     NotEnoughBookies,
+    NotTheOwner,
     OffsetTruncated,
     QuorumTimeout,
     RecoveryBlocked,
@@ -454,13 +455,13 @@ OPEN: Final = _order(
     content={
         JSON: op.Content(log_models.LogOpened, {"first": {"writer_token": 1, "next_offset": 0}})
     },
-    errors=(LogClosed, WriterLost),
+    errors=(LogClosed, NotTheOwner, WriterLost),
 )
 ROLL: Final = _order(
     "roll",
     "rollLog",
     "Go on in a new ledger",
-    errors=(LogClosed, QuorumTimeout, WriterLost),
+    errors=(LogClosed, NotTheOwner, QuorumTimeout, WriterLost),
 )
 TRUNCATE: Final = _order(
     "truncate",
@@ -477,7 +478,7 @@ ARCHIVED: Final = _order(
     body={JSON: op.Content(log_models.LogArchived, {"first": {"through": 10, "expect": None}})},
     errors=(VersionConflict, InvalidRequest),
 )
-CLOSE: Final = _order("close", "closeLog", "Close a log for good", errors=(WriterLost,))
+CLOSE: Final = _order("close", "closeLog", "Close a log for good", errors=(NotTheOwner, WriterLost))
 _WRITER_TOKEN: Final = _number(
     "Writer-Token", "From `open`, where the log was opened for one writer."
 )
@@ -580,6 +581,7 @@ APPEND: Final = op.Operation(
         ExpiredProducer,
         UnexpectedOffset,
         TooLarge,
+        NotTheOwner,
         WriterLost,
         QuorumTimeout,
     ),

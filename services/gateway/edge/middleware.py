@@ -19,7 +19,7 @@ from quorumlog.errors import (
     MethodNotAllowed,
     Overloaded,
     QuorumLogError,
-    ReadOnly,
+    ShuttingDown,
 )
 from quorumlog.net import trace
 from quorumlog.net.listen import error_of_http, problem_response, request_id
@@ -133,7 +133,7 @@ def _admit(request: web.Request, room: Room, is_draining: Callable[[], bool]) ->
     if room.requests > room.limits.requests_max and not request.path.startswith("/health"):
         raise Overloaded("too many requests are in work")
     if is_draining() and request.method not in _SAFE:
-        raise ReadOnly("this gateway is about to end; ask another one")
+        raise ShuttingDown("this gateway is about to end; ask another one")
 
 
 def _check_origin(request: web.Request, origins: frozenset[str]) -> None:

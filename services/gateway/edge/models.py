@@ -119,9 +119,7 @@ class LedgerCreate(Model):
 
     def quorum(self) -> Quorum:
         """The sizes, with those that were left out. Raises ValueError where they do not fit."""
-        size = self.ensemble_size or max(3, self.write_quorum or 0)
-        write = self.write_quorum or min(3, size)
-        return Quorum(size, write, self.ack_quorum or write // 2 + 1)
+        return Quorum.of(self.ensemble_size, self.write_quorum, self.ack_quorum)
 
     def options(self, idempotency_key: str | None) -> LedgerOptions:
         """What the engine is asked for."""

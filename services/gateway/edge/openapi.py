@@ -7,10 +7,10 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from quorumlog.errors import QuorumLogError
+from quorumlog.errors import QuorumLogError, ShuttingDown
 from quorumlog.wire import problems
 from services.gateway.edge.models import Problem
-from services.gateway.edge.operations import Answer, Content, Operation, Parameter, Schema
+from services.gateway.edge.operations import Answer, Content, Errors, Operation, Parameter, Schema
 
 _REF: Final = "#/components/schemas/{model}"
 _DESCRIPTION: Final = (
@@ -66,7 +66,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
         }
     shown["responses"] = {
         **{str(status): _answer(answer) for status, answer in operation.answers.items()},
-        **_problems(operation.errors),
+        **_problems(_errors(operation)),
     }
     return shown
 
@@ -120,6 +120,11 @@ def _schema(schema: Schema) -> dict[str, Any]:
         key: [_schema(one) for one in value] if key in ("anyOf", "oneOf") else value
         for key, value in schema.items()
     }
+
+
+def _errors(operation: Operation) -> Errors:
+    """What an operation is answered with. Of a gateway that is about to end nobody changes anything."""
+    return operation.errors if operation.method == "GET" else (*operation.errors, ShuttingDown)
 
 
 def _problems(errors: Iterable[type[QuorumLogError]]) -> dict[str, Any]:

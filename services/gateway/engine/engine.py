@@ -26,14 +26,14 @@ from quorumlog.errors import (
     NoSuchLedger,
     OwnedByLog,
     QuorumLogError,
-    ReadOnly,
+    ShuttingDown,
     VersionConflict,
     WriterLost,
 )
 from quorumlog.net import trace
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
-from quorumlog.net.holdings import Holdings
+from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.metadata_client import MetadataClient, new_attempt
 from quorumlog.net.ports import Ports, Times
 from quorumlog.net.quarantine import Quarantine, QuarantineRule
@@ -109,7 +109,7 @@ class Engine:
         bookies: BookieClient,
         ports: Ports,
         peers: Peers,
-        holdings: Holdings,
+        holdings: HoldingsClient,
     ) -> None:
         """Use `running`."""
         self.writer = Writer(str(uuid4()), config.url)
@@ -165,7 +165,7 @@ class Engine:
                 bookies,
                 ports,
                 Peers(session, config.times.quorum_s),
-                Holdings(directory, session),
+                HoldingsClient(directory, session),
             )
             for work in (
                 directory.follow,
@@ -529,7 +529,7 @@ class Engine:
     async def ready(self) -> QuorumLogError | None:
         """None when a default ledger could be created now, else the error that it would get."""
         if self._draining:
-            return ReadOnly("this gateway is about to end")
+            return ShuttingDown("this gateway is about to end")
         size = LedgerOptions().ensemble_size
         try:
             await self._directory.refresh()
@@ -625,7 +625,6 @@ class Engine:
         """A lost writer's ledger may have an end by now, which says more (negatives are read
         again from the primary).
         """
-        error.ledger_id = ledger_id
         try:
             row = await self._rows.fresh(ledger_id)
             self._writer_of(row)
@@ -633,7 +632,7 @@ class Engine:
             return ended.with_outcome(error.outcome)
         except QuorumLogError:
             pass
-        return error
+        return error.replace(ledger_id=ledger_id)
 
     def _row_changed(self, ledger_id: int) -> None:
         self.reading.tails.changed(ledger_id)
@@ -673,7 +672,7 @@ class Engine:
 
     def _check_not_draining(self) -> None:
         if self._draining:
-            raise ReadOnly("this gateway is about to end")
+            raise ShuttingDown("this gateway is about to end")
 
     async def _tell_that_it_lives(self) -> None:
         while True:

@@ -6,7 +6,7 @@ import logging
 from typing import Final
 
 from quorumlog.errors import InvalidRequest, LossNotProven, MetadataUnavailable, NoSuchLedger
-from quorumlog.net.holdings import Holdings
+from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.metadata_client import new_attempt
 from quorumlog.net.ports import MetadataPort
 from quorumlog.protocol.loss import Answers
@@ -26,7 +26,7 @@ class Losses:
     answer that they do not, or are declared gone for ever.
     """
 
-    def __init__(self, rows: Rows, metadata: MetadataPort, holdings: Holdings) -> None:
+    def __init__(self, rows: Rows, metadata: MetadataPort, holdings: HoldingsClient) -> None:
         """Nothing is kept here."""
         self._rows = rows
         self._metadata = metadata

@@ -15,14 +15,15 @@ from urllib.parse import quote
 import aiohttp
 import orjson
 
+from quorumlog import header
 from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError, QuorumTimeout, WriterLost
 from quorumlog.protocol.metadata import Writer
 from quorumlog.wire.problems import from_answer
 from services.gateway.interface import Appended
 
-INSTANCE: Final = "X-Forwarded-Writer"
+INSTANCE: Final = header.FORWARDED_WRITER
 """The header with the instance id of the writer that is meant."""
-PASSWORD: Final = "Ledger-Password"  # noqa: S105
+PASSWORD: Final = header.LEDGER_PASSWORD
 
 _QUORUM_S: Final = 10.0
 _APPEND_BEYOND_S: Final = 5.0

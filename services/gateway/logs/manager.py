@@ -342,7 +342,8 @@ class LogManager:
             )
         except QuorumLogError as error:
             if error.outcome == UNKNOWN:
-                error.retryable = True  # a repeat is told what became of it
+                # A repeat is told what became of it.
+                raise error.replace(retryable=True) from error
             raise
 
     async def publish_here(self, name: str, call: Publish) -> Transaction:
@@ -447,7 +448,8 @@ class LogManager:
                 and error.outcome == UNKNOWN
                 and not isinstance(error, ExpiredProducer)
             ):
-                error.retryable = True  # a repeat gets the first answer, if there was one
+                # A repeat gets the first answer, if there was one.
+                raise error.replace(retryable=True) from error
             raise
 
     async def append_here(self, name: str, call: Append) -> LogAppended:

@@ -149,8 +149,7 @@ class LogOwner:
         try:
             self._begin(pending)
         except QuorumLogError as error:
-            error.log = self.log.name
-            pending.resolve(error)
+            pending.resolve(error.replace(log=self.log.name))
         self._roll_if_due()
 
     def _begin(self, pending: Pending) -> None:

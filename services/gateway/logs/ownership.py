@@ -21,6 +21,7 @@ from quorumlog.errors import (
     LogClosed,
     NoSuchLedger,
     NoSuchLog,
+    NotTheOwner,
     Overloaded,
     QuorumLogError,
     WriterLost,
@@ -539,11 +540,9 @@ class Ownership:
             log.error("log-task-failed", exc_info=error)
 
 
-def not_the_owner(name: str) -> WriterLost:
+def not_the_owner(name: str) -> NotTheOwner:
     """What a gateway is told that forwarded to one which does not own the log: nothing was done."""
-    return WriterLost(
-        "this gateway does not own the log", log=name, outcome=NOT_DONE, retryable=True
-    )
+    return NotTheOwner("this gateway does not own the log", log=name)
 
 
 def ending(name: str) -> WriterLost:

@@ -21,7 +21,7 @@ from quorumlog.cli.common import (
 )
 from quorumlog.cli.operator import asked, autorecoveries, bare, drain_of, found_bookie
 from quorumlog.client import Client
-from quorumlog.errors import RouteNotFound, VersionConflict
+from quorumlog.errors import NoSuchBookie, VersionConflict
 
 app = typer.Typer(no_args_is_help=True, help="The servers that keep entries.")
 app.add_typer(cookies.app, name="cookie")
@@ -185,7 +185,7 @@ def decommission(
 async def _living_bookie(client: Client, name: str) -> dict[str, Any]:
     known = await found_bookie(client, name)
     if known["state"] == "lost":
-        raise RouteNotFound(f"{known['id']} does not live", bookie=name)
+        raise NoSuchBookie(f"{known['id']} does not live", bookie=name)
     return known
 
 

@@ -8,9 +8,16 @@ import orjson
 
 from quorumlog.client import Client
 from quorumlog.client.transport import Transport
-from quorumlog.errors import RouteNotFound
+from quorumlog.errors import NoSuchBookie, NotFound
 
 _DEADLINE_S: Final = 30.0
+
+
+class NoAutorecovery(NotFound, travels=False):
+    """No process of autorecovery is alive, so nobody can be asked."""
+
+    code = "no-autorecovery"
+    title = "No process of autorecovery is alive"
 
 
 async def asked(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
@@ -29,20 +36,20 @@ async def asked(method: str, url: str, body: dict[str, Any] | None = None) -> An
 async def found_bookie(client: Client, name: str) -> dict[str, Any]:
     """What the gateway knows of a bookie, by its name with or without @incarnation.
 
-    Raises: RouteNotFound.
+    Raises: NoSuchBookie.
     """
     for bookie in await client.bookies():
         if bare(bookie["id"]) == bare(name):
             return bookie
-    raise RouteNotFound(f"no bookie {name} is registered", bookie=name)
+    raise NoSuchBookie(f"no bookie {name} is registered", bookie=name)
 
 
 async def autorecoveries(client: Client) -> Sequence[str]:
-    """The URLs of all processes of autorecovery. Raises: RouteNotFound where there is none."""
+    """The URLs of all processes of autorecovery. Raises: NoAutorecovery where there is none."""
     services = (await client.cluster())["services"]
     urls = [service["url"] for service in services if service["kind"] == "autorecovery"]
     if not urls:
-        raise RouteNotFound("no autorecovery is alive")
+        raise NoAutorecovery
     return urls
 
 

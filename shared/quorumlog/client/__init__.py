@@ -22,7 +22,7 @@ from quorumlog.client.paging import Paged
 from quorumlog.client.producer import Producer, Unsettled
 from quorumlog.client.records import LogAppended, LogPage, LogRecord, Record, Start
 from quorumlog.client.transaction import Transaction, TransactionLedger
-from quorumlog.client.transport import ConnectionLost
+from quorumlog.errors import ConnectionLost
 
 __all__ = [
     "Appended",

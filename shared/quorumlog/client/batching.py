@@ -4,14 +4,17 @@ One request at a time, so what is submitted first is there first; and a lone app
 """
 
 import asyncio
-import copy
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
-from quorumlog.client.transport import ConnectionLost
-from quorumlog.errors import NOT_DONE, Invalid, QuorumLogError
+from quorumlog.errors import (
+    NOT_DONE,
+    ConnectionLost,
+    Invalid,
+    QuorumLogError,
+)
 
 P = TypeVar("P")
 A = TypeVar("A")
@@ -200,7 +203,7 @@ class Batcher(Generic[P, A, R]):
         while self._queue:
             submission = self._queue[0]
             self._drop_first()
-            error = copy.copy(cause).with_outcome(NOT_DONE)
+            error = cause.with_outcome(NOT_DONE)
             error.add_note("not sent: the append before it failed")
             _fail([submission], error)
 
@@ -208,4 +211,4 @@ class Batcher(Generic[P, A, R]):
 def _fail(taken: Sequence[_Submission[P, R]], error: QuorumLogError) -> None:
     for submission in taken:
         if not submission.done.done():
-            submission.done.set_exception(error if len(taken) == 1 else copy.copy(error))
+            submission.done.set_exception(error if len(taken) == 1 else error.replace())

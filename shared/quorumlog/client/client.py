@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import orjson
 
+from quorumlog import header
 from quorumlog.client.batching import Batching
 from quorumlog.client.ledger import Ledger, with_password
 from quorumlog.client.log import Log
@@ -69,7 +70,7 @@ class Client:
             "POST",
             "/v1/ledgers",
             body=orjson.dumps({k: v for k, v in options.items() if v is not None}),
-            headers={"Idempotency-Key": uuid.uuid4().hex},
+            headers={header.IDEMPOTENCY_KEY: uuid.uuid4().hex},
             is_repeatable=True,
         )
         return self.ledger(int(answer.json()["ledger_id"]), password=password)

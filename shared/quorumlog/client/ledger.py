@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import orjson
 
+from quorumlog import header
 from quorumlog.client.batching import Batcher, Batching, Call
 from quorumlog.client.paging import Paged
 from quorumlog.client.transport import Transport
@@ -146,9 +147,9 @@ class Ledger:
         )
         return Page(
             tuple(_entries_of(answer.body)),
-            int(answer.headers["Next-Entry-Id"]),
-            int(answer.headers["Last-Add-Confirmed"]),
-            answer.headers["Ledger-Closed"] == "true",
+            int(answer.headers[header.NEXT_ENTRY_ID]),
+            int(answer.headers[header.LAST_ADD_CONFIRMED]),
+            answer.headers[header.LEDGER_CLOSED] == "true",
         )
 
     def entries(self, first: int = 0, *, last: int | None = None) -> Paged[Entry]:
@@ -222,7 +223,7 @@ def _share(done: Appended, index: int, count: int) -> Appended:
 
 def with_password(password: str | None) -> Mapping[str, str]:
     """The header that opens a ledger which has a password."""
-    return {} if password is None else {"Ledger-Password": password}
+    return {} if password is None else {header.LEDGER_PASSWORD: password}
 
 
 def frames(payloads: Sequence[bytes]) -> bytes:

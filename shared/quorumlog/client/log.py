@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import orjson
 
+from quorumlog import header
 from quorumlog.client.batching import Batcher, Batching, Call
 from quorumlog.client.ledger import PAGE, WAIT_MS
 from quorumlog.client.paging import Paged
@@ -115,7 +116,7 @@ class Log:
             body=body,
             content_type=content_type,
             params=None if call.expect is None else {"expect": call.expect},
-            headers={**headers, **({} if token is None else {"Writer-Token": str(token)})},
+            headers={**headers, **({} if token is None else {header.WRITER_TOKEN: str(token)})},
             is_repeatable=is_repeatable,
         )
         told = answer.json()
@@ -124,7 +125,7 @@ class Log:
             int(told["last_offset"]),
             int(told["ledger_id"]),
             int(told["entry_id"]),
-            answer.headers.get("Producer-Duplicate") == "true",
+            answer.headers.get(header.PRODUCER_DUPLICATE) == "true",
         )
 
     async def read(

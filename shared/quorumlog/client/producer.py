@@ -4,24 +4,21 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
+from quorumlog import header
 from quorumlog.client.batching import Batcher, Batching, Call
 from quorumlog.client.records import LogAppended, Record, share, size_of
 from quorumlog.errors import NOT_DONE, UNKNOWN, ExpiredProducer, QuorumLogError
 
 
-class Unsettled(QuorumLogError):
+class Unsettled(QuorumLogError, travels=False):
     """Nobody knows what became of the producer's last request, so nothing else may follow it:
     append the same records again in one call, or `settle`.
     """
 
+    code = "unsettled"
     title = "The request before this one is not settled"
     status = 409
     outcome = NOT_DONE
-
-    def __init__(self, detail: str = "", **members: Any) -> None:
-        super().__init__(detail, **members)
-        # Not a code of the HTTP API, and so not in its table.
-        self.code = "unsettled"
 
 
 class Request(Protocol):
@@ -101,29 +98,28 @@ class Producer:
             try:
                 self.since = await self._read_since()
             except QuorumLogError as error:
-                error.with_outcome(NOT_DONE)
-                raise
-        since = {} if self.since is None else {"Producer-Since": str(self.since)}
+                raise error.with_outcome(NOT_DONE) from error
+        since = {} if self.since is None else {header.PRODUCER_SINCE: str(self.since)}
         try:
             done = await self._request(
                 call,
                 {
-                    "Producer-Id": self.producer_id,
-                    "Producer-Epoch": str(self.epoch),
-                    "Producer-Seq": str(self.seq),
+                    header.PRODUCER_ID: self.producer_id,
+                    header.PRODUCER_EPOCH: str(self.epoch),
+                    header.PRODUCER_SEQ: str(self.seq),
                     **since,
                 },
                 is_repeatable=True,
             )
         except QuorumLogError as error:
-            if isinstance(error, ExpiredProducer) and self._read_since is None:
-                # Under an epoch that the caller gave, another process may have sent it before.
-                error.with_outcome(UNKNOWN)
-            if error.outcome == UNKNOWN or self._open is not None:
-                self._open = call.payloads
-                error.with_outcome(UNKNOWN)
-                error.add_note(f"request {self.seq} is open: append the same again, or settle")
-            raise
+            # Under an epoch that the caller gave, another process may have sent it before.
+            may_be_anothers = isinstance(error, ExpiredProducer) and self._read_since is None
+            if error.outcome == NOT_DONE and not may_be_anothers and self._open is None:
+                raise
+            self._open = call.payloads
+            told = error.with_outcome(UNKNOWN)
+            told.add_note(f"request {self.seq} is open: append the same again, or settle")
+            raise told from error
         except asyncio.CancelledError:
             self._open = call.payloads
             raise

@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 import orjson
 
+from quorumlog import header
 from quorumlog.client.records import Record, encoded
 from quorumlog.client.transport import Transport
 from quorumlog.errors import UnexpectedEntryId
@@ -97,7 +98,7 @@ class Transaction:
             "POST",
             "/v1/ledgers",
             body=orjson.dumps({k: v for k, v in wanted.items() if v is not None}),
-            headers={"Idempotency-Key": uuid.uuid4().hex},
+            headers={header.IDEMPOTENCY_KEY: uuid.uuid4().hex},
             is_repeatable=True,
         )
         return TransactionLedger(self._transport, int(answer.json()["ledger_id"]))
@@ -111,7 +112,7 @@ class Transaction:
         opened. Raises: TransactionAborted; TransactionCommitted where other ones were published;
         InvalidRequest.
         """
-        token = {} if writer_token is None else {"Writer-Token": str(writer_token)}
+        token = {} if writer_token is None else {header.WRITER_TOKEN: str(writer_token)}
         answer = await self._transport.request(
             "POST",
             f"{self._path}/commit",

@@ -15,7 +15,14 @@ from typing import Any, Final, Self
 import aiohttp
 import orjson
 
-from quorumlog.errors import NOT_DONE, UNKNOWN, ExpiredProducer, QuorumLogError
+from quorumlog import header
+from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    ConnectionLost,
+    ExpiredProducer,
+    QuorumLogError,
+)
 from quorumlog.wire import problems
 
 _BACKOFF_FIRST_S: Final = 0.05
@@ -24,19 +31,6 @@ _CONNECT_S: Final = 5.0
 """A gateway's machine that is gone must not cost the whole deadline (taste)."""
 _ATTEMPT_S: Final = 20.0
 """So long one gateway may take for what another may be asked as well: it may hang."""
-
-
-class ConnectionLost(QuorumLogError):
-    """No gateway could be reached (not-done), or the connection broke under a request (unknown)."""
-
-    title = "The connection to the gateway is lost"
-    retryable = True
-    status = 503
-
-    def __init__(self, detail: str, **members: Any) -> None:
-        super().__init__(detail, **members)
-        # Not a code of the HTTP API, and so not in its table.
-        self.code = "connection-lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +117,11 @@ class Transport:
             try:
                 url = self._urls[asked]
                 return await self._once(url, method, path, body, params, sent, until)
-            except QuorumLogError as error:
+            except QuorumLogError as raised:
                 # What becomes of a repetition says nothing of the tries before it. A request of a
                 # producer that is not known any more did nothing now; its tries before may have.
-                if isinstance(error, ExpiredProducer):
-                    error.with_outcome(NOT_DONE)
+                is_expired = isinstance(raised, ExpiredProducer)
+                error = raised.with_outcome(NOT_DONE) if is_expired else raised
                 may_be_done = may_be_done or (error.outcome == UNKNOWN and method != "GET")
                 if error.retryable and asked == self._current:
                     # What can't be done at one gateway now may be possible at the next.
@@ -135,9 +129,10 @@ class Transport:
                 may_repeat = error.retryable and (is_repeatable or error.outcome == NOT_DONE)
                 rest_s = max(pause_s * random.uniform(0.5, 1), error.retry_after_s or 0)  # noqa: S311
                 if not may_repeat or loop.time() + rest_s >= end:
-                    if may_be_done:
-                        error.with_outcome(UNKNOWN)
-                    raise
+                    told = error.with_outcome(UNKNOWN) if may_be_done else error
+                    if told.outcome == raised.outcome:
+                        raise
+                    raise told from raised
             await asyncio.sleep(rest_s)
             pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
 
@@ -174,7 +169,10 @@ class Transport:
             raise ConnectionLost(detail, outcome=told.outcome) from error
         if response.status >= 400:
             raise problems.from_answer(response.status, content, response.headers)
-        if "X-Request-Id" not in response.headers and response.content_type != "application/json":
+        if (
+            header.REQUEST_ID not in response.headers
+            and response.content_type != "application/json"
+        ):
             # Every answer of a gateway has one; a proxy's blank page or login form is no answer, and
             # a delete must not count as done by it.
             raise ConnectionLost(f"{url}: something else answers there", outcome=UNKNOWN)

@@ -7,11 +7,9 @@ is a copy that can be served. Whatever is not a checked answer is silence.
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Annotated, Final
+from typing import Final
 
 import aiohttp
-import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quorumlog.net.directory import Directory
 from quorumlog.protocol import loss
@@ -19,30 +17,14 @@ from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.loss import Answers, Holding, Word
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges
+from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody
 
 _SPAN: Final = 1000
 """Entries asked for at once. A bookie names 1,000 ranges at most: all of what it has of them."""
 _ASK_S: Final = 60.0
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    first: int
-    last: int
-    present: tuple[tuple[int, int], ...]
-    damaged: tuple[tuple[int, int], ...]
-
-
-class _Told(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    bookie: str
-    ledger_id: int
-    digests: Annotated[tuple[_Part, ...], Field(min_length=1, max_length=1)]
-
-
-class Holdings:
+class HoldingsClient:
     """What bookies say that they hold."""
 
     def __init__(self, directory: Directory, session: aiohttp.ClientSession) -> None:
@@ -95,16 +77,16 @@ class Holdings:
         try:
             async with self._session.post(
                 f"{url}/v1/ledgers/{ledger_id}/digests",
-                data=orjson.dumps({"ranges": [[first, last]]}),
+                data=DigestsAsked(ranges=((first, last),)).model_dump_json(),
                 timeout=aiohttp.ClientTimeout(total=_ASK_S),
                 allow_redirects=False,
             ) as response:
                 if response.status != 200:
                     return None
-                told = _Told.model_validate_json(await response.read())
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, ValidationError):
+                told = DigestsBody.model_validate_json(await response.read())
+            (part,) = told.digests
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None
-        part = told.digests[0]
         if (told.ledger_id, part.first, part.last) != (ledger_id, first, last):
             return None
         return Holding(part.present, part.damaged) if _speaks_for(told.bookie, member) else None

@@ -20,6 +20,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
+from quorumlog import header
 from quorumlog.errors import (
     BadRequest,
     HeadersTooLarge,
@@ -70,7 +71,7 @@ def problem_response(error: QuorumLogError, instance: str) -> web.Response:
         content_type=problems.CONTENT_TYPE,
         headers=error.headers,
     )
-    response.headers["X-Request-Id"] = instance
+    response.headers[header.REQUEST_ID] = instance
     response.headers["Cache-Control"] = "no-store"
     if error.status in (408, 413):
         # What is left of the request is not worth reading.
@@ -212,7 +213,7 @@ class _Connection(RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Send an answer; what aiohttp raised outside of all middlewares becomes a problem."""
         if isinstance(resp, web.HTTPException):
-            instance = request_id(request.headers.get("X-Request-Id"))
+            instance = request_id(request.headers.get(header.REQUEST_ID))
             resp = problem_response(error_of_http(resp, request.method, request.path), instance)
         return await super().finish_response(request, resp, start_time)
 
@@ -230,7 +231,7 @@ def _raw_answer(error: QuorumLogError) -> bytes:
         "Content-Length": str(len(body)),
         "Connection": "close",
         "Cache-Control": "no-store",
-        "X-Request-Id": request_id(None),
+        header.REQUEST_ID: request_id(None),
         **error.headers,
     }
     lines = [f"HTTP/1.1 {error.status} Error", *(f"{k}: {v}" for k, v in headers.items())]

@@ -26,6 +26,7 @@ from quorumlog.errors import (
     UNKNOWN,
     DatabaseWentBack,
     MetadataUnavailable,
+    NoSuchBookie,
     NoSuchLedger,
     Outcome,
     QuorumLogError,
@@ -263,10 +264,8 @@ class MetadataClient:
         """A bookie's cookie, or None where it is not registered."""
         try:
             return await self.ask("GET", f"/v1/bookies/{quote(name)}/cookie", gives=CookieRow)
-        except RouteNotFound as error:
-            if error.bookie == name:
-                return None
-            raise
+        except NoSuchBookie:
+            return None
 
     async def put_cookie(self, name: str, cookie: Cookie, *, version: int | None) -> CookieRow:
         """Register a bookie (no version) or change its cookie. Returns once that is settled.
@@ -281,20 +280,20 @@ class MetadataClient:
         """Tell how far a bookie's log is on disk.
 
         Raises: VersionConflict (with `current`) where another process is registered,
-        RouteNotFound, MetadataUnavailable.
+        NoSuchBookie, MetadataUnavailable.
         """
         path = f"/v1/bookies/{quote(name)}/log-end"
         return await self.ask("PUT", path, end, gives=CookieRow)
 
     async def uses(self, name: str, *, limit: int = 10) -> BookieUses:
-        """What names a bookie. Raises: RouteNotFound, MetadataUnavailable."""
+        """What names a bookie. Raises: NoSuchBookie, MetadataUnavailable."""
         path = f"/v1/bookies/{quote(name)}/uses"
         return await self.ask("GET", path, gives=BookieUses, query={"limit": str(limit)})
 
     async def retire(self, name: str) -> None:
         """Decommission a dead bookie; may be repeated.
 
-        Raises: RouteNotFound, VersionConflict while it lives or anything names it,
+        Raises: NoSuchBookie, VersionConflict while it lives or anything names it,
         MetadataUnavailable.
         """
         await self.ask("DELETE", f"/v1/bookies/{quote(name)}/cookie", gives=Body)
@@ -402,8 +401,7 @@ class MetadataClient:
                 # No other service would know better. A change that may have been done before is
                 # pursued all the same (rule 6).
                 if not (settles and outcome == UNKNOWN):
-                    error.outcome = outcome
-                    raise
+                    raise error.with_outcome(outcome) from error
                 why = error.detail
             except _Unsettled as error:
                 why = str(error)
@@ -505,5 +503,5 @@ def _parsed(gives: type[B], status: int, answered: bytes) -> B | None:
 def _is_verdict(error: QuorumLogError) -> bool:
     """Whether the service itself has decided; all else is asked again."""
     if isinstance(error, RouteNotFound):
-        return error.bookie is not None  # else it is another kind of service that answers there
+        return False  # it is another kind of service that answers there
     return type(error) is not QuorumLogError and error.status < 500 and not error.retryable

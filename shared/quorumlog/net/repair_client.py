@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from quorumlog.errors import RouteNotFound
+from quorumlog.errors import NoSuchRepair
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.wire.bodies import Body
 from quorumlog.wire.repair_bodies import (
@@ -64,7 +64,7 @@ class RepairClient:
             answer = await self._client.ask(
                 "POST", _path(item, "progress"), body, gives=RepairRemaining
             )
-        except RouteNotFound:
+        except NoSuchRepair:
             return ()  # an earlier try of this call ended the item
         return answer.ranges
 

@@ -25,7 +25,8 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from quorumlog.errors import QuorumLogError, ReadOnly
+from quorumlog import header
+from quorumlog.errors import QuorumLogError, ShuttingDown
 from quorumlog.net import docs_page, trace
 from quorumlog.net.json_logs import log_as_json
 from quorumlog.net.listen import (
@@ -142,7 +143,7 @@ def add_shared_routes(
 
     async def health_ready(_request: web.Request) -> web.Response:
         if app[DRAINING].is_set():
-            raise ReadOnly("this process is about to end")
+            raise ShuttingDown("this process is about to end")
         await ready()
         return _json({"status": "ready"})
 
@@ -170,7 +171,7 @@ async def answers_problems(request: web.Request, handler: Handler) -> web.Stream
 
     For services that need no more than that; the gateway has its own.
     """
-    instance = request_id(request.headers.get("X-Request-Id"))
+    instance = request_id(request.headers.get(header.REQUEST_ID))
     request[REQUEST_ID] = instance
     trace.begin(instance, request.headers.get(trace.HEADER))
     try:
@@ -185,7 +186,7 @@ async def answers_problems(request: web.Request, handler: Handler) -> web.Stream
         log.exception("unhandled-error", extra={"request_id": instance, "path": request.path})
         return problem_response(QuorumLogError(), instance)
     if not response.prepared:
-        response.headers["X-Request-Id"] = instance
+        response.headers[header.REQUEST_ID] = instance
     return response
 
 

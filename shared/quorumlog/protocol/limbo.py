@@ -4,10 +4,14 @@ Pure: a row, a name, and the ranges that are held. The bookie asks this, and so 
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 from quorumlog.protocol.ids import ID_MAX, member_incarnation, member_name
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.ranges import Ranges, complement, ranges_of
+from quorumlog.protocol.ranges import Ranges, complement, ids_of_residue, ranges_of
+
+ENDLESS: Final = ID_MAX - 1
+"""The last entry of a range that has no end yet, as the queue of repairs can hold it."""
 
 
 def older_members(row: LedgerMetadata, me: str) -> list[str]:
@@ -24,11 +28,13 @@ def older_members(row: LedgerMetadata, me: str) -> list[str]:
 
 
 def places(row: LedgerMetadata, member: str) -> Iterator[tuple[int, int]]:
-    """The ranges of a ledger's fragments that name a member; an open one ends nowhere."""
+    """The ranges of a ledger's fragments that name a member; an open one ends nowhere. An empty one
+    names a member too: the member is replaced there, though nothing is copied.
+    """
     for index, fragment in enumerate(row.fragments):
         if member in fragment.bookies:
             last = row.fragment_last(index)
-            end = ID_MAX - 1 if last is None else last
+            end = ENDLESS if last is None else last
             yield fragment.first_entry, max(end, fragment.first_entry)
 
 
@@ -55,6 +61,5 @@ def share(row: LedgerMetadata, position: int, first: int, last: int) -> int:
     """How many of first..last a position stores."""
     size = row.quorum.ensemble_size
     return sum(
-        (last - residue) // size - (first - 1 - residue) // size
-        for residue in row.quorum.residues(position)
+        len(ids_of_residue(first, last, size, residue)) for residue in row.quorum.residues(position)
     )

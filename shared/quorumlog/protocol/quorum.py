@@ -8,6 +8,7 @@ Source: both protocol documents, "Write quorum"; RoundRobinDistributionSchedule;
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Self
 
 QUORUM_MAX = 255  # docs/guides/http.md, Bounds
 
@@ -31,6 +32,25 @@ class Quorum:
     def is_striped(self) -> bool:
         """Whether entries of one ledger live in different write sets."""
         return self.ensemble_size > self.write_quorum
+
+    @property
+    def modulus(self) -> int:
+        """Ids that are equal modulo this live in the same write set, by whatever position."""
+        return self.ensemble_size if self.is_striped else 1
+
+    @classmethod
+    def of(
+        cls,
+        ensemble_size: int | None = None,
+        write_quorum: int | None = None,
+        ack_quorum: int | None = None,
+    ) -> Self:
+        """The sizes, with those that are left out: E is 3, or Qw where that is larger; Qw is 3, or E
+        where that is smaller; Qa is a majority of Qw.
+        """
+        size = ensemble_size or max(3, write_quorum or 0)
+        write = write_quorum or min(3, size)
+        return cls(size, write, ack_quorum or write // 2 + 1)
 
     def write_set(self, entry_id: int) -> tuple[int, ...]:
         """The positions that store an entry, the first one first."""

@@ -15,6 +15,11 @@ def names(ranges: Ranges, entry_id: int) -> bool:
     return at >= 0 and entry_id <= ranges[at][1]
 
 
+def ids_of_residue(first: int, last: int, modulus: int, residue: int) -> range:
+    """The ids of first..last that are `residue` modulo `modulus`."""
+    return range(first + (residue - first) % modulus, last + 1, modulus)
+
+
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
     """Any ranges as ascending ones that are apart."""
     merged: list[tuple[int, int]] = []

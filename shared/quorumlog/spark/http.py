@@ -16,8 +16,9 @@ from email.message import Message
 from typing import Any, Final, Self
 from urllib.parse import urlencode, urlsplit
 
-from quorumlog.errors import NOT_DONE, UNKNOWN, Overloaded, QuorumLogError
-from quorumlog.wire.documents import from_document
+from quorumlog import header
+from quorumlog.errors import NOT_DONE, UNKNOWN, ConnectionLost, Overloaded, QuorumLogError
+from quorumlog.wire.documents import from_status
 
 DEADLINE_S: Final = 120.0
 """For one request with its repetitions: longer than a takeover of a log on a slow machine."""
@@ -29,19 +30,6 @@ that meets the end of one nobody can tell whether it was done."""
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 2.0
-
-
-class GatewayLost(QuorumLogError):
-    """No gateway could be reached (not-done), or the connection broke under a request (unknown)."""
-
-    title = "The connection to the gateway is lost"
-    retryable = True
-    status = 503
-
-    def __init__(self, detail: str, **members: Any) -> None:
-        super().__init__(detail, **members)
-        # Not a code of the HTTP API, and so not in its table.
-        self.code = "connection-lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +92,7 @@ class Gateways:
     ) -> Answer:
         """Send a request until it is answered for good. `value`: a body as JSON.
 
-        Raises: a class of `quorumlog.errors`, the server's own, or GatewayLost.
+        Raises: a class of `quorumlog.errors`, the server's own, or ConnectionLost.
         """
         sent = {**self._headers, **(headers or {})}
         if value is not None:
@@ -118,7 +106,11 @@ class Gateways:
             except QuorumLogError as error:
                 # What becomes of a repetition says nothing of the tries before it.
                 may_be_done = may_be_done or (error.outcome == UNKNOWN and method != "GET")
-                if error.retryable and not isinstance(error, GatewayLost) and len(self._urls) > 1:
+                if (
+                    error.retryable
+                    and not isinstance(error, ConnectionLost)
+                    and len(self._urls) > 1
+                ):
                     # What can't be done at one gateway now may be possible at the next.
                     self.close()
                     self._turn()
@@ -130,8 +122,8 @@ class Gateways:
                     or not (is_repeatable or error.outcome == NOT_DONE)
                     or time.monotonic() + rest_s >= end
                 ):
-                    if may_be_done:
-                        error.with_outcome(UNKNOWN)
+                    if may_be_done and error.outcome != UNKNOWN:
+                        raise error.with_outcome(UNKNOWN) from error
                     raise
             time.sleep(rest_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
@@ -162,7 +154,7 @@ class Gateways:
             connection = self._connection or self._connect(url)
         except OSError as error:
             self._turn()
-            raise GatewayLost(f"{url}: {error}", outcome=NOT_DONE) from error
+            raise ConnectionLost(f"{url}: {error}", outcome=NOT_DONE) from error
         self._connection = connection
         try:
             connection.request(method, target, body, dict(headers))
@@ -173,16 +165,16 @@ class Gateways:
             if not is_kept:
                 self._turn()
             # A kept connection may have been closed while it rested; but who can tell.
-            raise GatewayLost(f"{url}: {type(error).__name__} {error}") from error
+            raise ConnectionLost(f"{url}: {type(error).__name__} {error}") from error
         self._answered_at = time.monotonic()
         if response.will_close:
             self.close()
         if response.status >= 400:
             raise _error_of(response, content)
         kind = response.headers.get("Content-Type", "")
-        if "X-Request-Id" not in response.headers and not kind.startswith("application/json"):
+        if header.REQUEST_ID not in response.headers and not kind.startswith("application/json"):
             # Every answer of a gateway has one; a proxy's blank page is no answer.
-            raise GatewayLost(f"{url}: something else answers there")
+            raise ConnectionLost(f"{url}: something else answers there")
         return Answer(response.status, response.headers, content)
 
     def _connect(self, url: str) -> http.client.HTTPConnection:
@@ -205,12 +197,4 @@ def _error_of(response: http.client.HTTPResponse, content: bytes) -> QuorumLogEr
         document = json.loads(content)
     except ValueError:
         document = None
-    if not isinstance(document, dict) or not isinstance(document.get("code"), str):
-        error = QuorumLogError(f"status {response.status} without a problem document")
-        error.status = response.status
-        return error
-    error = from_document(document)
-    retry_after = response.headers.get("Retry-After", "")
-    if retry_after.isascii() and retry_after.isdecimal():
-        error.retry_after_s = int(retry_after)
-    return error
+    return from_status(response.status, document, response.headers.get(header.RETRY_AFTER, ""))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, Self
 
+from quorumlog import header
 from quorumlog.spark.config import gateways
 
 EARLIEST, LATEST = -2, -1
@@ -81,7 +82,7 @@ class Connection:
     @property
     def headers(self) -> dict[str, str]:
         """For each request."""
-        return {} if self.password is None else {"Ledger-Password": self.password}
+        return {} if self.password is None else {header.LEDGER_PASSWORD: self.password}
 
 
 @dataclass(frozen=True, slots=True)

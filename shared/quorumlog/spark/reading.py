@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from quorumlog import header
 from quorumlog.errors import (
     EntryLost,
     EntryUnavailable,
@@ -131,7 +132,7 @@ class _Asker:
             except NotAcceptable:
                 self._speaks_arrow = False
             else:
-                name = "Next-Offset" if self._is_log else "Next-Entry-Id"
+                name = header.NEXT_OFFSET if self._is_log else header.NEXT_ENTRY_ID
                 return pa.ipc.open_stream(answer.body).read_all(), int(answer.headers[name])
         found = self._gateways.get(self._path, params)
         return (_records if self._is_log else _entries)(found["entries"]), int(found["next"])

@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from quorumlog import header
 from quorumlog.errors import (
     UNKNOWN,
     LedgerClosed,
@@ -303,7 +304,7 @@ class LogWriter:
                 "partition": partition,
                 "attempt": attempt,
             },
-            headers={"Idempotency-Key": uuid.uuid4().hex},
+            headers={header.IDEMPOTENCY_KEY: uuid.uuid4().hex},
             is_repeatable=True,
         ).json()
         ledger = int(found["ledger_id"])

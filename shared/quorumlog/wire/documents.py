@@ -20,20 +20,41 @@ def from_document(document: Mapping[str, Any]) -> QuorumLogError:
     A code that is not known (a newer server) gives the base class, with the code as it came.
     """
     code = str(document.get("code", QuorumLogError.code))
-    error = by_code(code)(str(document.get("detail") or document.get("title") or code))
-    if type(error) is QuorumLogError:
-        error.code = code
-        error.title = str(document.get("title") or error.title)
-        error.status = _integer(document.get("status")) or error.status
-    error.retryable = document.get("retryable", error.retryable) is True
-    outcome = document.get("outcome", error.outcome)
-    error.outcome = NOT_DONE if outcome == NOT_DONE else UNKNOWN
-    error.instance = _text(document.get("instance"))
-    error.ledger_id = _integer(document.get("ledger_id"))
-    error.entry_id = _integer(document.get("entry_id"))
-    error.bookie = _text(document.get("bookie"))
-    error.log = _text(document.get("log"))
-    error.members = {name: document[name] for name in document.keys() - STANDARD}
+    cls = by_code(code)
+    unknown: dict[str, Any] = {}
+    if cls is QuorumLogError:
+        unknown = {
+            "code": code,
+            "title": str(document.get("title") or cls.title),
+            "status": _integer(document.get("status")) or cls.status,
+        }
+    outcome = document.get("outcome", cls.outcome)
+    return cls(str(document.get("detail") or document.get("title") or code)).replace(
+        **unknown,
+        retryable=document.get("retryable", cls.retryable) is True,
+        outcome=NOT_DONE if outcome == NOT_DONE else UNKNOWN,
+        instance=_text(document.get("instance")),
+        ledger_id=_integer(document.get("ledger_id")),
+        entry_id=_integer(document.get("entry_id")),
+        bookie=_text(document.get("bookie")),
+        log=_text(document.get("log")),
+        members={name: document[name] for name in document.keys() - STANDARD},
+    )
+
+
+def from_status(status: int, document: object, retry_after: str = "") -> QuorumLogError:
+    """The error that an answer of status 400 or higher tells of: `document` is its body, parsed, and
+    `retry_after` the header of that name.
+
+    What is no problem document (an answer from a proxy, say) becomes the base class with the outcome
+    unknown: a bare status from anything in between is no knowledge (rule 4).
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("code"), str):
+        detail = f"status {status} without a problem document"
+        return QuorumLogError(detail).replace(status=status)
+    error = from_document(document)
+    if retry_after.isascii() and retry_after.isdecimal():
+        return error.replace(retry_after_s=int(retry_after))
     return error
 
 

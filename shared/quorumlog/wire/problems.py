@@ -1,8 +1,7 @@
 """Errors as `application/problem+json` (RFC 9457), both ways.
 
 The server makes the document from the error, the client makes the same class of error from the
-document. What is no problem document (an answer from a proxy, say) becomes the base class with the
-outcome unknown: a bare status from anything in between is no knowledge (rule 4).
+document.
 """
 
 from collections.abc import Mapping
@@ -10,8 +9,9 @@ from typing import Any, Final
 
 import orjson
 
+from quorumlog import header
 from quorumlog.errors import QuorumLogError
-from quorumlog.wire.documents import KNOWN, STANDARD, from_document
+from quorumlog.wire.documents import KNOWN, STANDARD, from_document, from_status
 
 __all__ = ["CONTENT_TYPE", "from_answer", "from_document", "to_bytes", "to_document"]
 
@@ -59,12 +59,4 @@ def from_answer(
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         document = None
-    if not isinstance(document, dict) or not isinstance(document.get("code"), str):
-        error = QuorumLogError(f"status {status} without a problem document")
-        error.status = status
-        return error
-    error = from_document(document)
-    retry_after = (headers or {}).get("Retry-After", "")
-    if retry_after.isascii() and retry_after.isdecimal():
-        error.retry_after_s = int(retry_after)
-    return error
+    return from_status(status, document, (headers or {}).get(header.RETRY_AFTER, ""))

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from quorumlog.errors import RouteNotFound
 from quorumlog.net.directory import Directory
-from quorumlog.net.holdings import Holdings
+from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
@@ -95,7 +95,7 @@ class Gateway(Process):
             bookies,
             ports,
             Peers(session),
-            Holdings(directory, session),
+            HoldingsClient(directory, session),
         )
         work: tuple[Work, ...] = (directory.follow, self.engine._rows.follow)
         for one in work:
@@ -189,7 +189,7 @@ class Healer(Process):
         steering = Steering(config, metadata, repairs, PacedBookies(bookies))
         writers = Writers(session, _nobody_listens)
         self.auditor = Auditor(name, config, metadata, repairs, marking, writers, steering)
-        losses = Losses(Holdings(directory, session))
+        losses = Losses(HoldingsClient(directory, session))
         workers = Workers(repairs, directory, ports, session, Done(), steering, losses)
         tasks.start(directory.follow())
         tasks.start(self.auditor.run())

@@ -21,6 +21,7 @@ from quorumlog.errors import (
     LedgerExists,
     MetadataUnavailable,
     NoSuchLedger,
+    NoSuchRepair,
     QuorumLogError,
     RouteNotFound,
     VersionConflict,
@@ -167,7 +168,8 @@ class Metadata(Process):
             told = await self._handle(request)
         except QuorumLogError as error:
             if presented.answer:
-                error.extra_headers[HEADER] = to_header(presented.answer)
+                headers = {**error.extra_headers, HEADER: to_header(presented.answer)}
+                raise error.replace(extra_headers=headers) from error
             raise
         if len(self.tables.attempts) > before:
             self.memory.answered(next(reversed(self.tables.attempts)), seen)
@@ -449,7 +451,7 @@ class Metadata(Process):
     def _mine(self, ledger_id: int, member: str, worker: str, version: int) -> Item:
         item = self.tables.repairs.get((ledger_id, member))
         if item is None:
-            raise RouteNotFound("no such item", ledger_id=ledger_id, bookie=member)
+            raise NoSuchRepair("no such item", ledger_id=ledger_id, bookie=member)
         if (item.version, item.worker) != (version, worker):
             current = self._repair(ledger_id, member).model_dump(mode="json")
             raise VersionConflict("the claim is over", ledger_id=ledger_id, current=current)

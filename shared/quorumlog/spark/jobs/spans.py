@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.protocol.ranges import complement
+from quorumlog.protocol.ranges import complement, ids_of_residue
 
 MISSING: Final = "missing"
 CORRUPT: Final = "corrupt"
@@ -47,8 +47,7 @@ class Span:
     @property
     def ids(self) -> range:
         """The entries."""
-        start = self.first + (self.residue - self.first) % self.modulus
-        return range(start, self.last + 1, self.modulus)
+        return ids_of_residue(self.first, self.last, self.modulus, self.residue)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -87,7 +86,7 @@ def spans_of(row: Mapping[str, Any], confirmed: int, most: int) -> Iterator[Span
     quorum = Quorum(row["ensemble_size"], row["write_quorum"], row["ack_quorum"])
     is_closed = row["state"] == "CLOSED"
     fragments = row["fragments"]
-    modulus = quorum.ensemble_size if quorum.is_striped else 1
+    modulus = quorum.modulus
     for index, fragment in enumerate(fragments):
         is_last = index + 1 == len(fragments)
         end = confirmed if is_last else min(confirmed, fragments[index + 1]["first_entry"] - 1)

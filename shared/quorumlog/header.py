@@ -1,0 +1,27 @@
+"""The names of the headers that quorumlog adds to HTTP: one for each, for who sends and who reads."""
+
+from typing import Final
+
+REQUEST_ID: Final = "X-Request-Id"
+"""On every answer: the client's id of the request, or one that the service drew."""
+RETRY_AFTER: Final = "Retry-After"
+IDEMPOTENCY_KEY: Final = "Idempotency-Key"
+"""A repeat of a creation with the same key gives what the first one made."""
+
+LEDGER_PASSWORD: Final = "Ledger-Password"  # noqa: S105
+LEDGER_CLOSED: Final = "Ledger-Closed"
+LAST_ADD_CONFIRMED: Final = "Last-Add-Confirmed"
+NEXT_ENTRY_ID: Final = "Next-Entry-Id"
+"""Where to go on reading, or the id that the next entry gets."""
+NEXT_OFFSET: Final = "Next-Offset"
+
+WRITER_TOKEN: Final = "Writer-Token"  # noqa: S105
+PRODUCER_ID: Final = "Producer-Id"
+PRODUCER_EPOCH: Final = "Producer-Epoch"
+PRODUCER_SEQ: Final = "Producer-Seq"
+PRODUCER_EXPECTED_SEQ: Final = "Producer-Expected-Seq"
+PRODUCER_SINCE: Final = "Producer-Since"
+PRODUCER_DUPLICATE: Final = "Producer-Duplicate"
+
+FORWARDED_WRITER: Final = "X-Forwarded-Writer"
+"""Between processes: the instance that is meant as a ledger's or log's writer (rule 11)."""
