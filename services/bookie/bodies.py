@@ -1,4 +1,4 @@
-"""What the bookie's plain HTTP takes and gives. The channel carries the same as frames."""
+"""Bodies of the bookie's plain HTTP. The channel carries the same content as frames."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ from quorumlog.wire.bodies import Body
 Id = Annotated[int, Field(ge=0, le=ID_MAX)]
 Range = Annotated[
     tuple[Id, Id],
-    # The same as `prefixItems`, which some readers of OpenAPI do not know.
+    # Equivalent to `prefixItems`, which some OpenAPI readers do not know.
     WithJsonSchema(
         {
             "type": "array",
@@ -24,8 +24,8 @@ Range = Annotated[
 
 
 class VerdictBody(Body):
-    """What this bookie says. Only `ok` and what is named absent are knowledge (rule 4: it names
-    who says it, and about what).
+    """This bookie's verdict on a range. Only `ok` and explicit absences are knowledge. The body
+    names the bookie and the range (rule 4).
     """
 
     bookie: str
@@ -37,7 +37,7 @@ class VerdictBody(Body):
 
 
 class EntryBody(Body):
-    """One entry; digest as hex, payload as base64."""
+    """One entry: digest in hex, payload in base64."""
 
     entry_id: int
     last_add_confirmed: int
@@ -47,14 +47,14 @@ class EntryBody(Body):
 
 
 class EntriesBody(VerdictBody):
-    """What is held of a range. What neither `entries` nor `absent` names is unknown."""
+    """Stored entries of a range. Ids in neither `entries` nor `absent` are unknown."""
 
     entries: tuple[EntryBody, ...] = ()
     absent: tuple[Range, ...] = ()
 
 
 class HeldBody(Body):
-    """What is held of a ledger."""
+    """What the bookie stores of one ledger."""
 
     bookie: str
     ledger_id: int
@@ -62,11 +62,11 @@ class HeldBody(Body):
     limbo: bool
     last_add_confirmed: int
     highest_entry: int
-    """No entry above it is held; -1 where none is."""
+    """No stored entry has a higher id; -1 if none is stored."""
     entries: int
     bytes: int
     ranges: tuple[Range, ...] | None = None
-    """Only where one ledger is asked for; at most 1,000 of them."""
+    """Set only when one ledger was requested; at most 1,000 ranges."""
 
 
 class HeldList(Body):
@@ -78,18 +78,19 @@ class HeldList(Body):
 
 
 class DigestsAsked(Body):
-    """Ranges to be digested, for comparing replicas without reading them over the wire."""
+    """Ranges to digest, so that replicas are compared without sending their entries."""
 
     ranges: Annotated[tuple[Range, ...], Field(max_length=1000)]
     modulus: Annotated[int, Field(ge=1, le=QUORUM_MAX)] = 1
     residue: Annotated[int, Field(ge=0, lt=QUORUM_MAX)] = 0
-    """Only entries that are `residue` modulo `modulus`: one write set of a striped ledger."""
+    """Digest only entries whose id is `residue` modulo `modulus`: one write set of a striped
+    ledger."""
     from_disk: bool = False
-    """What is on its way to the disk is waited for, and all is read back from there."""
+    """Wait for pending writes, and read every copy from the disk."""
 
 
 class RangeDigest(Body):
-    """SHA-256 over ledger, entry, length and payload of what is held of a range.
+    """SHA-256 over ledger, entry id, length and payload of the stored entries of a range.
 
     LACs and authentication codes are left out: a recovery writes an entry again with its own.
     """
@@ -97,16 +98,16 @@ class RangeDigest(Body):
     first: int
     last: int
     entries: int
-    """How many of the asked kind are held and could be read."""
+    """How many entries of the requested residue are stored and readable."""
     present: tuple[Range, ...]
-    """What the index names of the range, of any kind; at most 1,000 ranges."""
+    """Ranges in the index, of any residue; at most 1,000."""
     digest: str
     damaged: tuple[Range, ...]
-    """Entries of the asked kind that should be here and could not be read."""
+    """Entries of the requested residue that are in the index and unreadable."""
 
 
 class DigestsBody(Body):
-    """Digests of ranges. In limbo, what is not present is unknown."""
+    """Digests of ranges. In limbo, an entry that is not present is unknown."""
 
     bookie: str
     ledger_id: int
@@ -115,28 +116,28 @@ class DigestsBody(Body):
 
 
 class ProcessBody(Body):
-    """Who answers here, also while it starts: the bookie's name, and a token that the process drew
-    when it began.
-    """
+    """The bookie's name, and a token that the answering process drew; given during startup too."""
 
     bookie: str
     process: str
 
 
 class LimboBody(Body):
-    """How far this incarnation is with what older ones may have lost, since the process began."""
+    """Progress since the process started: how much of what older incarnations may have lost is
+    checked.
+    """
 
     ledgers: int
-    """In limbo now."""
+    """Ledgers in limbo now."""
     cleared: int
     checked_entries: int
     copied_entries: int
     missing_entries: int
-    """Found missing when all seemed to be here, and queued for repair."""
+    """Found missing by the final check of a ledger, and queued for repair."""
 
 
 class DamagedEntries(Body):
-    """Entries that should be here and can't be read: unknown, never absent. Repair replaces them."""
+    """Entries in the index with an unreadable copy: unknown, never absent; repair replaces them."""
 
     ledger_id: int
     ranges: tuple[Range, ...]
@@ -145,7 +146,7 @@ class DamagedEntries(Body):
 
 
 class DamagedStretch(Body):
-    """Bytes of the log that are not what was written."""
+    """Bytes of the log that fail their checksum."""
 
     segment: int
     start: int
@@ -154,27 +155,27 @@ class DamagedStretch(Body):
 
 
 class DamageBody(Body):
-    """What reads and the scrubber found damaged and nobody has repaired yet."""
+    """Damage found by reads and the scrubber, and not repaired yet."""
 
     bookie: str
     entries: tuple[DamagedEntries, ...]
     stretches: tuple[DamagedStretch, ...]
     is_cut: bool
-    """There is more than is kept; look again when these are repaired."""
+    """More damage exists than the bookie remembers; ask again after repairing the listed damage."""
 
 
 class MaintenancePut(Body):
-    """`PUT /v1/maintenance`: whether scrubbing and compaction wait, until the next start."""
+    """`PUT /v1/maintenance`: pause scrubbing and compaction until resumed or restarted."""
 
     paused: bool
 
 
 class ScrubBody(Body):
-    """How far the scrubber is, since the process began."""
+    """The scrubber's progress since the process started."""
 
     paused: bool
     segment: int
-    """The last segment that was checked in this pass; 0 between passes."""
+    """The last segment checked in this pass; 0 between passes."""
     checked_bytes: int
     passes: int
     damaged: int
@@ -190,7 +191,7 @@ class InfoBody(Body):
     durability: str
     free_bytes: int
     disk_low: bool
-    """Less room than `WARN_BELOW_BYTES`: soon it takes no entries."""
+    """Free space is below `WARN_BELOW_BYTES`: soon the bookie takes no entries."""
     log_segment: int
     log_offset: int
     pending_bytes: int
@@ -199,5 +200,5 @@ class InfoBody(Body):
     limbo: LimboBody | None
     scrub: ScrubBody
     damages: int
-    """Places known to be damaged (`GET /v1/damage`)."""
+    """Known damaged places (`GET /v1/damage`)."""
     counters: dict[str, int]
