@@ -83,7 +83,7 @@ def fill(directory: Path, count: int) -> dict[str, Any]:
         store.start(_fatal)
         left = ids(count)
         while some := list(islice(left, IDS_MAX)):
-            await store.moves.repeat_deleted(some)
+            await store.moves.rewrite_deleted(some)
             await asyncio.to_thread(store.index.write, None, (), some)
         await store.stop()
 
@@ -108,7 +108,7 @@ def restart(directory: Path, _count: int) -> dict[str, Any]:
             store.ledger(ledger_id)
             times.append((clock() - began) * 1e6)
         cpu = process_time() - cpu
-        store.holdings.trim()
+        store.holdings.evict_idle()
         cuts = quantiles(times, n=100)
         made = {
             "start s": took,

@@ -67,7 +67,7 @@ _QUERIES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> web.Application:
-    """The application. It listens at once and is ready when the bookie is registered."""
+    """Build the application. It listens at once and is ready once the bookie is registered."""
     app = web.Application(middlewares=[answers_problems], client_max_size=BODY_BYTES_MAX)
     app[BOOKIE] = Bookie(config, end=end)
 
@@ -77,7 +77,7 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
         await app[BOOKIE].stop()
 
     async def end_channels(app: web.Application) -> None:
-        # Before the server waits for its handlers, which are these.
+        # The server waits for its handlers when it shuts down, and open channels are handlers.
         await asyncio.gather(*[socket.close() for socket in list(app[BOOKIE].sockets)])
 
     app.on_shutdown.append(end_channels)
@@ -99,7 +99,7 @@ def add_routes(app: web.Application) -> None:
 
 
 class _StoreMetrics(Collector):
-    """The store's counters, read when they are asked for: they cost nothing on the hot path."""
+    """The store's counters, collected at scrape time: they cost nothing on the hot path."""
 
     def __init__(self, app: web.Application) -> None:
         self._app = app
@@ -172,7 +172,7 @@ def _openapi() -> Mapping[str, Any]:
                 "content": {"application/json": {"schema": schema}},
             }
             if gives in _VERDICTS:
-                # What a bookie refuses or does not know is a verdict as well, under its own status.
+                # A refusal or an unknown is a verdict too, under its own HTTP status.
                 operation["responses"]["default"]["content"]["application/json"] = {
                     "schema": schema
                 }

@@ -1,12 +1,12 @@
-"""What the bookie's plain HTTP takes and gives. The channel carries the same as frames."""
+"""Bodies of the bookie's plain HTTP. The channel carries the same content as frames."""
 
 from quorumlog.wire.bodies import Body
 from quorumlog.wire.digest_bodies import Range
 
 
 class VerdictBody(Body):
-    """What this bookie says. Only `ok` and what is named absent are knowledge (rule 4: it names
-    who says it, and about what).
+    """This bookie's verdict on a range. Only `ok` and explicit absences are knowledge. The body
+    names the bookie and the range (rule 4).
     """
 
     bookie: str
@@ -18,7 +18,7 @@ class VerdictBody(Body):
 
 
 class EntryBody(Body):
-    """One entry; digest as hex, payload as base64."""
+    """One entry: digest in hex, payload in base64."""
 
     entry_id: int
     last_add_confirmed: int
@@ -28,14 +28,14 @@ class EntryBody(Body):
 
 
 class EntriesBody(VerdictBody):
-    """What is held of a range. What neither `entries` nor `absent` names is unknown."""
+    """Stored entries of a range. Ids in neither `entries` nor `absent` are unknown."""
 
     entries: tuple[EntryBody, ...] = ()
     absent: tuple[Range, ...] = ()
 
 
 class HeldBody(Body):
-    """What is held of a ledger."""
+    """What the bookie stores of one ledger."""
 
     bookie: str
     ledger_id: int
@@ -43,11 +43,11 @@ class HeldBody(Body):
     limbo: bool
     last_add_confirmed: int
     highest_entry: int
-    """No entry above it is held; -1 where none is."""
+    """No stored entry has a higher id; -1 if none is stored."""
     entries: int
     bytes: int
     ranges: tuple[Range, ...] | None = None
-    """Only where one ledger is asked for; at most 1,000 of them."""
+    """Set only when one ledger was requested; at most 1,000 ranges."""
 
 
 class HeldList(Body):
@@ -59,28 +59,28 @@ class HeldList(Body):
 
 
 class ProcessBody(Body):
-    """Who answers here, also while it starts: the bookie's name, and a token that the process drew
-    when it began.
-    """
+    """The bookie's name, and a token that the answering process drew; given during startup too."""
 
     bookie: str
     process: str
 
 
 class LimboBody(Body):
-    """How far this incarnation is with what older ones may have lost, since the process began."""
+    """Progress since the process started: how much of what older incarnations may have lost is
+    checked.
+    """
 
     ledgers: int
-    """In limbo now."""
+    """Ledgers in limbo now."""
     cleared: int
     checked_entries: int
     copied_entries: int
     missing_entries: int
-    """Found missing when all seemed to be here, and queued for repair."""
+    """Found missing by the final check of a ledger, and queued for repair."""
 
 
 class DamagedEntries(Body):
-    """Entries that should be here and can't be read: unknown, never absent. Repair replaces them."""
+    """Entries in the index with an unreadable copy: unknown, never absent; repair replaces them."""
 
     ledger_id: int
     ranges: tuple[Range, ...]
@@ -89,7 +89,7 @@ class DamagedEntries(Body):
 
 
 class DamagedStretch(Body):
-    """Bytes of the log that are not what was written."""
+    """Bytes of the log that fail their checksum."""
 
     segment: int
     start: int
@@ -98,27 +98,27 @@ class DamagedStretch(Body):
 
 
 class DamageBody(Body):
-    """What reads and the scrubber found damaged and nobody has repaired yet."""
+    """Damage found by reads and the scrubber, and not repaired yet."""
 
     bookie: str
     entries: tuple[DamagedEntries, ...]
     stretches: tuple[DamagedStretch, ...]
     is_cut: bool
-    """There is more than is kept; look again when these are repaired."""
+    """More damage exists than the bookie remembers; ask again after repairing the listed damage."""
 
 
 class MaintenancePut(Body):
-    """`PUT /v1/maintenance`: whether scrubbing and compaction wait, until the next start."""
+    """`PUT /v1/maintenance`: pause scrubbing and compaction until resumed or restarted."""
 
     paused: bool
 
 
 class ScrubBody(Body):
-    """How far the scrubber is, since the process began."""
+    """The scrubber's progress since the process started."""
 
     paused: bool
     segment: int
-    """The last segment that was checked in this pass; 0 between passes."""
+    """The last segment checked in this pass; 0 between passes."""
     checked_bytes: int
     passes: int
     damaged: int
@@ -134,7 +134,7 @@ class InfoBody(Body):
     durability: str
     free_bytes: int
     disk_low: bool
-    """Less room than `WARN_BELOW_BYTES`: soon it takes no entries."""
+    """Free space is below `WARN_BELOW_BYTES`: soon the bookie takes no entries."""
     log_segment: int
     log_offset: int
     pending_bytes: int
@@ -143,5 +143,5 @@ class InfoBody(Body):
     limbo: LimboBody | None
     scrub: ScrubBody
     damages: int
-    """Places known to be damaged (`GET /v1/damage`)."""
+    """Known damaged places (`GET /v1/damage`)."""
     counters: dict[str, int]

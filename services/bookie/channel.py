@@ -1,8 +1,9 @@
-"""The hot path: one WebSocket per peer that carries many requests in flight.
+"""The hot path: one WebSocket per peer, with many pipelined requests.
 
-No task per request: a request is judged when it is parsed, and its answer is appended when the
-disk has it; one task per connection sends all that gathered in one message. A peer that does not
-read its answers, or has too much in flight, is not read from any more; TCP tells it.
+There is no task per request. A request is judged when it is parsed; its answer is queued once the
+disk has what the answer rests on. One task per connection sends all queued answers in one message.
+The bookie stops reading from a peer that does not read its answers or has too much in flight, so
+that TCP applies back-pressure.
 """
 
 import asyncio
@@ -32,14 +33,14 @@ MESSAGE_BYTES_MAX: Final = 80 * 1024 * 1024
 """Above the largest run (64 MiB of payload) with its columns."""
 
 OUT_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Answers that wait for a slow peer; beyond it nothing is read from it."""
+"""Queued answers to a slow peer; above this limit the bookie stops reading from it."""
 
 IN_FLIGHT_BYTES_MAX: Final = 128 * 1024 * 1024
 IN_FLIGHT_MAX: Final = 16_384
-"""Of one peer; beyond either, nothing is read from it until some are answered."""
+"""Per peer. Above either limit the bookie stops reading until some requests are answered."""
 
 SEND_BYTES_MAX: Final = 2 * 1024 * 1024
-"""A message takes no further answer beyond this."""
+"""A message that has reached this size takes no further answer."""
 
 _ANSWER_BYTES: Final = 64
 
@@ -48,7 +49,7 @@ class Peer:
     """One connection."""
 
     def __init__(self, store: Store, socket: web.WebSocketResponse) -> None:
-        """Serves `store` over `socket`."""
+        """Serve `store` over `socket`."""
         self._store = store
         self._socket = socket
         self._out: deque[tuple[str, Answer]] = deque()
@@ -60,7 +61,7 @@ class Peer:
         self._loop = asyncio.get_running_loop()
 
     async def serve(self) -> None:
-        """Read until the peer goes."""
+        """Handle requests until the peer disconnects."""
         sender = asyncio.create_task(self._send_all())
         try:
             while True:
@@ -73,13 +74,13 @@ class Peer:
                     log.warning("channel-bad-frame", extra={"why": str(error)})
                     await self._socket.close(code=WSCloseCode.PROTOCOL_ERROR)
                     return
-                self._take(request, len(message.data))
+                self._receive(request, len(message.data))
                 while self._is_full() and not sender.done():
                     self._room = self._loop.create_future()
                     await asyncio.wait([self._room, sender], return_when="FIRST_COMPLETED")
                 if self._store.pending.is_crowded:
-                    # The disk is behind: TCP tells the peer, before adds have to be refused.
-                    await self._store.pending.room()
+                    # The disk is behind: TCP slows the peer down before adds have to be refused.
+                    await self._store.pending.wait_for_room()
                 if sender.done():
                     return
         finally:
@@ -93,21 +94,21 @@ class Peer:
             or self._in_flight_bytes > IN_FLIGHT_BYTES_MAX
         )
 
-    def _take(self, request: Request, size: int) -> None:
+    def _receive(self, request: Request, size: int) -> None:
         self._in_flight += 1
         self._in_flight_bytes += size
-        # The run of an add must not be kept until it is answered.
+        # Release the run of an add: its payload must not stay in memory until the answer.
         asked = request._replace(run=None)
 
         def answer(status: Status, lac: int, body: bytes = b"", rest: bytes = b"") -> None:
             self._answer(asked, size, status, lac, body, rest)
 
         try:
-            ask(self._store, request, answer)
+            dispatch(self._store, request, answer)
         except Overloaded:
             answer(Status.UNKNOWN, -1)
         except Exception:
-            # Whatever broke: it is no knowledge of what is held.
+            # An unexpected error is no knowledge of what is stored.
             log.exception("request-failed", extra={"ledger": request.ledger_id})
             answer(Status.UNKNOWN, -1)
 
@@ -117,7 +118,7 @@ class Peer:
         self._in_flight -= 1
         self._in_flight_bytes -= size
         op, request_id, ledger_id, first, last, member = request[:6]
-        # Asked as an older incarnation of itself it answers as that (rule 15).
+        # A request to an older incarnation is answered in that one's name (rule 15).
         name = self._store.me if status is Status.NOT_MINE else member
         answer = Answer(op, status, request_id, ledger_id, first, last, lac, body, rest)
         self._out.append((name, answer))
@@ -153,11 +154,11 @@ def _size(answer: Answer) -> int:
     return _ANSWER_BYTES + len(answer.body) + len(answer.rest)
 
 
-def ask(
+def dispatch(
     store: Store, request: Request, answer: Callable[[Status, int, bytes, bytes], None]
 ) -> None:
-    """Put a request to the store; `answer(status, lac, body, rest of the body)` is called once,
-    later or at once.
+    """Pass a request to the store. `answer(status, lac, body, rest of the body)` is called exactly
+    once, now or later.
     """
 
     def verdict(given: Verdict) -> None:

@@ -1,4 +1,4 @@
-"""When the index is brought up to where the log is on disk, and by whom."""
+"""Checkpoints: when the index catches up with the log on disk."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from services.bookie.directory import is_no_room
+from services.bookie.directory import is_disk_full_error
 from services.bookie.disk import Disk
 from services.bookie.holdings import Holdings
 from services.bookie.index import Index
@@ -15,13 +15,15 @@ from services.bookie.writer import Position
 log = logging.getLogger(__name__)
 
 CHECKPOINT_COST: Final = 2048
-"""What a record counts for the next checkpoint beside its bytes: parts of small entries are held in
-memory until then, some 300 bytes each, and a checkpoint of many stalls the loop."""
+"""A record's weight towards the next checkpoint, beside its bytes: parts of small entries stay in
+memory until then, some 300 bytes each, and a checkpoint of many parts stalls the loop."""
 
 
 class Checkpoints:
-    """One after another. Invariant: a checkpoint names a place below which everything is on disk,
-    taken before what it writes is.
+    """Runs one checkpoint at a time.
+
+    Invariant: a checkpoint names a log position below which everything is on disk, and reads that
+    position before it writes the index.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class Checkpoints:
         counters: Counter[str],
         position: Callable[[], Position],
     ) -> None:
-        """`position`: up to where the log is on disk."""
+        """`position` returns the log position up to which everything is on disk."""
         self._holdings = holdings
         self._index = index
         self._disk = disk
@@ -41,41 +43,41 @@ class Checkpoints:
         self._running: asyncio.Task[None] | None = None
         self._since = 0
 
-    def written(self, size: int, count: int) -> None:
-        """So many records of so many bytes came to the log: it may be time."""
+    def note_written(self, size: int, count: int) -> None:
+        """Count records that reached the log; start a checkpoint when enough have."""
         self._since += size + CHECKPOINT_COST * count
         if self._since >= self._disk.options.checkpoint_bytes:
-            self.begin()
+            self.start_background()
 
-    def begin(self) -> None:
-        """One that nobody waits for, if none runs."""
+    def start_background(self) -> None:
+        """Start a background checkpoint unless one is running."""
         if self._running is None:
-            self._running = asyncio.create_task(self._quietly())
+            self._running = asyncio.create_task(self._run_logged())
 
-    async def now(self) -> None:
-        """One that begins after this was asked. Raises what went wrong."""
+    async def run(self) -> None:
+        """Run a checkpoint that begins after this call. Raises whatever made it fail."""
         while self._running is not None:
             await asyncio.wait({self._running})
-        self._running = asyncio.create_task(self._once())
+        self._running = asyncio.create_task(self._run())
         await asyncio.shield(self._running)
 
-    async def last(self) -> None:
-        """The one of an orderly end."""
+    async def run_final(self) -> None:
+        """Run the checkpoint of an orderly shutdown."""
         if self._running is not None:
-            # Who asked for it hears what went wrong with it.
+            # Whoever started the running checkpoint handles its failure.
             await asyncio.wait({self._running})
-        await self._quietly()
+        await self._run_logged()
 
-    async def _once(self) -> None:
+    async def _run(self) -> None:
         try:
             await self._write()
         finally:
             self._running = None
 
-    async def _quietly(self) -> None:
-        """What it could not do is done by the next one."""
+    async def _run_logged(self) -> None:
+        """Log failures; the next checkpoint retries."""
         try:
-            await self._once()
+            await self._run()
         except Exception:
             log.exception("checkpoint-failed")
             self._counters["failed_checkpoints"] += 1
@@ -94,10 +96,10 @@ class Checkpoints:
             )
         except Exception as error:
             for ledger, _ in changes:
-                ledger.not_checkpointed()
-            if is_no_room(error):
-                # The next one has it, or waits for somebody to make room.
-                self._disk.give_reserve_up()
+                ledger.checkpoint_failed()
+            if is_disk_full_error(error):
+                # The next checkpoint uses the reserve's room, or waits until somebody makes room.
+                self._disk.release_reserve()
             raise
         self._holdings.checkpointed(changes)
         self._counters["checkpoints"] += 1

@@ -1,18 +1,19 @@
-"""Space comes back: on proof, not on absence (rule 18), and by whole segments.
+"""Garbage collection: drop ledgers on proof, never on absence (rule 18).
 
-A ledger's entries are given up only when the metadata service says twice, a grace apart, that the
-ledger is deleted (a tombstone), or that it is CLOSED and this bookie is no member of it. A row that
-is missing without a tombstone is an alarm. Another cluster's database stops everything, and so does one
-that went back: each row is read in one snapshot with what this bookie knows that the database has
-answered, which the bookie keeps over its restarts (rule 18a).
+A ledger's entries are dropped only when the metadata service says twice, a grace period apart, that
+the ledger is deleted (a tombstone), or that it is CLOSED and this bookie is no member of it. A
+missing row without a tombstone raises an alarm. Nothing is dropped while the metadata service
+serves another cluster's database, or one that went back in time: each row is read in one snapshot
+with the witnesses that this bookie keeps over restarts (rule 18a).
 
-Tombstones are followed as they are announced; a scan from time to time is the net under that. How
-segments are then given back stands in space.py.
+The bookie follows announced tombstones; a periodic scan finds the ones it missed. space.py frees
+the segments.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Protocol
 
 from quorumlog.errors import MetadataUnavailable, NoSuchLedger
@@ -28,8 +29,18 @@ from services.bookie.store import Store
 log = logging.getLogger(__name__)
 
 
+class Disposal(Enum):
+    """What a ledger's row in the metadata service allows this bookie to do with its copy."""
+
+    KEEP = auto()
+    DROP = auto()
+    """The ledger has a tombstone."""
+    DROP_KEEP_STUB = auto()
+    """The ledger is CLOSED without this bookie: the entries go, key and fence stay (rule 16)."""
+
+
 class Rows(Protocol):
-    """What is asked of the metadata service."""
+    """The queries that collection makes to the metadata service."""
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
         """A ledger's row, from the primary; UNKNOWN unless the database is proven to be the one
@@ -37,16 +48,17 @@ class Rows(Protocol):
         """
 
     async def cluster_id(self) -> str:
-        """Whose rows these are."""
+        """The cluster that the rows belong to."""
 
     async def confirm(self) -> None:
-        """Learn what the database has answered, and keep it, before anything rests on that.
+        """Learn which answers the database has given, and store the witnesses, before anything
+        rests on them.
 
         Raises: DatabaseWentBack.
         """
 
-    async def named(self, bookie: str) -> set[int]:
-        """Ledgers that name a bookie, in any incarnation. Only saves reads: it proves nothing."""
+    async def ledgers_naming(self, bookie: str) -> set[int]:
+        """Ledgers whose rows name a bookie in any incarnation. Saves reads and proves nothing."""
 
 
 class MetadataRows:
@@ -55,14 +67,14 @@ class MetadataRows:
     def __init__(
         self, client: MetadataClient, keep: Callable[[tuple[str, ...]], None] | None = None
     ) -> None:
-        """Asks through `client`. `keep` stores witnesses durably, in a thread."""
+        """Reads through `client`. `keep` stores witnesses durably, and runs in a thread."""
         self._client = client
         self._keep = keep
         self._kept: tuple[str, ...] = client.witnesses
-        self._one = asyncio.Lock()
-        """The collector and the heartbeat confirm at once: one replaces the file at a time."""
+        self._lock = asyncio.Lock()
+        """The collector and the heartbeat confirm concurrently: one at a time may replace the file."""
         self.missing_count = 0
-        """Rows that were not there, without a tombstone."""
+        """Rows that were missing without a tombstone."""
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
         """A ledger's row, from the primary."""
@@ -71,7 +83,7 @@ class MetadataRows:
         except NoSuchLedger as error:
             if error.members.get("deleted") is True:
                 return CasStatus.MISSING, None
-            # An alarm, and no proof of anything: a database that went back looks like this.
+            # An alarm, not a proof: a database that went back in time looks like this.
             log.error("row-missing", extra={"ledger": ledger_id})  # noqa: TRY400
             self.missing_count += 1
             return CasStatus.UNKNOWN, None
@@ -79,20 +91,20 @@ class MetadataRows:
             return CasStatus.UNKNOWN, None
 
     async def cluster_id(self) -> str:
-        """Whose rows these are."""
+        """The cluster that the rows belong to."""
         return await self._client.cluster_id()
 
     async def confirm(self) -> None:
-        """Exchange witnesses, and keep what stands for them now."""
+        """Exchange witnesses, and store the current ones."""
         await self._client.confirm()
-        async with self._one:
+        async with self._lock:
             witnesses = self._client.witnesses
             if self._keep is not None and witnesses != self._kept:
                 await asyncio.to_thread(self._keep, witnesses)
                 self._kept = witnesses
 
-    async def named(self, bookie: str) -> set[int]:
-        """Ledgers that name a bookie."""
+    async def ledgers_naming(self, bookie: str) -> set[int]:
+        """Ledgers whose rows name a bookie."""
         found: set[int] = set()
         after: int | None = None
         while True:
@@ -103,7 +115,7 @@ class MetadataRows:
 
 
 class Collector:
-    """Gives up what nobody needs. Invariant: nothing is dropped on a first look."""
+    """Drops ledgers that no longer belong here. Invariant: a first look drops nothing."""
 
     def __init__(
         self,
@@ -116,7 +128,7 @@ class Collector:
         bytes_per_s: int = COMPACT_BYTES_PER_S,
         pace: Pace | None = None,
     ) -> None:
-        """`grace_s` passes between the two looks."""
+        """`grace_s` passes between the first look at a row and the second."""
         self._space = Space(
             store, live_share_min=live_share_min, bytes_per_s=bytes_per_s, pace=pace
         )
@@ -124,98 +136,110 @@ class Collector:
         self._rows = rows
         self._cluster_id = cluster_id
         self._grace_s = grace_s
-        self._seen: dict[int, tuple[bool | None, float]] = {}
-        """Ledgers that looked needless: whether a stub is to be kept, and since when."""
-        self._one = asyncio.Lock()
-        """Looks come one after another, so that a second one is a second one."""
-        self._is_space_due = True
-        """Also at a start: what was dropped before a crash left segments behind."""
+        self._candidates: dict[int, tuple[Disposal, float]] = {}
+        """Ledgers that the first look found droppable, with the disposal found and its time."""
+        self._lock = asyncio.Lock()
+        """Serializes looks, so that a second look comes after the first."""
+        self._has_dropped = True
+        """True at startup too: ledgers dropped before a crash may have left segments behind."""
 
     async def round(self) -> None:
-        """Look at every ledger once, and give up segments if something was dropped."""
-        async with self._one:
-            if not await self._is_our_cluster():
+        """Look at every ledger once, and free segments if a ledger was dropped."""
+        async with self._lock:
+            if not await self._is_own_cluster():
                 return
             await self._rows.confirm()
-            named = await self._rows.named(member_name(self._store.me))
+            naming = await self._rows.ledgers_naming(member_name(self._store.me))
             for ledger_id, row in list(self._store.ledgers()):
-                await self._look(ledger_id, row, is_named=ledger_id in named)
-            await self._free()
+                await self._examine(ledger_id, row, is_named=ledger_id in naming)
+            await self._free_if_due()
 
-    async def announced(self, ledger_id: int) -> None:
-        """A ledger is said to be deleted: a first look, and no proof. `settle` looks again."""
-        async with self._one:
+    async def deletion_announced(self, ledger_id: int) -> None:
+        """Take a first look at a ledger announced as deleted; the announcement itself is no proof.
+        `recheck` takes the second look.
+        """
+        async with self._lock:
             row = self._store.row(ledger_id)
-            if row is not None and ledger_id not in self._seen and await self._is_our_cluster():
-                await self._look(ledger_id, row, is_named=False)
+            if (
+                row is not None
+                and ledger_id not in self._candidates
+                and await self._is_own_cluster()
+            ):
+                await self._examine(ledger_id, row, is_named=False)
 
-    async def settle(self) -> None:
-        """Look again at ledgers whose first look is a grace ago."""
-        async with self._one:
+    async def recheck(self) -> None:
+        """Look again at candidates whose first look is at least a grace period ago."""
+        async with self._lock:
             now = asyncio.get_running_loop().time()
-            due = [item for item, (_, since) in self._seen.items() if now - since >= self._grace_s]
-            if not due or not await self._is_our_cluster():
+            due = [
+                item
+                for item, (_, since) in self._candidates.items()
+                if now - since >= self._grace_s
+            ]
+            if not due or not await self._is_own_cluster():
                 return
             await self._rows.confirm()
             for ledger_id in due:
                 row = self._store.row(ledger_id)
                 if row is None:
-                    del self._seen[ledger_id]
+                    del self._candidates[ledger_id]
                 else:
-                    await self._look(ledger_id, row, is_named=False)
-            await self._free()
+                    await self._examine(ledger_id, row, is_named=False)
+            await self._free_if_due()
 
-    async def _is_our_cluster(self) -> bool:
+    async def _is_own_cluster(self) -> bool:
         is_ours = await self._rows.cluster_id() == self._cluster_id
         if not is_ours:
             log.error("another-cluster", extra={"ours": self._cluster_id})
         return is_ours
 
-    async def _look(self, ledger_id: int, row: LedgerRow, *, is_named: bool) -> None:
-        keep_stub = None if is_named else await self._verdict(ledger_id)
+    async def _examine(self, ledger_id: int, row: LedgerRow, *, is_named: bool) -> None:
+        disposal = Disposal.KEEP if is_named else await self._disposal(ledger_id)
         is_stub = row.highest == NO_ENTRY
         now = asyncio.get_running_loop().time()
-        if keep_stub is None or (keep_stub and is_stub):
-            self._seen.pop(ledger_id, None)
+        if disposal is Disposal.KEEP or (disposal is Disposal.DROP_KEEP_STUB and is_stub):
+            self._candidates.pop(ledger_id, None)
             return
-        looked, since = self._seen.get(ledger_id, (None, now))
-        if looked is not keep_stub:
-            self._seen[ledger_id] = (keep_stub, now)
+        known, since = self._candidates.get(ledger_id, (None, now))
+        if known is not disposal:
+            self._candidates[ledger_id] = (disposal, now)
         elif now - since >= self._grace_s:
-            await self._drop(ledger_id, keep_stub=keep_stub)
-            del self._seen[ledger_id]
+            await self._drop(ledger_id, disposal)
+            del self._candidates[ledger_id]
 
-    async def _free(self) -> None:
-        if self._is_space_due:
-            self._is_space_due = False
+    async def _free_if_due(self) -> None:
+        if self._has_dropped:
+            self._has_dropped = False
             await self.free_segments()
 
-    async def _drop(self, ledger_id: int, *, keep_stub: bool) -> None:
-        """Give up a ledger's entries, if they are needless still. A repair names this bookie
-        before its first byte (rule 20), so one that comes after this look is not answered until
-        the entries are gone.
+    async def _drop(self, ledger_id: int, disposal: Disposal) -> None:
+        """Drop a ledger's entries after a last look at its row.
+
+        A repair names this bookie in the row before its first copy (rule 20). Reads and adds of
+        the ledger are withheld meanwhile, so a repair that begins after the last look gets no
+        answer until the entries are gone.
         """
-        self._store.leave(ledger_id, leaving=True)
+        self._store.withhold(ledger_id, withheld=True)
         try:
-            if await self._verdict(ledger_id) is keep_stub:
+            if await self._disposal(ledger_id) is disposal:
+                keep_stub = disposal is Disposal.DROP_KEEP_STUB
                 self._store.drop(ledger_id, keep_stub=keep_stub)
-                self._is_space_due = True
+                self._has_dropped = True
                 log.info("ledger-dropped", extra={"ledger": ledger_id, "stub": keep_stub})
         finally:
-            self._store.leave(ledger_id, leaving=False)
+            self._store.withhold(ledger_id, withheld=False)
 
-    async def _verdict(self, ledger_id: int) -> bool | None:
-        """None: keep it. False: it is deleted. True: give up the entries, keep the stub."""
+    async def _disposal(self, ledger_id: int) -> Disposal:
         status, row = await self._rows.read(ledger_id)
         if status is CasStatus.MISSING:
-            return False
+            return Disposal.DROP
         if status is not CasStatus.OK or row is None:
-            return None  # unknown, or lost without a tombstone: no proof
-        names = {member_name(member) for member in row.all_members}
-        if row.state is State.CLOSED and member_name(self._store.me) not in names:
-            return True
-        return None
+            return Disposal.KEEP  # unknown, or lost without a tombstone: no proof
+        members = {member_name(member) for member in row.all_members}
+        if row.state is State.CLOSED and member_name(self._store.me) not in members:
+            return Disposal.DROP_KEEP_STUB
+        return Disposal.KEEP
 
     async def free_segments(self) -> None:
-        """Remove segments that nothing names, and compact those of which little is left."""
+        """Remove segments that no part references, and compact nearly empty ones."""
         await self._space.free()

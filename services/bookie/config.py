@@ -12,74 +12,74 @@ _MIB = 1024 * 1024
 
 
 class Config(ServiceSettings):
-    """What a bookie can be told."""
+    """The settings of a bookie."""
 
     bookie_name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-        description="who it is, for ever; its data belongs to this name, not to an address",
+        description="the bookie's name, for ever; its data belongs to the name, not to an address",
     )
-    data_dir: Path = Field(description="where log and index lie; one bookie a directory")
-    metadata_urls: tuple[str, ...] = Field(min_length=1, description="any of them is as good")
+    data_dir: Path = Field(description="directory of log and index; one bookie per directory")
+    metadata_urls: tuple[str, ...] = Field(
+        min_length=1, description="any metadata service of the cluster"
+    )
     cluster_id: str = Field("", description="refuse every other cluster; empty: the first one met")
     zone: str = Field("", max_length=100, description="placement spreads copies over zones")
     durability: Literal["fsync", "deferred"] = Field(
         "fsync", description="deferred: entries are acknowledged before they are synced (BP-46)"
     )
     auto_fix_cookies: bool = Field(
-        False, description="where data is lost, come back as a new incarnation instead of refusing"
+        False, description="after a loss of data, start as a new incarnation instead of refusing"
     )
     segment_bytes: int = Field(
         64 * _MIB, ge=64 * 1024, le=4096 * _MIB, description="a file of the log; freed as a whole"
     )
     checkpoint_bytes: int = Field(
-        64 * _MIB, ge=64 * 1024, description="a start replays at most so much (below a second)"
+        64 * _MIB, ge=64 * 1024, description="the most that a start replays (below a second)"
     )
-    warn_below_bytes: int = Field(
-        1024 * _MIB, ge=0, description="with less room it warns, before it takes no adds"
-    )
+    warn_below_bytes: int = Field(1024 * _MIB, ge=0, description="below this room it warns")
     read_only_below_bytes: int = Field(
-        512 * _MIB, ge=0, description="with less room it takes no adds but recovery's and repair's"
+        512 * _MIB, ge=0, description="below this room it takes adds of recovery and repair only"
     )
-    reserve_bytes: int = Field(
-        16 * _MIB, ge=0, description="kept for fences when the disk is full all the same"
-    )
-    data_bytes_max: int = Field(0, ge=0, description="most bytes of log; 0: what the disk has")
+    reserve_bytes: int = Field(16 * _MIB, ge=0, description="set aside for fences on a full disk")
+    data_bytes_max: int = Field(0, ge=0, description="maximum size of the log; 0: the disk's size")
     pending_bytes_max: int = Field(
-        64 * _MIB, ge=_MIB, description="queued for the disk; more is answered unknown"
+        64 * _MIB, ge=_MIB, description="queued for the disk; beyond it, adds are answered unknown"
     )
-    read_bytes_max: int = Field(4 * _MIB, ge=64 * 1024, description="of one answer to a read")
+    read_bytes_max: int = Field(4 * _MIB, ge=64 * 1024, description="size of one read's answer")
     holder_s: float = Field(
-        30.0, ge=0, description="how long a start waits for another process of its name to end"
+        30.0, ge=0, description="how long a start waits for another process of this name to end"
     )
     log_end_s: float = Field(
-        10.0, gt=0, description="between words to the metadata service of where the log ends"
+        10.0, gt=0, description="interval of reporting the log's end to the metadata service"
     )
-    heartbeat_s: float = Field(1.0, gt=0, le=60, description="a fifth of its time to live")
+    heartbeat_s: float = Field(
+        1.0, gt=0, le=60, description="interval; a heartbeat lives five times as long"
+    )
 
     compact_bytes_per_s: int = Field(
         32 * _MIB,
         ge=1024,
-        description="what is moved out of nearly empty segments; a tenth of a disk",
+        description="rate of moving entries out of nearly empty segments; a tenth of a disk",
     )
     scrub_bytes_per_s: int = Field(
-        8 * _MIB, ge=0, description="read in the background to find what rotted; 0: never"
+        8 * _MIB, ge=0, description="rate of scrubbing, which finds bit rot; 0: never"
     )
     scrub_s: float = Field(
-        7 * 86400.0, gt=0, description="between the beginnings of two passes over all of the log"
+        7 * 86400.0, gt=0, description="from the start of one scrub pass to the start of the next"
     )
     limbo_s: float = Field(
-        2.0, gt=0, description="between looks at ledgers in limbo; at least ten times their length"
+        2.0, gt=0, description="pause between limbo rounds; at least ten times a round's duration"
     )
     collect_s: float = Field(
-        60.0, gt=0, description="between looks at what may be given up; a list and few reads"
+        60.0, gt=0, description="interval of garbage collection scans; one list and few reads"
     )
     collect_grace_s: float = Field(
-        300.0, ge=0, description="between the first and the second proof that nobody needs it"
+        300.0, ge=0, description="between the first and the second proof before a ledger is dropped"
     )
 
     @property
     def store_options(self) -> StoreOptions:
-        """What the storage needs to know of it."""
+        """The settings of the storage."""
         return StoreOptions(
             segment_bytes=self.segment_bytes,
             checkpoint_bytes=self.checkpoint_bytes,

@@ -1,16 +1,17 @@
-"""Which data a bookie's name stands for (rule 15).
+"""The cookie: which data belongs to a bookie's name (rule 15).
 
-The cookie is in the directory and in the metadata service. Where they disagree, the bookie might
-deny entries that it once acknowledged, so it refuses to start; or, where it may fix that, it comes
-back as a new incarnation, which denies nothing that older ones were asked to keep.
+One cookie is in the directory, one in the metadata service. If they disagree, the bookie might deny
+entries that it once acknowledged, so it refuses to start; or, if it may fix that, it starts as a
+new incarnation, which denies nothing that older incarnations were asked to keep.
 
-One process a member (rule 15a): whoever is registered and answers at its URL stays, and the newcomer
-is refused. A copy of a directory is not that directory, whatever its files say: its marker is another
-file (identity.py). And the row names the process that was registered last, which the directory must
-know, and how far its log was on disk, which the log must reach: else it went back to a snapshot.
+One process per member (rule 15a): the registered process stays as long as it answers at its URL,
+and a newcomer is refused. A copied directory is not the original, whatever its files say: its
+marker is another file (identity.py). The metadata row names the process registered last, which the
+directory must know, and the log end reported last, which the log must reach: otherwise the
+directory went back to a snapshot.
 
-`decide` is pure: it looks at both cookies and says what to do. The local one is written first and
-says `registered` only after the metadata service has it, so a crash in between is no mismatch.
+`decide` is pure: it compares both cookies and says what to do. The local cookie is written first
+and gets `registered` only once the metadata service has it, so a crash in between is no mismatch.
 """
 
 from dataclasses import dataclass
@@ -25,15 +26,15 @@ from services.bookie.identity import Identity
 from services.bookie.segments import write_durably
 
 PROCESSES_MAX: Final = 32
-"""Processes that a cookie remembers: a database that went back may name an older one."""
+"""How many processes a cookie remembers: a database that went back in time may name an older one."""
 
 
 class CookieRefused(Exception):
-    """Directory and metadata service do not agree on what this bookie is."""
+    """Directory and metadata service disagree on what this bookie is."""
 
 
 class LocalCookie(BaseModel):
-    """What stands in the directory."""
+    """The cookie in the directory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,15 +47,15 @@ class LocalCookie(BaseModel):
     registered: bool = False
     durability: str = "fsync"
     salvaged: bool = False
-    """What could be read of a damaged log was kept, by an operator's command."""
+    """An operator's command kept the readable part of a damaged log."""
     identity: Identity | None = None
-    """Of the directory that it was written for."""
+    """Identity of the directory that the cookie was written for."""
     processes: tuple[str, ...] = ()
-    """Who was started on this directory, the last one at the end; written before it is registered."""
+    """Processes started on this directory, latest last; stored before each registers."""
 
     @property
     def cookie(self) -> Cookie:
-        """As the metadata service keeps it."""
+        """The form that the metadata service keeps."""
         return Cookie(
             incarnation=self.incarnation,
             cluster_id=self.cluster_id,
@@ -71,7 +72,7 @@ class LocalCookie(BaseModel):
 
 
 def read_cookie(directory: Path) -> LocalCookie | None:
-    """The directory's cookie, or None. Raises CookieRefused where it can't be read."""
+    """The directory's cookie, or None. Raises CookieRefused if it is unreadable."""
     try:
         data = (directory / "cookie.json").read_bytes()
     except FileNotFoundError:
@@ -82,18 +83,18 @@ def read_cookie(directory: Path) -> LocalCookie | None:
         why = "; ".join(fault["msg"] for fault in error.errors())
         raise CookieRefused(
             f"{directory / 'cookie.json'} is damaged ({why}). Put a copy of it back; or move it away,"
-            " and the bookie says at its next start how it can come back as a new incarnation."
+            " and the next start says how the bookie can come back as a new incarnation."
         ) from None
 
 
 def write_cookie(directory: Path, cookie: LocalCookie) -> None:
-    """Make it the directory's cookie, durably."""
+    """Store the directory's cookie durably."""
     write_durably(directory / "cookie.json", cookie.model_dump_json(indent=2).encode())
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a start finds."""
+    """The facts that `decide` judges a start by."""
 
     name: str
     directory: str
@@ -104,21 +105,21 @@ class Situation:
     has_data: bool
     """The directory holds a log."""
     lost_unsynced: bool
-    """The last run deferred syncs and did not end in order (rule 31)."""
+    """The last run deferred syncs and ended uncleanly (rule 31)."""
     may_fix: bool
     identity: Identity
     process: str
-    """Drawn by this start."""
+    """The token of the starting process."""
     log_end: int
-    """How far the log reaches, in batches."""
+    """Sequence of the log's end, in batches."""
     log_end_told: int = 0
-    """How far it reached on disk by the registered process's word; only of the same instance."""
+    """The log end that the registered process reported; 0 if the row is of another instance."""
     holder: str = ""
-    """Where another process lives as this bookie, as far as can be seen, and how that is seen."""
+    """Evidence that another process lives as this bookie, with its URL; "" if there is none."""
 
 
 def check_name(local: LocalCookie | None, name: str, directory: Path) -> None:
-    """Raises: CookieRefused where a directory holds another bookie's data."""
+    """Raises: CookieRefused if the directory holds another bookie's data."""
     if local is not None and local.name != name:
         raise CookieRefused(
             f"{directory} holds the data of bookie {local.name!r}, and BOOKIE_NAME is {name!r}."
@@ -127,9 +128,9 @@ def check_name(local: LocalCookie | None, name: str, directory: Path) -> None:
 
 
 def decide(found: Situation) -> tuple[LocalCookie, str]:
-    """The cookie to start with, and why it is a new incarnation ("" where it is not).
+    """The cookie to start with, and the reason for a new incarnation ("" if there is none).
 
-    Raises: CookieRefused with what a person has to do.
+    Raises: CookieRefused with instructions for the operator.
     """
     local, remote = found.local, found.remote
     check_name(local, found.name, Path(found.directory))
@@ -141,25 +142,25 @@ def decide(found: Situation) -> tuple[LocalCookie, str]:
         )
     if found.holder:
         raise CookieRefused(
-            f"{found.holder}. A name is for one process (rule 15a), and the one that is there stays."
+            f"{found.holder}. Only one process may use a name (rule 15a), and the running one stays."
             f" Stop it first, or give this bookie another BOOKIE_NAME and a directory of its own."
         )
-    reason = _reason(found)
+    reason = _suspected_loss(found)
     if reason and not found.may_fix:
         raise CookieRefused(
             f"{reason}. Entries that this bookie acknowledged may be missing, so it does not"
-            " start. Put the right directory back; or, if it is lost, say"
+            " start. Put the right directory back; or, if it is lost, run"
             f" `quorumlog bookie cookie fix {found.name}`, or start with AUTO_FIX_COOKIES=1: the"
             " bookie comes back as a new incarnation and is filled from its peers."
         )
-    # What is known to be this directory's own loss needs nobody's leave.
+    # A loss that the directory itself records needs no permission.
     reason = reason or _known_loss(found)
     known = max(
         local.incarnation if local is not None else 0,
         remote.incarnation if remote is not None else 0,
     )
     if local is None or reason:
-        # Other data is another instance.
+        # A new incarnation has other data, so it is another instance.
         made = LocalCookie(
             name=found.name,
             incarnation=known + 1,
@@ -186,8 +187,8 @@ def decide(found: Situation) -> tuple[LocalCookie, str]:
 
 
 def is_displaced(mine: Cookie, registered: Cookie) -> bool:
-    """Whether another process took this one's name later. A row that is older than this process is a
-    database that went back, and takes nobody's name.
+    """Whether another process registered under this name later. A row older than this process is of
+    a database that went back in time, and displaces nobody.
     """
     return registered.process != mine.process and (registered.incarnation, registered.boots) > (
         mine.incarnation,
@@ -196,22 +197,22 @@ def is_displaced(mine: Cookie, registered: Cookie) -> bool:
 
 
 def _is_copy(found: Situation) -> bool:
-    """Whether the directory is another one than its cookie was written for."""
+    """Whether the directory is not the one that its cookie was written for."""
     written_for = None if found.local is None else found.local.identity
-    # Versions before rule 15a wrote none.
+    # Versions before rule 15a stored no identity.
     return written_for is not None and not written_for.is_same(found.identity)
 
 
 def _known_loss(found: Situation) -> str:
-    """Why local state is lost, where the directory says so itself, or ""."""
+    """The loss of local state that the directory itself records, or ""."""
     if found.local is not None and found.local.salvaged:
-        return "a part of the log could not be read and was given up"
+        return "a part of the log was unreadable, and a salvage dropped it"
     return (
-        "DURABILITY=deferred, and the bookie did not stop in order" if found.lost_unsynced else ""
+        "DURABILITY=deferred, and the bookie was not stopped cleanly" if found.lost_unsynced else ""
     )
 
 
-def _reason(found: Situation) -> str:
+def _suspected_loss(found: Situation) -> str:
     """Why local state may be lost, or ""."""
     local, remote = found.local, found.remote
     name, directory = found.name, found.directory
@@ -221,8 +222,8 @@ def _reason(found: Situation) -> str:
         return f"{directory} has no cookie, but a log" if found.has_data else ""
     if _is_copy(found):
         return (
-            f"{directory} is a copy of the directory that {local.member} was started in: its file"
-            " `marker` is another one"
+            f"{directory} is a copy of the directory that {local.member} was started in: the"
+            " file `marker` differs"
         )
     if remote is None:
         if local.registered or local.boots > 1:
@@ -234,7 +235,7 @@ def _reason(found: Situation) -> str:
             f" {remote.incarnation} is registered"
         )
     if remote.incarnation < local.incarnation:
-        # The start that made it a new incarnation did not come to register it.
+        # The start that began this incarnation ended before it registered.
         return "" if not local.registered else f"an older incarnation of {name} is registered"
     if remote.instance != local.instance:
         return f"another directory is registered for {name}@{local.incarnation}"
@@ -245,11 +246,11 @@ def _reason(found: Situation) -> str:
         )
     if remote.process and remote.process not in local.processes:
         return (
-            f"another process was registered for {local.member}, which {directory} knows nothing of"
+            f"another process was registered for {local.member}, and {directory} does not know it"
         )
     if found.log_end < found.log_end_told and not local.salvaged:
         return (
-            f"{directory} went back: its log ends at batch {found.log_end}, and {found.log_end_told}"
-            " was on its disk before"
+            f"{directory} went back in time: its log ends at batch {found.log_end}, and batch"
+            f" {found.log_end_told} was on its disk before"
         )
     return ""

@@ -1,7 +1,7 @@
-"""What is known to be damaged here, with its place, until it was repaired.
+"""Known damage and its place, until it is repaired.
 
-A read or the scrubber finds it; recovery's and repair's adds replace it. It is no record of the
-log: a restart finds it again.
+Reads and the scrubber find damage; adds of recovery and repair replace it. It is not logged: after
+a restart, reads and the scrubber find it again.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,12 +12,12 @@ from quorumlog.protocol.ranges import Ranges
 from services.bookie.parts import Part, present_in
 
 DAMAGES_MAX: Final = 10_000
-"""Kept in memory; who repairs these and looks again finds the others."""
+"""Kept in memory. After these are repaired, another look finds the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Bytes of a segment that are not what was written."""
+    """Bytes of a segment that fail their checksum."""
 
     segment: int
     start: int
@@ -27,7 +27,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Entries that should be here and can't be read."""
+    """Entries in the index whose copy is unreadable."""
 
     ledger_id: int
     ranges: Ranges
@@ -36,19 +36,21 @@ class Lost:
 
 
 class Damages:
-    """All damage that was met and is not repaired. `find` tells what the index names of a range."""
+    """All damage found and not repaired yet. `find` returns the index's parts of a range."""
 
     def __init__(self, find: Callable[[int, int, int], list[Part]]) -> None:
         self._find = find
         self._parts: dict[tuple[int, int, int], tuple[int, int]] = {}
         self._stretches: dict[tuple[int, int], Stretch] = {}
         self.is_cut = False
-        """There was more than is kept."""
+        """More damage was found than is kept."""
 
     def note(self, ledger_id: int, part: Part) -> bool:
-        """A part that could not be read. False: it lies elsewhere by now, so nothing is lost."""
+        """Record an unreadable part. False: the index names another copy by now, so nothing is
+        lost.
+        """
         place = (ledger_id, part.segment, part.offset)
-        if not self._named(place, part.first, part.last):
+        if not self._parts_at(place, part.first, part.last):
             return False
         if len(self._parts) >= DAMAGES_MAX:
             self.is_cut = True
@@ -57,14 +59,14 @@ class Damages:
         return True
 
     def note_stretch(self, stretch: Stretch) -> None:
-        """A part of a segment that can't be read as what was written."""
+        """Record an unreadable stretch of a segment."""
         if len(self._stretches) >= DAMAGES_MAX:
             self.is_cut = True
         else:
             self._stretches[stretch.segment, stretch.start] = stretch
 
     def segment_removed(self, segment: int) -> None:
-        """Its damage went with it."""
+        """Forget the damage of a removed segment."""
         for place in [place for place in self._stretches if place[0] == segment]:
             del self._stretches[place]
 
@@ -73,10 +75,10 @@ class Damages:
         return [self._stretches[place] for place in sorted(self._stretches)]
 
     def lost(self) -> Iterator[Lost]:
-        """Entries that can't be read, by ledger; what was repaired meanwhile is forgotten."""
+        """Unreadable entries by ledger; repaired ones are forgotten."""
         for place in sorted(self._parts):
             first, last = self._parts[place]
-            named = self._named(place, first, last)
+            named = self._parts_at(place, first, last)
             if named:
                 yield Lost(place[0], present_in(named, first, last), place[1], place[2])
             else:
@@ -86,10 +88,10 @@ class Damages:
 
     @property
     def count(self) -> int:
-        """Places with damage."""
+        """How many places are damaged."""
         return len(self._parts) + len(self._stretches)
 
-    def _named(self, place: tuple[int, int, int], first: int, last: int) -> list[Part]:
+    def _parts_at(self, place: tuple[int, int, int], first: int, last: int) -> list[Part]:
         return [
             part
             for part in self._find(place[0], first, last)

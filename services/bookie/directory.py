@@ -1,4 +1,4 @@
-"""A data directory: whose it is, and its index as it is found."""
+"""A data directory: its lock, and its index as found at startup."""
 
 import contextlib
 import fcntl
@@ -13,15 +13,15 @@ from services.bookie.index import Index
 log = logging.getLogger(__name__)
 
 SUSPECT: Final = "index.suspect"
-"""A file that has the next start build the index anew."""
+"""If this file exists, the next start rebuilds the index."""
 
 
 class DirectoryInUse(Exception):
     """Another process owns the data directory."""
 
 
-def locked(directory: Path) -> int:
-    """The directory's lock. Raises DirectoryInUse."""
+def lock_directory(directory: Path) -> int:
+    """Take the directory's lock. Raises DirectoryInUse."""
     fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -32,16 +32,16 @@ def locked(directory: Path) -> int:
 
 
 def open_index(path: Path) -> Index:
-    """The index; where it is damaged or was never finished, an empty one, to be rebuilt."""
+    """Open the index; replace a damaged or unfinished one by an empty one, which the log fills."""
     suspect = path.with_name(SUSPECT)
     try:
         if suspect.exists():
-            raise OSError("it could not be read when it was used last")
+            raise OSError("a read of the index failed before this start")
         index = Index(path)
         index.checkpoint()
         return index
     except Exception as error:
-        if is_no_room(error):
+        if is_disk_full_error(error):
             raise
         log.exception("index-damaged", extra={"path": str(path)})
         aside = path.with_name("index.damaged")
@@ -50,11 +50,11 @@ def open_index(path: Path) -> Index:
             path.rename(aside)
         made = Index(path)
         suspect.unlink(missing_ok=True)
-        # It was kept only until the new one is there, which the log fills.
+        # The damaged index is kept only until an empty one is in its place.
         shutil.rmtree(aside, ignore_errors=True)
         return made
 
 
-def is_no_room(error: Exception) -> bool:
-    """Whether RocksDB, which has one exception for all, speaks of a full disk."""
+def is_disk_full_error(error: Exception) -> bool:
+    """Whether an error of RocksDB, which has one exception class for all, means a full disk."""
     return "No space left" in str(error)

@@ -1,4 +1,4 @@
-"""How much room the disk has, and what follows: a warning, read-only, or full."""
+"""Free space, and what follows from it: a warning, read-only mode, or a full disk."""
 
 import logging
 import os
@@ -12,33 +12,33 @@ log = logging.getLogger(__name__)
 
 
 class Disk:
-    """The room of one data directory.
+    """The free space of one data directory.
 
-    Invariant: from read-only to writable it goes only a quarter above the threshold, so that it
-    does not go to and fro; from low to not low as well.
+    Invariant: a bookie leaves read-only mode, and the low-space warning, only at a quarter above
+    the threshold, so that it does not flap.
     """
 
     def __init__(self, directory: Path, options: StoreOptions) -> None:
-        """Gives the reserve up where a start would not have room: it takes a new segment, and what
-        the index writes of itself.
+        """Releases the reserve if a start lacks room: a start creates a segment and files of the
+        index.
         """
         self._directory = directory
         self.options = options
         self.reserve = directory / "reserve"
         self.is_low = False
-        """There is still room, and somebody should see to it that it stays so."""
+        """Adds are still taken, but an operator should make room."""
         self.is_read_only = False
         self.is_full = False
-        """There is no room for recovery and repair either."""
+        """Recovery and repair have no room either."""
         if shutil.disk_usage(directory).free < options.reserve_bytes:
-            self.give_reserve_up()
+            self.release_reserve()
 
-    def give_reserve_up(self) -> None:
-        """Somebody needs what was set aside."""
+    def release_reserve(self) -> None:
+        """Free the blocks that were set aside."""
         self.reserve.unlink(missing_ok=True)
 
     def free_bytes(self) -> int:
-        """Room that is left for this bookie."""
+        """Free space for this bookie."""
         stat = os.statvfs(self._directory)
         free = stat.f_bavail * stat.f_frsize
         if self.options.data_bytes_max:
@@ -48,9 +48,9 @@ class Disk:
         return max(0, free)
 
     def check(self, *, is_stuck: bool) -> None:
-        """Become read-only below the threshold, and writable again a quarter above it. Recovery
-        and repair go on until a quarter of the threshold is left. `is_stuck`: what was accepted
-        waits for room.
+        """Enter read-only mode below the threshold, and leave it a quarter above. Recovery and
+        repair stop only below a quarter of the threshold. `is_stuck`: accepted records wait for
+        room.
         """
         free = self.free_bytes()
         self._warn(free)

@@ -1,4 +1,4 @@
-"""The same operations as the channel's, as plain HTTP for people, and what only people ask."""
+"""The channel's operations as plain HTTP for people, and operations only people need."""
 
 import asyncio
 import base64
@@ -46,7 +46,7 @@ from services.bookie.bodies import (
     VerdictBody,
 )
 from services.bookie.index import LedgerRow
-from services.bookie.pending import tell
+from services.bookie.pending import resolve
 from services.bookie.runtime import Bookie
 from services.bookie.scrub import Progress
 from services.bookie.store import ReadAnswer, Store
@@ -60,7 +60,7 @@ BODY_S: Final = 10.0
 """For a body to arrive (docs/protocol.md, Times)."""
 
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Of bodies that are being received; one without a length counts as the largest."""
+"""For all bodies being received; one without a length counts as the largest."""
 
 _HTTP_STATUS: Final = {
     Status.OK: 200,
@@ -109,14 +109,14 @@ async def add_entries(request: web.Request) -> web.StreamResponse:
         _member(request, store), run, _key(request), kind == "recovery", kind == "repair"
     )
     try:
-        store.add(asked, partial(tell, answered))
+        store.add(asked, partial(resolve, answered))
     except stores.Overloaded:
         raise Overloaded("too much is queued for the disk") from None
     return _verdict(store, ledger_id, run.first, run.last, await answered)
 
 
 async def read_entries(request: web.Request) -> web.StreamResponse:
-    """Entries `from` to `to`: what is here, what is not, and by omission what is unknown."""
+    """Entries `from` to `to`: those stored, those absent, and by omission those unknown."""
     store = _store(request)
     ledger_id = _ledger_id(request)
     first = _integer(request.query.get("from", "0"), "from")
@@ -125,7 +125,7 @@ async def read_entries(request: web.Request) -> web.StreamResponse:
         raise InvalidRequest("to is below from")
     answered: asyncio.Future[ReadAnswer] = asyncio.get_running_loop().create_future()
     asked = ReadAsked(_member(request, store), first, last)
-    store.read(ledger_id, asked, 1 << 20, partial(tell, answered))
+    store.read(ledger_id, asked, 1 << 20, partial(resolve, answered))
     answer = await answered
     run = None if answer.run is None else Run(answer.run)
     entries = () if run is None else tuple(map(_entry_body, run.entries()))
@@ -148,21 +148,21 @@ async def fence(request: web.Request) -> web.StreamResponse:
     ledger_id = _ledger_id(request)
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
     asked = FenceAsked(_member(request, store), _key(request))
-    store.fence(ledger_id, asked, partial(tell, answered))
+    store.fence(ledger_id, asked, partial(resolve, answered))
     return _verdict(store, ledger_id, NO_ENTRY, NO_ENTRY, await answered)
 
 
 async def last_add_confirmed(request: web.Request) -> web.StreamResponse:
-    """The highest LAC that is known here."""
+    """The highest LAC known here."""
     store = _store(request)
     ledger_id = _ledger_id(request)
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    store.read_lac(ledger_id, LacAsked(_member(request, store)), partial(tell, answered))
+    store.read_lac(ledger_id, LacAsked(_member(request, store)), partial(resolve, answered))
     return _verdict(store, ledger_id, NO_ENTRY, NO_ENTRY, await answered)
 
 
 async def list_ledgers(request: web.Request) -> web.StreamResponse:
-    """Ledgers of which something is here, by id."""
+    """Ledgers with data here, by id."""
     store = _store(request)
     after = _integer(request.query.get("after", "-1"), "after", least=-1)
     limit = _integer(request.query.get("limit", "100"), "limit", least=1, most=10_000)
@@ -180,10 +180,10 @@ async def get_ledger(request: web.Request) -> web.StreamResponse:
     """What is held of a ledger."""
     store = _store(request)
     ledger_id = _ledger_id(request)
-    if store.is_leaving(ledger_id):
-        # A repair would take what it has for what it will have.
+    if store.is_withheld(ledger_id):
+        # A repair would count entries that are about to be dropped.
         raise EntryUnavailable(
-            f"{store.me} decides whether it drops the ledger", ledger_id=ledger_id
+            f"{store.me} is deciding whether to drop the ledger", ledger_id=ledger_id
         )
     _not_deleted(store, ledger_id)
     row = store.row(ledger_id)
@@ -203,10 +203,10 @@ async def digest_ranges(request: web.Request) -> web.StreamResponse:
         raise InvalidRequest(str(error)) from error
     _not_deleted(store, ledger_id)
     digests = [await _digest(store, asked, ledger_id, span) for span in asked.ranges]
-    if store.is_leaving(ledger_id):
-        # Nobody may count on what it may be about to drop.
+    if store.is_withheld(ledger_id):
+        # Nobody may count on entries that are about to be dropped.
         raise EntryUnavailable(
-            f"{store.me} decides whether it drops the ledger", ledger_id=ledger_id
+            f"{store.me} is deciding whether to drop the ledger", ledger_id=ledger_id
         )
     row = store.row(ledger_id)
     body = DigestsBody(
@@ -219,7 +219,7 @@ async def digest_ranges(request: web.Request) -> web.StreamResponse:
 
 
 async def put_state(request: web.Request) -> web.StreamResponse:
-    """Take adds, or none, or be emptied: `writable`, `read-only`, `draining`; kept over restarts."""
+    """Set the mode, `writable`, `read-only` or `draining`; it survives restarts."""
     _store(request)
     try:
         wanted = BookieStatePut.model_validate_json(await _body(request))
@@ -230,7 +230,7 @@ async def put_state(request: web.Request) -> web.StreamResponse:
 
 
 async def process(request: web.Request) -> web.StreamResponse:
-    """Which process answers here, while it starts too: another one of its name asks (rule 15a)."""
+    """The process that answers here, during startup too: another of this name asks (rule 15a)."""
     bookie = request.app[BOOKIE]
     return _json(ProcessBody(bookie=bookie.config.bookie_name, process=bookie.process))
 
@@ -263,7 +263,7 @@ async def info(request: web.Request) -> web.StreamResponse:
 
 
 async def damage(request: web.Request) -> web.StreamResponse:
-    """What is damaged, with its place, to be repaired from peers."""
+    """Damaged entries and stretches with their places, to be repaired from peers."""
     store = _store(request)
     damages = store.damages
     return _json(
@@ -293,7 +293,7 @@ async def damage(request: web.Request) -> web.StreamResponse:
 
 
 async def put_maintenance(request: web.Request) -> web.StreamResponse:
-    """Hold scrubbing and compaction back, or let them go on."""
+    """Pause scrubbing and compaction, or resume them."""
     _store(request)
     try:
         wanted = MaintenancePut.model_validate_json(await _body(request))
@@ -333,7 +333,7 @@ def _limbo(bookie: Bookie) -> LimboBody | None:
 
 
 async def _body(request: web.Request) -> bytes:
-    """The body, within a time; of all requests together only so many bytes are kept."""
+    """The request's body, within a timeout, and within a limit on all bodies together."""
     bookie = request.app[BOOKIE]
     most = request.client_max_size
     size = min(most, request.content_length or most)
@@ -350,7 +350,7 @@ async def _body(request: web.Request) -> bytes:
 
 
 def _not_deleted(store: Store, ledger_id: int) -> None:
-    """Rule 16a: what is not held of a deleted ledger proves nothing. Raises NoSuchLedger."""
+    """Refuse: missing entries of a deleted ledger prove nothing (rule 16a). Raises NoSuchLedger."""
     if store.holdings.is_deleted(ledger_id):
         raise NoSuchLedger(
             f"ledger {ledger_id} was deleted at {store.me}", ledger_id=ledger_id, deleted=True
@@ -392,7 +392,7 @@ async def _digest(store: Store, asked: DigestsAsked, ledger_id: int, span: Range
 
 
 def _merged(ranges: list[Range]) -> tuple[Range, ...]:
-    """Neighbours as one."""
+    """Adjacent ranges merged."""
     found: list[Range] = []
     for low, high in ranges:
         if found and found[-1][1] == low - 1:

@@ -1,8 +1,9 @@
-"""Whether another process lives under a bookie's name: the one that is registered is asked at its
-URL before anybody takes its place (rule 15a).
+"""Whether another process lives under a bookie's name: a start probes the registered process at its
+URL before it takes the name (rule 15a).
 
-Gone is proven as rule 21a has it: by a refused connection to that very address, or by an answer of
-somebody else. Silence is none: a process that is paused or cut off from here may serve others.
+A process is proven gone as in rule 21a: its address refuses the connection, or somebody else
+answers there. Silence proves nothing: a process that is paused or partitioned from here may serve
+others.
 """
 
 import errno
@@ -14,33 +15,33 @@ from pydantic import ValidationError
 
 from services.bookie.bodies import ProcessBody
 
-LOOK_S: Final = 2.0
-"""For one answer (taste)."""
+PROBE_TIMEOUT_S: Final = 2.0
+"""For one probe (taste)."""
 
-SILENCES: Final = 3
-"""So many looks without an answer are silence: a single one may be lost on its way."""
+SILENT_PROBES_MAX: Final = 3
+"""So many unanswered probes count as silence: a single answer may get lost."""
 
 
-class Seen(StrEnum):
-    """What a look at a URL showed."""
+class Presence(StrEnum):
+    """What a probe of a URL showed."""
 
     GONE = "gone"
     SILENT = "silent"
-    THERE = "there"
+    ALIVE = "there"
 
 
-async def look(url: str, name: str, process: str) -> Seen:
-    """Whether another process than `process` answers at a URL as the bookie `name`."""
+async def probe(url: str, name: str, process: str) -> Presence:
+    """Whether a process other than `process` answers at a URL as the bookie `name`."""
     try:
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LOOK_S)) as session,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)) as session,
             session.get(f"{url}/v1/process") as answer,
         ):
             said = ProcessBody.model_validate_json(await answer.read())
     except aiohttp.ClientConnectorError as error:
-        return Seen.GONE if error.os_error.errno == errno.ECONNREFUSED else Seen.SILENT
+        return Presence.GONE if error.os_error.errno == errno.ECONNREFUSED else Presence.SILENT
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError, ValidationError):
-        # Also what is no answer of a bookie: a proxy may speak for one that is there.
-        return Seen.SILENT
+        # Malformed answers too: they may come from a proxy before a live bookie.
+        return Presence.SILENT
     is_other = said.bookie == name and said.process != process
-    return Seen.THERE if is_other else Seen.GONE
+    return Presence.ALIVE if is_other else Presence.GONE

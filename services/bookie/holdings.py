@@ -1,4 +1,4 @@
-"""All ledgers of a bookie: some in memory, all of them in the index, seen as one."""
+"""All ledgers of a bookie: one view over those in memory and the index, which has all of them."""
 
 import asyncio
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ from services.bookie.replay import Placed
 from services.bookie.writer import Position
 
 LEDGERS_MAX: Final = 20_000
-"""Ledgers kept in memory; idle ones beyond it are forgotten at a checkpoint."""
+"""Ledgers kept in memory; above it, checkpoints evict idle ones."""
 
 REPLAY_CHUNK: Final = 100_000
-"""Records that a replay keeps in memory before it gives them to the index."""
+"""How many replayed records stay in memory before they are written to the index."""
 
 RANGES_AT_ONCE_BYTES: Final = 1024 * 1024
 
@@ -25,22 +25,22 @@ RANGES_AT_ONCE_BYTES: Final = 1024 * 1024
 class Holdings:
     """The ledgers. Owned by the event loop.
 
-    Invariant: a ledger that is in memory is the same object for all who ask; two would not see
-    each other's fence.
+    Invariant: all callers share one object per ledger in memory; two objects would miss each
+    other's fence.
     """
 
     def __init__(self, me: str, index: Index, *, is_deferred: bool) -> None:
-        """As the index knows them; a replay adds what came since."""
+        """Starts from the index; a replay adds later records."""
         self._me = me
         self._index = index
         self._is_deferred = is_deferred
         self._ledgers: dict[int, Ledger] = {}
         self._deleted: set[int] = set()
-        """Ledgers that a replay found deleted and nothing else of, until the index knows them."""
+        """Deleted ledgers of which a replay found nothing else, until the index knows them."""
         self._applied_count = 0
 
-    def rename(self, me: str) -> None:
-        """Be another incarnation; before anything is served."""
+    def set_member(self, me: str) -> None:
+        """Become another incarnation, before anything is served."""
         self._me = me
         for ledger in self._ledgers.values():
             ledger.replica.me = me
@@ -59,7 +59,7 @@ class Holdings:
         return ledger
 
     def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:
-        """All ledgers that are known here, ascending, from an id on."""
+        """All ledgers known here with ids above `after`, ascending."""
         indexed = self._index.ledgers(after)
         mine = iter(sorted(item for item in self._ledgers if item > after))
         theirs = next(indexed, None)
@@ -78,7 +78,7 @@ class Holdings:
                 theirs = next(indexed, None)
 
     def row(self, ledger_id: int) -> LedgerRow | None:
-        """What is known of a ledger, or None: it was never seen, or it is deleted."""
+        """A ledger's row; None if the ledger was never seen or is deleted."""
         held = self._ledgers.get(ledger_id)
         if held is not None and held.replica.is_deleted:
             return None
@@ -93,8 +93,8 @@ class Holdings:
         return ledger_id in self._deleted or self._index.is_deleted(ledger_id)
 
     async def ranges(self, ledger_id: int, first: int, last: int, limit: int) -> Ranges:
-        """What is held of a range, at most about `limit` ranges of it; a long ledger takes turns
-        with the rest of the loop.
+        """Stored ranges within first..last, about `limit` at most. Yields to the event loop between
+        steps.
         """
         found: list[tuple[int, int]] = []
         while first <= last and len(found) < limit:
@@ -109,22 +109,20 @@ class Holdings:
             await asyncio.sleep(0)
         return tuple(found)
 
-    def trim(self) -> None:
-        """Forget idle ledgers beyond the limit: the index knows them."""
+    def evict_idle(self) -> None:
+        """Evict idle ledgers above the limit: the index has them."""
         if len(self._ledgers) > LEDGERS_MAX:
             idle = [ledger_id for ledger_id, ledger in self._ledgers.items() if ledger.is_idle]
             for ledger_id in idle:
                 del self._ledgers[ledger_id]
 
-    # --- the index behind them -------------------------------------------------------------------
-
     @property
-    def is_much_replayed(self) -> bool:
-        """Whether a replay gave so much that a checkpoint should follow it."""
+    def replayed_much(self) -> bool:
+        """Whether a replay applied so much that a checkpoint should follow."""
         return self._applied_count >= REPLAY_CHUNK
 
     def apply_stored(self, placed: Placed) -> None:
-        """Replay: take over a record that was read back."""
+        """Apply a replayed record."""
         if placed.record.kind in {Kind.DELETE, Kind.DELETED}:
             for ledger_id in deleted_in(placed.record):
                 self._apply_deleted(ledger_id, placed)
@@ -136,7 +134,8 @@ class Holdings:
         self._applied()
 
     def _apply_deleted(self, ledger_id: int, placed: Placed) -> None:
-        # Most of the many ids of a compaction name ledgers of which nothing is left: no object each.
+        # A compaction's record names many deleted ledgers, most of them otherwise unknown: create
+        # no object for each.
         if ledger_id in self._ledgers or self._index.row(ledger_id) is not None:
             apply_stored(self.ledger(ledger_id), placed)
         else:
@@ -145,13 +144,13 @@ class Holdings:
     def _applied(self) -> None:
         self._applied_count += 1
         if self._applied_count % REPLAY_CHUNK == 0:
-            # Memory stays flat; the checkpoint's place stays where it is, since replaying the
-            # same again does no harm.
+            # Keep memory flat. The checkpoint's position stays: replaying a record twice is
+            # harmless.
             self.write_index(None)
-            self.trim()
+            self.evict_idle()
 
     def write_index(self, position: Position | None) -> None:
-        """Tell the index all there is, where no loop runs."""
+        """Write all ledgers to the index, before the loop runs."""
         changes = [(ledger, ledger.change()) for ledger in self._ledgers.values()]
         self._index.write(position, [change for _, change in changes], self._deleted)
         self._deleted.clear()
@@ -160,18 +159,18 @@ class Holdings:
 
     @property
     def deleted(self) -> set[int]:
-        """Deleted ledgers that the index does not know: what a replay found."""
+        """Deleted ledgers that a replay found and the index does not know yet."""
         return self._deleted
 
     def changes(self) -> list[tuple[Ledger, LedgerChange]]:
-        """What a checkpoint has to write."""
+        """The changes that a checkpoint has to write."""
         dirty = [ledger for ledger in self._ledgers.values() if ledger.is_dirty]
         return [(ledger, ledger.change()) for ledger in dirty]
 
     def checkpointed(self, changes: list[tuple[Ledger, LedgerChange]]) -> None:
-        """What `changes` and `deleted` gave is on disk; the index remembers ledgers that are gone."""
+        """`changes` and `deleted` are on disk; the index remembers deleted ledgers from now on."""
         self._deleted.clear()
         for ledger, change in changes:
             ledger.checkpointed(change)
-            if ledger.is_gone and ledger.is_idle:
+            if ledger.is_deletion_synced and ledger.is_idle:
                 self._ledgers.pop(ledger.ledger_id, None)

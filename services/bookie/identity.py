@@ -1,12 +1,12 @@
-"""Which directory this is, by what a copy of it can't keep (rule 15a).
+"""A directory's identity, by properties that a copy cannot keep (rule 15a).
 
-A copy of a data directory has every byte of it, so no token in a file tells the two apart. The inode
-and the birth time of a file do: both stay over restarts, renames and mounts of the same file system,
-and no call sets them. The device is left out, since its number changes with boots and mounts.
+A copied data directory has the same bytes, so no token in a file tells the two apart. A file's
+inode and birth time do: both survive restarts, renames and mounts of one file system, and no system
+call sets them. The device is left out, since its number changes with boots and mounts.
 
-A file system without birth times leaves the inode, which a copy on another one may have by chance. One
-that gives a file another inode at each mount makes every start a suspected loss; that is safe, and no
-place for a bookie (docs/guides/bookie.md).
+Without birth times only the inode is left, which a copy on another file system may share by chance.
+A file system that changes inodes at each mount makes every start a suspected loss: safe, but unfit
+for a bookie (docs/guides/bookie.md).
 """
 
 import ctypes
@@ -28,30 +28,30 @@ _AT_FDCWD: Final = -100
 _STATX_BTIME: Final = 0x800
 _STATX_BYTES: Final = 256
 _BORN_AT: Final = 80
-"""Where the birth time stands in what statx(2) fills in, behind four times 16 bytes and more."""
+"""Offset of the birth time in the structure that statx(2) fills in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A directory's marker, as the file system knows it."""
+    """The inode and birth time of a directory's marker file."""
 
     inode: int
     born_ns: int | None = None
-    """None where the file system keeps no birth times."""
+    """None if the file system keeps no birth times."""
 
     def is_same(self, other: "Identity") -> bool:
-        """Whether both are one file. A kernel that learned of birth times says no more than before."""
+        """Whether both are one file. Birth times are compared only if both are known."""
         if self.inode != other.inode:
             return False
         return None in (self.born_ns, other.born_ns) or self.born_ns == other.born_ns
 
 
 class HardLinked(Exception):
-    """Two directories share the marker's file, and so those of the log."""
+    """Two directories share the marker file by hard links, and so the files of the log."""
 
 
 def identity_of(directory: Path) -> Identity:
-    """The directory's identity; one that was never marked is marked, durably. Raises HardLinked."""
+    """The directory's identity; creates the marker durably if there is none. Raises HardLinked."""
     path = directory / MARKER
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
@@ -71,13 +71,13 @@ def identity_of(directory: Path) -> Identity:
 
 
 def _born_ns(path: Path) -> int | None:
-    """A file's birth time. `os.stat` has none on Linux, so the C library is asked."""
+    """A file's birth time, from the C library: `os.stat` has none on Linux."""
     statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
     if statx is None:
         return None
     answer = ctypes.create_string_buffer(_STATX_BYTES)
     if statx(_AT_FDCWD, os.fsencode(path), 0, _STATX_BTIME, answer) != 0:
-        # A kernel or a sandbox that does not know the call.
+        # The kernel or a sandbox does not support the call.
         return None
     (mask,) = struct.unpack_from("=I", answer)
     if not mask & _STATX_BTIME:

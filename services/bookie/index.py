@@ -1,12 +1,12 @@
-"""The index on disk: parts and ledger rows in RocksDB. It is a cache of the log and can be rebuilt.
+"""The index on disk: parts and ledger rows in RocksDB. A cache that the log can rebuild.
 
-Why RocksDB: docs/adr/0004-index-in-rocksdb.md. Written only at checkpoints, each in one flush that
-also names the place in the log up to which it stands (so the two can't disagree), and read by the
-event loop: a lookup takes some microseconds.
+Why RocksDB: docs/adr/0004-index-in-rocksdb.md. Only checkpoints write, each in one flush that
+includes the log position it covers (so the two cannot disagree). The event loop reads: a lookup
+takes some microseconds.
 
-Without a write-ahead log: a checkpoint is one file and one line of RocksDB's manifest, so whatever
-is cut off that one, the index stands where an earlier checkpoint left it. (With one, a manifest that
-was cut could lack a file while the log after it is there: entries would be denied.)
+RocksDB's write-ahead log is off: a checkpoint is one file and one line of RocksDB's manifest, so
+after any torn write the index is at an earlier checkpoint. (With it on, a torn manifest could miss
+a file while the write-ahead log after it exists: entries would be denied.)
 """
 
 import contextlib
@@ -31,24 +31,24 @@ _ROW: Final = struct.Struct(">B32sBBQqqQQQ")
 _POSITION: Final = struct.Struct(">QQQ")
 
 FORMAT: Final = b"2"
-"""Another one is built anew from the log. 2: deleted ledgers are known."""
+"""An index of another format is rebuilt from the log. Format 2 added deleted ledgers."""
 _FORMAT_KEY: Final = b"Aformat"
 _CHECKPOINT_KEY: Final = b"Acheckpoint"
 
 PARTS_AT_ONCE: Final = 100
 PAUSE_S: Final = 0.0003
-"""A checkpoint lets the event loop go first, which else waits 5 ms for each turn (measured)."""
+"""A checkpoint yields to the event loop, which would otherwise wait 5 ms for each turn (measured)."""
 
 REOPEN_BYTES: Final = 2 * 1024 * 1024
-"""RocksDB writes its options, a manifest and a log of its own when it is opened."""
+"""Needed to open RocksDB, which writes its options, a manifest and a log of its own."""
 
 WRITE_BUFFER_BYTES: Final = 16 * 1024 * 1024
-"""Two of them bound what RocksDB holds in memory beside its block cache of 8 MiB."""
+"""Two buffers bound RocksDB's memory beside its block cache of 8 MiB."""
 
 
 @dataclass(slots=True)
 class LedgerRow:
-    """What the index knows of a ledger beside its parts."""
+    """The index's row of a ledger, beside its parts."""
 
     ledger_key: bytes | None = None
     is_fenced: bool = False
@@ -57,12 +57,12 @@ class LedgerRow:
     last_add_confirmed: int = NO_ENTRY
     highest: int = NO_ENTRY
     sparse_span: int = 0
-    """The widest part with holes; a lookup searches so far back."""
+    """Width of the widest part with holes: how far back a lookup searches."""
     entry_count: int = 0
     stored_bytes: int = 0
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """The row as bytes."""
         return _ROW.pack(
             self.ledger_key is not None,
             self.ledger_key or b"",
@@ -78,7 +78,7 @@ class LedgerRow:
 
 
 def decode_row(value: bytes) -> LedgerRow:
-    """What `encode` made."""
+    """The inverse of `encode`."""
     has_key, key, fenced, limbo, counter, lac, highest, span, count, stored = _ROW.unpack(value)
     return LedgerRow(
         key if has_key else None,
@@ -95,33 +95,33 @@ def decode_row(value: bytes) -> LedgerRow:
 
 @dataclass(slots=True)
 class LedgerChange:
-    """What a checkpoint writes of one ledger."""
+    """One ledger's changes in a checkpoint."""
 
     ledger_id: int
     row: LedgerRow | None
-    """None: the ledger is deleted, and only that is kept (rule 16a)."""
+    """None: the ledger is deleted, and only its id is kept (rule 16a)."""
     parts: list[Part]
     hidden: list[int]
-    """Firsts of parts that are no more (or that `parts` holds anew)."""
+    """First ids of parts to remove (`parts` may contain a new part with that id)."""
 
 
 class Index:
-    """Parts by (ledger, first), ledgers by id, the ids of deleted ledgers, and the checkpoint.
+    """Parts by (ledger, first), rows by ledger, ids of deleted ledgers, and the checkpoint.
 
-    Deleted ledgers have keys of their own, so that whoever goes through all ledgers does not meet
-    the millions that were.
+    Deleted ledgers have their own key prefix, so that a scan of the ledgers skips millions of
+    deleted ids.
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens or creates it. Raises Exception where RocksDB finds it damaged, or where it is of
-        another format.
+        """Open or create the index. Raises Exception if RocksDB finds damage, or the format
+        differs.
         """
         self.is_suspect = False
-        """It could not be read: it is to be built anew."""
+        """A read failed: rebuild the index."""
         self.is_failed = False
-        """The last checkpoint could not be written: the next one opens it again."""
+        """The last checkpoint failed: reopen RocksDB before the next one."""
         self.path = path
-        self._db = self._opened()
+        self._db = self._open_database()
         found = self._db.get(_FORMAT_KEY)
         if found is None:
             self._db[_FORMAT_KEY] = FORMAT
@@ -129,7 +129,7 @@ class Index:
             self.close()
             raise ValueError(f"the index is of format {found!r}")
 
-    def _opened(self) -> Rdict:
+    def _open_database(self) -> Rdict:
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_write_buffer_size(WRITE_BUFFER_BYTES)
@@ -139,7 +139,7 @@ class Index:
         return Rdict(str(self.path), options, access_type=AccessType.read_write())
 
     def checkpoint(self) -> Position | None:
-        """Up to where in the log the index stands; None: nowhere."""
+        """The log position that the index covers; None: it covers nothing."""
         value = self._db.get(_CHECKPOINT_KEY)
         return None if value is None else Position(*_POSITION.unpack(value))
 
@@ -149,10 +149,10 @@ class Index:
         changes: Iterable[LedgerChange],
         deleted: Iterable[int] = (),
     ) -> None:
-        """One checkpoint: all or nothing, on disk when it returns. Any thread.
+        """Write one checkpoint atomically; on disk when it returns. Any thread.
 
-        Without a position the index learns of the changes, and still stands where it stood.
-        `deleted`: ledgers of which it knows nothing, and which are deleted.
+        Without a position, the changes are written and the covered log position stays. `deleted`
+        names ledgers that are deleted and otherwise unknown here.
         """
         batch = WriteBatch(raw_mode=True)
         count = 0
@@ -175,12 +175,12 @@ class Index:
         if position is not None:
             batch.put(_CHECKPOINT_KEY, _POSITION.pack(*position))
         if self.is_failed:
-            # RocksDB takes nothing after an error, as of a full disk, until it is opened again. That
-            # takes room, and until there is some this one can still be read.
+            # After an error, as of a full disk, RocksDB refuses writes until it is reopened.
+            # Reopening needs room; until there is some, the open database still serves reads.
             if shutil.disk_usage(self.path).free < REOPEN_BYTES:
                 raise OSError(errno.ENOSPC, "No space left to open the index again")
             self.close()
-            self._db = self._opened()
+            self._db = self._open_database()
             self.is_failed = False
         try:
             options = WriteOptions()
@@ -198,20 +198,20 @@ class Index:
             value = self._db.get(_LEDGER_KEY.pack(b"L", ledger_id))
             return None if value is None else decode_row(value)
         except Exception:
-            self._suspect(was_failed=was_failed)
+            self._mark_suspect(was_failed=was_failed)
             raise
 
     def is_deleted(self, ledger_id: int) -> bool:
-        """Whether a ledger of which there is no row was deleted (rule 16a)."""
+        """Whether a ledger without a row was deleted (rule 16a)."""
         was_failed = self.is_failed
         try:
             return self._db.get(_LEDGER_KEY.pack(b"D", ledger_id)) is not None
         except Exception:
-            self._suspect(was_failed=was_failed)
+            self._mark_suspect(was_failed=was_failed)
             raise
 
     def deleted(self) -> Iterator[int]:
-        """All deleted ledgers, ascending."""
+        """The ids of all deleted ledgers, ascending."""
         cursor = self._db.iter()
         cursor.seek(b"D")
         while cursor.valid() and cursor.key()[:1] == b"D":
@@ -219,14 +219,14 @@ class Index:
             cursor.next()
         cursor.status()
 
-    def _suspect(self, *, was_failed: bool) -> None:
-        """It can't be read. While it is opened again, in the checkpoint's thread, what can't be read
-        just now is only unknown.
+    def _mark_suspect(self, *, was_failed: bool) -> None:
+        """Note a failed read. While a checkpoint's thread reopens the database, a failed read is
+        only an unknown answer.
         """
         self.is_suspect = self.is_suspect or not (was_failed or self.is_failed)
 
     def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:
-        """All ledgers above an id, ascending."""
+        """All ledgers with ids above `after`, ascending."""
         cursor = self._db.iter()
         cursor.seek(_LEDGER_KEY.pack(b"L", after + 1))
         while cursor.valid() and cursor.key()[:1] == b"L":
@@ -235,18 +235,18 @@ class Index:
         cursor.status()
 
     def parts(self, ledger_id: int, first: int, last: int, sparse_span: int) -> Iterator[Part]:
-        """The parts that may hold some of first..last, ascending by first."""
+        """The parts that may contain some of first..last, ascending by first."""
         was_failed = self.is_failed
         try:
             yield from self._parts(ledger_id, first, last, sparse_span)
         except Exception:
-            self._suspect(was_failed=was_failed)
+            self._mark_suspect(was_failed=was_failed)
             raise
 
     def _parts(self, ledger_id: int, first: int, last: int, sparse_span: int) -> Iterator[Part]:
         cursor = self._db.iter()
         prefix = _LEDGER_KEY.pack(b"P", ledger_id)
-        # The part before `first` may reach into the range; parts with holes may from further back.
+        # The part before `first` may reach into the range; parts with holes may begin further back.
         cursor.seek_for_prev(_PART_KEY.pack(b"P", ledger_id, max(0, first - sparse_span)))
         if not cursor.valid() or cursor.key()[:9] != prefix:
             cursor.seek(_PART_KEY.pack(b"P", ledger_id, 0))
@@ -274,6 +274,6 @@ class Index:
         cursor.status()
 
     def close(self) -> None:
-        """Close it. What RocksDB could not write is in the log."""
+        """Close the database. The log has what RocksDB could not write."""
         with contextlib.suppress(Exception):
             self._db.close()

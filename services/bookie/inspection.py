@@ -1,7 +1,7 @@
-"""A look through the log and the index of a stopped bookie. It does not stop where something is wrong:
-who looks wants to know of all of it.
+"""Verification of a stopped bookie's log and index. It continues behind damage, so that the report
+is complete.
 
-The end of the log is judged by the code that a start uses, so that what is called right here starts.
+The end of the log is judged by the code of a normal start, so that a log that passes also starts.
 """
 
 import os
@@ -24,16 +24,16 @@ from services.bookie.replay import read_tail
 from services.bookie.scan import is_blank, scan
 from services.bookie.segments import Segments
 
-Shown = Callable[[Sequence[int]], Iterable[int]]
-"""Gives segments one after another, and may show how far it is."""
+SegmentProgress = Callable[[Sequence[int]], Iterable[int]]
+"""Iterates over segment numbers, and may display progress."""
 
-ShownParts = Callable[[Iterator[tuple[int, Part]]], Iterable[tuple[int, Part]]]
+PartProgress = Callable[[Iterator[tuple[int, Part]]], Iterable[tuple[int, Part]]]
 """The same for the parts of the index."""
 
 
 @dataclass
 class Report:
-    """What a look through log and index found."""
+    """The result of verifying log and index."""
 
     segments: int = 0
     batches: int = 0
@@ -41,14 +41,14 @@ class Report:
     log_bytes: int = 0
     entries_in_index: int = 0
     deleted_ledgers: int = 0
-    """As the log names them; one may be named twice where a compaction was cut off."""
+    """Ids in deletion records; an interrupted compaction may leave an id twice."""
     problems: list[str] = field(default_factory=list)
     tail: str = ""
-    """How the log ends: in order, or not."""
+    """How the log ends: cleanly or not."""
 
 
-def batches_of(segments: Segments, shown: Shown) -> Iterator[tuple[int, Batch | str]]:
-    """All of the log in order, by segment: right batches, and what is wrong, as text."""
+def batches_of(segments: Segments, progress: SegmentProgress) -> Iterator[tuple[int, Batch | str]]:
+    """The whole log in order, with segment numbers: valid batches, and problems as text."""
     present, gone = segments.numbers(), segments.gone()
     try:
         first = segments.first()
@@ -60,19 +60,19 @@ def batches_of(segments: Segments, shown: Shown) -> Iterator[tuple[int, Batch | 
             yield first, f"{segments.directory}: the log's segments are missing"
         return
     last = present[-1]
-    for number in shown(range(first, last + 1)):
+    for number in progress(range(first, last + 1)):
         try:
             if number == last:
-                yield from ((number, batch) for batch in _last(segments, number))
+                yield from ((number, batch) for batch in _last_segment(segments, number))
             elif number in present:
-                yield from ((number, item) for item in _sealed(segments, number))
+                yield from ((number, item) for item in _sealed_segment(segments, number))
             elif number not in gone:
                 yield number, f"{segments.path(number)} is missing"
         except (OSError, LogDamaged) as error:
             yield number, str(error)
 
 
-def _sealed(segments: Segments, number: int) -> Iterator[Batch | str]:
+def _sealed_segment(segments: Segments, number: int) -> Iterator[Batch | str]:
     for start, end, batch in scan(segments, number):
         if batch is not None:
             yield batch
@@ -80,8 +80,8 @@ def _sealed(segments: Segments, number: int) -> Iterator[Batch | str]:
             yield f"segment {number}, {start} to {end}: a CRC is wrong, or it can't be read"
 
 
-def _last(segments: Segments, number: int) -> Iterator[Batch]:
-    """Raises LogDamaged behind the last right one, where a start would refuse the log."""
+def _last_segment(segments: Segments, number: int) -> Iterator[Batch]:
+    """Raises LogDamaged after the last valid batch if a start would refuse the log."""
     head = segments.head(number)
     for item in read_batches(
         head, segments.read_from(number, SEGMENT_HEAD.size), SEGMENT_HEAD.size
@@ -91,14 +91,16 @@ def _last(segments: Segments, number: int) -> Iterator[Batch]:
     read_tail(segments, number, None)
 
 
-def verified(directory: Path, shown: Shown = iter, shown_parts: ShownParts = iter) -> Report:
-    """Read all of log and index, and check that each part of the index is what it says."""
+def verify_directory(
+    directory: Path, progress: SegmentProgress = iter, part_progress: PartProgress = iter
+) -> Report:
+    """Read the whole log and index, and check each part of the index against the log."""
     report = Report()
     segments = Segments(directory / "log", 0)
     report.segments = len(segments.numbers())
     kinds: Counter[str] = Counter()
     deleted: dict[int, array[int]] = {}
-    for number, item in batches_of(segments, shown):
+    for number, item in batches_of(segments, progress):
         if isinstance(item, str):
             report.problems.append(item)
             continue
@@ -112,14 +114,14 @@ def verified(directory: Path, shown: Shown = iter, shown_parts: ShownParts = ite
     report.tail = _tail(segments)
     if not segments.directory.exists():
         report.problems.append(
-            f"{segments.directory} is missing: a salvage was cut off; start it anew"
+            f"{segments.directory} is missing: a salvage was interrupted; run it again"
         )
     try:
         read_cookie(directory)
     except CookieRefused as error:
         report.problems.append(str(error))
     if (directory / "index").exists():
-        _verify_index(directory, segments, report, deleted, shown_parts)
+        _verify_index(directory, segments, report, deleted, part_progress)
     return report
 
 
@@ -137,7 +139,7 @@ def _tail(segments: Segments) -> str:
     if tail.cut_bytes:
         place = f"segment {numbers[-1]}, offset {tail.end}"
         return f"torn at {place}: the next start cuts {tail.cut_bytes} bytes off"
-    return "not in order: the next start copies what is above the last sync point"
+    return "not in order: the next start copies the batches above the last sync point"
 
 
 def _verify_index(
@@ -145,20 +147,20 @@ def _verify_index(
     segments: Segments,
     report: Report,
     deleted: "dict[int, array[int]]",
-    shown_parts: ShownParts,
+    part_progress: PartProgress,
 ) -> None:
-    """`deleted`: by segment, whom the log says are deleted."""
+    """`deleted`: the ids in deletion records, by segment."""
     try:
         index = Index(directory / "index")
     except Exception as error:  # noqa: BLE001 - whatever RocksDB finds wrong
-        report.problems.append(f"the index is damaged, and will be built anew: {error}")
+        report.problems.append(f"the index is damaged; the next start rebuilds it: {error}")
         return
     try:
         at = index.checkpoint()
         numbers = segments.numbers()
         if at is not None and numbers and at.segment > numbers[-1]:
             report.problems.append(
-                f"{segments.path(at.segment)} is missing: the index stands at offset {at.offset} of it"
+                f"{segments.path(at.segment)} is missing: the index covers it up to offset {at.offset}"
             )
         for number, ledger_ids in deleted.items():
             if at is not None and number < at.segment:
@@ -167,22 +169,22 @@ def _verify_index(
                     for ledger_id in sorted(ledger_ids)
                     if not index.is_deleted(ledger_id)
                 ]
-        for ledger_id, part in shown_parts(index.all_parts()):
-            problem = _wrong_with(segments, ledger_id, part)
+        for ledger_id, part in part_progress(index.all_parts()):
+            problem = _part_problem(segments, ledger_id, part)
             if problem:
                 place = f"ledger {ledger_id}, entries {part.first}..{part.last}"
                 report.problems.append(f"{place}: {problem}")
             else:
                 report.entries_in_index += part.count
     except Exception as error:  # noqa: BLE001 - whatever RocksDB finds wrong
-        report.problems.append(f"the index can't be read, and will be built anew: {error}")
+        report.problems.append(f"the index is unreadable; the next start rebuilds it: {error}")
     finally:
         index.close()
         segments.close()
 
 
-def _wrong_with(segments: Segments, ledger_id: int, part: Part) -> str:
-    """What is wrong with a part of the index, or ""."""
+def _part_problem(segments: Segments, ledger_id: int, part: Part) -> str:
+    """The problem of a part of the index, or ""."""
     place = f"{part.segment}:{part.offset}"
     try:
         body = os.pread(segments.reader(part.segment).fd, part.size, part.offset)
@@ -201,9 +203,9 @@ def _wrong_with(segments: Segments, ledger_id: int, part: Part) -> str:
     return ""
 
 
-def dumped(directory: Path, shown: Shown = iter) -> Iterator[dict[str, Any]]:
-    """Each record of the log, without payloads, and each place where something is wrong."""
-    for number, item in batches_of(Segments(directory / "log", 0), shown):
+def dump_records(directory: Path, progress: SegmentProgress = iter) -> Iterator[dict[str, Any]]:
+    """Each record of the log without its payload, and each problem at its place."""
+    for number, item in batches_of(Segments(directory / "log", 0), progress):
         if isinstance(item, str):
             yield {"segment": number, "problem": item}
             continue

@@ -1,8 +1,8 @@
-"""One ledger in memory: the rules (`Replica`), the parts that no checkpoint covers yet, and the
-answers that wait for the disk.
+"""One ledger in memory: its rules (`Replica`), the parts above the last checkpoint, and the answers
+that wait for the disk.
 
-Owned by the event loop. A checkpoint is made from `change()` and ends with `checkpointed()`; what
-changes in between stays dirty.
+Owned by the event loop. A checkpoint begins with `change()` and ends with `checkpointed()`; a
+change made in between stays dirty.
 """
 
 import logging
@@ -24,25 +24,28 @@ def _first(part: Part) -> int:
 
 
 def _has_entry(parts: list[Part], first: int, last: int) -> bool:
-    """Whether a lookup may stop at `last`: an answer always has an entry, where there is one, and
+    """Whether a lookup may stop at `last`: an answer must contain an entry if there is one, and
     parts may interleave.
     """
     return any(part.has_any(first, last) for part in parts)
 
 
 class Ledger:
-    """Holdings of one ledger: `recent` parts in memory, the others in the index.
+    """What the bookie stores of one ledger: `recent` parts in memory, all others in the index.
 
-    Invariants: parts are disjoint as sets of ids; a part is in `recent` or in the index, or, while
-    a checkpoint runs, in both; `hidden` (and `_hiding`, while a checkpoint deletes them) names firsts whose rows in the
-        index no longer hold; a part that was on disk stays in the index, or comes there, until what
-        took its entries is on disk too.
+    Invariants:
+    - parts are disjoint as sets of ids;
+    - a part is in `recent` or in the index, or in both while a checkpoint runs;
+    - `hidden`, and `_hiding` while a checkpoint deletes them, contain first ids whose rows in the
+      index are outdated;
+    - a part that was on disk stays in the index, or gets there, until the part that replaced it is
+      on disk.
     """
 
     __slots__ = (
+        "_cached_lookup",
         "_dirty_count",
         "_entry_count",
-        "_found",
         "_hiding",
         "_index",
         "_indexed_highest",
@@ -71,8 +74,8 @@ class Ledger:
         is_deferred: bool = False,
         is_deleted: bool = False,
     ) -> None:
-        """The ledger as the index knows it (an unknown one holds nothing). `is_deleted`: the log
-        says so, and the index does not know it yet.
+        """Load the ledger from the index (an unknown ledger is empty). `is_deleted`: the log says
+        so, and the index does not know it yet.
         """
         self.ledger_id = ledger_id
         self._index = index
@@ -81,17 +84,17 @@ class Ledger:
         self.hidden: set[int] = set()
         self._hiding: set[int] = set()
         self._replaced: list[tuple[Part, Part, Part | None]] = []
-        """New parts that are not on disk, with those that they took entries from, and what is left
-        of these."""
+        """New parts that are not on disk yet, each with the part that it took entries from and the
+        rest of that part."""
         self._is_in_checkpoint = False
         self.fresh: list[Part] = []
-        """Parts that `accept` just made, for whoever writes their record."""
+        """Parts just made by `accept`, for the caller that writes their records."""
         self.read_to = self.ahead_to = NO_ENTRY
-        """Where the last read ended, and up to where the disk was asked ahead of readers."""
+        """Where the last read ended, and how far read-ahead went."""
         self.is_cold = False
         """A read had to wait for the disk."""
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
-        self._found: tuple[int, int, list[Part]] | None = None
+        self._cached_lookup: tuple[int, int, list[Part]] | None = None
         self._dirty_count = 0
         found = index.row(ledger_id)
         row = found or LedgerRow()
@@ -107,31 +110,27 @@ class Ledger:
         self._entry_count = row.entry_count
         self._stored_bytes = row.stored_bytes
 
-    # --- holdings (the rules ask) ----------------------------------------------------------------
-
     def present(self, first: int, last: int) -> Ranges:
-        """Which of first..last are held, synced or not."""
-        if self._found is not None and self._found[:2] == (first, last):
-            return present_in(self._found[2], first, last)
+        """Which of first..last are stored, synced or not."""
+        if self._cached_lookup is not None and self._cached_lookup[:2] == (first, last):
+            return present_in(self._cached_lookup[2], first, last)
         return present_in(self.find(first, last), first, last)
 
     def accept(self, record: RunStored) -> None:
-        """Hold these entries; where some are held already, the new copies take over."""
+        """Store these entries; new copies replace existing ones."""
         run = record.run
         part = part_of(run)
         self._insert(part)
         self.fresh.append(part)
 
-    # --- parts -------------------------------------------------------------------------------------
-
     def find(self, first: int, last: int) -> list[Part]:
-        """All parts that may hold some of first..last, ascending by first."""
+        """All parts that may contain some of first..last, ascending by first."""
         return self.find_some(first, last, ID_MAX)[0]
 
     def find_some(self, first: int, last: int, bytes_max: int) -> tuple[list[Part], int]:
-        """The parts that hold some of first..last, ascending by first, as many as `bytes_max` has
-        room for (at least one entry), and the last id up to which they are all that there is. They
-        are whole runs, so that one who reads on does not have a run read twice.
+        """The parts that contain some of first..last, ascending by first, up to about `bytes_max`
+        (at least one entry), and the last id that the result covers. Parts are whole runs, so that
+        a sequential reader does not have a run read twice.
         """
         if first > self.highest:
             return [], last
@@ -154,7 +153,7 @@ class Ledger:
         return found, last
 
     def _recent_start(self, first: int) -> int:
-        """The first place in `recent` from which a part may reach `first`."""
+        """The first index in `recent` whose part may reach `first`."""
         at = bisect_right(self.recent, first - self.sparse_span, key=_first)
         return max(0, at - 1)
 
@@ -170,7 +169,7 @@ class Ledger:
                 theirs = next(old, None)
                 continue
             if mine is not None and theirs is not None and mine.first == theirs.first:
-                # The checkpoint that wrote it has not been taken note of yet.
+                # The index has it already, and the running checkpoint is not finished.
                 theirs = next(old, None)
                 continue
             if mine is not None and (theirs is None or mine.first < theirs.first):
@@ -203,7 +202,7 @@ class Ledger:
         self._stored_bytes += part.size or len(part.body or b"")
 
     def _take_over(self, part: Part) -> None:
-        """Remove the part's ids from the parts that hold them so far."""
+        """Remove the part's ids from the parts that contained them so far."""
         ids: set[int] | None = None
         for old in self.find(part.first, part.last):
             if ids is None:
@@ -227,23 +226,23 @@ class Ledger:
                     self.sparse_span = max(self.sparse_span, span)
 
     def holds(self, part: Part) -> bool:
-        """Whether a part is what the index means still: not replaced, moved or dropped."""
+        """Whether a part is still current: not replaced, moved or dropped."""
         place = (part.segment, part.offset, part.mask)
         return any(
             (held.segment, held.offset, held.mask) == place
             for held in self.find(part.first, part.last)
         )
 
-    def remember(self, first: int, last: int, parts: list[Part]) -> None:
-        """A lookup that the rules are about to ask for, so that it is made once."""
-        self._found = (first, last, parts)
+    def cache_lookup(self, first: int, last: int, parts: list[Part]) -> None:
+        """Keep a lookup that the rules are about to repeat."""
+        self._cached_lookup = (first, last, parts)
 
-    def forget_found(self) -> None:
-        """The lookup may be old by now."""
-        self._found = None
+    def clear_cached_lookup(self) -> None:
+        """Discard the kept lookup, which may be outdated."""
+        self._cached_lookup = None
 
     def drop(self) -> None:
-        """Hold no entry any more."""
+        """Drop all entries."""
         for part in self.find(0, self.highest):
             self.hidden.add(part.first)
         self.recent.clear()
@@ -252,17 +251,15 @@ class Ledger:
         self.sparse_span = self._entry_count = self._stored_bytes = 0
         self._dirty_count += 1
 
-    # --- waiting for the disk ------------------------------------------------------------------
-
     def when_synced(self, after: int, callback: Callable[[], None]) -> None:
-        """Call back when the first `after` records are on disk; at once where they are."""
+        """Call back once the first `after` records are on disk; at once if they are."""
         if after <= self.replica.synced_count:
             callback()
         else:
             self._waiting.append((after, callback))
 
     def on_synced(self, count: int) -> None:
-        """`count` more records are on disk: answer what waited for them."""
+        """`count` more records are on disk: answer the requests that waited for them."""
         replica = self.replica
         replica.synced(replica.synced_count + count)
         self._dirty_count += count
@@ -272,13 +269,11 @@ class Ledger:
             try:
                 waiting.popleft()[1]()
             except Exception:
-                # Others wait for the same batch.
+                # Other requests wait for the same batch.
                 log.exception("answer-failed", extra={"ledger": self.ledger_id})
 
-    # --- checkpoints -------------------------------------------------------------------------------
-
     def touch(self) -> None:
-        """Something changed that a checkpoint must write."""
+        """Mark the ledger as changed since the last checkpoint."""
         self._dirty_count += 1
 
     @property
@@ -288,32 +283,33 @@ class Ledger:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the index knows all of it, so that it may be forgotten here."""
+        """Whether the index knows the whole ledger, so that it may be evicted from memory."""
         replica = self.replica
         return (
             not self.recent
             and not self.is_dirty
-            # What a checkpoint is writing the index does not know yet: a fence, for one (I13).
+            # The index does not know yet what a checkpoint is writing: a fence, say (I13).
             and not self._is_in_checkpoint
             and not self._waiting
             and replica.accepted_count == replica.synced_count
         )
 
     @property
-    def is_gone(self) -> bool:
-        """Whether only the id is kept (rule 16a), and the log says so on disk. Before that the index
-        must not: built anew from a log that lost the record it would know nothing at all.
+    def is_deletion_synced(self) -> bool:
+        """Whether the ledger is deleted (rule 16a) and the log has the deletion on disk. The index
+        must not learn of it earlier: an index rebuilt from a log without that record would not know
+        the ledger.
         """
         replica = self.replica
         return replica.is_deleted and replica.synced_count == replica.accepted_count
 
     def _prune(self) -> None:
-        """What is on disk by now has taken its entries for good."""
+        """Forget replaced parts whose replacement is on disk."""
         if self._replaced:
             self._replaced = [item for item in self._replaced if item[0].segment < 0]
 
     def row(self) -> LedgerRow:
-        """The ledger's row as it is now; what is not on disk yet is not counted."""
+        """The ledger's present row, without entries that are not on disk yet."""
         replica = self.replica
         self._prune()
         pending = [part for part in self.recent if part.segment < 0]
@@ -336,23 +332,23 @@ class Ledger:
         )
 
     def change(self) -> LedgerChange:
-        """What a checkpoint has to write. A row may run ahead of the log's place: what it says is
-        monotone, so replaying the same again does no harm.
+        """What a checkpoint has to write. The row may be ahead of the checkpoint's log position:
+        its fields are monotone, so replaying the same records again is harmless.
         """
         self._dirty_count = 0
         self._is_in_checkpoint = True
         parts = [part for part in self.recent if part.segment >= 0]
         self._prune()
-        # A power cut may take what is not on disk yet: then the parts are what there is that it
-        # took entries from, as they were.
+        # A power cut may lose a replacement that is not on disk. Then the parts it took entries
+        # from count again, so the checkpoint writes them unchanged.
         left = {id(rest) for _, _, rest in self._replaced}
         kept = [old for _, old, _ in self._replaced if old.segment >= 0 and id(old) not in left]
         if left:
             parts = [part for part in parts if id(part) not in left] + kept
-        # What is hidden from now on hides what this checkpoint is writing.
+        # Ids hidden from now on belong to the next checkpoint.
         still = {part.first for part in kept}
         self._hiding, self.hidden = self.hidden - still, still
-        row = None if self.is_gone else self.row()
+        row = None if self.is_deletion_synced else self.row()
         return LedgerChange(self.ledger_id, row, parts, list(self._hiding))
 
     def checkpointed(self, change: LedgerChange) -> None:
@@ -364,8 +360,8 @@ class Ledger:
         for part in change.parts:
             self._indexed_highest = max(self._indexed_highest, part.last)
 
-    def not_checkpointed(self) -> None:
-        """The checkpoint made of the last `change` failed."""
+    def checkpoint_failed(self) -> None:
+        """The checkpoint made of the last `change` failed: its changes are dirty again."""
         self._is_in_checkpoint = False
         self.hidden |= self._hiding
         self._hiding = set()

@@ -1,23 +1,24 @@
-"""Ledgers in limbo (BP-46): what a new incarnation of this bookie may have lost, until it is here.
+"""Ledgers in limbo (BP-46): a new incarnation may lack their entries until each is checked.
 
-Phase one comes before the bookie registers: each ledger that metadata places at an older
-incarnation is marked, durably. From then on it serves what it has of them and denies nothing.
-Where a recovery has begun or ended it is fenced too. An OPEN ledger needs no fence: a recovery
-marks the row before it fences, so none was lost, and its writer may go on through the new
+Phase one runs before the bookie registers: it durably marks each ledger that metadata places at an
+older incarnation. From then on the bookie serves the entries that it has of them and denies none.
+It also fences the ledgers that are in recovery or CLOSED. An OPEN ledger needs no fence: a recovery
+marks the row before it fences, so no fence was lost, and the writer may go on through the new
 incarnation (rule 15).
 
 Phase two runs while the bookie serves: autorecovery, which alone may check authentication codes
-(rule 30), copies what is missing and puts the new incarnation in the old one's place. This bookie
-asks for that, and ends the limbo of a ledger when no fragment names an older incarnation and its
-index holds all that metadata expects here.
+(rule 30), copies missing entries and replaces the old incarnation by the new one in the row. This
+bookie requests these repairs, and ends a ledger's limbo when no fragment names an older incarnation
+and its index has all entries that metadata expects here.
 
-A row may come to name an older incarnation after phase one has passed it, or after its limbo has ended:
-what was under way for that name ends late. Nothing is marked then, nor need be: asked by that name the
-bookie denies nothing and takes no normal add (rule 15, ADR 7), and the place moves as any old place does,
-after all was read back (rule 20a). That is also why a count of the index is enough at the end: who took
-the place of an older incarnation was read back, and what came to the new one by its own name it acknowledged.
+A row may name an older incarnation after phase one has passed it, or after its limbo has ended,
+because a change that was under way for that member completes late. Such a row needs no mark: asked
+as the older member, the bookie denies nothing and takes no normal add (rule 15, ADR 7), and the
+place moves like any old place, after all entries were read back (rule 20a). For the same reason
+counting the index's entries suffices at the end: copies for a member that replaced an older
+incarnation were read back, and adds to the new member were acknowledged by it.
 
-Both begin again after a crash: the mark `limbo` in the directory says that there is something left.
+Both phases resume after a crash: the file `limbo` in the directory marks unfinished work.
 """
 
 import asyncio
@@ -42,20 +43,20 @@ from services.bookie.store import Store
 log = logging.getLogger(__name__)
 
 _PAGE: Final = 1000
-_MARK: Final = "limbo"
+_MARK_NAME: Final = "limbo"
 _CHECK_ENTRIES: Final = 10_000
-"""Looked at in one go; others have the loop in between."""
-_REST: Final = 10
-"""A round is followed by a rest of so many times its own length: it reads every row that names
-this bookie."""
+"""Checked in one step; between steps the event loop runs other tasks."""
+_REST_FACTOR: Final = 10
+"""A round is followed by a rest of so many times its duration: it reads every row that names this
+bookie."""
 _RANGES_MAX: Final = 1000
-_AGAIN_S: Final = 600.0
-"""Until what is in limbo still is queued once more: a repair may take long, and queueing it again
-takes it from its worker."""
+_REQUEUE_S: Final = 600.0
+"""How long until a ledger still in limbo is queued again: a repair may take long, and queueing it
+again takes it from its worker."""
 
 
 class Rows(Protocol):
-    """What is asked of the metadata service."""
+    """The queries that limbo makes to the metadata service."""
 
     def placed_here(self, bookie: str) -> AsyncIterator[list[LedgerMetadata]]:
         """The rows that name a bookie in any incarnation, page by page."""
@@ -64,14 +65,14 @@ class Rows(Protocol):
         """A row, from the primary."""
 
     async def queue(self, items: list[RepairAdd]) -> None:
-        """Have autorecovery see to it."""
+        """Add repairs to autorecovery's queue."""
 
 
 class PlacedRows:
     """The metadata service."""
 
     def __init__(self, client: MetadataClient, bookie: str) -> None:
-        """Asks through `client`."""
+        """Reads through `client`."""
         self._client = client
         self._repairs = RepairClient(client, bookie)
 
@@ -85,8 +86,8 @@ class PlacedRows:
                 return
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
-        """A row, from the primary. Negatives rest on it from then on, so it is of the database
-        that this bookie knows (rule 18a).
+        """A row, from the primary. Later denials rest on it, so it must be of the database that
+        this bookie knows (rule 18a).
         """
         return await self._client.read(ledger_id, proof=True)
 
@@ -97,27 +98,27 @@ class PlacedRows:
 
 @dataclass(slots=True)
 class Progress:
-    """How far it is, since this process began."""
+    """Progress since this process started."""
 
     ledgers: int = 0
-    """In limbo now."""
+    """Ledgers in limbo now."""
     cleared: int = 0
     checked_entries: int = 0
-    """Of ledgers whose limbo ended: all that metadata expects here."""
+    """Entries that metadata expects here, of ledgers whose limbo ended."""
     missing_entries: int = 0
-    """Found missing by such a check, and queued."""
+    """Entries found missing by the final check, and queued for repair."""
 
 
 class Limbo:
-    """Marks what may be lost, and sees that it comes back.
+    """Marks ledgers that may have lost entries, and gets the entries back.
 
-    Invariants (I27): a ledger leaves limbo only when no fragment names an older incarnation of
-    this bookie and every entry of its closed fragments' write sets is in the index; the mark in
-    the directory is there whenever a ledger is in limbo.
+    Invariants (I27): a ledger leaves limbo only when no fragment names an older incarnation of this
+    bookie and every entry of its closed fragments' write sets is in the index; the mark in the
+    directory exists whenever a ledger is in limbo.
     """
 
     def __init__(self, store: Store, rows: Rows, *, rest_s: float) -> None:
-        """`rest_s`: the least time between two rounds of phase two."""
+        """`rest_s`: the least pause between two rounds of phase two."""
         self._store = store
         self._rows = rows
         self._rest_s = rest_s
@@ -125,38 +126,34 @@ class Limbo:
         self.progress = Progress()
 
     @property
-    def _mark(self) -> Path:
-        return self._store.directory / _MARK
-
-    # --- phase one ---------------------------------------------------------------------------
+    def _mark_file(self) -> Path:
+        return self._store.directory / _MARK_NAME
 
     async def enter(self) -> None:
-        """Mark every ledger that is placed at an older incarnation; on disk when it returns.
+        """Mark every ledger placed at an older incarnation; on disk when it returns.
 
         Raises: MetadataUnavailable.
         """
         store, me = self._store, self._store.me
-        write_durably(self._mark, me.encode())
+        write_durably(self._mark_file, me.encode())
         count = 0
         async for rows in self._rows.placed_here(member_name(me)):
             lost = [row for row in rows if limbo.older_members(row, me)]
-            await asyncio.gather(*map(self._enter, lost))
+            await asyncio.gather(*map(self._enter_ledger, lost))
             count += len(lost)
             await store.checkpoint()
-            store.holdings.trim()
+            store.holdings.evict_idle()
         self.progress.ledgers = count
         log.warning("limbo-entered", extra={"member": me, "ledgers": count})
 
-    async def _enter(self, row: LedgerMetadata) -> None:
+    async def _enter_ledger(self, row: LedgerMetadata) -> None:
         is_fenced = row.state is not State.OPEN
         await self._store.enter_limbo(row.ledger_id, row.ledger_key, is_fenced=is_fenced)
 
-    # --- phase two ---------------------------------------------------------------------------
-
     async def run(self) -> None:
-        """See to it until nothing is in limbo."""
+        """Run rounds until no ledger is in limbo."""
         clock = asyncio.get_running_loop().time
-        while self._mark.exists():
+        while self._mark_file.exists():
             begun = clock()
             try:
                 await self.round()
@@ -165,11 +162,11 @@ class Limbo:
             except Exception:
                 # Nothing leaves limbo without proof; the next round tries again.
                 log.exception("limbo-failed")
-            if self._mark.exists():
-                await asyncio.sleep(max(self._rest_s, _REST * (clock() - begun)))
+            if self._mark_file.exists():
+                await asyncio.sleep(max(self._rest_s, _REST_FACTOR * (clock() - begun)))
 
     async def round(self) -> None:
-        """Look once at every ledger that is in limbo."""
+        """Look once at every ledger in limbo."""
         left = {ledger_id async for ledger_id in self._in_limbo()}
         before, self.progress.ledgers = self.progress.ledgers, len(left)
         waiting: set[int] = set()
@@ -179,12 +176,12 @@ class Limbo:
                 for row in rows
                 if row.ledger_id in left and limbo.older_members(row, self._store.me)
             ]
-            await self._ask_for(lost)
+            await self._queue_repairs(lost)
             waiting.update(row.ledger_id for row in lost)
         for ledger_id in sorted(left - waiting):
-            await self._try_to_end(ledger_id)
+            await self._try_to_leave(ledger_id)
         if self.progress.ledgers == 0:
-            self._mark.unlink(missing_ok=True)
+            self._mark_file.unlink(missing_ok=True)
             sync_directory(self._store.directory)
             log.info("limbo-ended", extra={"member": self._store.me})
         elif self.progress.ledgers != before:
@@ -197,8 +194,8 @@ class Limbo:
             if number % _PAGE == _PAGE - 1:
                 await asyncio.sleep(0)
 
-    async def _ask_for(self, rows: list[LedgerMetadata]) -> None:
-        """Queue what older incarnations are still named for, now and then."""
+    async def _queue_repairs(self, rows: list[LedgerMetadata]) -> None:
+        """Queue repairs of the places that rows still give to older incarnations, if due."""
         due = [row for row in rows if self._is_due((row.ledger_id, False))]
         items = [
             RepairAdd(
@@ -209,27 +206,27 @@ class Limbo:
         ]
         if items:
             await self._rows.queue(items)
-        self._note([(row.ledger_id, False) for row in due])
+        self._note_queued([(row.ledger_id, False) for row in due])
 
     def _is_due(self, key: tuple[int, bool]) -> bool:
-        """Whether a ledger is to be queued (again), for older incarnations or (True) for us."""
+        """Whether to queue a ledger (again): for older incarnations, or (True) for this one."""
         now = asyncio.get_running_loop().time()
-        return now - self._queued_at.get(key, float("-inf")) >= _AGAIN_S
+        return now - self._queued_at.get(key, float("-inf")) >= _REQUEUE_S
 
-    def _note(self, keys: list[tuple[int, bool]]) -> None:
-        """These were queued just now."""
+    def _note_queued(self, keys: list[tuple[int, bool]]) -> None:
+        """Note the time of queueing."""
         now = asyncio.get_running_loop().time()
         self._queued_at.update(dict.fromkeys(keys, now))
 
-    async def _try_to_end(self, ledger_id: int) -> None:
-        """End the limbo of a ledger if all is here that should be."""
+    async def _try_to_leave(self, ledger_id: int) -> None:
+        """End a ledger's limbo if every expected entry is here; else queue the missing ones."""
         checked = 0
         missing: Ranges = ()
         status, row = await self._rows.read(ledger_id)
-        if status is not CasStatus.MISSING:  # with a tombstone nobody asks for it any more
+        if status is not CasStatus.MISSING:  # a ledger with a tombstone has no readers
             if row is None or limbo.older_members(row, self._store.me):
                 return
-            checked, missing = await self._missing(row)
+            checked, missing = await self._missing_entries(row)
         if not missing:
             for is_own in (False, True):
                 self._queued_at.pop((ledger_id, is_own), None)
@@ -241,14 +238,14 @@ class Limbo:
         if self._is_due((ledger_id, True)):
             item = RepairAdd(ledger_id=ledger_id, member=self._store.me, ranges=missing)
             await self._rows.queue([item])
-            self._note([(ledger_id, True)])
+            self._note_queued([(ledger_id, True)])
             count = sum(last - first + 1 for first, last in missing)
             self.progress.missing_entries += count
             log.warning("limbo-incomplete", extra={"ledger": ledger_id, "missing": count})
 
-    async def _missing(self, row: LedgerMetadata) -> tuple[int, Ranges]:
-        """How many entries metadata expects here, and which of them are not; of a ledger that
-        lacks much only the first ranges.
+    async def _missing_entries(self, row: LedgerMetadata) -> tuple[int, Ranges]:
+        """How many entries metadata expects here, and which are missing; only the first ranges if
+        many are.
         """
         checked = 0
         missing: list[tuple[int, int]] = []

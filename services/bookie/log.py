@@ -1,6 +1,6 @@
-"""The log's format: what is written once and read back from the same place.
+"""The log's format: written once, and read back from the same place.
 
-A segment is a file: a head, then batches, each what one group commit wrote. All numbers big-endian.
+A segment is a file: a head, then batches, one per group commit. All numbers are big-endian.
 
     segment head   magic 8s | segment u64 | nonce u64 | first sequence u64 | previous end u64
                    | allocated u64 | crc u32
@@ -9,13 +9,12 @@ A segment is a file: a head, then batches, each what one group commit wrote. All
     record heads   kind u8 | flags u8 | 0 u16 | ledger i64 | bytes u32 | crc u32 of the body   (each)
     bodies         one after another
 
-The CRC of a batch covers its head with its place and the record heads with the CRCs of the bodies,
-so all of a batch is covered, and a single body can be checked alone when it is read.
+A batch's CRC covers its head, with its place, and the record heads, with the CRCs of the bodies. So
+the whole batch is covered, and a single body can be checked alone when it is read.
 
-`synced below` (rule 19) is an offset in this segment: what lies below it was on disk before this
-batch was written. Earlier segments are on disk whole, up to the `previous end` that their
-successor's head names. The nonce is drawn for each segment, so that a payload can't pose as a
-batch.
+`synced below` (rule 19) is an offset in this segment: bytes below it were on disk before this batch
+was written. Earlier segments are on disk whole, up to the `previous end` in their successor's head.
+Each segment has a random nonce, so that a payload cannot pose as a batch.
 """
 
 import struct
@@ -36,16 +35,16 @@ _RECORD_HEAD: Final = struct.Struct(">BBHqII")
 _MAGIC_BYTES: Final = BATCH_MAGIC.to_bytes(4, "big")
 
 SECTOR: Final = 512
-"""What a disk writes whole or not at all."""
+"""A disk writes a sector whole or not at all."""
 
 CLEAN_END: Final = 1
-"""Flag of a batch: the log was closed in order, nothing follows in this segment."""
+"""Batch flag: the log was closed cleanly, and nothing follows in this segment."""
 
 KEY_BYTES: Final = 32
 
 
 class Kind(IntEnum):
-    """What a record says. Bodies begin with the ledger's key, but for LIMBO and what is deleted."""
+    """The kind of a record. Bodies begin with the ledger's key, except LIMBO, DELETE, DELETED."""
 
     RUN = 1
     """key | body of a run. Flag 1: replaces damaged copies."""
@@ -56,11 +55,11 @@ class Kind(IntEnum):
     LIMBO = 4
     """counter u64 | limbo u8"""
     DROP = 5
-    """key: all runs before this record are gone; a stub stays, which is fenced (rule 16)."""
+    """key: all runs before this record are gone; a fenced stub stays (rule 16)."""
     DELETE = 6
-    """(nothing): the metadata has a tombstone; only the id is kept (rules 16a, 17)."""
+    """(empty): the metadata has a tombstone; only the id is kept (rules 16a, 17)."""
     DELETED = 7
-    """id i64 (each): deleted ledgers, as a compaction packs them. The first one stands in the head."""
+    """id i64 (each): deleted ledgers, packed by a compaction. The record head names the first."""
 
 
 _KINDS: Final = frozenset(Kind)
@@ -69,19 +68,21 @@ REPLACES: Final = 1
 
 
 class LogDamaged(Exception):
-    """The log lacks or garbles what was on disk before: a person must decide (rule 19)."""
+    """The log lacks, or has corrupted, data that was on disk before: an operator must decide (rule
+    19).
+    """
 
 
 class SegmentHead(NamedTuple):
-    """What a segment says of itself and of its predecessor."""
+    """A segment's description of itself and of its predecessor's end."""
 
     segment: int
     nonce: int
     first_sequence: int
     previous_end: int
     allocated: int
-    """How long the file was made before its first use, durably: one that is shorter, and was not
-    closed in order, was cut."""
+    """The file's length, durably allocated before its first use: a shorter file that was not closed
+    cleanly was truncated."""
 
     def encode(self) -> bytes:
         """As bytes."""
@@ -101,7 +102,7 @@ def parse_segment_head(data: bytes) -> SegmentHead | None:
 
 @dataclass(slots=True)
 class LogRecord:
-    """A record on its way to the disk. The writer fills in where it went."""
+    """A record on its way to the disk. The writer fills in its place."""
 
     kind: Kind
     ledger_id: int
@@ -110,10 +111,10 @@ class LogRecord:
     size: int
     flags: int = 0
     tag: object = None
-    """What the one who appended it wants back."""
+    """Returned to the caller that appended the record."""
     segment: int = -1
     offset: int = -1
-    """Of the body."""
+    """The offset of the body."""
     crc: int = 0
 
 
@@ -130,7 +131,7 @@ class StoredRecord(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch read back: all of it is right."""
+    """A batch read back, with all checksums valid."""
 
     flags: int
     offset: int
@@ -141,13 +142,13 @@ class Batch(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Where reading a segment ended before its end, and how it looks there."""
+    """Where and how reading a segment ended early."""
 
     offset: int
     is_blank: bool
-    """Nothing but zeros follow: nothing was ever written."""
+    """Only zeros follow: nothing was ever written there."""
     looks_torn: bool
-    """A write that was cut off: a sector of it is blank, or the file ends in it."""
+    """An interrupted write: one of its sectors is blank, or the file ends inside it."""
     reason: str
 
 
@@ -168,7 +169,7 @@ def encode_batch(
     records: list[LogRecord],
     flags: int = 0,
 ) -> list[bytes]:
-    """The buffers of a batch. Each record learns its place and its CRC."""
+    """The buffers of a batch. Sets each record's place and CRC."""
     table = []
     buffers = [b""]
     at = offset + BATCH_HEAD.size + len(records) * _RECORD_HEAD.size
@@ -201,13 +202,13 @@ def encode_batch(
 
 
 def batch_bytes(records: list[LogRecord]) -> int:
-    """How many bytes a batch of these records takes."""
+    """The size of a batch of these records."""
     return BATCH_HEAD.size + sum(_RECORD_HEAD.size + record.size for record in records)
 
 
 def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> Batch | None:
-    """The batch at `at` of `data`, which begins at offset `base` of the segment; None where there
-    is no right one.
+    """The batch at `at` of `data`, which begins at offset `base` of the segment; None if there is
+    no valid one.
     """
     parsed = _parse_heads(head, data, at, base)
     if parsed is None:
@@ -215,8 +216,8 @@ def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> Batch | N
     flags, sequence, synced_below, size, heads = parsed
     records = []
     body_at = at + BATCH_HEAD.size + len(heads) * _RECORD_HEAD.size
-    # The CRC says that these numbers were written, not that they make sense: with a size of zero
-    # the reader would stay here for ever.
+    # A CRC proves that these numbers were written, not that they make sense: a size of zero would
+    # keep the reader here for ever.
     if at + size > len(data) or body_at + sum(row[4] for row in heads) != at + size:
         return None
     for kind, record_flags, _, ledger_id, body_bytes, crc in heads:
@@ -233,8 +234,8 @@ def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> Batch | N
 def read_batches(
     head: SegmentHead, data: bytes, base: int, end: int | None = None
 ) -> Iterator[Batch | Stop]:
-    """The batches of `data`, which begins at offset `base`; the last item is a Stop where reading
-    ended before `end` (None: where nothing tells the end).
+    """The batches of `data`, which begins at offset `base`. The last item is a Stop if reading
+    ended before `end` (None: the end is unknown).
     """
     at = 0
     limit = len(data) if end is None else end - base
@@ -252,8 +253,8 @@ def read_batches(
 
 
 def later_sync_point(head: SegmentHead, data: bytes, at: int, base: int) -> int:
-    """The highest `synced below` of any batch head after `at`, or -1. Rule 19: what is wrong below
-    it is damage, for it was on disk.
+    """The highest `synced below` of any batch head after `at`, or -1. An invalid batch below it is
+    damage, for it was on disk (rule 19).
     """
     highest = -1
     at = data.find(_MAGIC_BYTES, at + 1)
@@ -266,13 +267,13 @@ def later_sync_point(head: SegmentHead, data: bytes, at: int, base: int) -> int:
 
 
 def whole_bytes(head: SegmentHead, data: bytes, at: int, base: int) -> int | None:
-    """How long the batch at `at` is, or None where its heads are not right (or not all there)."""
+    """The size of the batch at `at`, or None if its heads are invalid or incomplete."""
     parsed = _parse_heads(head, data, at, base) if at < len(data) else None
     return None if parsed is None else parsed[3]
 
 
 def next_batch(head: SegmentHead, data: bytes, base: int) -> int | None:
-    """The offset of the first batch in `data` whose heads are right."""
+    """The offset of the first batch in `data` with valid heads."""
     at = data.find(_MAGIC_BYTES)
     while at >= 0:
         if _parse_heads(head, data, at, base) is not None:
@@ -285,7 +286,7 @@ _Heads = tuple[int, int, int, int, list[tuple[int, int, int, int, int, int]]]
 
 
 def _parse_heads(head: SegmentHead, data: bytes, at: int, base: int) -> _Heads | None:
-    """Flags, sequence, sync point, size and record heads of a batch, its bodies unread."""
+    """Flags, sequence, sync point, size and record heads of a batch, without its bodies."""
     if at + BATCH_HEAD.size > len(data):
         return None
     magic, flags, segment, nonce, offset, sequence, synced_below, count, size, crc = (
@@ -317,7 +318,7 @@ def _stop(head: SegmentHead, data: bytes, at: int, base: int) -> Stop:
             return Stop(base + at, is_blank=False, looks_torn=True, reason="cut short by the file")
         torn = _has_blank_sector(data, at, at + size, base)
         return Stop(base + at, is_blank=False, looks_torn=torn, reason="a record's CRC is wrong")
-    # The head itself is not whole: how long the batch was meant to be is unknown.
+    # The head is incomplete, so the batch's size is unknown.
     if rest < BATCH_HEAD.size:
         return Stop(base + at, is_blank=False, looks_torn=True, reason="cut short by the file")
     (count,) = struct.unpack_from(">I", data, at + BATCH_HEAD.size - 12)
@@ -331,7 +332,7 @@ def _is_blank(data: bytes, start: int, end: int) -> bool:
 
 
 def _has_blank_sector(data: bytes, start: int, end: int, base: int) -> bool:
-    """Whether a sector's share of start..end holds nothing but zeros."""
+    """Whether the part of some sector within start..end is all zeros."""
     at = start
     while at < end:
         edge = min(end, at + SECTOR - (base + at) % SECTOR)

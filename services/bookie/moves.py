@@ -1,4 +1,4 @@
-"""Giving up space, and what is written again so that segments can go (collect.py and space.py
+"""Dropping ledgers, and rewriting records so that segments can be removed (collect.py and space.py
 decide).
 """
 
@@ -17,7 +17,7 @@ from services.bookie.records import packed
 
 
 class Moves:
-    """Drops ledgers, and writes parts and words of them anew at the end of the log."""
+    """Drops ledgers, and rewrites parts and ledger states at the end of the log."""
 
     def __init__(
         self, holdings: Holdings, pending: Pending, reads: Reads, counters: Counter[str]
@@ -29,8 +29,8 @@ class Moves:
         self._counters = counters
 
     def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
-        """Hold no entries of a ledger any more. With a stub its fence stays (rule 16); without
-        one the id stays: the metadata has a tombstone (rules 16a, 17 and 18).
+        """Drop the entries of a ledger. With a stub its fence stays (rule 16); without one only the
+        id stays: the metadata has a tombstone (rules 16a, 17 and 18).
         """
         ledger = self._holdings.ledger(ledger_id)
         verdict = ledger.replica.drop() if keep_stub else ledger.replica.delete()
@@ -38,8 +38,8 @@ class Moves:
         self._counters["dropped_ledgers"] += 1
 
     async def move(self, parts: list[tuple[int, Part]]) -> list[bool]:
-        """Write parts anew at the end of the log, in this order; on disk when it returns. False
-        for those that can't be read.
+        """Rewrite parts at the end of the log, in this order; on disk when it returns. False for
+        parts that are unreadable.
         """
         ledger_of = self._holdings.ledger
         bodies = await asyncio.gather(
@@ -48,7 +48,7 @@ class Moves:
         moved: set[Ledger] = set()
         for (ledger_id, part), found in zip(parts, bodies, strict=True):
             ledger = ledger_of(ledger_id)
-            # It may have been replaced or dropped while it was read.
+            # The part may have been replaced or dropped during the read.
             if not found or not ledger.holds(part):
                 continue
             run = Run(bytes(found[0][1])).where(part.has)
@@ -56,23 +56,23 @@ class Moves:
                 self._pending.submit(ledger, (ledger.replica.moved(run),))
                 moved.add(ledger)
         for ledger in moved:
-            await self._pending.all_synced(ledger)
+            await self._pending.wait_synced(ledger)
         return [
             bool(found) or not ledger_of(ledger_id).holds(part)
             for (ledger_id, part), found in zip(parts, bodies, strict=True)
         ]
 
-    async def repeat(self, ledger_id: int) -> None:
-        """Write again what is known of a ledger beside its entries; on disk when it returns."""
+    async def rewrite_state(self, ledger_id: int) -> None:
+        """Rewrite a ledger's state (key, fence, LAC, limbo); on disk when it returns."""
         ledger = self._holdings.ledger(ledger_id)
         if ledger.highest == NO_ENTRY and ledger.replica.is_fenced:
-            # A stub, as far as anybody can tell: copies that were dropped stay dropped.
+            # Probably a stub: dropped copies must stay dropped.
             self._pending.submit(ledger, ledger.replica.drop().records)
         self._pending.submit(ledger, ledger.replica.repeated())
-        await self._pending.all_synced(ledger)
+        await self._pending.wait_synced(ledger)
 
-    async def repeat_deleted(self, ledger_ids: Sequence[int]) -> None:
-        """Write again that these ledgers were deleted, as one record (rule 16a); on disk when it
-        returns. The index knows them already.
+    async def rewrite_deleted(self, ledger_ids: Sequence[int]) -> None:
+        """Rewrite the deletion of these ledgers as one record (rule 16a); on disk when it returns.
+        The index already knows them.
         """
-        await self._pending.written(packed(ledger_ids))
+        await self._pending.write(packed(ledger_ids))

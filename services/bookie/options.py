@@ -1,11 +1,11 @@
-"""How a store keeps its data: what its parts are told."""
+"""The storage's settings."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """How a store keeps its data. The defaults' reasons stand in config.py."""
+    """The storage's settings. config.py gives the reasons for the defaults."""
 
     segment_bytes: int = 64 * 1024 * 1024
     checkpoint_bytes: int = 64 * 1024 * 1024

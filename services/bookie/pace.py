@@ -1,16 +1,18 @@
-"""How fast work in the background may go, and whether it may go on at all.
+"""The rate of background work, and its pause.
 
-Scrubbing and compaction share one pause: who needs the disk for something else stops both.
+Scrubbing and compaction share one pause: an operator who needs the disk stops both.
 """
 
 import asyncio
 
 
 class Pace:
-    """Holds work back. Invariant: what was begun ends; a pause comes between two steps."""
+    """Throttles background work. Invariant: a step that was begun ends; a pause takes effect
+    between steps.
+    """
 
     def __init__(self) -> None:
-        """Work may go on."""
+        """Not paused at first."""
         self._going = asyncio.Event()
         self._going.set()
 
@@ -24,10 +26,10 @@ class Pace:
         self._going.clear()
 
     def resume(self) -> None:
-        """Go on."""
+        """End the pause."""
         self._going.set()
 
     async def spend(self, size: int, bytes_per_s: int) -> None:
-        """Take the time that so many bytes may take, and longer while it is paused."""
+        """Sleep as long as so many bytes may take, then wait for the end of a pause."""
         await asyncio.sleep(size / bytes_per_s)
         await self._going.wait()

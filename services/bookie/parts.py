@@ -1,7 +1,7 @@
-"""Parts: what a bookie's index names. A part is some entries of one stored run, and where it lies.
+"""Parts: the units of a bookie's index. A part is some entries of one stored run, and their place.
 
-With striping (E > Qw) a bookie's share of a run has holes, and repair may fill them with runs of
-its own, so parts may interleave. As sets of ids the parts of a ledger are disjoint (rule 1).
+With striping (E > Qw) a bookie's share of a run has holes, which repair may fill with runs of its
+own, so parts may interleave. As sets of ids the parts of a ledger are disjoint (rule 1).
 """
 
 import struct
@@ -12,17 +12,17 @@ from quorumlog.protocol.ranges import Ranges, ranges_of
 from quorumlog.protocol.record import Run
 
 SPARSE_SPAN_MAX: Final = 4096
-"""A run with holes spans at most so many ids as one part; wider ones are split. It bounds how far
-back a lookup must search (a part without holes is found at once)."""
+"""The widest span of a part with holes; wider runs are split. It bounds how far back a lookup
+searches (a part without holes is found at once)."""
 
 _VALUE: Final = struct.Struct(">qQQII")
 
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """Entries first..last of a run; `mask` has a bit for each id that is there, 0 means all.
+    """Entries first..last of a run; `mask` has a bit for each id in the part, 0 means all.
 
-    `segment` is -1 while the record is not on disk; then `body` holds the run.
+    `segment` is -1 while the record is not on disk; until then `body` has the run.
     """
 
     first: int
@@ -34,7 +34,7 @@ class Part:
     crc: int = 0
     body: bytes | None = None
     rest: "Part | None" = None
-    """What is left of it since another part took some of its entries before it was on disk."""
+    """The rest of this part, if another part took some of its entries before this one was on disk."""
 
     def has(self, entry_id: int) -> bool:
         """Whether an entry belongs to the part."""
@@ -62,12 +62,12 @@ class Part:
         return [self.first + bit for bit in span if self.mask >> bit & 1]
 
     def encode(self) -> bytes:
-        """As the index keeps it, under (ledger, first)."""
+        """The index's value for the key (ledger, first)."""
         mask = self.mask.to_bytes((self.mask.bit_length() + 7) // 8, "big")
         return _VALUE.pack(self.last, self.segment, self.offset, self.size, self.crc) + mask
 
     def without(self, ids: set[int]) -> "Part | None":
-        """The part less some ids, or None where nothing is left."""
+        """The part without some ids, or None if no id is left."""
         left = [entry_id for entry_id in self.ids() if entry_id not in ids]
         if not left:
             return None
@@ -84,7 +84,7 @@ class Part:
 
 
 def decode_part(first: int, value: bytes) -> Part:
-    """What `encode` made."""
+    """The inverse of `encode`."""
     last, segment, offset, size, crc = _VALUE.unpack_from(value)
     mask = int.from_bytes(value[_VALUE.size :], "big")
     return Part(first, last, mask, segment, offset, size, crc)
@@ -98,7 +98,7 @@ def part_of(run: Run) -> Part:
 
 
 def mask_of(ids: list[int]) -> int:
-    """The mask of ascending ids; 0 where there are no holes."""
+    """The mask of ascending ids; 0 if there are no holes."""
     first = ids[0]
     if ids[-1] - first == len(ids) - 1:
         return 0
@@ -109,7 +109,7 @@ def mask_of(ids: list[int]) -> int:
 
 
 def present_in(parts: list[Part], first: int, last: int) -> Ranges:
-    """Which of first..last the parts hold, as ranges."""
+    """Which of first..last the parts contain, as ranges."""
     if all(part.mask == 0 for part in parts):
         ranges: list[tuple[int, int]] = []
         for part in sorted(parts, key=lambda part: part.first):
@@ -125,7 +125,7 @@ def present_in(parts: list[Part], first: int, last: int) -> Ranges:
 
 
 def split_run(run: Run) -> list[Run]:
-    """A run as runs of which each can be a part."""
+    """The run as runs narrow enough to be parts."""
     if isinstance(run.ids, range) or run.last - run.first < SPARSE_SPAN_MAX:
         return [run]
     pieces = []

@@ -1,4 +1,4 @@
-"""Records on their way to the disk: how many bytes they are, and who waits for them."""
+"""Records queued for the disk: their size, and the tasks that wait for them."""
 
 import asyncio
 from collections import Counter
@@ -14,20 +14,20 @@ from services.bookie.writer import LogWriter, Position
 T = TypeVar("T")
 
 CROWDED_PART: Final = 4
-"""Channels are not read from while more than this part of `bytes_max` is queued: some 50 ms of a
-disk. Their peers are told by TCP; plain HTTP is refused at the whole."""
+"""Channels are not read while more than this part of `bytes_max` is queued: some 50 ms of a disk.
+TCP slows their peers down; plain HTTP is refused only at the whole."""
 
 
-def tell(waiting: "asyncio.Future[T]", answer: T) -> None:
-    """Give an answer to one who waits for the disk, unless that one waits no more."""
+def resolve(waiting: "asyncio.Future[T]", answer: T) -> None:
+    """Set a future's result unless its waiter was cancelled."""
     if not waiting.done():
         waiting.set_result(answer)
 
 
 class Pending:
-    """What was given to the writer and is not on disk yet.
+    """Records that were given to the writer and are not on disk yet.
 
-    Invariant: a ledger hears of its records in the order in which they were submitted.
+    Invariant: a ledger learns of its records in the order of submission.
     """
 
     def __init__(
@@ -37,7 +37,9 @@ class Pending:
         counters: Counter[str],
         on_written: Callable[[int, int], None],
     ) -> None:
-        """`position`: up to where the log is on disk; `on_written` hears of bytes and records."""
+        """`position`: how far the log is on disk; `on_written` gets the bytes and the count of each
+        batch.
+        """
         self._bytes_max = bytes_max
         self.position = position
         self._counters = counters
@@ -45,42 +47,42 @@ class Pending:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer: LogWriter | None = None
         self.bytes = 0
-        self._no_room: list[asyncio.Future[None]] = []
+        self._room_waiters: list[asyncio.Future[None]] = []
 
     def start(self, writer: LogWriter) -> None:
-        """From now on records go to `writer`, which tells `synced_elsewhere`."""
+        """Send records to `writer`, which reports each batch to `on_batch_synced`."""
         self._loop = asyncio.get_running_loop()
         self._writer = writer
         writer.start()
 
     def submit(self, ledger: Ledger, records: tuple[Record, ...]) -> None:
-        """Have records of the rules written."""
+        """Queue records of the rules."""
         for record in records:
             self.put(to_log(ledger, record))
 
     def put(self, made: LogRecord) -> None:
-        """Have a record of the log written."""
+        """Queue a record of the log."""
         assert self._writer is not None
         self.bytes += made.size
         self._writer.append(made)
 
-    async def written(self, record: LogRecord) -> None:
-        """Have a record of no single ledger written; on disk when it returns."""
+    async def write(self, record: LogRecord) -> None:
+        """Queue a record of no single ledger; on disk when it returns."""
         assert self._loop is not None
         record.tag = synced = self._loop.create_future()
         self.put(record)
         await synced
 
-    async def all_synced(self, ledger: Ledger) -> None:
+    async def wait_synced(self, ledger: Ledger) -> None:
         """Wait until all records of a ledger are on disk."""
         assert self._loop is not None
         synced: asyncio.Future[None] = self._loop.create_future()
-        ledger.when_synced(ledger.replica.accepted_count, lambda: tell(synced, None))
+        ledger.when_synced(ledger.replica.accepted_count, lambda: resolve(synced, None))
         await synced
 
     @property
-    def is_too_much(self) -> bool:
-        """Whether more is queued than is kept in memory."""
+    def is_over_limit(self) -> bool:
+        """Whether more is queued than may stay in memory."""
         return self.bytes > self._bytes_max
 
     @property
@@ -88,16 +90,16 @@ class Pending:
         """Whether so much is queued that peers should wait before they send more."""
         return self.bytes * CROWDED_PART > self._bytes_max
 
-    async def room(self) -> None:
-        """Wait until it is crowded no more."""
+    async def wait_for_room(self) -> None:
+        """Wait until the queue is no longer crowded."""
         assert self._loop is not None
         while self.is_crowded:
             room: asyncio.Future[None] = self._loop.create_future()
-            self._no_room.append(room)
+            self._room_waiters.append(room)
             await room
 
-    def synced_elsewhere(self, records: list[LogRecord], position: Position) -> None:
-        """In the writer's thread: tell the loop, once for the whole batch."""
+    def on_batch_synced(self, records: list[LogRecord], position: Position) -> None:
+        """In the writer's thread: notify the loop, once per batch."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._on_synced, records, position)
 
@@ -107,7 +109,7 @@ class Pending:
         for record in records:
             size += record.size
             if isinstance(record.tag, asyncio.Future):
-                tell(record.tag, None)
+                resolve(record.tag, None)
                 continue
             ledger, part = owner_of(record)
             while part is not None:
@@ -116,7 +118,7 @@ class Pending:
                 part.size = record.size
                 part.crc = record.crc
                 part.body = None
-                # Entries may have been taken from it while it was on its way.
+                # Another part may have taken entries while this one was queued.
                 part = part.rest
             counts[ledger] = counts.get(ledger, 0) + 1
         self.position = position
@@ -126,8 +128,8 @@ class Pending:
         self._counters["log_syncs"] += 1
         for ledger, count in counts.items():
             ledger.on_synced(count)
-        if self._no_room and not self.is_crowded:
-            waiting, self._no_room = self._no_room, []
+        if self._room_waiters and not self.is_crowded:
+            waiting, self._room_waiters = self._room_waiters, []
             for room in waiting:
                 if not room.done():
                     room.set_result(None)

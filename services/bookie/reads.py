@@ -1,6 +1,6 @@
-"""The bytes of parts: from memory at once, from the disk in threads, and ahead of who reads on.
+"""Fetching the bytes of parts: from memory at once, from the disk in threads, and read-ahead.
 
-What may be told is judged elsewhere (store.py); here it is only fetched, checked and cut.
+store.py decides what may be told; this module fetches, checks and cuts.
 """
 
 import asyncio
@@ -14,9 +14,7 @@ from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.ranges import Ranges, ranges_of
 from quorumlog.protocol.record import Run, merge
 from services.bookie.damage import Damages
-from services.bookie.ledger import Ledger
-from services.bookie.parts import Part, present_in
-from services.bookie.reading import (
+from services.bookie.extents import (
     Bytes,
     Extent,
     advise,
@@ -24,21 +22,23 @@ from services.bookie.reading import (
     extents,
     join,
     read_all,
-    read_back,
-    read_now,
+    read_cached,
+    read_from_disk,
     scratch,
 )
+from services.bookie.ledger import Ledger
+from services.bookie.parts import Part, present_in
 from services.bookie.segments import Segments
 
 log = logging.getLogger(__name__)
 
 Found = list[tuple[Part, Bytes]]
-"""Parts and the runs that they are of."""
+"""Parts and their runs."""
 
 
 class Reads:
-    """Reads what is stored. Invariant: what can't be read or is damaged is left out and noted; it
-    is unknown, never absent.
+    """Reads stored parts. Invariant: an unreadable or damaged part is left out and noted; its
+    entries are unknown, never absent.
     """
 
     def __init__(self, segments: Segments, damages: Damages, counters: Counter[str]) -> None:
@@ -48,19 +48,19 @@ class Reads:
         self._counters = counters
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="log-reader")
         self._advisor = ThreadPoolExecutor(1, thread_name_prefix="log-advisor")
-        """Apart from the readers: what it asks for must be under way when they come to it."""
+        """Separate from the readers, so that a fetch is under way when a reader gets to it."""
         self._scratch = scratch()
 
     def close(self) -> None:
-        """Wait for what is being read."""
+        """Wait for reads under way."""
         self._readers.shutdown(wait=True)
         self._advisor.shutdown(wait=True)
 
-    def go_on(
+    def note_read(
         self, ledger: Ledger, first: int, last: int, parts: list[Part], bytes_max: int
     ) -> bool:
-        """Somebody reads first..last now, of which these parts are held. True: they have been asked
-        for, since who reads goes on where the last read ended and waits for the disk.
+        """Note a read of first..last, which `parts` contain, and read ahead for a sequential reader
+        that has to wait for the disk. True: the range was read ahead.
         """
         is_in_order = ledger.read_to == first - 1
         ledger.read_to = last
@@ -68,14 +68,14 @@ class Reads:
             ledger.is_cold = False
             ledger.ahead_to = NO_ENTRY
         elif ledger.is_cold and parts:
-            self._ahead(ledger, first, last, parts, bytes_max)
+            self._read_ahead(ledger, first, last, parts, bytes_max)
         return is_in_order and last <= ledger.ahead_to
 
-    def _ahead(
+    def _read_ahead(
         self, ledger: Ledger, first: int, last: int, parts: list[Part], bytes_max: int
     ) -> None:
-        """Have the kernel fetch these parts, and what will be asked for next: it sees jumps from run
-        to run and does not notice that a ledger is read from its beginning to its end.
+        """Ask the kernel to fetch these parts and the next ones: it sees jumps from run to run, and
+        does not notice that a ledger is read in order.
         """
         if last < ledger.ahead_to:
             return
@@ -84,13 +84,15 @@ class Reads:
         stored = [part for part in (*wanted, *ahead) if part.body is None]
         self._advisor.submit(advise, extents(self._segments, stored))
 
-    def fetch_now(self, ledger: Ledger, parts: list[Part]) -> tuple[Found, list[Extent]]:
-        """The runs of parts that are in memory (ours or the kernel's), and where the others lie."""
+    def fetch_cached(self, ledger: Ledger, parts: list[Part]) -> tuple[Found, list[Extent]]:
+        """The runs of parts that are in memory (here or in the page cache), and the extents of the
+        others.
+        """
         found: Found = [(part, part.body) for part in parts if part.body is not None]
         stored = [part for part in parts if part.body is None]
         wanted = extents(self._segments, stored) if stored else []
         for place, extent in enumerate(wanted):
-            data = read_now(extent, self._scratch)
+            data = read_cached(extent, self._scratch)
             if data is None:
                 ledger.is_cold = True
                 return found, wanted[place:]
@@ -99,7 +101,7 @@ class Reads:
             found += good
         return found, []
 
-    async def fetch_later(
+    async def fetch_rest(
         self,
         ledger: Ledger,
         found: Found,
@@ -108,30 +110,30 @@ class Reads:
         *,
         is_advised: bool,
     ) -> None:
-        """Read what is missing, and answer with all of it."""
+        """Read the missing extents, and answer with all runs."""
         try:
             found += await self._read(ledger, missing, is_advised=is_advised)
         except Exception:
-            # What can't be read is unknown: the answer just does not name it.
+            # Unreadable entries are unknown: the answer does not name them.
             log.exception("read-failed", extra={"ledger": ledger.ledger_id})
             found = []
         answer(found)
 
-    async def fetch_back(
+    async def fetch_from_disk(
         self, ledger: Ledger, parts: list[Part], answer: Callable[[Found], None]
     ) -> None:
-        """Read parts back from the disk, and answer with those that are right there (rule 20a)."""
+        """Read parts from the disk, and answer with those that are valid there (rule 20a)."""
         found: Found = []
         try:
             found = await self.fetch(ledger, parts, from_disk=True)
         except Exception:
-            # What can't be read is unknown: the answer just does not name it.
+            # Unreadable entries are unknown: the answer does not name them.
             log.exception("read-failed", extra={"ledger": ledger.ledger_id})
         answer(found)
 
     async def fetch(self, ledger: Ledger, parts: list[Part], *, from_disk: bool = False) -> Found:
-        """The runs of parts; those that are damaged are left out. `from_disk`: so are those that are
-        not on disk yet, and of the others no copy in memory is believed (rule 20a).
+        """The runs of parts, without damaged ones. `from_disk`: without parts that are not on disk
+        yet, and never from memory (rule 20a).
         """
         found: Found = []
         if not from_disk:
@@ -143,7 +145,7 @@ class Reads:
         return found
 
     async def stored(self, ledger: Ledger, ranges: Ranges) -> tuple[Run | None, Ranges]:
-        """What can be read of ranges that are held, and what can't."""
+        """The readable entries of stored ranges, and the unreadable ids."""
         runs: list[Run] = []
         damaged: list[int] = []
         for first, last in ranges:
@@ -163,8 +165,8 @@ class Reads:
     async def examine(
         self, ledger: Ledger, first: int, last: int, bytes_max: int, *, from_disk: bool
     ) -> tuple[Ranges, Run | None, int]:
-        """What should be held of the beginning of a range, what of it could be read, and up to
-        which entry this is told: about `bytes_max` at a time. Does not ask the rules (audit).
+        """The stored ids of the beginning of a range, the readable entries of them, and the last id
+        covered: about `bytes_max` at a time. Bypasses the rules (audit).
         """
         parts, known_to = ledger.find_some(first, last, bytes_max)
         expected = tuple(present_in(parts, first, known_to))
@@ -179,8 +181,8 @@ class Reads:
         is_advised: bool = False,
         from_disk: bool = False,
     ) -> Found:
-        """The runs in these extents: from the disk, where the kernel has them not in memory."""
-        read = read_back if from_disk else partial(read_all, is_advised=is_advised)
+        """The runs in these extents."""
+        read = read_from_disk if from_disk else partial(read_all, is_advised=is_advised)
         work = partial(read, wanted, ledger.ledger_id)
         found = await asyncio.get_running_loop().run_in_executor(self._readers, work)
         self._note_damage(ledger, [part for extent in wanted for part in extent.parts], found)

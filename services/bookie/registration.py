@@ -1,8 +1,9 @@
-"""How a start comes to be the process that its bookie's name stands for (rules 15 and 15a).
+"""Registration: how a starting process becomes the one that its bookie's name stands for (rules 15
+and 15a).
 
-In order: the directory's cookie and marker, the metadata service's row, a look at whoever that row
-names, `decide`, the cookie on disk, and a compare-and-swap of the row. Of two starts at once one
-swap is taken; the other one finds the first at its URL. Nothing is served before.
+In order: read the directory's cookie and marker and the metadata service's row, probe the process
+that the row names, `decide`, write the cookie, and compare-and-swap the row. Of two concurrent
+starts one swap succeeds; the other start then finds the first at its URL. Nothing is served before.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from services.bookie.cookie import (
     is_displaced,
     write_cookie,
 )
-from services.bookie.holder import SILENCES, Seen, look
+from services.bookie.holder import SILENT_PROBES_MAX, Presence, probe
 from services.bookie.identity import HardLinked, Identity, identity_of
 from services.bookie.replay import Replayed
 from services.bookie.witnesses import WitnessFile
@@ -39,10 +40,10 @@ _PAUSE_S: Final = 0.5
 
 
 class Displaced(Exception):
-    """Another process was registered under this one's name, later."""
+    """Another process registered under this name later."""
 
 
-async def insist(ask: Callable[[], Awaitable[T]]) -> T:
+async def retry_until_available(ask: Callable[[], Awaitable[T]]) -> T:
     """Ask the metadata service until it answers: a bookie may start before it."""
     while True:
         try:
@@ -63,7 +64,7 @@ def _identity(directory: Path) -> Identity:
 
 
 class Registration:
-    """One process's place as a bookie."""
+    """The registration of one process as its bookie."""
 
     def __init__(self, config: Config, metadata: MetadataClient, process: str) -> None:
         """`process`: the token that this process drew."""
@@ -73,24 +74,24 @@ class Registration:
         self._directory = config.data_dir.resolve()
         self.cluster_id = ""
 
-    async def agree(
+    async def register(
         self, local: LocalCookie | None, replayed: Replayed, *, has_data: bool
     ) -> LocalCookie:
-        """Agree with the metadata service on what this bookie is; it is registered when this
-        returns. `has_data`: the directory held a log. Raises: CookieRefused.
+        """Agree with the metadata service on what this bookie is, and register it. `has_data`: the
+        directory had a log. Raises: CookieRefused.
         """
         config = self._config
         name = config.bookie_name
-        cluster_id = await insist(self._metadata.cluster_id)
+        cluster_id = await retry_until_available(self._metadata.cluster_id)
         if config.cluster_id and config.cluster_id != cluster_id:
             raise CookieRefused(f"METADATA_URLS lead to cluster {cluster_id}, not to CLUSTER_ID")
         self._metadata.witnesses = WitnessFile(self._directory).load(cluster_id)
-        # What this bookie is must not be decided by the cookies of a database that went back.
-        await insist(self._metadata.confirm)
+        # Cookies of a database that went back in time must not decide.
+        await retry_until_available(self._metadata.confirm)
         identity = _identity(self._directory)
         while True:
-            row = await insist(lambda: self._metadata.cookie(name))
-            holder = "" if row is None else await self._holder(row)
+            row = await retry_until_available(lambda: self._metadata.cookie(name))
+            holder = "" if row is None else await self._live_holder(row)
             remote = None if row is None else row.cookie
             is_same_log = (
                 row is not None and local is not None and (row.cookie.instance == local.instance)
@@ -117,18 +118,20 @@ class Registration:
             if reason:
                 log.warning("new-incarnation", extra={"member": cookie.member, "reason": reason})
             write_cookie(self._directory, cookie)
-            if await self._is_registered(cookie, None if row is None else row.version):
+            if await self._try_register(cookie, None if row is None else row.version):
                 self.cluster_id = cluster_id
                 return cookie
-            # Somebody was faster, or changed the row: who that is, is to be seen.
+            # Another process registered first, or changed the row: look again.
             local = cookie
 
-    async def _is_registered(self, cookie: LocalCookie, version: int | None) -> bool:
-        """Swap the row. False where it changed meanwhile. Raises: CookieRefused."""
+    async def _try_register(self, cookie: LocalCookie, version: int | None) -> bool:
+        """Compare-and-swap the row. False if it changed meanwhile. Raises: CookieRefused."""
         name = self._config.bookie_name
         said = cookie.cookie.model_copy(update={"url": self._config.url})
         try:
-            await insist(lambda: self._metadata.put_cookie(name, said, version=version))
+            await retry_until_available(
+                lambda: self._metadata.put_cookie(name, said, version=version)
+            )
         except VersionConflict as error:
             log.warning("cookie-changed", extra={"why": error.detail})
             return False
@@ -136,33 +139,33 @@ class Registration:
             raise
         except QuorumLogError as error:
             raise CookieRefused(
-                f"the metadata service does not take {cookie.member}: {error.detail}. Does another"
-                f" bookie use the name {name}?"
+                f"the metadata service refuses {cookie.member}: {error.detail}. Does another bookie"
+                f" use the name {name}?"
             ) from error
         return True
 
-    async def _holder(self, row: CookieRow) -> str:
-        """Where and how another process is seen to live as this bookie; "" once it is gone. Waits
-        for a while, since one that is about to end still answers.
+    async def _live_holder(self, row: CookieRow) -> str:
+        """Evidence that another process lives as this bookie, with its URL; "" once it is gone.
+        Waits `holder_s`, since a process that is shutting down still answers.
 
-        One that does not answer here, while its heartbeats come, may serve all others.
+        A process that is silent here while its heartbeats arrive may serve everybody else.
         """
         name, url = row.name, row.cookie.url
         if not url:
             return ""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._config.holder_s
-        silences = 0
+        silent_probes = 0
         while True:
-            seen = await look(url, name, self._process)
-            if seen is Seen.GONE:
+            seen = await probe(url, name, self._process)
+            if seen is Presence.GONE:
                 return ""
             why = f"{url} answers as bookie {name}"
-            if seen is Seen.SILENT:
-                silences += 1
-                if await self._is_heard(name):
-                    why = f"{url} does not answer, and heartbeats of bookie {name} come from there"
-                elif silences >= SILENCES:
+            if seen is Presence.SILENT:
+                silent_probes += 1
+                if await self._has_live_heartbeat(name):
+                    why = f"{url} does not answer, but heartbeats of bookie {name} arrive"
+                elif silent_probes >= SILENT_PROBES_MAX:
                     log.warning("holder-silent", extra={"url": url})
                     return ""
                 else:
@@ -172,18 +175,18 @@ class Registration:
             log.info("holder-there", extra={"why": why or f"{url} does not answer"})
             await asyncio.sleep(_PAUSE_S)
 
-    async def _is_heard(self, name: str) -> bool:
-        """Whether the registered process gave a heartbeat in time. While Redis is away nobody can
-        say, and what is known from before is no word of one that lives.
+    async def _has_live_heartbeat(self, name: str) -> bool:
+        """Whether the registered process sent a recent heartbeat. While Redis is away the answer is
+        no: a stale listing does not show that a process lives.
         """
-        listed = await insist(self._metadata.bookies)
+        listed = await retry_until_available(self._metadata.bookies)
         return not listed.stale and any(
             member_name(bookie.id) == name and bookie.state != "lost" for bookie in listed.bookies
         )
 
-    async def tell_log_end(self, cookie: LocalCookie, sequence: int) -> None:
-        """Tell how far the log is on disk, so that a directory that goes back to a snapshot is found
-        out. Raises: Displaced, and what else asking raises.
+    async def report_log_end(self, cookie: LocalCookie, sequence: int) -> None:
+        """Report how far the log is on disk, so that a directory which goes back to a snapshot is
+        detected. Raises: Displaced, and errors of the metadata service.
         """
         end = LogEnd(process=self._process, log_end=sequence)
         try:
@@ -193,8 +196,9 @@ class Registration:
             if is_displaced(cookie.cookie, now.cookie):
                 raise Displaced(
                     f"{cookie.name}@{now.cookie.incarnation} is registered at {now.cookie.url} now:"
-                    " this process did not answer at its URL when that one came. It ends, since a"
-                    " name is for one process (rule 15a)."
+                    " this process did not answer at its URL when the other one started. It ends,"
+                    " since only one process may use a name (rule 15a)."
                 ) from error
-            # A database that went back (rule 18) names an older one, which is nobody's place.
+            # The row of a database that went back (rule 18) names an older process and displaces
+            # nobody.
             log.error("registered-otherwise", extra={"why": error.detail})  # noqa: TRY400

@@ -1,7 +1,7 @@
-"""Reading the log back at a start: what is proven, what is torn, what is damaged (rules 3 and 19).
+"""Replaying the log at startup: separates proven, torn and damaged data (rules 3 and 19).
 
-Every start begins a new segment. Its head says where its predecessor ends, so whatever a crash left
-behind that place is never looked at again.
+Every start begins a new segment, whose head says where its predecessor ends. Whatever a crash left
+behind that point is never read again.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ class Placed(NamedTuple):
 
 @dataclass(slots=True)
 class Replayed:
-    """The end of the log after a start: a new segment, ready to be written."""
+    """The end of the log after a start: a new segment, ready for writing."""
 
     head: SegmentHead
     fd: int
@@ -52,10 +52,10 @@ def replay_log(
     on_segment: Callable[[], None] = lambda: None,
 ) -> Replayed:
     """Apply all records from the checkpoint (None: from the beginning) in order, and begin a new
-    segment behind them. `on_segment` is called when a segment has been read.
+    segment after them. `on_segment` is called after each segment read.
 
-    When it returns, everything that was applied is on disk.
-    Raises: LogDamaged where something that was on disk is not there or not right.
+    When this returns, every applied record is on disk.
+    Raises: LogDamaged if data that was on disk is missing or invalid.
     """
     segments.remove_leftovers()
     numbers = segments.numbers()
@@ -67,11 +67,11 @@ def replay_log(
     last = numbers[-1]
     at = checkpoint or _start(segments)
     if at.segment < segments.first():
-        # The index stands where an earlier checkpoint left it: all that was in these segments and
-        # is in use was written again behind them.
+        # The index is at an earlier checkpoint. Everything still in use of the removed segments was
+        # rewritten after them.
         at = _start(segments)
     if at.segment > last:
-        raise LogDamaged(f"{segments.path(at.segment)} is missing: the index names it")
+        raise LogDamaged(f"{segments.path(at.segment)} is missing: the index covers it")
     for batch_of, batch in _whole_segments(segments, at, last, on_segment):
         _apply(batch_of, batch, apply)
     replayed = _last_segment(segments, last, checkpoint, apply)
@@ -80,7 +80,7 @@ def replay_log(
 
 
 def _start(segments: Segments) -> Position:
-    """The beginning of the log: the first segment that there is or was."""
+    """The beginning of the log: its first segment, present or removed."""
     first = segments.first()
     if min(segments.numbers() + segments.gone()) != first:
         raise LogDamaged(f"{segments.path(first)} is missing")
@@ -90,7 +90,7 @@ def _start(segments: Segments) -> Position:
 def _whole_segments(
     segments: Segments, at: Position, last: int, on_segment: Callable[[], None]
 ) -> Iterator[tuple[int, Batch]]:
-    """The batches of all segments but the last one, which end where their successor says."""
+    """The batches of all segments but the last; each ends where its successor's head says."""
     present = set(segments.numbers())
     for number in range(at.segment, last):
         head = segments.head(number)
@@ -113,12 +113,12 @@ def _whole_segments(
 
 
 class Tail(NamedTuple):
-    """The last segment as a start understands it."""
+    """The last segment, as a start interprets it."""
 
     batches: list[Batch]
-    """All that count; the clean end is not among them."""
+    """All valid batches, without the clean end."""
     proven: int
-    """What lies below this offset was synced before something above it was written."""
+    """Batches below this offset were synced before a later batch was written."""
     end: int
     next_sequence: int
     was_clean: bool
@@ -126,8 +126,8 @@ class Tail(NamedTuple):
 
 
 def read_tail(segments: Segments, number: int, checkpoint: Position | None) -> Tail:
-    """Read the last segment from the checkpoint on (None: from its beginning), and judge how it
-    ends. Changes nothing. Raises LogDamaged.
+    """Read the last segment from the checkpoint (None: from its beginning) and judge how it ends.
+    Changes nothing. Raises LogDamaged.
     """
     head = segments.head(number)
     start, sequence = SEGMENT_HEAD.size, head.first_sequence
@@ -154,12 +154,13 @@ def read_tail(segments: Segments, number: int, checkpoint: Position | None) -> T
         _judge(segments, head, data, start, stop)
         cut_bytes = max(0, len(data.rstrip(b"\0")) - (stop.offset - start))
     if not was_clean and start + len(data) < head.allocated:
-        # Its length was on disk before its first batch: what is lacking may have been proven.
-        reason = f"it was {head.allocated} bytes long, and it was not closed in order"
+        # The file's length was on disk before its first batch, so the missing bytes may have been
+        # proven.
+        reason = f"it was {head.allocated} bytes long, and was not closed cleanly"
         raise LogDamaged(_message(segments, number, start + len(data), reason))
     if was_clean and not batches[-1].records:
-        # The end itself may be in the page cache only: the start that read it there must not
-        # promise it to later ones. Everything before it was synced before it was written.
+        # The clean end may be in the page cache only, so this start must not promise it to later
+        # ones. Everything before it was synced before it was written.
         end = batches.pop().offset
     return Tail(batches, proven, end, sequence + len(batches), was_clean, cut_bytes)
 
@@ -219,7 +220,7 @@ def _last_segment(
 
 
 def _judge(segments: Segments, head: SegmentHead, data: bytes, start: int, stop: Stop) -> None:
-    """Torn tail or damage? Cutting on doubt loses data, so doubt refuses (rule 19)."""
+    """Tell a torn tail from damage. Cutting on doubt loses data, so doubt refuses (rule 19)."""
     later = later_sync_point(head, data, stop.offset - start, start)
     if later > stop.offset:
         reason = f"{stop.reason}, and what follows proves that it was on disk (below {later})"

@@ -1,4 +1,4 @@
-"""A bookie's life: open the store, agree on the cookie, register, serve, tell that it lives."""
+"""A bookie's life: open the store, agree on the cookie, register, serve, send heartbeats."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ from services.bookie.directory import SUSPECT, DirectoryInUse
 from services.bookie.limbo import Limbo, PlacedRows
 from services.bookie.log import LogDamaged
 from services.bookie.pace import Pace
-from services.bookie.registration import Displaced, Registration, insist
+from services.bookie.registration import Displaced, Registration, retry_until_available
 from services.bookie.scrub import Scrubber
 from services.bookie.segments import write_durably
 from services.bookie.store import Store
@@ -38,29 +38,29 @@ from services.bookie.witnesses import WitnessFile
 log = logging.getLogger(__name__)
 
 REFUSED_STATUS: Final = 78
-"""The process's exit status when it refuses to start: a person must look (EX_CONFIG)."""
+"""Exit status when the bookie refuses to start: an operator must look (EX_CONFIG)."""
 
 _STATE_FILE: Final = "state"
 
-LAST_WORD_S: Final = 3.0
-"""For the metadata service to take the log's end at an orderly end (taste)."""
+FINAL_REPORT_S: Final = 3.0
+"""Timeout of reporting the log's end at shutdown (taste)."""
 
 DISK_STATUS: Final = 74
-"""The process's exit status when the log can't be written any more (EX_IOERR)."""
+"""Exit status when the log can no longer be written (EX_IOERR)."""
 
 
 def end_process(status: int, message: str) -> None:
-    """End at once, without writing anything more."""
+    """End the process at once, without writing anything more."""
     sys.stderr.write(message + "\n")
     sys.stderr.flush()
     os._exit(status)
 
 
 class Bookie:
-    """One bookie. `store` is there once it serves."""
+    """One bookie. `store` is set once it serves."""
 
     def __init__(self, config: Config, *, end: Callable[[int, str], None] = end_process) -> None:
-        """`end(status, message)` ends the process; tests give another one."""
+        """`end(status, message)` ends the process; tests replace it."""
         self.config = config
         self.store: Store | None = None
         self.limbo: Limbo | None = None
@@ -68,77 +68,79 @@ class Bookie:
         self.sockets: set[web.WebSocketResponse] = set()
         self.is_registered = False
         self.body_bytes = 0
-        """Of the HTTP bodies that are being received."""
+        """Bytes reserved for HTTP bodies that are being received."""
         self.process = uuid4().hex
-        """Who this is among all processes that ever start under this name."""
+        """Identifies this process among all that ever start under this name."""
         self._metadata = MetadataClient(config.metadata_urls)
         self._registration = Registration(config, self._metadata, self.process)
         self._cookie: LocalCookie | None = None
         self._end = end
         self._task: asyncio.Task[None] | None = None
         self._opened: Store | None = None
-        self._wanted: BookieMode = "writable"
-        self._told = asyncio.Event()
+        self._wanted_mode: BookieMode = "writable"
+        self._heartbeat_due = asyncio.Event()
         self.pace = Pace()
         self.scrubber: Scrubber | None = None
         self._rows = MetadataRows(self._metadata, WitnessFile(config.data_dir.resolve()).keep)
 
     @property
     def missing_rows(self) -> int:
-        """Rows that were looked for, and were not there without a tombstone (rule 18)."""
+        """Rows that were requested and missing without a tombstone (rule 18)."""
         return self._rows.missing_count
 
     @property
     def state(self) -> BookieMode:
-        """What it takes: an operator's word, and what the disk allows."""
+        """The operator's mode, made read-only by a full disk."""
         is_full = self.store is not None and self.store.disk.is_read_only
-        return "read-only" if is_full and self._wanted == "writable" else self._wanted
+        return "read-only" if is_full and self._wanted_mode == "writable" else self._wanted_mode
 
     def set_state(self, wanted: BookieMode) -> None:
-        """Do as an operator says, after restarts too. Blocks for one small file."""
+        """Apply the operator's mode, and keep it over restarts. Blocks for one small file."""
         store = self.store
         assert store is not None, "it serves"
         write_durably(store.directory / _STATE_FILE, wanted.encode())
-        self._obey(store, wanted)
+        self._apply_state(store, wanted)
         log.warning("state-set", extra={"state": wanted})
-        self._told.set()
+        self._heartbeat_due.set()
 
-    def _obey(self, store: Store, wanted: BookieMode) -> None:
-        self._wanted = wanted
+    def _apply_state(self, store: Store, wanted: BookieMode) -> None:
+        self._wanted_mode = wanted
         store.is_closed_to_adds = wanted != "writable"
 
     async def ready(self) -> None:
-        """Raises ReadOnly while it is starting."""
+        """Raises ReadOnly during startup."""
         if self.store is None or not self.is_registered:
             raise ReadOnly("this bookie is starting: it is not registered yet")
 
     def start(self) -> None:
-        """Begin to start; `ready` tells when that is done."""
+        """Start in the background; `ready` tells when that is done."""
         self._task = asyncio.create_task(self._run(), name="bookie")
 
     async def stop(self) -> None:
-        """Stop in order: the log gets its end, the index a checkpoint."""
+        """Stop cleanly: write the log's clean end and a checkpoint."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         for socket in list(self.sockets):
             await socket.close()
-        # It may write already, and not serve yet.
+        # The store may already write, and not serve yet.
         store = self.store or self._opened
         self.store = self._opened = None
         if store is not None:
             await store.stop()
-            await self._tell_last_log_end(store)
+            await self._report_final_log_end(store)
         await self._metadata.close()
 
-    async def _tell_last_log_end(self, store: Store) -> None:
-        """After an orderly end a snapshot of before is always found out, if this arrives."""
+    async def _report_final_log_end(self, store: Store) -> None:
+        """Report the log's end after a clean stop: if the report arrives, any older snapshot is
+        detected.
+        """
         if self._cookie is None:
             return
         try:
-            async with asyncio.timeout(LAST_WORD_S):
-                await self._log_ends(store)
+            async with asyncio.timeout(FINAL_REPORT_S):
+                await self._report_log_end(store)
         except (Displaced, QuorumLogError, TimeoutError) as error:
             log.warning("log-end-untold", extra={"why": repr(error)})
 
@@ -146,9 +148,9 @@ class Bookie:
         try:
             store = await self._open()
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._beat(store))
-                group.create_task(self._tell_log_end(store))
-                group.create_task(self._remember())
+                group.create_task(self._send_heartbeats(store))
+                group.create_task(self._report_log_ends(store))
+                group.create_task(self._keep_witnesses())
                 collector = Collector(
                     store,
                     self._rows,
@@ -157,8 +159,8 @@ class Bookie:
                     bytes_per_s=self.config.compact_bytes_per_s,
                     pace=self.pace,
                 )
-                group.create_task(self._collect(collector))
-                group.create_task(self._follow(collector))
+                group.create_task(self._collect_garbage(collector))
+                group.create_task(self._follow_deletions(collector))
                 assert self.scrubber is not None
                 group.create_task(self.scrubber.run())
                 assert self.limbo is not None
@@ -176,7 +178,7 @@ class Bookie:
         local = read_cookie(directory)
         has_data = (directory / "log").exists() and any((directory / "log").iterdir())
         me = local.member if local is not None else member_of(config.bookie_name, 0)
-        # Before anything in the directory is touched.
+        # Check the name before anything in the directory is touched.
         check_name(local, config.bookie_name, directory)
         store = await asyncio.to_thread(Store, directory, me, config.store_options)
         self._opened = store
@@ -189,17 +191,17 @@ class Bookie:
                 "cut_bytes": replayed.cut_bytes,
             },
         )
-        cookie = await self._registration.agree(local, replayed, has_data=has_data)
+        cookie = await self._registration.register(local, replayed, has_data=has_data)
         self.cluster_id = self._registration.cluster_id
-        store.rename(cookie.member)
-        self._obey(store, _wanted_state(directory))
+        store.set_member(cookie.member)
+        self._apply_state(store, _stored_state(directory))
         store.start(self._writer_failed)
         self.limbo = Limbo(
             store, PlacedRows(self._metadata, config.bookie_name), rest_s=config.limbo_s
         )
         if is_limbo_due(local, cookie):
-            # Before it serves or registers: what was lost must not be denied (BP-46).
-            await insist(self.limbo.enter)
+            # Before the bookie serves or registers: it must not deny lost entries (BP-46).
+            await retry_until_available(self.limbo.enter)
         cookie = cookie.model_copy(update={"registered": True})
         write_cookie(directory, cookie)
         self._cookie = cookie
@@ -209,19 +211,19 @@ class Bookie:
         self.store = store
         return store
 
-    async def _beat(self, store: Store) -> None:
-        """Tell that it lives, and look after the room on the disk."""
+    async def _send_heartbeats(self, store: Store) -> None:
+        """Send heartbeats, and check the free disk space."""
         config = self.config
         incarnation = int(store.me.rpartition("@")[2])
         while True:
             store.check_space()
-            store.holdings.trim()
+            store.holdings.evict_idle()
             if store.index.is_suspect:
                 write_durably(store.directory / SUSPECT, b"")
                 self._end(
                     DISK_STATUS,
-                    f"bookie {config.bookie_name}: the index can't be read. The process ends; the"
-                    " next start builds it anew from the log.",
+                    f"bookie {config.bookie_name}: the index is unreadable. The process ends;"
+                    " the next start rebuilds the index from the log.",
                 )
             heartbeat = BookieHeartbeat(
                 incarnation=incarnation,
@@ -238,34 +240,34 @@ class Bookie:
                     self.is_registered = True
                     log.info("registered", extra={"member": store.me})
             except QuorumLogError as error:
-                # It goes on serving: liveness is advice, never safety.
+                # The bookie goes on serving: liveness is advice, never safety.
                 log.warning("heartbeat-failed", extra={"why": error.detail})
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(config.heartbeat_s):
-                    await self._told.wait()
-            self._told.clear()
+                    await self._heartbeat_due.wait()
+            self._heartbeat_due.clear()
 
-    async def _tell_log_end(self, store: Store) -> None:
-        """Tell the metadata service how far the log is on disk, and hear whether another process
-        took this one's name. While it is away the bookie goes on (rule 15a).
+    async def _report_log_ends(self, store: Store) -> None:
+        """Report the log's end periodically, and end this process if another one displaced it.
+        While the metadata service is away the bookie goes on (rule 15a).
         """
         while True:
             await asyncio.sleep(self.config.log_end_s)
             try:
-                await self._log_ends(store)
+                await self._report_log_end(store)
             except Displaced as error:
                 log.critical("displaced", extra={"reason": str(error)})
                 self._end(REFUSED_STATUS, f"bookie {self.config.bookie_name}: {error}")
             except QuorumLogError as error:
                 log.warning("log-end-put-off", extra={"why": error.detail})
 
-    async def _log_ends(self, store: Store) -> None:
+    async def _report_log_end(self, store: Store) -> None:
         assert self._cookie is not None
-        await self._registration.tell_log_end(self._cookie, store.position.sequence)
+        await self._registration.report_log_end(self._cookie, store.position.sequence)
 
-    async def _remember(self) -> None:
-        """Keep what the database is known to have answered, lest a deletion rest on one that went
-        back while nobody was there to notice (rule 18a).
+    async def _keep_witnesses(self) -> None:
+        """Store witnesses of the database's answers, so that no deletion rests on a database that
+        went back while no process was there to notice (rule 18a).
         """
         while True:
             try:
@@ -274,39 +276,38 @@ class Bookie:
                 if isinstance(error, DatabaseWentBack):
                     log.error("database-not-confirmed", extra={"why": error.detail})  # noqa: TRY400
             except OSError as error:
-                # A full disk, say: nothing is deleted meanwhile, and the bookie goes on.
+                # A full disk, say: the bookie goes on, and deletes nothing meanwhile.
                 log.warning("witnesses-not-kept", extra={"why": repr(error)})
             await asyncio.sleep(self.config.heartbeat_s)
 
-    async def _collect(self, collector: Collector) -> None:
-        """Give up what nobody needs, from time to time."""
+    async def _collect_garbage(self, collector: Collector) -> None:
+        """Drop ledgers that no longer belong here, periodically."""
         config = self.config
         loop = asyncio.get_running_loop()
         scan_at = loop.time() + config.collect_s
         while True:
             await asyncio.sleep(min(config.collect_s, max(1.0, config.collect_grace_s / 10)))
             try:
-                await collector.settle()
+                await collector.recheck()
                 if loop.time() >= scan_at:
                     scan_at = loop.time() + config.collect_s
                     await collector.round()
             except QuorumLogError as error:
-                # Nothing is given up without proof; the next round tries again.
+                # Nothing is dropped without proof; the next round retries.
                 log.warning("collect-put-off", extra={"why": error.detail})
             except Exception:
-                # A defect of ours in one round must not end all rounds.
+                # A bug in one round must not end all rounds.
                 log.exception("collect-failed")
 
-    async def _follow(self, collector: Collector) -> None:
-        """Hear of tombstones as they are made; the scan finds those that are missed."""
+    async def _follow_deletions(self, collector: Collector) -> None:
+        """Follow announced tombstones; the scan finds the missed ones."""
         async with contextlib.aclosing(self._metadata.changes()) as changes:
             async for change in changes:
                 if change.ledger_id is None or not change.deleted:
                     continue
                 try:
-                    await collector.announced(change.ledger_id)
+                    await collector.deletion_announced(change.ledger_id)
                 except QuorumLogError as error:
-                    # The scan finds it.
                     log.warning(
                         "announcement-put-off",
                         extra={"ledger": change.ledger_id, "why": error.detail},
@@ -315,7 +316,9 @@ class Bookie:
                     log.exception("announcement-failed", extra={"ledger": change.ledger_id})
 
     def _writer_failed(self, error: BaseException) -> None:
-        """In the writer's thread: what can't be synced must not be served (rule 3)."""
+        """In the writer's thread: end the process, since unsynced records must not be served (rule
+        3).
+        """
         self._end(
             DISK_STATUS,
             f"bookie {self.config.bookie_name}: the log can't be written: {error!r}. The process"
@@ -324,16 +327,16 @@ class Bookie:
 
 
 def is_limbo_due(local: LocalCookie | None, cookie: LocalCookie) -> bool:
-    """Whether this incarnation has yet to mark what older ones may have lost. A start that ended
-    before it was done left the cookie unregistered.
+    """Whether phase one of limbo is due. A start that ended before it was done left the cookie
+    unregistered.
     """
     if cookie.incarnation == 1:
         return False
     return local is None or local.incarnation != cookie.incarnation or not local.registered
 
 
-def _wanted_state(directory: Path) -> BookieMode:
-    """What an operator said last; a file that can't be understood takes no adds."""
+def _stored_state(directory: Path) -> BookieMode:
+    """The operator's last mode; a file with unknown content means read-only."""
     try:
         text = (directory / _STATE_FILE).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

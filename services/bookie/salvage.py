@@ -1,8 +1,8 @@
-"""Salvage: a log that is damaged below its tail, and does not start, becomes one that does.
+"""Salvage: make a log that is damaged below its tail startable again.
 
-What can be read is copied to a new log in order; the old one is kept as `log.damaged`. What could not
-be read may have been acknowledged, so the cookie is marked before the new log takes its place: the next
-start is a new incarnation, which denies nothing that older ones were asked to keep (rule 15).
+Readable records are copied in order to a new log; the old log is kept as `log.damaged`. Unreadable
+records may have been acknowledged, so the cookie is marked before the new log takes its place: the
+next start is a new incarnation, which denies nothing that older ones were asked to keep (rule 15).
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _LOOK_S: Final = 0.5
 
 @dataclass
 class Salvaged:
-    """What came of it."""
+    """The result of a salvage."""
 
     records: int = 0
     ledgers: int = 0
@@ -36,24 +36,24 @@ class Salvaged:
     """Places of the old log, as segment and offsets."""
 
 
-def restored(directory: Path) -> None:
-    """Take back a salvage that was cut off: the damaged log is still whole."""
+def undo_salvage(directory: Path) -> None:
+    """Undo an interrupted salvage: the damaged log is still complete."""
     log, damaged = directory / "log", directory / "log.damaged"
     if not log.exists() and damaged.exists():
         damaged.rename(log)
     shutil.rmtree(directory / "log.salvaged", ignore_errors=True)
 
 
-def salvaged(directory: Path, segment_bytes: int, numbers: Iterable[int]) -> Salvaged:
-    """Copy what can be read of these segments, in order, and put it in the log's place.
+def salvage_log(directory: Path, segment_bytes: int, numbers: Iterable[int]) -> Salvaged:
+    """Copy the readable records of these segments in order, and replace the log by the copy.
 
-    The caller owns the directory. Raises: OSError; FileExistsError where a salvage was made before
-    and its `log.damaged` is still there.
+    The caller owns the directory. Raises: OSError; FileExistsError if `log.damaged` of an earlier
+    salvage exists.
     """
     report = Salvaged()
     damaged, made = directory / "log.damaged", directory / "log.salvaged"
     if damaged.exists():
-        raise FileExistsError(f"{damaged} is of an earlier salvage: move it away first")
+        raise FileExistsError(f"{damaged} is left by an earlier salvage: move it away first")
     _check_room(directory, Segments(directory / "log", 0), segment_bytes)
     made.mkdir()
     try:
@@ -64,7 +64,7 @@ def salvaged(directory: Path, segment_bytes: int, numbers: Iterable[int]) -> Sal
         shutil.rmtree(made, ignore_errors=True)
         raise
     report.ledgers = len(ledgers)
-    # Before the new log is in its place: a start must not take it for all there was.
+    # Before the new log is in place: a start must not take it for the complete log.
     cookie = read_cookie(directory)
     if cookie is not None:
         write_cookie(directory, cookie.model_copy(update={"salvaged": True}))
@@ -99,9 +99,9 @@ def _copy(old: Segments, new: Segments, numbers: Iterable[int], report: Salvaged
     try:
         for number in numbers:
             for record in _records(old, number, report):
-                # Many go to the disk with one sync, and memory stays flat.
+                # Batch many records per sync, and keep memory flat.
                 while in_flight > IN_FLIGHT_BYTES and not failed:
-                    in_flight -= _taken(written, writer)
+                    in_flight -= _wait_written(written, writer)
                 if failed:
                     break
                 ledgers.add(record.ledger_id)
@@ -115,9 +115,9 @@ def _copy(old: Segments, new: Segments, numbers: Iterable[int], report: Salvaged
     return ledgers
 
 
-def _taken(written: SimpleQueue[int], writer: LogWriter) -> int:
-    """Bytes that came to the disk. Raises OSError where there is no room: a writer waits for that,
-    but nobody makes any here.
+def _wait_written(written: SimpleQueue[int], writer: LogWriter) -> int:
+    """How many bytes reached the disk. Raises OSError on a full disk: the writer would wait for
+    room, but nobody makes any here.
     """
     while True:
         try:
@@ -128,7 +128,7 @@ def _taken(written: SimpleQueue[int], writer: LogWriter) -> int:
 
 
 def _check_room(directory: Path, segments: Segments, segment_bytes: int) -> None:
-    """The old log stays, so the new one takes as much again. Raises OSError."""
+    """Check that the disk has room for a second log. Raises OSError."""
     size = sum(segments.path(number).stat().st_size for number in segments.numbers())
     needed, free = size + segment_bytes, shutil.disk_usage(directory).free
     if free < needed:

@@ -1,6 +1,6 @@
-"""Reading a whole segment in little memory: which stretches of it are right, and whom they name.
+"""Reading a whole segment in little memory: its valid stretches, and the ledgers they name.
 
-Unlike a replay it does not stop where something is wrong: it goes on at the next right batch.
+Unlike a replay, a scan continues behind damage at the next valid batch.
 """
 
 import os
@@ -22,11 +22,11 @@ from services.bookie.records import deleted_in
 from services.bookie.segments import Segments
 
 STEP_BYTES: Final = 1024 * 1024
-"""Read with one call; more only where a single batch is larger. Above the table of a batch."""
+"""Read with one call, or the size of a batch if larger. Exceeds the table of any batch."""
 
 
 class Scanned(NamedTuple):
-    """A batch, or a stretch in which none is right."""
+    """A batch, or a stretch without a valid one."""
 
     start: int
     end: int
@@ -34,7 +34,7 @@ class Scanned(NamedTuple):
 
 
 def end_of(segments: Segments, segment: int) -> int:
-    """Where a segment ends that has a successor; its size, if that one's head is not right."""
+    """Where a segment ends, by its successor's head, or its size if that head is invalid."""
     try:
         return segments.head(segment + 1).previous_end
     except LogDamaged:
@@ -42,7 +42,7 @@ def end_of(segments: Segments, segment: int) -> int:
 
 
 def scan(segments: Segments, segment: int) -> Generator[Scanned]:
-    """All of a segment that has a successor, in order. Raises OSError, LogDamaged (its head)."""
+    """A whole segment that has a successor, in order. Raises OSError, LogDamaged (its head)."""
     head, end = segments.head(segment), end_of(segments, segment)
     fd = os.open(segments.path(segment), os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -57,25 +57,25 @@ def _scan(fd: int, head: SegmentHead, end: int) -> Iterator[Scanned]:
     while at < end:
         size = whole_bytes(head, data, at - base, base)
         if size is None or at + size > base + len(data):
-            # Not all of it is here yet: read on from there.
+            # The batch is incomplete in `data`: read on from its start.
             data, base = _read(fd, at, max(STEP_BYTES, size or 0), end), at
             size = whole_bytes(head, data, 0, base)
             if size is not None and size > len(data):
-                # Only its head tells that a batch is larger than what was read.
+                # Its head shows a batch larger than what was read.
                 data = _read(fd, at, size, end)
         batch = None if size is None else parse_batch(head, data, at - base, base)
         if batch is not None:
             yield Scanned(at, batch.end, batch)
             at = batch.end
         else:
-            start, at = at, _next(fd, head, at + 1, end) if size is None else at + size
+            start, at = at, _next_batch_start(fd, head, at + 1, end) if size is None else at + size
             yield Scanned(start, min(at, end), None)
 
 
-def _next(fd: int, head: SegmentHead, at: int, end: int) -> int:
-    """The next place where a batch's heads are right, or the end."""
+def _next_batch_start(fd: int, head: SegmentHead, at: int, end: int) -> int:
+    """The next offset with valid batch heads, or the end."""
     while at < end:
-        # Windows overlap, so that no heads lie across two of them unseen.
+        # Windows overlap, so that heads across a border are not missed.
         data = _read(fd, at, 2 * STEP_BYTES, end)
         found = next_batch(head, data, at)
         if found is not None and found < at + STEP_BYTES:
@@ -85,7 +85,7 @@ def _next(fd: int, head: SegmentHead, at: int, end: int) -> int:
 
 
 def _read(fd: int, at: int, size: int, end: int) -> bytes:
-    """Bytes of the file; none where the disk can't read them."""
+    """Bytes of the file; none if the disk fails."""
     try:
         return os.pread(fd, min(size, end - at), at)
     except OSError:
@@ -93,7 +93,7 @@ def _read(fd: int, at: int, size: int, end: int) -> bytes:
 
 
 def is_blank(segments: Segments, segment: int, start: int, end: int) -> bool:
-    """Nothing was ever written there: the end of a segment that was not closed. Raises OSError."""
+    """Whether nothing was ever written there, as after an unclean stop. Raises OSError."""
     with segments.path(segment).open("rb") as file:
         file.seek(start)
         while start < end and (data := file.read(min(STEP_BYTES, end - start))):
@@ -103,21 +103,21 @@ def is_blank(segments: Segments, segment: int, start: int, end: int) -> bool:
     return True
 
 
-class Words(NamedTuple):
-    """What a segment says beside entries."""
+class SegmentState(NamedTuple):
+    """What a segment records beside entries."""
 
     ledgers: set[int]
-    """Whom it speaks of, deleted ones by their other records only."""
+    """Ledgers with records in it, other than deletions."""
     deleted: "array[int]"
-    """Who it says is deleted (rule 16a)."""
+    """Ledgers that it records as deleted (rule 16a)."""
     packed_bytes: int
-    """Of the records that name many of these."""
+    """Size of the records that pack many deletions."""
     is_whole: bool
-    """Whether all of it could be read."""
+    """Whether the whole segment was readable."""
 
 
-def words_of(segments: Segments, segment: int) -> Words:
-    """What a segment says beside entries. Raises OSError, LogDamaged (its head)."""
+def state_of(segments: Segments, segment: int) -> SegmentState:
+    """What a segment records beside entries. Raises OSError, LogDamaged (its head)."""
     ledgers: set[int] = set()
     deleted = array("q")
     packed_bytes = 0
@@ -133,4 +133,4 @@ def words_of(segments: Segments, segment: int) -> Words:
                 ledgers.add(record.ledger_id)
             elif record.kind is Kind.DELETED:
                 packed_bytes += record.size
-    return Words(ledgers, deleted, packed_bytes, is_whole)
+    return SegmentState(ledgers, deleted, packed_bytes, is_whole)

@@ -1,8 +1,9 @@
-"""The scrubber: all of the log is read again and again, slowly, before somebody needs what rotted.
+"""The scrubber: slowly reads the whole log again and again, to find bit rot before a reader does.
 
-BookKeeper's auditor looks at the first and the last entry of a fragment once a week; this one checks
-every byte's CRC. What is wrong is reported with its place, for repair from peers; nothing is
-changed here. Where it stopped is kept, so that a bookie that restarts often is scrubbed all the same.
+BookKeeper's auditor checks the first and the last entry of a fragment once a week; this scrubber
+checks every byte's CRC. It reports damage with its place, for repair from peers, and changes
+nothing. Its position is kept on disk, so that frequent restarts do not stop it from completing a
+pass.
 """
 
 import asyncio
@@ -15,45 +16,45 @@ from typing import Final
 import google_crc32c
 
 from services.bookie.damage import Stretch
+from services.bookie.extents import Extent, read_blocking
 from services.bookie.log import LogDamaged
 from services.bookie.pace import Pace
 from services.bookie.parts import Part
-from services.bookie.reading import Extent, read_waiting
 from services.bookie.scan import Scanned, scan
 from services.bookie.segments import write_durably
 from services.bookie.store import Store
 
 log = logging.getLogger(__name__)
 
-_FILE: Final = "scrubbed"
+_RESUME_FILE: Final = "scrubbed"
 _STEP_BYTES: Final = 1024 * 1024
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far the scrubber is."""
+    """The scrubber's progress."""
 
     segment: int = 0
-    """The last one that was checked in this pass."""
+    """The last segment checked in this pass."""
     checked_bytes: int = 0
     passes: int = 0
     damaged: int = 0
-    """Places that were found damaged, since the process began."""
+    """Damaged places found since the process started."""
 
 
 class Scrubber:
     """Reads sealed segments in order, at `bytes_per_s` (0: never)."""
 
     def __init__(self, store: Store, pace: Pace, *, bytes_per_s: int, pass_s: float) -> None:
-        """`pass_s`: a pass over all of the log begins no sooner after the one before."""
+        """`pass_s`: least time from the start of one pass to the start of the next."""
         self._store = store
         self._pace = pace
         self._bytes_per_s = bytes_per_s
         self._pass_s = pass_s
-        self.progress = Progress(_where(store))
+        self.progress = Progress(_resume_segment(store))
 
     async def run(self) -> None:
-        """For ever, pass after pass."""
+        """Run passes for ever."""
         if not self._bytes_per_s:
             return
         loop = asyncio.get_running_loop()
@@ -63,24 +64,24 @@ class Scrubber:
             await asyncio.sleep(max(0.0, began + self._pass_s - loop.time()))
 
     async def one_pass(self) -> None:
-        """What is left of a pass over all segments that are not written any more."""
+        """Finish the present pass over all segments that are no longer written."""
         store, progress = self._store, self.progress
         for segment in store.segments.numbers():
             if segment <= progress.segment or segment >= store.position.segment:
                 continue
             try:
-                await self._check(segment)
+                await self._check_segment(segment)
             except Exception:
-                # One broken segment must not keep the others from being looked at.
+                # One broken segment must not stop the check of the others.
                 log.exception("scrub-failed", extra={"segment": segment})
             progress.segment = segment
-            await asyncio.to_thread(_remember, store, segment)
+            await asyncio.to_thread(_store_resume_segment, store, segment)
         await self._find_missing()
         progress.segment = 0
         progress.passes += 1
-        await asyncio.to_thread(_remember, store, 0)
+        await asyncio.to_thread(_store_resume_segment, store, 0)
 
-    async def _check(self, segment: int) -> None:
+    async def _check_segment(self, segment: int) -> None:
         store = self._store
         wrong: list[tuple[int, int]] = []
         try:
@@ -92,15 +93,15 @@ class Scrubber:
                 store.counters["scrubbed_bytes"] += size
                 await self._pace.spend(size, self._bytes_per_s)
         except FileNotFoundError:
-            return  # it was removed on purpose just now; a missing one is found at the end
+            return  # removed on purpose just now; `_find_missing` finds other losses
         except (OSError, LogDamaged) as error:
             if not store.segments.path(segment).exists():
                 return
             await self._report(segment, 0, 1 << 62, str(error))
         for start, end in wrong:
             if not store.segments.path(segment).exists():
-                return  # it was given up meanwhile, and then cut
-            await self._report(segment, start, end, "a CRC is wrong, or it can't be read")
+                return  # removed meanwhile
+            await self._report(segment, start, end, "a CRC is wrong, or the disk can't read it")
 
     async def _find_missing(self) -> None:
         store = self._store
@@ -111,7 +112,7 @@ class Scrubber:
                 await self._report(segment, 0, 1 << 62, "the file is missing")
 
     async def _report(self, segment: int, start: int, end: int, reason: str) -> None:
-        """Note the damage, and which entries it hits."""
+        """Note damage, and the entries that it hits."""
         store = self._store
         self.progress.damaged += 1
         store.counters["scrub_damages"] += 1
@@ -124,24 +125,24 @@ class Scrubber:
             store.damages.note(ledger_id, part)
 
     def _bad_parts(self, segment: int, start: int, end: int) -> list[tuple[int, Part]]:
-        """The parts in a stretch whose bytes are not right; in a thread."""
+        """The parts in a stretch with invalid bytes; in a thread."""
         store = self._store
         bad = []
         for ledger_id, part in store.index.all_parts():
             if part.segment != segment or not start <= part.offset < end:
                 continue
             try:
-                file = store.segments.opened(segment)
+                file = store.segments.open_unshared(segment)
             except OSError:
                 file = None
-            data = read_waiting(Extent(file, part.offset, part.offset + part.size, [part]))
+            data = read_blocking(Extent(file, part.offset, part.offset + part.size, [part]))
             if len(data) != part.size or google_crc32c.value(bytes(data)) != part.crc:
                 bad.append((ledger_id, part))
         return bad
 
 
 def _steps(scanned: Iterator[Scanned]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """About a megabyte at a time: how much was read, and which stretches of it are wrong."""
+    """About a megabyte at a time: the bytes read, and the damaged stretches in them."""
     size = 0
     wrong: list[tuple[int, int]] = []
     for start, end, batch in scanned:
@@ -154,16 +155,16 @@ def _steps(scanned: Iterator[Scanned]) -> Iterator[tuple[int, list[tuple[int, in
     yield size, wrong
 
 
-def _where(store: Store) -> int:
-    """Up to where a pass came before the process ended; what can't be understood begins anew."""
+def _resume_segment(store: Store) -> int:
+    """The last segment checked before the process ended; 0 if the file is unreadable."""
     try:
-        text = (store.directory / _FILE).read_text(encoding="ascii", errors="replace")
+        text = (store.directory / _RESUME_FILE).read_text(encoding="ascii", errors="replace")
     except OSError:
         return 0
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
 
 
-def _remember(store: Store, segment: int) -> None:
-    # A disk that is full or fails is not this task's to report.
+def _store_resume_segment(store: Store, segment: int) -> None:
+    # Another task reports a full or failing disk.
     with contextlib.suppress(OSError):
-        write_durably(store.directory / _FILE, str(segment).encode())
+        write_durably(store.directory / _RESUME_FILE, str(segment).encode())

@@ -1,9 +1,8 @@
-"""The files of the log: how they come into being, are found, read and removed.
+"""The files of the log: creating, finding, reading and removing them.
 
-A segment gets its name only when its head (and, after an unclean start, the tail that was copied
-into it) is on disk: created under another name, synced, renamed, directory synced (rule
-19). Blocks are allocated at creation, so that a full disk shows there and not in the middle of a
-batch.
+A segment gets its name only when its head (and, after an unclean start, the tail copied into it) is
+on disk: it is created under another name, synced and renamed, and the directory is synced (rule
+19). Blocks are allocated at creation, so that a full disk shows there and not inside a batch.
 """
 
 import contextlib
@@ -22,22 +21,22 @@ from services.bookie.log import SEGMENT_HEAD, LogDamaged, SegmentHead, parse_seg
 _FIRST: Final = struct.Struct(">QI")
 
 OPEN_FILES_MAX: Final = 128
-"""Segments that are kept open for reading; the least lately used one is closed."""
+"""Segments kept open for reading; the least recently opened one is closed."""
 
 
 class SegmentFile:
-    """A file open for reading. It is closed when nobody holds it any more, so a reader in another
-    thread never reads from a number that means another file by now.
+    """A file open for reading. It is closed with its last reference, so that a reader in another
+    thread never reads from a descriptor that was reused for another file.
     """
 
     __slots__ = ("fd",)
 
     def __init__(self, path: Path) -> None:
-        """Opens it. Raises FileNotFoundError."""
+        """Open the file. Raises FileNotFoundError."""
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self) -> None:
-        """Close it."""
+        """Close the file."""
         fd = getattr(self, "fd", None)
         if fd is not None:
             os.close(fd)
@@ -46,35 +45,35 @@ class SegmentFile:
 class Segments:
     """The directory of segments.
 
-    A segment that was removed on purpose leaves its head in a file `.gone`, so that one that is
-    missing for another reason is noticed. The file `first` stands for those at the beginning.
+    A segment removed on purpose leaves its head in a file `.gone`, so that any other missing
+    segment is noticed. The file `first` replaces the leading `.gone` files.
     """
 
     def __init__(self, directory: Path, segment_bytes: int) -> None:
-        """`segment_bytes`: what a new segment is given on disk."""
+        """`segment_bytes`: the size allocated for a new segment."""
         self.directory = directory
         self.segment_bytes = segment_bytes
         self._first = directory / "first"
         self._open: OrderedDict[int, SegmentFile] = OrderedDict()
 
     def path(self, segment: int) -> Path:
-        """Where a segment lies."""
+        """The path of a segment."""
         return self.directory / f"{segment:012d}.log"
 
     def gone_path(self, segment: int) -> Path:
-        """Where the head of a removed segment lies."""
+        """The path of a removed segment's head."""
         return self.directory / f"{segment:012d}.gone"
 
     def numbers(self) -> list[int]:
-        """All segments, ascending."""
+        """The numbers of all segments, ascending."""
         return sorted(int(path.stem) for path in self.directory.glob("*.log"))
 
     def gone(self) -> list[int]:
-        """All segments that were removed on purpose, ascending."""
+        """The numbers of segments removed on purpose, ascending, unless `first` covers them."""
         return sorted(int(path.stem) for path in self.directory.glob("*.gone"))
 
     def first(self) -> int:
-        """All segments below it were removed on purpose. Raises LogDamaged."""
+        """All segments below this number were removed on purpose. Raises LogDamaged."""
         try:
             data = self._first.read_bytes()
         except FileNotFoundError:
@@ -84,14 +83,14 @@ class Segments:
         return int(_FIRST.unpack(data)[0])
 
     def remove_leftovers(self) -> None:
-        """Remove segments that were never finished: nothing in them was ever acknowledged. And
-        what a removal left when it was cut off. Raises LogDamaged.
+        """Remove unfinished segments, in which nothing was ever acknowledged, and finish
+        interrupted removals. Raises LogDamaged.
         """
         for path in self.directory.glob("*.new"):
             path.unlink()
         for segment in self.gone():
-            self._cut_gone(segment)
-        self._forget_first()
+            self._truncate_gone(segment)
+        self._advance_first()
         for segment in self.numbers():
             if segment < self.first():
                 self.path(segment).unlink()
@@ -103,7 +102,7 @@ class Segments:
         previous_end: int,
         fill: Callable[[SegmentHead], list[bytes]] | None = None,
     ) -> tuple[SegmentHead, int, int]:
-        """A new segment: its head, its file, and the offset after what `fill` wrote into it.
+        """A new segment: its head, its file, and the offset after the content that `fill` returns.
 
         Raises: OSError; ENOSPC leaves nothing behind.
         """
@@ -124,7 +123,7 @@ class Segments:
             write_all(fd, buffers, 0)
             os.fsync(fd)
             new.rename(path)
-            self.sync_names()
+            self.sync_entries()
         except BaseException:
             os.close(fd)
             new.unlink(missing_ok=True)
@@ -132,7 +131,7 @@ class Segments:
         return head, fd, end
 
     def head(self, segment: int) -> SegmentHead:
-        """The head of a segment, a removed one too. Raises LogDamaged where it is not right."""
+        """A segment's head, present or removed. Raises LogDamaged if it is missing or invalid."""
         path = self.path(segment)
         if not path.exists():
             path = self.gone_path(segment)
@@ -152,7 +151,9 @@ class Segments:
             return file.read()
 
     def reader(self, segment: int) -> SegmentFile:
-        """A file to read the segment from; the loop's thread asks. Raises FileNotFoundError."""
+        """A file of the segment for reading, kept open; on the loop's thread. Raises
+        FileNotFoundError.
+        """
         file = self._open.get(segment)
         if file is None:
             file = self._open[segment] = SegmentFile(self.path(segment))
@@ -160,35 +161,37 @@ class Segments:
                 self._open.popitem(last=False)
         return file
 
-    def sync_names(self) -> None:
-        """Which segments there are is on disk when it returns."""
+    def sync_entries(self) -> None:
+        """Sync the directory: the set of segments is on disk when this returns."""
         sync_directory(self.directory)
 
-    def opened(self, segment: int) -> SegmentFile:
-        """The same for other threads: not kept open. Raises OSError."""
+    def open_unshared(self, segment: int) -> SegmentFile:
+        """A file of the segment for another thread, not kept open. Raises OSError."""
         return SegmentFile(self.path(segment))
 
     def remove(self, segment: int) -> None:
-        """Delete a segment that nothing names any more. Takes no room: a full disk is emptied."""
+        """Remove a segment that no part references. Needs no free space, so it works on a full
+        disk.
+        """
         self._open.pop(segment, None)
         self.head(segment)
         self.path(segment).rename(self.gone_path(segment))
-        self.sync_names()
-        self._cut_gone(segment)
+        self.sync_entries()
+        self._truncate_gone(segment)
         with contextlib.suppress(OSError):
-            # On a full disk the next start does it.
-            self._forget_first()
+            # On a full disk the next start retries.
+            self._advance_first()
 
-    def _cut_gone(self, segment: int) -> None:
-        """Keep the head of a segment that is gone, and give its blocks back."""
+    def _truncate_gone(self, segment: int) -> None:
+        """Keep only the head of a removed segment, and free its blocks."""
         fd = os.open(self.gone_path(segment), os.O_RDWR | os.O_CLOEXEC)
         try:
             os.ftruncate(fd, SEGMENT_HEAD.size)
         finally:
             os.close(fd)
 
-    def _forget_first(self) -> None:
-        """One number stands for all segments that are gone at the beginning."""
+    def _advance_first(self) -> None:
+        """Replace leading `.gone` files by a higher number in the file `first`."""
         known = first = self.first()
         gone = self.gone()
         while first in gone:
@@ -201,7 +204,7 @@ class Segments:
                 self.gone_path(segment).unlink()
 
     def close(self) -> None:
-        """Forget all open files."""
+        """Close all files."""
         self._open.clear()
 
 
@@ -212,7 +215,7 @@ def read_start(path: Path, size: int) -> bytes:
 
 
 def allocate(fd: int, size: int) -> None:
-    """Give a file its blocks, where the file system can."""
+    """Allocate a file's blocks, if the file system supports it."""
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
@@ -222,11 +225,11 @@ def allocate(fd: int, size: int) -> None:
 
 
 IOV_MAX: Final = 1024
-"""How many buffers one call takes (Linux)."""
+"""Most buffers per call (Linux)."""
 
 
 def write_all(fd: int, buffers: list[bytes], offset: int) -> None:
-    """Write all of the buffers at an offset; a short write goes on where it stopped."""
+    """Write all buffers at an offset; continue after a short write."""
     start = 0
     while start < len(buffers):
         chunk: list[bytes | memoryview] = list(buffers[start : start + IOV_MAX])
@@ -242,7 +245,7 @@ def write_all(fd: int, buffers: list[bytes], offset: int) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make names in a directory durable."""
+    """Make a directory's entries durable."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -251,7 +254,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replace a small file whole or not at all."""
+    """Replace a small file atomically and durably."""
     new = path.with_name(path.name + ".new")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
     try:

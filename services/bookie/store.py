@@ -1,11 +1,11 @@
 """A bookie's storage: the rules, the log and the index put together. No sockets.
 
-All of it runs on one event loop's thread, but for the writer's thread (which owns the end of the
-log), the threads that read what is not in memory, and the one that writes a checkpoint. Answers
-are given to callbacks, so that an add costs no task.
+Everything runs on one event loop's thread, except the writer's thread (which owns the end of the
+log), the threads that read what is not in memory, and the one that writes a checkpoint. Answers go
+to callbacks, so that an add costs no task.
 
-Here stands what is asked of the rules, and the life of it all. What is held is in holdings.py, what
-is on its way to the disk in pending.py, what is read from it in reads.py, its room in disk.py.
+This module asks the rules and manages the lifecycle. Stored ledgers are in holdings.py, queued
+records in pending.py, reads in reads.py, free space in disk.py.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, LacTold, ReadAsked, Verdict
 from services.bookie.checkpoints import Checkpoints
 from services.bookie.damage import Damages
-from services.bookie.directory import locked, open_index
+from services.bookie.directory import lock_directory, open_index
 from services.bookie.disk import Disk
+from services.bookie.extents import join
 from services.bookie.holdings import Holdings
 from services.bookie.index import LedgerRow
 from services.bookie.ledger import Ledger
 from services.bookie.moves import Moves
 from services.bookie.options import StoreOptions
 from services.bookie.parts import split_run
-from services.bookie.pending import Pending, tell
-from services.bookie.reading import join
+from services.bookie.pending import Pending, resolve
 from services.bookie.reads import Found, Reads
 from services.bookie.replay import Replayed, replay_log
 from services.bookie.segments import Segments, sync_directory
@@ -49,7 +49,7 @@ COMPARE_ROUNDS_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class ReadAnswer:
-    """What a read found: what neither `run` nor `absent` names is unknown."""
+    """The answer to a read. Ids in neither `run` nor `absent` are unknown."""
 
     status: Status
     last_add_confirmed: int
@@ -58,14 +58,15 @@ class ReadAnswer:
 
 
 class Overloaded(Exception):
-    """More is queued for the disk than is kept in memory."""
+    """More is queued for the disk than may stay in memory."""
 
 
 class Store:
     """The ledgers of one bookie in one directory.
 
     Invariants: an answer leaves only when the records that it rests on are on disk (rule 3); one
-    process owns the directory; the checkpoint names a place below which everything is on disk.
+    process owns the directory; the checkpoint names a log position below which everything is on
+    disk.
     """
 
     def __init__(
@@ -77,10 +78,10 @@ class Store:
         lock_held: int | None = None,
         on_segment: Callable[[], None] = lambda: None,
     ) -> None:
-        """Locks and opens the directory, and replays its log. Blocks; nothing is served yet.
+        """Lock and open the directory, and replay its log. Blocks; nothing is served yet.
 
-        `lock_held`: the lock that the caller took already, by `locked`; `on_segment` is called
-        when a segment has been read.
+        `lock_held`: a lock that the caller has taken with `lock_directory`; `on_segment` is called
+        after each segment read.
 
         Raises: DirectoryInUse, LogDamaged.
         """
@@ -88,7 +89,7 @@ class Store:
         self.me = me
         self._read_bytes_max = options.read_bytes_max
         directory.mkdir(parents=True, exist_ok=True)
-        self._lock = locked(directory) if lock_held is None else lock_held
+        self._lock = lock_directory(directory) if lock_held is None else lock_held
         self.segments = Segments(directory / "log", options.segment_bytes)
         self.counters: Counter[str] = Counter()
         with ExitStack() as undo:
@@ -111,25 +112,23 @@ class Store:
             options.pending_bytes_max,
             self.replayed.position,
             self.counters,
-            self._checkpoints.written,
+            self._checkpoints.note_written,
         )
         self._reads = Reads(self.segments, self.damages, self.counters)
         self.moves = Moves(self.holdings, self.pending, self._reads, self.counters)
-        self._leaving: set[int] = set()
-        """Ledgers about to be dropped: nothing is said of them."""
+        self._withheld: set[int] = set()
+        """Ledgers about to be dropped: no request about them is answered."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer: LogWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_ending = False
-        """What is written from now on may never come to the disk."""
+        """Records queued from now on may never reach the disk."""
         self.is_closed_to_adds = False
-        """An operator's word: the disk may have room, and no normal add is taken all the same."""
+        """An operator stopped normal adds, whatever room the disk has."""
         self.check_space()
 
-    # --- life ------------------------------------------------------------------------------------
-
     def start(self, on_fatal: Callable[[BaseException], None]) -> None:
-        """Begin to write, on the running loop. `on_fatal`: nothing can be written any more."""
+        """Start writing, on the running loop. `on_fatal`: nothing can be written any more."""
         self._loop = asyncio.get_running_loop()
         self._writer = LogWriter(
             self.segments,
@@ -137,32 +136,32 @@ class Store:
             self.replayed.fd,
             self.replayed.position,
             reserve=self.disk.reserve,
-            on_synced=self.pending.synced_elsewhere,
+            on_synced=self.pending.on_batch_synced,
             on_fatal=on_fatal,
         )
         self.pending.start(self._writer)
-        if self.holdings.is_much_replayed:
-            self._checkpoints.begin()
+        if self.holdings.replayed_much:
+            self._checkpoints.start_background()
 
-    def rename(self, me: str) -> None:
-        """Be another incarnation; before anything is served."""
+    def set_member(self, me: str) -> None:
+        """Become another incarnation, before anything is served."""
         self.me = me
-        self.holdings.rename(me)
+        self.holdings.set_member(me)
 
     async def stop(self) -> None:
-        """Write what is queued, the clean end and a checkpoint."""
+        """Write the queued records, the clean end and a checkpoint."""
         self._is_ending = True
         if self._writer is not None:
             await asyncio.to_thread(self._writer.stop)
-            # What the writer told the loop last is handled before this goes on.
+            # Let the loop handle the writer's last callback first.
             await asyncio.sleep(0)
         if self._tasks:
             await asyncio.gather(*self._tasks)
-        await self._checkpoints.last()
+        await self._checkpoints.run_final()
         self.close()
 
     def close(self) -> None:
-        """Let go of the directory as a crash would: nothing more is written."""
+        """Release the directory as a crash would: nothing more is written."""
         self._reads.close()
         if self._writer is None:
             os.close(self.replayed.fd)
@@ -171,14 +170,12 @@ class Store:
         os.close(self._lock)
 
     async def checkpoint(self) -> None:
-        """Bring the index up to where the log is on disk, now."""
-        await self._checkpoints.now()
+        """Run a checkpoint now."""
+        await self._checkpoints.run()
 
     def write_index(self) -> None:
-        """A checkpoint at the end of a replay, where no loop runs."""
+        """Write a checkpoint after a replay, before a loop runs."""
         self.holdings.write_index(self.position)
-
-    # --- what is asked ----------------------------------------------------------------------------
 
     def add(self, asked: AddAsked, done: Callable[[Verdict], None]) -> None:
         """Judge an add; `done` is called when its answer may leave.
@@ -186,9 +183,9 @@ class Store:
         Raises: Overloaded when too much is queued.
         """
         run = asked.run
-        if self.pending.is_too_much:
+        if self.pending.is_over_limit:
             raise Overloaded
-        if run.ledger_id in self._leaving or self._is_ending:
+        if run.ledger_id in self._withheld or self._is_ending:
             done(Verdict(Status.UNKNOWN))
             return
         if self.takes_no_adds:
@@ -213,13 +210,13 @@ class Store:
     async def _add_pieces(
         self, asked: AddAsked, pieces: list[Run], done: Callable[[Verdict], None]
     ) -> None:
-        """A run too wide for one part: its pieces one after another, until one is refused."""
+        """Add a run too wide for one part: its pieces one after another, until one is refused."""
         assert self._loop is not None
         verdict = Verdict(Status.UNKNOWN)
         try:
             for piece in pieces:
                 answered: asyncio.Future[Verdict] = self._loop.create_future()
-                self.add(replace(asked, run=piece), partial(tell, answered))
+                self.add(replace(asked, run=piece), partial(resolve, answered))
                 verdict = await answered
                 if verdict.status is not Status.OK:
                     break
@@ -231,7 +228,7 @@ class Store:
     async def _add_compared(
         self, asked: AddAsked, compare: Ranges, done: Callable[[Verdict], None]
     ) -> None:
-        """An add of ids that are here: read them, and judge it again."""
+        """Add stored ids: read the stored copies, and judge the add again."""
         ledger_id = asked.run.ledger_id
         ledger = self.ledger(ledger_id)
         verdict = Verdict(Status.UNKNOWN)
@@ -239,10 +236,10 @@ class Store:
             for _ in range(COMPARE_ROUNDS_MAX):
                 stored, damaged = await self._reads.stored(ledger, compare)
                 again = replace(asked, stored=stored, damaged=damaged)
-                # It may have been forgotten and loaded again meanwhile: two would not see each
-                # other's fence.
+                # The ledger may have been evicted and loaded again meanwhile: two objects would
+                # miss each other's fence.
                 ledger = self.ledger(ledger_id)
-                if ledger_id in self._leaving or self._is_ending:
+                if ledger_id in self._withheld or self._is_ending:
                     verdict = Verdict(Status.UNKNOWN)
                     break
                 verdict = ledger.replica.step(again)
@@ -256,15 +253,15 @@ class Store:
         ledger.when_synced(verdict.after, lambda: done(verdict))
 
     def fence(self, ledger_id: int, asked: FenceAsked, done: Callable[[Verdict], None]) -> None:
-        """Fence; `done` when the fence is on disk."""
+        """Fence the ledger; `done` is called when the fence is on disk."""
         self._ask(ledger_id, asked, done)
 
     def read_lac(self, ledger_id: int, asked: LacAsked, done: Callable[[Verdict], None]) -> None:
-        """Tell the LAC."""
+        """Answer with the LAC."""
         self._ask(ledger_id, asked, done)
 
     def write_lac(self, ledger_id: int, asked: LacTold, done: Callable[[Verdict], None]) -> None:
-        """Keep an explicit LAC."""
+        """Store an explicit LAC."""
         self._ask(ledger_id, asked, done)
 
     def _ask(
@@ -283,15 +280,16 @@ class Store:
         ledger = self.ledger(ledger_id)
         verdict = ledger.replica.enter_limbo(ledger_key, is_fenced=is_fenced)
         self.pending.submit(ledger, verdict.records)
-        await self.pending.all_synced(ledger)
+        await self.pending.wait_synced(ledger)
 
     async def leave_limbo(self, ledger_id: int) -> None:
-        """What belongs here of a ledger is here; on disk when it returns."""
-        # A checkpoint may tell it before the log does: not before what came back is on disk (I27).
-        await self.pending.all_synced(self.ledger(ledger_id))
+        """End a ledger's limbo: all its entries are here. On disk when it returns."""
+        # The index may learn of the end before the log does, so restored entries must be on disk
+        # first (I27).
+        await self.pending.wait_synced(self.ledger(ledger_id))
         ledger = self.ledger(ledger_id)
         self.pending.submit(ledger, ledger.replica.set_limbo(limbo=False).records)
-        await self.pending.all_synced(ledger)
+        await self.pending.wait_synced(ledger)
 
     def read(
         self,
@@ -300,8 +298,8 @@ class Store:
         bytes_max: int,
         done: Callable[[ReadAnswer], None],
     ) -> None:
-        """Read; `done` when what the answer rests on is on disk and its bytes are here."""
-        if ledger_id in self._leaving:
+        """Read; `done` is called when the answer's records are on disk and its bytes are here."""
+        if ledger_id in self._withheld:
             done(ReadAnswer(Status.UNKNOWN, NO_ENTRY, None, ()))
             return
         bytes_max = max(1, min(bytes_max, self._read_bytes_max))
@@ -309,13 +307,13 @@ class Store:
         parts, known_to = ledger.find_some(asked.first, asked.last, bytes_max)
         if known_to != asked.last:
             asked = replace(asked, last=known_to)
-        ledger.remember(asked.first, known_to, parts)
+        ledger.cache_lookup(asked.first, known_to, parts)
         verdict = ledger.replica.step(asked)
-        ledger.forget_found()
+        ledger.clear_cached_lookup()
         self.pending.submit(ledger, verdict.records)
         if not verdict.present:
             parts = []
-        is_advised = self._reads.go_on(ledger, asked.first, known_to, parts, bytes_max)
+        is_advised = self._reads.note_read(ledger, asked.first, known_to, parts, bytes_max)
 
         def answer(found: Found) -> None:
             body = join(found, asked.first, known_to, bytes_max) if found else None
@@ -323,11 +321,11 @@ class Store:
 
         def fetch() -> None:
             if asked.from_disk:
-                self._spawn(self._reads.fetch_back(ledger, parts, answer))
+                self._spawn(self._reads.fetch_from_disk(ledger, parts, answer))
                 return
-            found, missing = self._reads.fetch_now(ledger, parts)
+            found, missing = self._reads.fetch_cached(ledger, parts)
             if missing:
-                reading = self._reads.fetch_later(
+                reading = self._reads.fetch_rest(
                     ledger, found, missing, answer, is_advised=is_advised
                 )
                 self._spawn(reading)
@@ -339,73 +337,71 @@ class Store:
     async def examine(
         self, ledger_id: int, first: int, last: int, bytes_max: int, *, from_disk: bool = False
     ) -> tuple[Ranges, Run | None, int]:
-        """What should be held of the beginning of a range, what of it could be read, and up to
-        which entry this is told: about `bytes_max` at a time. Does not ask the rules (audit).
-        `from_disk`: what is on its way there is waited for, and read back (rule 20a).
+        """The stored ids of the beginning of a range, the readable entries of them, and the last id
+        covered: about `bytes_max` at a time. Bypasses the rules (audit). `from_disk`: wait for
+        queued records, and read the disk (rule 20a).
         """
         if from_disk:
-            await self.pending.all_synced(self.ledger(ledger_id))
+            await self.pending.wait_synced(self.ledger(ledger_id))
         ledger = self.ledger(ledger_id)
         return await self._reads.examine(ledger, first, last, bytes_max, from_disk=from_disk)
 
     def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
-        """Hold no entries of a ledger any more (moves.py)."""
+        """Drop a ledger's entries (moves.py)."""
         self.moves.drop(ledger_id, keep_stub=keep_stub)
 
-    def leave(self, ledger_id: int, *, leaving: bool) -> None:
-        """Say nothing of a ledger while it is decided whether it is dropped (or again). Else a
+    def withhold(self, ledger_id: int, *, withheld: bool) -> None:
+        """Answer nothing about a ledger while its drop is decided (or answer again). Otherwise a
         repair that names this bookie just now might find entries that are about to go.
         """
-        if leaving:
-            self._leaving.add(ledger_id)
+        if withheld:
+            self._withheld.add(ledger_id)
         else:
-            self._leaving.discard(ledger_id)
+            self._withheld.discard(ledger_id)
 
-    def is_leaving(self, ledger_id: int) -> bool:
-        """Whether nothing is said of a ledger just now."""
-        return ledger_id in self._leaving
+    def is_withheld(self, ledger_id: int) -> bool:
+        """Whether requests about a ledger are not answered just now."""
+        return ledger_id in self._withheld
 
     def ledger(self, ledger_id: int) -> Ledger:
         """A ledger, from memory or from the index."""
         return self.holdings.ledger(ledger_id)
 
     def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:
-        """All ledgers that are known here, ascending, from an id on."""
+        """All ledgers known here with ids above `after`, ascending."""
         return self.holdings.ledgers(after)
 
     def row(self, ledger_id: int) -> LedgerRow | None:
-        """What is known of a ledger, or None: it was never seen, or it is deleted."""
+        """A ledger's row; None if the ledger was never seen or is deleted."""
         return self.holdings.row(ledger_id)
 
     @property
     def position(self) -> Position:
-        """Up to where the log is on disk."""
+        """The log position up to which everything is on disk."""
         return self.pending.position
-
-    # --- room ---------------------------------------------------------------------------------------
 
     @property
     def takes_no_adds(self) -> bool:
-        """Whether only recovery's and repair's adds are taken."""
+        """Whether only adds of recovery and repair are accepted."""
         return self.disk.is_read_only or self.is_closed_to_adds
 
     @property
     def is_stuck(self) -> bool:
-        """Whether what was accepted waits for room on the disk."""
+        """Whether accepted records wait for room on the disk."""
         return self._writer is not None and self._writer.is_full
 
     def check_space(self) -> None:
-        """Look how much room there is, and take adds or none."""
+        """Check the free space, and change between writable and read-only accordingly."""
         self.disk.check(is_stuck=self.is_stuck)
         if self.index.is_failed and self._writer is not None:
-            self._checkpoints.begin()
+            self._checkpoints.start_background()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("task-failed", exc_info=task.exception())

@@ -1,4 +1,4 @@
-"""What a person can ask of a data directory while its bookie is stopped: verify, dump, rebuild."""
+"""Commands on the data directory of a stopped bookie: verify, dump, rebuild, salvage."""
 
 import os
 import shutil
@@ -17,19 +17,19 @@ from rich.table import Table
 from rich.text import Text
 
 from services.bookie.cookie import CookieRefused, LocalCookie, read_cookie
-from services.bookie.directory import DirectoryInUse, locked
-from services.bookie.inspection import dumped, verified
+from services.bookie.directory import DirectoryInUse, lock_directory
+from services.bookie.inspection import dump_records, verify_directory
 from services.bookie.log import LogDamaged
 from services.bookie.options import StoreOptions
 from services.bookie.parts import Part
-from services.bookie.salvage import restored, salvaged
+from services.bookie.salvage import salvage_log, undo_salvage
 from services.bookie.segments import Segments
 from services.bookie.store import Store
 
 T = TypeVar("T")
 
 app = typer.Typer(
-    help="Look into a bookie's data directory. The bookie must be stopped.",
+    help="Inspect and mend a bookie's data directory. The bookie must be stopped.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -40,35 +40,37 @@ AsJson = Annotated[bool, typer.Option("--json", help="for programs: JSON instead
 
 
 def _with_bar(numbers: Sequence[int]) -> Iterator[int]:
-    """Segments one after another, with a bar on standard error."""
-    yield from _tracked(numbers, "segments")
+    """Iterate over segments, with a progress bar on standard error."""
+    yield from _with_progress(numbers, "segments")
 
 
 def _parts_with_bar(parts: Iterator[tuple[int, Part]]) -> Iterator[tuple[int, Part]]:
-    """Nobody knows how many there are: it shows that it goes on."""
-    yield from _tracked(parts, "parts of the index")
+    """Iterate over parts; their number is unknown, so the bar shows only activity."""
+    yield from _with_progress(parts, "parts of the index")
 
 
-def _tracked(items: Iterable[T], what: str) -> Iterable[T]:
+def _with_progress(items: Iterable[T], what: str) -> Iterable[T]:
     console = Console(stderr=True)
     return track(items, what, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _taken(directory: Path) -> int:
-    """The directory's lock. Nothing is written where no bookie was: it may be the wrong place."""
+def _lock_or_exit(directory: Path) -> int:
+    """The directory's lock. Nothing is written to a directory without a log: it may be the wrong
+    one.
+    """
     if not any((directory / name).is_dir() for name in ("log", "log.damaged")):
         typer.echo(f"{directory} holds no bookie's log", err=True)
         raise typer.Exit(2)
     try:
-        return locked(directory)
+        return lock_directory(directory)
     except DirectoryInUse as error:
         typer.echo(f"{error}: stop the bookie first", err=True)
         raise typer.Exit(2) from None
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    lock = _taken(directory)
+def _locked(directory: Path) -> Iterator[None]:
+    lock = _lock_or_exit(directory)
     try:
         yield
     finally:
@@ -85,9 +87,9 @@ def _cookie(directory: Path) -> LocalCookie | None:
 
 @app.command()
 def verify(directory: Directory, *, json: AsJson = False) -> None:
-    """Read all of the log and check each part of the index. Exit status 1: something is wrong."""
-    with _alone(directory):
-        report = verified(directory, _with_bar, _parts_with_bar)
+    """Read the whole log and check each part of the index. Exit status 1: something is wrong."""
+    with _locked(directory):
+        report = verify_directory(directory, _with_bar, _parts_with_bar)
     if json:
         typer.echo(orjson.dumps(asdict(report), option=orjson.OPT_INDENT_2))
     else:
@@ -114,14 +116,14 @@ def verify(directory: Directory, *, json: AsJson = False) -> None:
 
 @app.command()
 def dump(directory: Directory, *, json: AsJson = False) -> None:
-    """List the records of the log, without payloads. Exit status 1: a place of it is wrong, which is
-    said where it comes.
+    """List the log's records without payloads, and problems at their places. Exit status 1: there
+    are problems.
     """
-    with _alone(directory):
+    with _locked(directory):
         is_right = True
         # A bar among the lines would garble both.
         shown = iter if sys.stdout.isatty() else _with_bar
-        for line in dumped(directory, shown):
+        for line in dump_records(directory, shown):
             is_right = is_right and "problem" not in line
             if json:
                 typer.echo(orjson.dumps(line))
@@ -133,10 +135,10 @@ def dump(directory: Directory, *, json: AsJson = False) -> None:
 
 @app.command("rebuild-index")
 def rebuild_index(directory: Directory, *, json: AsJson = False) -> None:
-    """Throw the index away and build it anew from the log. Exit status 1: the log is damaged, and
-    the index is as it was.
+    """Discard the index and rebuild it from the log. Exit status 1: the log is damaged, and the
+    index is unchanged.
     """
-    lock = _taken(directory)
+    lock = _lock_or_exit(directory)
     numbers = Segments(directory / "log", 0).numbers()
     cookie = _cookie(directory)
     member = cookie.member if cookie else "bookie@0"
@@ -172,15 +174,15 @@ def rebuild_index(directory: Directory, *, json: AsJson = False) -> None:
         typer.echo(orjson.dumps(made))
     else:
         typer.echo(
-            f"the index is built anew: {ledgers:,} ledgers, {entries:,} entries,"
+            f"the index is rebuilt: {ledgers:,} ledgers, {entries:,} entries,"
             f" {deleted:,} deleted ledgers"
         )
 
 
 @contextmanager
 def _index_aside(directory: Path) -> Iterator[None]:
-    """Put the index away, for good where all goes well. A log that is damaged below the checkpoint
-    can't give another one, and the bookie starts with this one still.
+    """Move the index aside, and delete it if the rebuild succeeds. A log that is damaged below the
+    checkpoint cannot be replayed into a new index, while the bookie still starts with the old one.
     """
     index, aside = directory / "index", directory / "index.aside"
     shutil.rmtree(aside, ignore_errors=True)
@@ -203,19 +205,19 @@ def salvage(
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
     json: AsJson = False,
 ) -> None:
-    """Keep what can be read of a log that is damaged and does not start; the bookie comes back as a
+    """Keep the readable records of a damaged log that does not start; the bookie comes back as a
     new incarnation. The old log stays as log.damaged.
     """
-    with _alone(directory):
-        _cookie(directory)  # it is told what was done, so it has to be readable
-        restored(directory)
+    with _locked(directory):
+        _cookie(directory)  # the salvage marks the cookie, so it must be readable
+        undo_salvage(directory)
         if not yes:
             typer.confirm(
-                "What can't be read is given up here, and asked of the peers?", abort=True
+                "Give up unreadable records here, and have the peers restore them?", abort=True
             )
         numbers = Segments(directory / "log", 0).numbers()
         try:
-            report = salvaged(directory, StoreOptions().segment_bytes, _with_bar(numbers))
+            report = salvage_log(directory, StoreOptions().segment_bytes, _with_bar(numbers))
         except OSError as error:
             typer.echo(error.strerror or str(error), err=True)
             raise typer.Exit(1) from None

@@ -1,8 +1,7 @@
-"""What a bookie remembers of the metadata's database, over its restarts (rule 18a).
+"""A bookie's witnesses of the metadata database, kept over restarts (rule 18a).
 
-One small file, replaced whole and synced. Its lines are witnesses as the metadata service made them:
-each carries its own checksum, under the cluster's id. A line that is damaged counts for nothing, and
-is told.
+One small file, replaced atomically and synced. Its lines are witnesses as the metadata service made
+them: each has its own checksum, keyed by the cluster's id. A damaged line is ignored and logged.
 """
 
 import logging
@@ -21,11 +20,11 @@ class WitnessFile:
     """The file of one data directory."""
 
     def __init__(self, directory: Path) -> None:
-        """Nothing is read yet: the directory may not be there."""
+        """Reads nothing yet: the directory may not exist."""
         self._path = directory / _FILE
 
     def load(self, cluster_id: str) -> tuple[str, ...]:
-        """What was kept last."""
+        """The witnesses kept last."""
         try:
             lines = self._path.read_text(encoding="ascii", errors="replace").split()
         except FileNotFoundError:
@@ -36,5 +35,5 @@ class WitnessFile:
         return sound
 
     def keep(self, witnesses: tuple[str, ...]) -> None:
-        """Replace what was kept; on disk when it returns."""
+        """Replace the kept witnesses; on disk when it returns."""
         write_durably(self._path, "".join(f"{line}\n" for line in witnesses).encode())

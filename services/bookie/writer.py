@@ -1,8 +1,8 @@
-"""The one thread that owns the end of the log: group commit.
+"""Group commit: the one thread that owns the end of the log.
 
-It takes all that is queued, writes it as one batch with one call, syncs once, and tells the loop
-once. While it syncs, the next batch gathers by itself, so there is nothing to wait for and no
-timer. Records of the queue are written in the order in which they were appended.
+The writer takes all queued records, writes them as one batch with one call, syncs once, and
+notifies the loop once. The next batch gathers during the sync, so no timer is needed. Records are
+written in the order in which they were appended.
 """
 
 import errno
@@ -24,12 +24,12 @@ from services.bookie.log import (
 from services.bookie.segments import Segments, allocate, write_all
 
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
-"""A batch takes no further record beyond this (taste: some 10 ms of a disk)."""
+"""A batch that has reached this size takes no further record (taste: some 10 ms of a disk)."""
 
 BATCH_RECORDS_MAX: Final = 4096
 
 FULL_RETRY_S: Final = 0.2
-"""How often a writer that waits for room looks again."""
+"""How often a writer that waits for room retries."""
 
 T = TypeVar("T")
 
@@ -38,11 +38,11 @@ ZEROS: Final = bytes(256 * 1024)
 82 us (measured), since the file system has no unwritten extent to convert."""
 
 SMALL_BATCH_BYTES: Final = 32 * 1024
-"""Batches above this don't get zeros ahead: they would double what the disk has to write."""
+"""Larger batches get no zeros ahead: zeros would double what the disk has to write."""
 
 
 class Position(NamedTuple):
-    """A place between two batches: everything before it, and the sequence of what follows."""
+    """A place between two batches: all batches before it, and the next sequence."""
 
     segment: int
     offset: int
@@ -53,8 +53,8 @@ class LogWriter:
     """Appends records, batch by batch.
 
     `on_synced(records, position)` and `on_fatal(error)` are called in the writer's thread. After
-    `on_fatal` nothing is written any more: an fsync that failed is never tried again, for the
-    kernel may have dropped what it could not write (rule 3).
+    `on_fatal` nothing is written any more: a failed fsync is never retried, for the kernel may have
+    dropped what it could not write (rule 3).
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class LogWriter:
         on_synced: Callable[[list[LogRecord], Position], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """Goes on at `position` of the segment `head`, whose file is `fd`."""
+        """Continue at `position` of the segment `head`, whose file is `fd`."""
         self._segments = segments
         self._head = head
         self._fd = fd
@@ -82,19 +82,19 @@ class LogWriter:
         self._thread = threading.Thread(target=self._work, name="log-writer", daemon=True)
         self._is_ending = threading.Event()
         self.is_full = False
-        """The disk has no room for what is queued: it waits."""
+        """The writer waits for room on the disk."""
         self.batch_count = 0
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start writing."""
         self._thread.start()
 
     def append(self, record: LogRecord) -> None:
-        """Queue a record; `on_synced` tells when it is on disk."""
+        """Queue a record; `on_synced` reports it once it is on disk."""
         self._queue.put(record)
 
     def stop(self) -> None:
-        """Write what is queued and the clean end, and wait for it. On a full disk it gives up:
+        """Write queued records and the clean end, and wait. On a full disk the writer gives up:
         what is queued was not acknowledged.
         """
         self._is_ending.set()
@@ -138,7 +138,7 @@ class LogWriter:
         size = batch_bytes(records)
         if self._offset + size > self._segments.segment_bytes and self._offset > SEGMENT_HEAD.size:
             self._roll(size)
-        # All that was written before is synced: each batch is, before the next one begins.
+        # Everything below `_offset` is synced: each batch is, before the next one begins.
         buffers = encode_batch(
             self._head,
             offset=self._offset,
@@ -160,13 +160,11 @@ class LogWriter:
         self.batch_count += 1
 
     def _sync(self) -> None:
-        """What was written is on disk when it returns. An error ends the log (rule 3)."""
+        """Sync what was written. An error ends the log (rule 3)."""
         os.fdatasync(self._fd)
 
     def _roll(self, size: int) -> None:
-        """Begin a new segment. The old one is on disk whole: its successor's head says where it
-        ends.
-        """
+        """Begin a new segment. The old one is on disk whole; the new head says where it ends."""
         number = self._head.segment + 1
         created = self._with_room(
             lambda: self._segments.create(number, self._sequence, self._offset)
@@ -179,9 +177,9 @@ class LogWriter:
             self._with_room(lambda: allocate(self._fd, self._offset + size))
 
     def _with_room(self, work: Callable[[], T]) -> T:
-        """Do what takes blocks. On a full disk the reserve is given up for it: what was accepted
-        must be written. Then it waits until somebody makes room; nothing is lost meanwhile, and
-        nobody was told ok.
+        """Run `work`, which allocates blocks. On a full disk, release the reserve for it: what was
+        accepted must be written. Then wait until somebody makes room; nothing is lost meanwhile,
+        and nobody was told ok.
         """
         while True:
             try:
@@ -193,7 +191,7 @@ class LogWriter:
                 try:
                     self._reserve.unlink()
                 except FileNotFoundError:
-                    # Used up; a checkpoint may need it too.
+                    # The reserve is gone; a checkpoint may have used it.
                     self._is_ending.wait(FULL_RETRY_S)
             else:
                 self.is_full = False
@@ -201,7 +199,7 @@ class LogWriter:
 
 
 def keep_reserve(path: Path, size: int) -> bool:
-    """Set blocks aside for a full disk. False where there is no room for them."""
+    """Set blocks aside for a full disk. False if there is no room for them."""
     if path.exists():
         return True
     try:

@@ -54,11 +54,11 @@ _WATCH_S: Final = 1.0
 _RETRY_S: Final = 0.5
 _NEWER_RETRY_S: Final = 5.0
 _MIGRATION_S: Final = 60.0
-"""A migration may wait for another process's one, or move a table."""
+"""A migration may wait for another process's, or rewrite a table."""
 
 
 def build(config: Config) -> web.Application:
-    """The application. It starts while its databases are away, and serves once they are there."""
+    """Build the application. It starts without its databases, and serves once they answer."""
     database = Database(
         config.postgres_dsn,
         connections_max=config.connections_max,
@@ -71,7 +71,7 @@ def build(config: Config) -> web.Application:
     leases, transactions = LeaseStore(database), TransactionStore(database)
     expiry = Expiry(transactions, leases, every_s=config.expiry_every_s)
     app = web.Application(
-        middlewares=[_measured, witness_handlers.presents_witnesses, answers_problems],
+        middlewares=[_measure, witness_handlers.presents_witnesses, answers_problems],
         client_max_size=config.body_bytes_max,
     )
     app[PARTS] = Parts(
@@ -90,9 +90,11 @@ def build(config: Config) -> web.Application:
 
     async def background(_app: web.Application) -> AsyncIterator[None]:
         async def work() -> None:
-            await _migrated(database)
+            await _migrate_with_retries(database)
             gauges = ClusterGauges(app[METRICS], app[PARTS].repairs, app[PARTS].cookies, liveness)
-            await asyncio.gather(changes.run(), expiry.run(), gauges.follow(), _watch(database))
+            await asyncio.gather(
+                changes.run(), expiry.run(), gauges.run(), _watch_database(database)
+            )
 
         task = asyncio.create_task(work(), name="database")
         yield
@@ -107,7 +109,7 @@ def build(config: Config) -> web.Application:
 
     add_shared_routes(
         app,
-        ready=database.look,
+        ready=database.probe,
         openapi=lambda: openapi("quorumlog metadata", ROUTES),
         drain=changes.end,
     )
@@ -115,13 +117,13 @@ def build(config: Config) -> web.Application:
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
     app.cleanup_ctx.append(background)
-    app[_MEASURES] = _Measures(app, database, liveness, changes)
+    app[_REQUEST_METRICS] = _RequestMetrics(app, database, liveness, changes)
     app[METRICS].register(_TransactionMetrics(transactions, expiry))
     return app
 
 
-async def _migrated(database: Database) -> None:
-    """Bring the tables to this version, as soon as the database is there."""
+async def _migrate_with_retries(database: Database) -> None:
+    """Migrate the tables to this version as soon as the database answers."""
     while True:
         try:
             connection = await database.connect(statement_timeout=str(int(_MIGRATION_S * 1000)))
@@ -134,12 +136,12 @@ async def _migrated(database: Database) -> None:
             log.warning("database-away", extra={"error": repr(error)})
             await asyncio.sleep(_RETRY_S)
         except ValueError as error:
-            # A person must act: an older version was started on a newer one's tables.
+            # An operator must act: the tables are of a newer version than this code.
             log.error("database-is-newer", extra={"error": str(error)})  # noqa: TRY400
             await asyncio.sleep(_NEWER_RETRY_S)
         except Exception:
-            # A connection that is cut between two steps of a statement makes asyncpg fail with an
-            # error of its own code; the service must not stay closed for ever because of it.
+            # If a connection is cut between two steps of a statement, asyncpg may raise an internal
+            # error; the service must still open in the end.
             log.exception("database-away")
             await asyncio.sleep(_RETRY_S)
         else:
@@ -149,20 +151,20 @@ async def _migrated(database: Database) -> None:
             return
 
 
-async def _watch(database: Database) -> None:
-    """Notice a database that went back, or is back, also while nobody asks for anything."""
+async def _watch_database(database: Database) -> None:
+    """Notice a database that went back in time, or returned, without any requests too."""
     while True:
         await asyncio.sleep(_WATCH_S)
         try:
-            await database.look()
+            await database.probe()
         except QuorumLogError:
-            pass  # told where it was found, by `ready` and in the gauges
+            pass  # `ready` and the gauges report it
         except Exception:
             log.exception("watch-failed")
 
 
-class _Measures:
-    """What the service tells Prometheus."""
+class _RequestMetrics:
+    """The service's Prometheus metrics of requests and connections."""
 
     def __init__(
         self, app: web.Application, database: Database, liveness: Liveness, changes: ChangeHub
@@ -183,7 +185,7 @@ class _Measures:
         gauges = {
             "quorumlog_metadata_postgres_up": ("Postgres answered", lambda: database.is_up),
             "quorumlog_metadata_missing_witnesses": (
-                "Changes that were answered and that Postgres lacks (rule 18a): it went back",
+                "Answered changes that Postgres lacks (rule 18a): it went back in time",
                 lambda: len(database.memory.missing),
             ),
             "quorumlog_metadata_redis_up": ("Redis answered", lambda: liveness.is_up),
@@ -212,18 +214,18 @@ class _TransactionMetrics(Collector):
             )
 
 
-_MEASURES: Final = web.AppKey("measures", _Measures)
+_REQUEST_METRICS: Final = web.AppKey("measures", _RequestMetrics)
 
 
 @web.middleware
-async def _measured(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _measure(request: web.Request, handler: Handler) -> web.StreamResponse:
     began = asyncio.get_running_loop().time()
     response = await handler(request)
-    measures = request.app[_MEASURES]
+    metrics = request.app[_REQUEST_METRICS]
     resource = request.match_info.route.resource
     route = "unknown" if resource is None else resource.canonical
-    measures.requests.labels(request.method, route, response.status).inc()
+    metrics.requests.labels(request.method, route, response.status).inc()
     if response.content_length is not None:
         took_s = asyncio.get_running_loop().time() - began
-        measures.seconds.labels(request.method, route).observe(took_s)
+        metrics.seconds.labels(request.method, route).observe(took_s)
     return response

@@ -1,8 +1,8 @@
-"""Ledger changes as they are committed: one LISTEN for the process, a bounded queue a follower.
+"""Committed ledger changes: one LISTEN per process, one bounded queue per follower.
 
-A follower first gets `hello`, or `gap` once the database is back: from there on it misses
-nothing without being told `gap`.
-Invariant: a queue that overflows is emptied and holds one `gap` in place of what was in it.
+A follower first gets `hello`, or `gap` once the database is back. From then on each missed change
+is announced by a `gap`. Invariant: a queue that overflows is emptied, and gets one `gap` in place
+of its content.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ CHANNEL: Final = "ledger_changes"
 _QUEUE_MAX: Final = 10_000
 _RETRY_S: Final = 0.5
 _PROBE_S: Final = 2.0
-"""How often the listening connection is asked whether it lives: a dead peer sends nothing."""
+"""How often the listening connection is probed: a dead peer sends nothing."""
 
 
 class ChangeHub:
@@ -34,7 +34,7 @@ class ChangeHub:
         self._followers: set[asyncio.Queue[Change]] = set()
         self._listening = asyncio.Event()
         self.is_over = False
-        """Whether streams are to end now."""
+        """Whether streams must end now."""
 
     @property
     def follower_count(self) -> int:
@@ -42,25 +42,25 @@ class ChangeHub:
         return len(self._followers)
 
     async def run(self) -> None:
-        """Listen for ever; a connection that is lost is made anew, and followers are told."""
+        """Listen for ever; after a lost connection, reconnect and send followers a `gap`."""
         while True:
             try:
                 await self._listen()
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 log.warning("not-listening", extra={"error": repr(error)})
             except Exception:
-                # Followers must go on to be told, whatever this was.
+                # Whatever failed, the followers still need notifications.
                 log.exception("not-listening")
             await asyncio.sleep(_RETRY_S)
 
     async def end(self) -> None:
-        """Let every stream end: the process is about to."""
+        """End every stream: the process shuts down."""
         self.is_over = True
-        self._tell(Change(kind="heartbeat"))
+        self._broadcast(Change(kind="heartbeat"))
 
     @contextlib.asynccontextmanager
     async def follow(self) -> AsyncIterator[asyncio.Queue[Change]]:
-        """A queue that gets `hello` once the database is listened to, then every change."""
+        """A queue that gets `hello` once the hub listens to the database, then every change."""
         queue: asyncio.Queue[Change] = asyncio.Queue(_QUEUE_MAX)
         self._followers.add(queue)
         if self._listening.is_set():
@@ -75,11 +75,11 @@ class ChangeHub:
         lost = asyncio.Event()
         connection.add_termination_listener(lambda _: lost.set())
         try:
-            await connection.add_listener(CHANNEL, self._notified)
+            await connection.add_listener(CHANNEL, self._on_notification)
             self._listening.set()
             log.info("listening", extra={"channel": CHANNEL})
-            # Followers that waited for the database hear their `hello`; the others a `gap`.
-            self._tell(Change(kind="gap"))
+            # Followers that waited for the database get `hello`, the others a `gap`.
+            self._broadcast(Change(kind="gap"))
             while not lost.is_set():
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_PROBE_S):
@@ -89,9 +89,11 @@ class ChangeHub:
             self._listening.clear()
             connection.terminate()
 
-    def _notified(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+    def _on_notification(
+        self, _connection: object, _pid: int, _channel: str, payload: object
+    ) -> None:
         ledger_id, version, state = str(payload).split(" ")
-        self._tell(
+        self._broadcast(
             Change(
                 kind="change",
                 ledger_id=int(ledger_id),
@@ -101,7 +103,7 @@ class ChangeHub:
             )
         )
 
-    def _tell(self, change: Change) -> None:
+    def _broadcast(self, change: Change) -> None:
         for queue in self._followers:
             if queue.full():
                 while not queue.empty():
@@ -111,7 +113,7 @@ class ChangeHub:
 
 
 async def _probe(connection: Connection) -> None:
-    """Cut the connection unless it answers in time."""
+    """Terminate the connection unless it answers in time."""
     watchdog = asyncio.get_running_loop().call_later(_PROBE_S, connection.terminate)
     try:
         await connection.fetchval("SELECT 1")

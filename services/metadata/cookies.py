@@ -1,4 +1,4 @@
-"""Cookies: which data a bookie's name stands for (rule 15), changed by compare-and-swap."""
+"""Cookies: which data belongs to a bookie's name (rule 15). Changed by compare-and-swap."""
 
 from typing import Final
 
@@ -8,11 +8,11 @@ import orjson
 from quorumlog.errors import InvalidRequest, NoSuchBookie, VersionConflict
 from quorumlog.wire.bodies import BookieUses, CookiePut, CookieRow, LedgerUse, LogEnd
 from services.metadata.database import Connection, Database
-from services.metadata.ledgers import is_settled, mark, settle
+from services.metadata.ledgers import is_applied, record_attempt, record_change
 
 _ROW: Final = "name, version, cookie::text AS cookie, log_end"
 
-_NAMED_MAX: Final = 10
+_USES_MAX: Final = 10
 
 USES: Final = (
     "SELECT m.ledger_id, m.name || '@' || m.incarnation AS member, l.state,"
@@ -26,27 +26,29 @@ REPAIRS_COUNT: Final = "SELECT count(*) FROM repairs WHERE split_part(member, '@
 
 
 class StillNamed(VersionConflict):
-    """A bookie can't be decommissioned while it lives or while anything names it."""
+    """A bookie cannot be decommissioned while it lives, or while a row or a repair names it."""
 
     status = 409
     title = "The bookie is still needed"
 
 
 class CookieStore:
-    """The cookies' rows, and the cluster's id that each of them carries."""
+    """The cookies' rows, and the cluster's id, which each cookie contains."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def cluster_id(self) -> str:
-        """Drawn when the database was made; another database is another cluster (rule 18)."""
+        """The cluster's id, drawn when the database was created; another database is another
+        cluster (rule 18).
+        """
         found = await self._database.read(
             lambda connection: connection.fetchval("SELECT cluster_id::text FROM cluster")
         )
         return str(found)
 
     async def get(self, name: str) -> CookieRow:
-        """One cookie. Raises: NoSuchBookie, which names the bookie."""
+        """One cookie. Raises: NoSuchBookie with the bookie's name."""
         record = await self._database.read(
             lambda connection: connection.fetchrow(
                 f"SELECT {_ROW} FROM cookies WHERE name = $1", name
@@ -57,7 +59,9 @@ class CookieStore:
         return _row_of(record)
 
     async def list(self) -> list[CookieRow]:
-        """All registered bookies that are not decommissioned, by name. There are as many as machines: one page."""
+        """All registered bookies that are not decommissioned, by name, in one page: there are as
+        many as machines.
+        """
         records = await self._database.read(
             lambda connection: connection.fetch(
                 f"SELECT {_ROW} FROM cookies WHERE retired_at IS NULL ORDER BY name"
@@ -76,7 +80,7 @@ class CookieStore:
             record = await connection.fetchrow(f"SELECT {_ROW} FROM cookies WHERE name = $1", name)
             old = None if record is None else _row_of(record)
             target = f"cookie {name}"
-            if old is not None and await is_settled(connection, request.attempt, target):
+            if old is not None and await is_applied(connection, request.attempt, target):
                 return old
             if (None if old is None else old.version) != request.version:
                 raise VersionConflict(
@@ -85,27 +89,27 @@ class CookieStore:
                     bookie=name,
                     current=None if old is None else old.model_dump(mode="json"),
                 )
-            await self._check(connection, name, old, request)
+            await self._validate(connection, name, old, request)
             changed = await connection.fetchrow(
                 "INSERT INTO cookies (name, version, cookie) VALUES ($1, 1, $2::text::jsonb)"
                 " ON CONFLICT (name) DO UPDATE SET cookie = excluded.cookie,"
                 " version = cookies.version + 1, changed_at = now(), retired_at = NULL,"
-                # Another instance is another log.
+                # Another instance has another log.
                 " log_end = CASE WHEN cookies.cookie->>'instance' = excluded.cookie->>'instance'"
                 " THEN cookies.log_end ELSE 0 END"
                 f" RETURNING {_ROW}",
                 name,
                 request.cookie.model_dump_json(),
             )
-            await settle(connection, request.attempt, target)
+            await record_attempt(connection, request.attempt, target)
             assert changed is not None
             return _row_of(changed)
 
         return await self._database.transact(work)
 
     async def note_log_end(self, name: str, said: LogEnd) -> CookieRow:
-        """Note how far a log is on disk, which only the registered process can say; it never goes
-        back. The version stays: nobody else's change has to know.
+        """Store how far a bookie's log is on disk, as reported by the registered process; the value
+        never decreases. The version stays: the report conflicts with no other change.
 
         Raises: VersionConflict (with `current`), NoSuchBookie.
         """
@@ -130,13 +134,13 @@ class CookieStore:
         return registered
 
     async def uses(self, name: str, *, limit: int) -> BookieUses:
-        """What names a bookie, in any incarnation. Raises: NoSuchBookie, which names it."""
+        """The rows and repairs that name a bookie in any incarnation. Raises: NoSuchBookie."""
         await self.get(name)
         return await self._database.read(lambda connection: _uses(connection, name, limit))
 
     async def retire(self, name: str, *, version: int) -> None:
-        """List a bookie no more, which nothing names; again is as good as once. It may come back
-        as a later incarnation. `version`: of the cookie that it had when it was seen to be dead.
+        """Decommission a bookie that no row or repair names; idempotent. It may return as a later
+        incarnation. `version`: of the cookie when the bookie was seen to be dead.
 
         Raises: StillNamed.
         """
@@ -150,8 +154,8 @@ class CookieStore:
                 return
             if now is None or now["version"] != version:
                 raise StillNamed(f"{name} was registered just now", bookie=name)
-            await _hold_members(connection)
-            found = await _uses(connection, name, _NAMED_MAX)
+            await _lock_members(connection)
+            found = await _uses(connection, name, _USES_MAX)
             if found.ledgers or found.repairs:
                 some = ", ".join(dict.fromkeys(str(use.ledger_id) for use in found.first))
                 raise StillNamed(
@@ -163,17 +167,17 @@ class CookieStore:
                     first=[use.ledger_id for use in found.first],
                 )
             await connection.execute(
-                # Nothing is placed at it, so an empty directory loses nothing under its name.
+                # No ledger is placed at it, so it may return with an empty directory.
                 "UPDATE cookies SET retired_at = now(), version = version + 1,"
                 " cookie = cookie || '{\"may_fix\": true}'"
                 " WHERE name = $1",
                 name,
             )
-            await mark(connection, f"retire {name}")
+            await record_change(connection, f"retire {name}")
 
         await self._database.transact(work)
 
-    async def _check(
+    async def _validate(
         self, connection: Connection, name: str, old: CookieRow | None, request: CookiePut
     ) -> None:
         new = request.cookie
@@ -198,16 +202,14 @@ class CookieStore:
 
 
 async def _lock(connection: Connection, name: str) -> None:
-    # A row to lock need not exist yet, so the name itself is locked.
+    # The row may not exist yet, so lock the name itself.
     await connection.execute(
         "SELECT pg_advisory_xact_lock(hashtextextended('cookie ' || $1, 0))", name
     )
 
 
-async def _hold_members(connection: Connection) -> None:
-    """Wait for transactions that are about to name a bookie, for as long as they take, and keep out
-    those that come.
-    """
+async def _lock_members(connection: Connection) -> None:
+    """Wait for transactions that are about to name a bookie, and block new ones."""
     await connection.execute("LOCK TABLE ledger_members IN SHARE MODE")
 
 

@@ -1,8 +1,8 @@
 """Connections to Postgres that never hang: every piece of work ends within one deadline.
 
-A small pool of our own: asyncpg's asks the server to cancel a statement that ran out of time and
-waits for that, which is one more thing that hangs when the server does. Here the connection is
-cut instead, and what became of the work is unknown.
+The pool is our own: asyncpg's asks the server to cancel a statement that timed out and waits for
+the answer, which hangs when the server does. Here the connection is terminated instead, and the
+outcome of the work is unknown.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ else:
 
 T = TypeVar("T")
 
-_SERVER: Final = SessionAttribute.primary
-"""Of those that a DSN names: a standby knows less than was answered (rule 18)."""
+_PRIMARY_ONLY: Final = SessionAttribute.primary
+"""Of a DSN's servers use the primary: a standby may lack answered changes (rule 18)."""
 
 CONTAINED: Final = "SELECT attempt::text AS attempt FROM attempts WHERE attempt = ANY($1::uuid[])"
 """Which of these tokens the database contains (rule 18a)."""
@@ -34,10 +34,10 @@ class Connection(_Connection):
     """A connection to Postgres."""
 
     settled: str | None = None
-    """The attempt token that the transaction on it has written, if any."""
+    """The attempt token written by the transaction on this connection, if any."""
 
 
-_AWAY: Final = (
+_UNAVAILABLE: Final = (
     OSError,
     TimeoutError,
     asyncpg.InterfaceError,
@@ -52,21 +52,21 @@ _AWAY: Final = (
     asyncpg.PostgresSystemError,
     asyncpg.InternalServerError,
     asyncpg.TargetServerAttributeNotMatched,
-    # A restore takes tables away and brings them again, under whoever uses them.
+    # A restore drops tables and creates them again while they are in use.
     asyncpg.UndefinedTableError,
     asyncpg.UndefinedFunctionError,
     asyncpg.InvalidCachedStatementError,
     asyncpg.OutdatedSchemaCacheError,
 )
-"""What says that the database can't do it now: shutting down, read-only, full, locked, gone."""
+"""Errors of a database that cannot work now: shutting down, read-only, full, locked, gone."""
 
 
 class Database:
-    """Postgres, which may vanish and come back at any time.
+    """Postgres, which may vanish and return at any time.
 
-    Invariants: at most `connections_max` connections; one that failed is never used again; no
-    transaction is committed, and no proof given, that did not see all that is known to have been
-    answered (rule 18a).
+    Invariants: at most `connections_max` connections; a failed one is never reused; a transaction
+    is committed, and a proof given, only if it saw every change known to have been answered (rule
+    18a).
     """
 
     def __init__(self, dsn: str, *, connections_max: int, deadline_s: float) -> None:
@@ -75,16 +75,16 @@ class Database:
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(connections_max)
         self.is_up = False
-        """Whether the last piece of work found the database there."""
+        """Whether the last piece of work reached the database."""
         self.memory = Memory()
         self.is_open = False
-        """Whether the tables are of this version; until then nothing is asked of them."""
+        """Whether the tables are of this version; until then no statement runs."""
 
     async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Do `work` on a connection of its own, outside a transaction.
+        """Run `work` on a connection of its own, outside a transaction.
 
-        Raises: MetadataUnavailable within the deadline; its outcome is `unknown` once the work
-        had begun.
+        Raises: MetadataUnavailable within the deadline; its outcome is `unknown` once the work has
+        begun.
         """
         if not self.is_open:
             raise MetadataUnavailable("the database was not reached yet")
@@ -96,16 +96,16 @@ class Database:
             raise MetadataUnavailable("every connection to the database is busy") from error
         try:
             connection = await self._connection(deadline)
-            result = await self._on(connection, work, deadline)
+            result = await self._run_on(connection, work, deadline)
         finally:
             self._slots.release()
         return result
 
     async def read(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """As `run`. What a request presents is looked for in the very snapshot that `work` reads, so
-        that no restore comes in between: a deletion may rest on the answer (rule 18a).
+        """Like `run`. The request's witnesses are checked in the same snapshot that `work` reads,
+        so that no restore comes in between: a deletion may rest on the answer (rule 18a).
 
-        Raises: DatabaseWentBack, where the request presents witnesses.
+        Raises: DatabaseWentBack if the request presents witnesses.
         """
         asked = PRESENTED.get()
         if asked is None or not asked.witnesses:
@@ -119,9 +119,9 @@ class Database:
         return await self.run(proven)
 
     async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Do `work` in one transaction: all of it or, when it raises, nothing.
+        """Run `work` in one transaction: all of it or, when it raises, nothing.
 
-        Raises: MetadataUnavailable, as `run` does; DatabaseWentBack, and nothing is done.
+        Raises: MetadataUnavailable, like `run`; DatabaseWentBack, and nothing is done.
         """
 
         async def transaction(connection: Connection) -> T:
@@ -129,32 +129,32 @@ class Database:
             try:
                 async with connection.transaction():
                     result = await work(connection)
-                    # Last: with the locks that it holds by now nothing is put in the tables' place.
+                    # Check last: the locks now held keep the tables from being replaced.
                     seen = await self._check(connection)
             except DatabaseWentBack:
                 raise
             except QuorumLogError:
-                # A refusal is acted upon as well: who hears of another version gives up its own.
+                # A refusal needs the check too: a client acts on the version in it.
                 await self._check(connection)
                 raise
             if connection.settled is not None:
-                self.memory.answered(connection.settled, seen)
-                self._hand_back()
+                self.memory.note_committed(connection.settled, seen)
+                self._return_witnesses()
             return result
 
         return await self.run(transaction)
 
-    async def look(self) -> None:
-        """See whether the database is there, with all that it is known to have answered.
+    async def probe(self) -> None:
+        """Check that the database answers, with all changes known to have been answered.
 
         Raises: MetadataUnavailable, DatabaseWentBack.
         """
         await self.run(self._check)
 
     async def _check(self, connection: Connection) -> set[str]:
-        """The tokens that the database was found to contain, all that are known of.
+        """Check that the database contains all known tokens, and return them.
 
-        Raises: DatabaseWentBack where it lacks one.
+        Raises: DatabaseWentBack if it lacks one.
         """
         asked = PRESENTED.get()
         presented = self.memory.presented(asked)
@@ -162,13 +162,13 @@ class Database:
         found = await connection.fetch(CONTAINED, sorted(wanted))
         holder = "" if asked is None else asked.holder
         self.memory.compare(wanted, (record["attempt"] for record in found), holder=holder)
-        self._hand_back()
+        self._return_witnesses()
         return wanted
 
-    def _hand_back(self) -> None:
+    def _return_witnesses(self) -> None:
         asked = PRESENTED.get()
         witnesses = self.memory.witnesses
-        # Not some of them: they stand for what was presented as a whole.
+        # All or none: together they stand for what was presented.
         if asked is not None and len(witnesses) <= WITNESSES_MAX:
             asked.answer = witnesses
 
@@ -179,13 +179,13 @@ class Database:
             self._dsn,
             connection_class=Connection,
             timeout=self._deadline_s if timeout_s is None else timeout_s,
-            target_session_attrs=_SERVER,
+            target_session_attrs=_PRIMARY_ONLY,
             server_settings={
                 "application_name": "quorumlog-metadata",
-                # Without it a crash of the database takes back what was answered (I4).
+                # Without it a crash of the database loses answered changes (I4).
                 "synchronous_commit": "on",
-                # What a statement sees after it waited for a lock is what the one before it left:
-                # the stores rest on that, whatever the database's default is.
+                # After waiting for a lock, a statement must see what the transaction before it
+                # committed: the stores rely on that, whatever the database's default is.
                 "default_transaction_isolation": "read committed",
                 "statement_timeout": limit_ms,
                 "idle_in_transaction_session_timeout": limit_ms,
@@ -194,7 +194,7 @@ class Database:
         )
 
     async def close(self) -> None:
-        """Cut all idle connections."""
+        """Terminate all idle connections."""
         while self._idle:
             self._idle.pop().terminate()
 
@@ -206,12 +206,12 @@ class Database:
         left_s = deadline - asyncio.get_running_loop().time()
         try:
             connection = await self.connect(max(left_s, 0.01))
-        except _AWAY as error:
+        except _UNAVAILABLE as error:
             self.is_up = False
             raise MetadataUnavailable("the database can't be reached") from error
         return connection
 
-    async def _on(
+    async def _run_on(
         self, connection: Connection, work: Callable[[Connection], Awaitable[T]], deadline: float
     ) -> T:
         watchdog = asyncio.get_running_loop().call_at(deadline, connection.terminate)
@@ -221,12 +221,12 @@ class Database:
             self.is_up = is_sound = True
             return result
         except Exception as error:
-            if not _has_gone(connection, error):
+            if not _is_connection_lost(connection, error):
                 is_sound = True
                 raise
             self.is_up = False
-            # What broke this connection has most likely broken the others: find out anew, not by
-            # one deadline each.
+            # Probably all connections are broken: reconnect, rather than wait one deadline for
+            # each.
             await self.close()
             raise MetadataUnavailable(
                 "the database did not answer in time or went away", outcome=UNKNOWN
@@ -239,15 +239,15 @@ class Database:
                 connection.terminate()
 
 
-def _has_gone(connection: Connection, error: Exception) -> bool:
-    """Whether it is the connection that failed, not what was asked of it.
+def _is_connection_lost(connection: Connection, error: Exception) -> bool:
+    """Whether the connection failed, and not the work on it.
 
-    One that is cut between two steps of a statement makes asyncpg fail with an error of its own
-    code (AttributeError), so what was raised does not tell; that it is closed does.
+    A connection that is cut between two steps of a statement makes asyncpg raise an internal error
+    (AttributeError), so the error's class does not tell; a closed connection does.
     """
     if isinstance(error, QuorumLogError):
         return False
     if connection.is_closed():
         return True
-    # A ValueError is our own bug: a value that asyncpg can't encode.
-    return isinstance(error, _AWAY) and not isinstance(error, ValueError)
+    # A ValueError is our own bug: asyncpg cannot encode the value.
+    return isinstance(error, _UNAVAILABLE) and not isinstance(error, ValueError)

@@ -1,6 +1,6 @@
-"""What happens to transactions though nobody asks: those that nobody ended in time are aborted.
+"""Expiry: transactions that were not ended in time are aborted.
 
-Every metadata service does this by turns; a lease spares the others the work, and row locks decide.
+All metadata services take turns by a lease, which only saves work; row locks decide.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from services.metadata.transactions import TransactionStore
 log = logging.getLogger(__name__)
 
 _LEASE: Final = "transactions"
-_AT_ONCE: Final = 100
-"""Transactions of one round: each may take thousands of ledgers along."""
+_PER_ROUND: Final = 100
+"""Transactions per round: each may have thousands of ledgers."""
 
 
 class Expiry:
-    """The background work of one service."""
+    """The expiry task of one service."""
 
     def __init__(
         self, transactions: TransactionStore, leases: LeaseStore, *, every_s: float
@@ -30,10 +30,10 @@ class Expiry:
         self._every_s = every_s
         self._holder = str(uuid.uuid4())
         self.open = self.orphans = 0
-        """Transactions that are OPEN and ledgers that wait for their deletion, as last counted."""
+        """The last counts of OPEN transactions and of ledgers that wait for their deletion."""
 
     async def run(self) -> None:
-        """For ever; failures are tried again with the next round."""
+        """Run rounds for ever; the next round retries failures."""
         while True:
             await asyncio.sleep(self._every_s)
             try:
@@ -41,16 +41,16 @@ class Expiry:
             except QuorumLogError as error:
                 log.warning("expiry-put-off", extra={"why": error.detail})
             except Exception:
-                # A defect in one round must not end all that come, nor the stream of changes.
+                # A bug in one round must not end later rounds, nor the stream of changes.
                 log.exception("expiry-failed")
 
     async def round(self) -> None:
-        """End what has expired, if it is this service's turn, and count."""
+        """Abort expired transactions if this service has the lease, and update the counts."""
         lease = await self._leases.take(
             _LEASE, LeaseTake(holder=self._holder, ttl_s=3 * self._every_s)
         )
         if lease.holder == self._holder:
-            ended = await self._transactions.expire(_AT_ONCE)
+            ended = await self._transactions.expire(_PER_ROUND)
             if ended:
                 log.info("transactions-expired", extra={"count": ended})
         self.open, self.orphans = await self._transactions.counts()

@@ -1,7 +1,7 @@
-"""What operators watch of the cluster, as the databases have it now: true gauges, not counts of events.
+"""Gauges of the cluster for operators: the present state of the databases, not counts of events.
 
-They are read from time to time, not when somebody scrapes, so that scraping costs nothing and never
-waits for a database.
+They are updated periodically, not when scraped, so that scraping is cheap and never waits for a
+database.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from services.metadata.repairs import RepairStore
 
 log = logging.getLogger(__name__)
 
-_LOOK_S: Final = 2.0
+_UPDATE_S: Final = 2.0
 
 
 class ClusterGauges:
-    """Every metadata service tells the same: take one of them, or the maximum."""
+    """Every metadata service exports the same values: use one service's, or the maximum."""
 
     def __init__(
         self,
@@ -31,13 +31,13 @@ class ClusterGauges:
         cookies: CookieStore,
         liveness: Liveness,
     ) -> None:
-        """Nothing is told before the first look."""
+        """The gauges are zero until the first update."""
         self._repairs = repairs
         self._cookies = cookies
         self._liveness = liveness
         self._ledgers = Gauge(
             "quorumlog_under_replicated_ledgers",
-            "Ledgers of which a member lacks entries, now.",
+            "Ledgers with a member that lacks entries, now.",
             registry=registry,
         )
         self._items = Gauge(
@@ -45,31 +45,31 @@ class ClusterGauges:
         )
         self._waiting = Gauge(
             "quorumlog_repair_items_waiting",
-            "Of these, the ones that failed and wait for their next try.",
+            "Items that failed and wait for their next try.",
             registry=registry,
         )
         self._oldest = Gauge(
             "quorumlog_repair_oldest_seconds",
-            "For how long the oldest item has been there.",
+            "Age of the oldest item.",
             registry=registry,
         )
         self._bookies = Gauge(
             "quorumlog_bookies", "Registered bookies by state.", ("state",), registry=registry
         )
 
-    async def follow(self) -> None:
-        """Look for ever; while a database is away the last known values stand."""
+    async def run(self) -> None:
+        """Update for ever; while a database is away the last known values stay."""
         while True:
             try:
-                await self._look()
+                await self._update()
             except QuorumLogError:
                 pass
             except Exception:
-                # A row that can't be read must not end what runs beside: expiry, the changes.
+                # An unreadable row must not end the tasks beside this one: expiry, changes.
                 log.exception("gauges-failed")
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_UPDATE_S)
 
-    async def _look(self) -> None:
+    async def _update(self) -> None:
         found = await self._repairs.summary()
         self._ledgers.set(found.ledgers)
         self._items.set(found.items)

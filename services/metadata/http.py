@@ -19,7 +19,7 @@ _LIMIT_DEFAULT: Final = 100
 
 
 def answer(body: Body, status: int = 200, **headers: str) -> web.Response:
-    """A body as JSON. Header names are given with underscores."""
+    """A JSON response. Header names are given with underscores."""
     return web.Response(
         body=body.model_dump_json().encode(),
         status=status,
@@ -104,7 +104,7 @@ def limit_of(query: dict[str, str]) -> int:
 
 
 def header_version(request: web.Request) -> int | None:
-    """The version in `If-Match`, where it is given. Raises: InvalidRequest."""
+    """The version in `If-Match`, or None. Raises: InvalidRequest."""
     given = request.headers.get("If-Match")
     if given is None:
         return None
@@ -114,7 +114,7 @@ def header_version(request: web.Request) -> int | None:
 
 
 def matching(text: str, name: str, pattern: str) -> str:
-    """A text that a pattern describes whole. Raises: InvalidRequest."""
+    """The text, if a pattern matches all of it. Raises: InvalidRequest."""
     if not re.fullmatch(pattern, text, re.ASCII):
         raise InvalidRequest(
             f"{name} does not match {pattern}",

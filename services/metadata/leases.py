@@ -1,6 +1,6 @@
 """Leases by the database's clock, with a token that grows with each new holder.
 
-They spare duels (two auditors at work); nothing is decided by them.
+Leases avoid duplicate work (two auditors, say). No decision rests on one.
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ class LeaseStore:
         self._database = database
 
     async def take(self, name: str, request: LeaseTake) -> Lease:
-        """Take a lease that is free, or hold on to one's own; tells who holds it now."""
+        """Take a free lease, or renew one's own; returns the present holder."""
 
         async def work(connection: Connection) -> Lease:
             await connection.execute(
@@ -46,7 +46,7 @@ class LeaseStore:
         return await self._database.transact(work)
 
     async def give(self, name: str, request: LeaseGive) -> None:
-        """Let a lease end now, if this holder still has it."""
+        """Release a lease, if this holder still has it."""
         await self._database.run(
             lambda connection: connection.execute(
                 "UPDATE leases SET expires_at = clock_timestamp()"

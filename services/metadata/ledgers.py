@@ -1,8 +1,8 @@
 """Ledger rows in Postgres: create, read, compare-and-swap, delete, list.
 
-Every change is one transaction that writes the row, the attempt's token (rule 6), what members
-lack (rule 8) and the index of members together; a trigger announces it. The row's lock is taken
-before the token is looked up, so two tries of one attempt see each other.
+Each change is one transaction that writes the row, the attempt's token (rule 6), missed entries
+(rule 8) and the index of members; a trigger announces it. The row is locked before the token is
+looked up, so two tries of one attempt see each other.
 """
 
 import hashlib
@@ -41,18 +41,18 @@ _HEADS: Final = (
     "SELECT ledger_id, version, state, body -> 'writer' ->> 'id' AS writer_id FROM ledgers"
     " WHERE ledger_id = ANY($1::bigint[]) ORDER BY ledger_id"
 )
-_KEY_HOURS: Final = 24
-"""For how long an idempotency key is remembered (taste: longer than any client retries)."""
+_IDEMPOTENCY_KEY_HOURS: Final = 24
+"""How long an idempotency key is remembered (taste: longer than any client retries)."""
 
 
 _CREATE: Final = "create ledger "
-_OF_LEDGERS: Final = ("ledger_members", "ledger_tags", "repairs")
-"""What is kept of a ledger beside its row, and goes with it."""
+_LEDGER_TABLES: Final = ("ledger_members", "ledger_tags", "repairs")
+"""Tables about a ledger beside its row; their rows are deleted with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerFilter:
-    """Which ledgers to list; None means any."""
+    """Which ledgers to list; None matches all."""
 
     state: State | None = None
     bookie: str | None = None
@@ -77,28 +77,29 @@ class LedgerStore:
         return row_of(record, ledger_id)
 
     async def heads(self, ledger_ids: Sequence[int]) -> Sequence[LedgerHeadBody]:
-        """Of each row that is there, or was, who may write to it."""
-        # Handles and owners end by it, so it is of the database that the asker knows (rule 18a).
+        """The version and the writer of each row, present or deleted."""
+        # Handles and owners end on this answer, so it must be of the database that the caller knows
+        # (rule 18a).
         records = await self._database.read(
             lambda connection: connection.fetch(_HEADS, sorted(set(ledger_ids)))
         )
         return [LedgerHeadBody.model_validate(dict(record), strict=False) for record in records]
 
     async def create(self, request: LedgerCreate) -> LedgerRow:
-        """A new row; a repeat (same attempt, or same idempotency key) gets the first one.
+        """Create a row; a repeat (same attempt, or same idempotency key) gets the first one.
 
-        Raises: InvalidRequest, LedgerExists; NoSuchLedger when the first one was deleted since.
+        Raises: InvalidRequest, LedgerExists; NoSuchLedger if the first one was deleted since.
         """
         check_new_ledger(request.row.core(ledger_id=0, version=1, created_at=""))
         try:
             return await self._database.transact(lambda connection: _create(connection, request))
-        except _Repeated as repeated:
+        except _AlreadyCreated as repeated:
             return await self.get(repeated.ledger_id)
 
     async def change(
         self, row: LedgerRow, *, attempt: str, missed: Iterable[MissedBody] = ()
     ) -> LedgerRow:
-        """Compare-and-swap on `row.version`; gives the row as it is afterwards.
+        """Compare-and-swap on `row.version`; returns the changed row.
 
         Raises: NoSuchLedger, VersionConflict (with `current`), InvalidRequest.
         """
@@ -106,12 +107,12 @@ class LedgerStore:
         async def work(connection: Connection) -> LedgerRow:
             old = await lock_ledger(connection, row.ledger_id)
             target = f"ledger {row.ledger_id}"
-            if await is_settled(connection, attempt, target):
+            if await is_applied(connection, attempt, target):
                 return old
             if old.version != row.version:
                 raise conflict(old)
             check_ledger(old.to_core(), row.to_core())
-            # The condition is what decides; the lock above only spares the losers' work.
+            # The condition decides; the lock above only saves the losers' work.
             record = await connection.fetchrow(
                 "UPDATE ledgers SET version = version + 1, body = $3::text::jsonb,"
                 " changed_at = now() WHERE ledger_id = $1 AND version = $2 AND body IS NOT NULL"
@@ -120,7 +121,7 @@ class LedgerStore:
                 row.version,
                 body_of(row),
             )
-            await settle(connection, attempt, target)
+            await record_attempt(connection, attempt, target)
             if (row.fragments, row.repairs) != (old.fragments, old.repairs):
                 await connection.execute(
                     "DELETE FROM ledger_members WHERE ledger_id = $1", row.ledger_id
@@ -132,10 +133,11 @@ class LedgerStore:
         return await self._database.transact(work)
 
     async def delete(self, ledger_id: int, *, version: int, attempt: str) -> None:
-        """Leave a tombstone in the row's place.
+        """Replace the row by a tombstone.
 
-        A ledger that a log names goes only with its log; one that was made for a log and is not
-        named by it goes even while it is open, since its writer then never wrote (rule 22).
+        A ledger named by a log is deleted only with its log. A ledger that was created for a log
+        and is not named by it may be deleted while it is open, since its writer never wrote (rule
+        22).
         Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest when it is not CLOSED.
         """
 
@@ -144,7 +146,7 @@ class LedgerStore:
             try:
                 old = await lock_ledger(connection, ledger_id)
             except NoSuchLedger:
-                if await is_settled(connection, attempt, target):
+                if await is_applied(connection, attempt, target):
                     return
                 raise
             if old.version != version:
@@ -153,15 +155,15 @@ class LedgerStore:
                 raise InvalidRequest(
                     "only a CLOSED ledger is deleted: recover it first", ledger_id=ledger_id
                 )
-            await bury(connection, old)
-            await settle(connection, attempt, target)
+            await leave_tombstone(connection, old)
+            await record_attempt(connection, attempt, target)
 
         await self._database.transact(work)
 
     async def list(
         self, wanted: LedgerFilter, *, after: int | None, limit: int
     ) -> tuple[list[LedgerRow], int | None]:
-        """One page in the order of ids, and the `after` of the next one."""
+        """One page by ledger id, and the `after` of the next page."""
         query, values = list_query(wanted, after=after, limit=limit + 1)
         records = await self._database.read(lambda connection: connection.fetch(query, *values))
         rows = [row_of(record) for record in records[:limit]]
@@ -187,7 +189,7 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
             " AND t.ledger_id > $1)"
             for tag in map(_tag, wanted.metadata.items())
         ]
-        # Hashes may be equal where pairs are not.
+        # Different pairs may have equal hashes.
         text = orjson.dumps(dict(wanted.metadata)).decode()
         conditions.append(f"l.body -> 'metadata' @> {value(text)}::text::jsonb")
     if wanted.bookie is not None:
@@ -227,12 +229,12 @@ def row_of(record: asyncpg.Record | None, ledger_id: int | None = None) -> Ledge
 
 
 def body_of(row: LedgerDraft) -> str:
-    """What is kept in the database's `body`: all but what has a column of its own."""
+    """The content of the column `body`: all fields without a column of their own."""
     return row.model_dump_json(exclude={"ledger_id", "version", "created_at"})
 
 
 def conflict(current: LedgerRow) -> VersionConflict:
-    """The answer to a compare-and-swap from another version than the current one."""
+    """The refusal of a compare-and-swap from another version than the current one."""
     return VersionConflict(
         f"the ledger's version is {current.version}",
         ledger_id=current.ledger_id,
@@ -240,10 +242,10 @@ def conflict(current: LedgerRow) -> VersionConflict:
     )
 
 
-async def is_settled(connection: Connection, attempt: str, target: str) -> bool:
-    """Whether this attempt was applied already. Ask with the target's lock held (rule 6).
+async def is_applied(connection: Connection, attempt: str, target: str) -> bool:
+    """Whether this attempt was applied. The caller holds the target's lock (rule 6).
 
-    Raises: InvalidRequest when the token was used for something else.
+    Raises: InvalidRequest if the token was used for another change.
     """
     found = await connection.fetchval("SELECT target FROM attempts WHERE attempt = $1", attempt)
     if found is not None and found != target:
@@ -251,8 +253,8 @@ async def is_settled(connection: Connection, attempt: str, target: str) -> bool:
     return found is not None
 
 
-async def settle(connection: Connection, attempt: str, target: str) -> None:
-    """Note that this attempt is applied by the transaction that this is a part of."""
+async def record_attempt(connection: Connection, attempt: str, target: str) -> None:
+    """Record that the present transaction applies this attempt."""
     try:
         await connection.execute(
             "INSERT INTO attempts (attempt, target) VALUES ($1, $2)", attempt, target
@@ -262,27 +264,25 @@ async def settle(connection: Connection, attempt: str, target: str) -> None:
     connection.settled = attempt
 
 
-async def mark(connection: Connection, what: str) -> None:
-    """Note a change that came without an attempt, so that the database's having it can be told
-    (rule 18a).
-    """
-    await settle(connection, str(uuid4()), what)
+async def record_change(connection: Connection, what: str) -> None:
+    """Record a change that has no attempt, so that its loss is detected (rule 18a)."""
+    await record_attempt(connection, str(uuid4()), what)
 
 
 async def queue_missed(
     connection: Connection, ledger_id: int, missed: Iterable[MissedBody]
 ) -> None:
-    """Add to what members lack; ranges of one member are merged (rule 8)."""
+    """Queue missed entries for repair; ranges of one member are merged (rule 8)."""
     ranges: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for item in missed:
         ranges[item.member].append((item.first, item.last))
-    # Sorted, so that two transactions never wait for each other's rows in a circle.
+    # Sorted, so that two transactions cannot deadlock on each other's rows.
     for member in sorted(ranges):
         await queue_repair(connection, ledger_id, member, tuple(ranges[member]))
 
 
-class _Repeated(Exception):
-    """A create that was done already, by another try that made the ledger of this id."""
+class _AlreadyCreated(Exception):
+    """Another try of this create has made the ledger of this id."""
 
     def __init__(self, ledger_id: int) -> None:
         super().__init__(ledger_id)
@@ -290,12 +290,12 @@ class _Repeated(Exception):
 
 
 async def _create(connection: Connection, request: LedgerCreate) -> LedgerRow:
-    await _raise_if_repeated(connection, request.attempt)
+    await _raise_if_created(connection, request.attempt)
     record = await _insert(connection, request)
     row = row_of(record)
     if request.idempotency_key is not None:
         await _claim_key(connection, request.idempotency_key, row.ledger_id)
-    # Two tries at once: the later one waits here for the earlier one's end.
+    # Of two concurrent tries the later one waits here for the earlier one's end.
     inserted = await connection.fetchval(
         "INSERT INTO attempts (attempt, target) VALUES ($1, $2)"
         " ON CONFLICT DO NOTHING RETURNING target",
@@ -303,11 +303,11 @@ async def _create(connection: Connection, request: LedgerCreate) -> LedgerRow:
         f"{_CREATE}{row.ledger_id}",
     )
     if inserted is None:
-        await _raise_if_repeated(connection, request.attempt)
+        await _raise_if_created(connection, request.attempt)
     connection.settled = request.attempt
     await _index_members(connection, row.ledger_id, request.row)
     if TRANSACTION_TAG in row.extra:
-        await _join(connection, row)
+        await _join_transaction(connection, row)
     elif row.log is not None:
         await connection.execute(
             "INSERT INTO unnamed_ledgers (ledger_id) VALUES ($1)", row.ledger_id
@@ -321,13 +321,13 @@ async def _create(connection: Connection, request: LedgerCreate) -> LedgerRow:
     return row
 
 
-async def _join(connection: Connection, row: LedgerRow) -> None:
-    """Make a new ledger one of a transaction, which must be OPEN; that is renewed by it.
+async def _join_transaction(connection: Connection, row: LedgerRow) -> None:
+    """Add a new ledger to a transaction, which must be OPEN, and renew the transaction.
 
     Raises: NoSuchTransaction, TransactionCommitted, TransactionAborted, InvalidRequest.
     """
     name = row.extra[TRANSACTION_TAG]
-    # The lock makes who ends the transaction wait: afterwards this ledger is among its ledgers.
+    # The lock blocks the end of the transaction until this ledger is one of its ledgers.
     log = await connection.fetchval(
         "UPDATE transactions SET expires_at = now() + make_interval(secs => ttl_s)"
         " WHERE id = $1 AND state = 'OPEN' RETURNING log",
@@ -335,7 +335,7 @@ async def _join(connection: Connection, row: LedgerRow) -> None:
     )
     if log is None:
         state = await connection.fetchval("SELECT state FROM transactions WHERE id = $1", name)
-        raise _ENDED.get(state, NoSuchTransaction)(f"transaction {name}", log=row.log)
+        raise _ENDED_ERRORS.get(state, NoSuchTransaction)(f"transaction {name}", log=row.log)
     if log != row.log:
         raise InvalidRequest(f"the transaction is of the log {log}")
     await connection.execute(
@@ -348,7 +348,7 @@ async def _join(connection: Connection, row: LedgerRow) -> None:
     )
 
 
-_ENDED: Final[dict[str | None, type[QuorumLogError]]] = {
+_ENDED_ERRORS: Final[dict[str | None, type[QuorumLogError]]] = {
     TransactionState.COMMITTED: TransactionCommitted,
     TransactionState.ABORTED: TransactionAborted,
 }
@@ -369,12 +369,12 @@ async def _insert(connection: Connection, request: LedgerCreate) -> asyncpg.Reco
         if record is not None:
             return record
         if chosen is not None:
-            await _raise_if_repeated(connection, request.attempt)
+            await _raise_if_created(connection, request.attempt)
             raise LedgerExists(ledger_id=chosen)
 
 
 async def _claim_key(connection: Connection, key: str, ledger_id: int) -> None:
-    """Bind an idempotency key to a ledger, unless it still is bound to an earlier one."""
+    """Bind an idempotency key to a ledger, unless it is still bound to an earlier one."""
     claimed = await connection.fetchval(
         "INSERT INTO create_keys AS k (key, ledger_id, expires_at)"
         " VALUES ($1, $2, now() + make_interval(hours => $3))"
@@ -382,25 +382,25 @@ async def _claim_key(connection: Connection, key: str, ledger_id: int) -> None:
         " expires_at = excluded.expires_at WHERE k.expires_at < now() RETURNING k.ledger_id",
         key,
         ledger_id,
-        _KEY_HOURS,
+        _IDEMPOTENCY_KEY_HOURS,
     )
     if claimed is None:
         first = await connection.fetchval("SELECT ledger_id FROM create_keys WHERE key = $1", key)
-        raise _Repeated(first)
-    # Each new key clears away two old ones, so there is nothing that has to be swept.
+        raise _AlreadyCreated(first)
+    # Each new key deletes two expired ones, so no sweep is needed.
     await connection.execute(
         "DELETE FROM create_keys WHERE key IN (SELECT key FROM create_keys"
         " WHERE expires_at < now() ORDER BY expires_at LIMIT 2 FOR UPDATE SKIP LOCKED)"
     )
 
 
-async def _raise_if_repeated(connection: Connection, attempt: str) -> None:
+async def _raise_if_created(connection: Connection, attempt: str) -> None:
     target = await connection.fetchval("SELECT target FROM attempts WHERE attempt = $1", attempt)
     if target is None:
         return
     if not target.startswith(_CREATE):
         raise InvalidRequest(f"this attempt was used for another change ({target})")
-    raise _Repeated(int(target.removeprefix(_CREATE)))
+    raise _AlreadyCreated(int(target.removeprefix(_CREATE)))
 
 
 async def lock_ledger(connection: Connection, ledger_id: int) -> LedgerRow:
@@ -412,7 +412,7 @@ async def lock_ledger(connection: Connection, ledger_id: int) -> LedgerRow:
 
 
 async def _index_members(connection: Connection, ledger_id: int, row: LedgerDraft) -> None:
-    # A repair's target is a member before its first byte (rule 20).
+    # A repair's target is a member before its first copy (rule 20).
     members = sorted(
         {member for fragment in row.fragments for member in fragment.bookies}
         | {repair.target for repair in row.repairs}
@@ -431,17 +431,17 @@ def _tag(pair: tuple[str, str]) -> bytes:
     return hashlib.blake2b(f"{len(key)} {key}{value}".encode(), digest_size=16).digest()
 
 
-async def bury(connection: Connection, row: LedgerRow) -> None:
-    """Put a tombstone in the place of a row that is locked.
+async def leave_tombstone(connection: Connection, row: LedgerRow) -> None:
+    """Replace a locked row by a tombstone.
 
-    Raises: OwnedByLog if a log names the ledger. That can't change until the transaction ends:
-    naming takes the row's lock as well.
+    Raises: OwnedByLog if a log names the ledger. No log can begin to name it until the transaction
+    ends: that takes the row's lock as well.
     """
     if row.log is not None:
-        unnamed = await connection.fetchval(
+        released = await connection.fetchval(
             "DELETE FROM unnamed_ledgers WHERE ledger_id = $1 RETURNING ledger_id", row.ledger_id
         )
-        if unnamed is None:
+        if released is None:
             raise OwnedByLog(ledger_id=row.ledger_id, log=row.log)
     for table in ("ledger_members", "ledger_tags"):
         await connection.execute(f"DELETE FROM {table} WHERE ledger_id = $1", row.ledger_id)
@@ -454,22 +454,22 @@ async def bury(connection: Connection, row: LedgerRow) -> None:
     )
 
 
-async def bury_closed(connection: Connection, ledgers: Collection[int]) -> set[int]:
-    """Put tombstones in the place of those that are CLOSED, which no log names any more; their ids."""
+async def leave_tombstones(connection: Connection, ledgers: Collection[int]) -> set[int]:
+    """Replace rows that are CLOSED, and named by no log any more, by tombstones; their ids."""
     records = await connection.fetch(
         "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
         " ORDER BY ledger_id FOR UPDATE",
         sorted(ledgers),
     )
-    buried = [record["ledger_id"] for record in records]
-    for table in _OF_LEDGERS:
+    deleted = [record["ledger_id"] for record in records]
+    for table in _LEDGER_TABLES:
         await connection.execute(
             f"DELETE FROM {table} WHERE ledger_id = ANY($1::bigint[])",
-            buried,
+            deleted,
         )
     await connection.execute(
         "UPDATE ledgers SET version = version + 1, body = NULL, changed_at = now()"
         " WHERE ledger_id = ANY($1::bigint[])",
-        buried,
+        deleted,
     )
-    return set(buried)
+    return set(deleted)

@@ -1,7 +1,7 @@
-"""Who lives, in Redis with a time to live. It is advice only (I31): nothing is decided by it.
+"""Liveness: heartbeats in Redis with a time to live. Advice only (I31): no decision rests on it.
 
-While Redis is away the last known list stands, with what this process itself has heard since, and
-heartbeats go on to succeed: a bookie has done nothing wrong.
+While Redis is away, the last known list stays valid, with heartbeats that this process got since;
+and heartbeats still succeed, since the bookie did nothing wrong.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 B = TypeVar("B", bound=Body)
 
-_HEARD_MAX: Final = 10_000
-"""Heartbeats that one process remembers for while Redis is away; the oldest go first."""
+_REMEMBERED_MAX: Final = 10_000
+"""Heartbeats that one process keeps for times without Redis; the oldest are dropped first."""
 
-# Since when liveness is recorded without a break: a flushed Redis begins anew. Milliseconds.
-_AGE: Final = """
+# How long liveness has been recorded without a break, in milliseconds; a flushed Redis starts anew.
+_AGE_SCRIPT: Final = """
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
 redis.call('SET', KEYS[1], now, 'NX')
@@ -45,10 +45,7 @@ return now - redis.call('GET', KEYS[1])
 
 
 class Liveness:
-    """Heartbeats of bookies and services.
-
-    Invariant: no method raises because Redis is away.
-    """
+    """Heartbeats of bookies and services. Invariant: no method raises because Redis is away."""
 
     def __init__(self, url: str, *, prefix: str, deadline_s: float) -> None:
         self._redis = Redis.from_url(
@@ -60,39 +57,39 @@ class Liveness:
         )
         self._prefix = prefix
         self._deadline_s = deadline_s
-        self._heard: dict[str, bytes] = {}
+        self._remembered: dict[str, bytes] = {}
         self.is_up = False
-        """Whether Redis answered the last time that it was asked."""
+        """Whether the last query reached Redis."""
 
     async def bookie_lives(self, name: str, heartbeat: BookieHeartbeat) -> bool:
-        """Take a heartbeat; tells whether Redis has it."""
+        """Store a heartbeat; returns whether Redis has it."""
         key = self._bookie_key(name, heartbeat.process)
         body = heartbeat.model_dump_json().encode()
-        self._hear(key, body)
-        return await self._asked(lambda: self._set(key, body, heartbeat.ttl_s), False)
+        self._remember(key, body)
+        return await self._query(lambda: self._set(key, body, heartbeat.ttl_s), False)
 
     async def service_lives(self, kind: str, name: str, heartbeat: ServiceHeartbeat) -> bool:
-        """Take a heartbeat; tells whether Redis has it."""
+        """Store a heartbeat; returns whether Redis has it."""
         info = ServiceInfo(kind=kind, id=name, url=heartbeat.url, state=heartbeat.state)
         key = self._key("service", kind, name)
         body = info.model_dump_json().encode()
-        self._hear(key, body)
+        self._remember(key, body)
 
         async def record() -> bool:
             await self._set(key, body, heartbeat.ttl_s)
             await _result(self._redis.sadd(self._key("services"), key))
             return True
 
-        return await self._asked(record, False)
+        return await self._query(record, False)
 
     async def bookies(self, cookies: Sequence[CookieRow]) -> BookieList:
-        """Registered bookies with their liveness. A heartbeat of another incarnation or process than
-        the cookie's counts as none.
+        """Registered bookies with their liveness. Heartbeats of another incarnation or process than
+        the cookie's are ignored.
         """
         keys = [self._bookie_key(cookie.name, cookie.cookie.process) for cookie in cookies]
-        found = await self._asked(lambda: self._fetch(keys), None)
-        bodies = [self._heard.get(key) for key in keys] if found is None else found
-        age_s = await self._asked(self._age_s, 0.0)
+        found = await self._query(lambda: self._fetch(keys), None)
+        bodies = [self._remembered.get(key) for key in keys] if found is None else found
+        age_s = await self._query(self._age_s, 0.0)
         return BookieList(
             bookies=tuple(
                 _bookie(cookie, body) for cookie, body in zip(cookies, bodies, strict=True)
@@ -102,9 +99,9 @@ class Liveness:
         )
 
     async def services(self) -> ServiceList:
-        """Services whose heartbeat came in time, by kind and id."""
-        found = await self._asked(self._fetch_services, None)
-        mine = [body for key, body in self._heard.items() if ":service:" in key]
+        """Services with a recent heartbeat, by kind and id."""
+        found = await self._query(self._fetch_services, None)
+        mine = [body for key, body in self._remembered.items() if ":service:" in key]
         bodies = mine if found is None else found
         infos = [info for body in bodies if (info := _parsed(ServiceInfo, body)) is not None]
         return ServiceList(
@@ -117,17 +114,17 @@ class Liveness:
         await self._redis.aclose()
 
     def _bookie_key(self, name: str, process: str) -> str:
-        # Two processes under one name must not write over each other's heartbeats (rule 15a).
+        # Two processes under one name must not overwrite each other's heartbeats (rule 15a).
         return self._key("bookie", name, process) if process else self._key("bookie", name)
 
     def _key(self, *parts: str) -> str:
         return ":".join((self._prefix, *parts))
 
-    def _hear(self, key: str, body: bytes) -> None:
-        self._heard.pop(key, None)
-        self._heard[key] = body
-        while len(self._heard) > _HEARD_MAX:
-            self._heard.pop(next(iter(self._heard)))
+    def _remember(self, key: str, body: bytes) -> None:
+        self._remembered.pop(key, None)
+        self._remembered[key] = body
+        while len(self._remembered) > _REMEMBERED_MAX:
+            self._remembered.pop(next(iter(self._remembered)))
 
     async def _set(self, key: str, body: bytes, ttl_s: float) -> bool:
         await _result(self._redis.set(key, body, px=max(int(ttl_s * 1000), 1)))
@@ -139,9 +136,9 @@ class Liveness:
         bodies = cast("list[bytes | None]", await _result(self._redis.mget(keys)))
         for key, body in zip(keys, bodies, strict=True):
             if body is None:
-                self._heard.pop(key, None)
+                self._remembered.pop(key, None)
             else:
-                self._hear(key, body)
+                self._remember(key, body)
         return bodies
 
     async def _fetch_services(self) -> list[bytes | None]:
@@ -155,12 +152,12 @@ class Liveness:
         return bodies
 
     async def _age_s(self) -> float:
-        milliseconds = await _result(self._redis.eval(_AGE, 1, self._key("since")))
+        milliseconds = await _result(self._redis.eval(_AGE_SCRIPT, 1, self._key("since")))
         server = cast("dict[str, Any]", await _result(self._redis.info("server")))
         return min(int(milliseconds) / 1000, float(server.get("uptime_in_seconds", 0)))
 
-    async def _asked(self, ask: Callable[[], Awaitable[T]], away: T) -> T:
-        """Ask Redis within the deadline, or answer `away`."""
+    async def _query(self, ask: Callable[[], Awaitable[T]], away: T) -> T:
+        """Query Redis within the deadline, or answer `away`."""
         try:
             async with asyncio.timeout(self._deadline_s):
                 answer = await ask()
@@ -192,7 +189,9 @@ def _bookie(cookie: CookieRow, body: bytes | None) -> BookieInfo:
 
 
 def _parsed(model: type[B], body: bytes | None) -> B | None:
-    """What a key of Redis says. What can't be read says nothing: it may be anybody's (I31)."""
+    """The body under a key, or None if it is unreadable: other applications may write to Redis
+    (I31).
+    """
     try:
         return None if body is None else model.model_validate_json(body)
     except ValidationError:
@@ -201,5 +200,5 @@ def _parsed(model: type[B], body: bytes | None) -> B | None:
 
 
 async def _result(answer: Any) -> Any:
-    """What redis-py answers; its types leave open whether that is awaitable."""
+    """The answer of redis-py, whose types leave open whether it is awaitable."""
     return await answer if inspect.isawaitable(answer) else answer

@@ -1,7 +1,7 @@
-"""Logs' rows: create, compare-and-swap, delete, list; and the ledgers that no log names.
+"""Rows of logs: create, compare-and-swap, delete, list; and ledgers that no log names.
 
-A log and the ledgers that it begins to name are locked in one transaction, so a ledger that is
-being named can't be deleted as unnamed, and the other way round (rule 22).
+A log and the ledgers that it begins to name are locked in one transaction, so that a ledger is
+never both named by a log and deleted as unnamed (rule 22).
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -14,18 +14,26 @@ from quorumlog.errors import InvalidRequest, LogExists, NoSuchLog, VersionConfli
 from quorumlog.protocol.changes import check_log
 from quorumlog.wire.log_bodies import LogChange, LogCreate, LogDelete, LogHeadBody, LogRow
 from services.metadata.database import Connection, Database
-from services.metadata.ledgers import bury, bury_closed, is_settled, lock_ledger, mark, settle
+from services.metadata.ledgers import (
+    is_applied,
+    leave_tombstone,
+    leave_tombstones,
+    lock_ledger,
+    record_attempt,
+    record_change,
+)
 from services.metadata.sql import UTC_CREATED_AT
 
 _ROW: Final = (
     f"name, version, body::text AS body, {UTC_CREATED_AT},"
     " (extract(epoch FROM now()) * 1000)::bigint AS read_ms"
 )
-"""With the database's clock: by that, and no gateway's own, logs decide about ages (rule 26a)."""
+"""`read_ms` is the database's clock: a record's age is judged by it, and never by a gateway's (rule
+26a)."""
 
-_BURIED_MAX: Final = 1000
-"""Ledgers of a log that are deleted in one transaction with it: it must end within the deadline of a
-statement. Gateways delete the older ones of a longer log afterwards (taste)."""
+_TOMBSTONES_MAX: Final = 1000
+"""Ledgers deleted in one transaction with their log, so that it ends within the statement's
+deadline. Gateways delete the older ledgers of a longer log afterwards (taste)."""
 
 
 class LogStore:
@@ -42,7 +50,7 @@ class LogStore:
         return _row_of(record, name)
 
     async def page(self, *, after: str, limit: int) -> tuple[list[LogRow], str | None]:
-        """One page by name, and the `after` of the next one."""
+        """One page by name, and the `after` of the next page."""
         records = await self._database.read(
             lambda connection: connection.fetch(PAGE, after, limit + 1)
         )
@@ -50,23 +58,24 @@ class LogStore:
         return rows, rows[-1].name if len(records) > limit else None
 
     async def heads(self, names: Sequence[str]) -> Sequence[LogHeadBody]:
-        """Of each row that is there, or was, who may write to the log."""
-        # Handles and owners end by it, so it is of the database that the asker knows (rule 18a).
+        """The version and the writer of each row, present or deleted."""
+        # Handles and owners end on this answer, so it must be of the database that the caller knows
+        # (rule 18a).
         records = await self._database.read(
             lambda connection: connection.fetch(_HEADS, sorted(set(names)))
         )
         return [LogHeadBody.model_validate(dict(record), strict=False) for record in records]
 
     async def create(self, request: LogCreate) -> LogRow:
-        """A new row; the same attempt again gets the first one.
+        """Create a row; a repeat of the attempt gets the first one.
 
-        Raises: LogExists (with `current`), InvalidRequest; NoSuchLog when the first one was
-        deleted since.
+        Raises: LogExists (with `current`), InvalidRequest; NoSuchLog if the first one was deleted
+        since.
         """
         row = request.row
 
         async def work(connection: Connection) -> LogRow:
-            # Whoever comes first makes the row; it is locked before anything is looked up.
+            # The first try inserts the row, so that it is locked before anything is looked up.
             fresh = await connection.fetchval(
                 "INSERT INTO logs (name, version) VALUES ($1, 1) ON CONFLICT DO NOTHING"
                 " RETURNING version",
@@ -76,8 +85,8 @@ class LogStore:
                 f"SELECT {_ROW} FROM logs WHERE name = $1 FOR UPDATE", row.name
             )
             target = f"create log {row.name}"
-            if await is_settled(connection, request.attempt, target):
-                # Not a namesake that was made since: both times are those of one transaction.
+            if await is_applied(connection, request.attempt, target):
+                # Exclude a later log of this name: times are equal only within one transaction.
                 is_it = await connection.fetchval(
                     "SELECT l.created_at = a.at FROM logs l, attempts a"
                     " WHERE l.name = $1 AND a.attempt = $2",
@@ -88,7 +97,7 @@ class LogStore:
             if old is not None and old["body"] is not None:
                 current = _row_of(old)
                 raise LogExists(log=row.name, current=current.model_dump(mode="json"))
-            await _name(connection, row.name, (item.ledger_id for item in row.items))
+            await _claim_ledgers(connection, row.name, (item.ledger_id for item in row.items))
             record = await connection.fetchrow(
                 "UPDATE logs SET version = version + $3, body = $2::text::jsonb,"
                 f" created_at = now(), changed_at = now() WHERE name = $1 RETURNING {_ROW}",
@@ -96,13 +105,13 @@ class LogStore:
                 _body_of(row),
                 0 if fresh else 1,
             )
-            await settle(connection, request.attempt, target)
+            await record_attempt(connection, request.attempt, target)
             return _row_of(record, row.name)
 
         return await self._database.transact(work)
 
     async def change(self, request: LogChange) -> LogRow:
-        """Compare-and-swap on `row.version`; gives the row as it is afterwards.
+        """Compare-and-swap on `row.version`; returns the changed row.
 
         Raises: NoSuchLog, VersionConflict (with `current`), InvalidRequest.
         """
@@ -111,18 +120,18 @@ class LogStore:
         async def work(connection: Connection) -> LogRow:
             old = await lock_log(connection, row.name)
             target = f"log {row.name}"
-            if await is_settled(connection, request.attempt, target):
+            if await is_applied(connection, request.attempt, target):
                 return old
             check_version(old, row.version)
             changed = await change_row(connection, old, row)
-            await settle(connection, request.attempt, target)
+            await record_attempt(connection, request.attempt, target)
             return changed
 
         return await self._database.transact(work)
 
     async def delete(self, name: str, request: LogDelete) -> None:
-        """Free the name. Of the log's ledgers those that are CLOSED are gone with it: a reader that
-        still knows the old row must not find them under the name. The others are then unnamed.
+        """Free the name. The log's CLOSED ledgers are deleted with it, so that a reader with the
+        old row cannot find them under a new log. The other ledgers become unnamed.
 
         Raises: NoSuchLog, VersionConflict (with `current`).
         """
@@ -132,37 +141,37 @@ class LogStore:
             try:
                 old = await lock_log(connection, name)
             except NoSuchLog:
-                if await is_settled(connection, request.attempt, target):
+                if await is_applied(connection, request.attempt, target):
                     return
                 raise
-            if await is_settled(connection, request.attempt, target):
-                return  # and made anew since
+            if await is_applied(connection, request.attempt, target):
+                return  # another log was created under the name since
             check_version(old, request.version)
             await _end_transactions(connection, name)
             ledgers = [item.ledger_id for item in old.items]
-            buried = await bury_closed(connection, ledgers[-_BURIED_MAX:])
-            await _unname(connection, set(ledgers) - buried)
+            deleted = await leave_tombstones(connection, ledgers[-_TOMBSTONES_MAX:])
+            await _release_ledgers(connection, set(ledgers) - deleted)
             await connection.execute(
                 "UPDATE logs SET version = version + 1, body = NULL, changed_at = now()"
                 " WHERE name = $1 AND version = $2",
                 name,
                 request.version,
             )
-            await settle(connection, request.attempt, target)
+            await record_attempt(connection, request.attempt, target)
 
         await self._database.transact(work)
 
     async def orphans(self, *, older_than_s: int, after: int, limit: int) -> list[int]:
-        """Ledgers above an id that no log has named for this long, ascending."""
+        """Ledgers with ids above `after` that no log has named for this long, ascending."""
         records = await self._database.read(
             lambda connection: connection.fetch(ORPHANS, older_than_s, after, limit)
         )
         return [record["ledger_id"] for record in records]
 
     async def delete_orphan(self, ledger_id: int) -> None:
-        """Delete a ledger that was made for a log, if no log names it in this transaction.
+        """Delete a ledger that was created for a log and is not named by it.
 
-        It goes even while it is open: before its log names it nobody writes to it.
+        It may be open: a writer appends to it only after its log names it.
         Raises: NoSuchLedger, OwnedByLog; InvalidRequest for a ledger of no log.
         """
 
@@ -170,8 +179,8 @@ class LogStore:
             row = await lock_ledger(connection, ledger_id)
             if row.log is None:
                 raise InvalidRequest("this ledger was not made for a log", ledger_id=ledger_id)
-            await bury(connection, row)
-            await mark(connection, f"delete ledger {ledger_id}")
+            await leave_tombstone(connection, row)
+            await record_change(connection, f"delete ledger {ledger_id}")
 
         await self._database.transact(work)
 
@@ -223,17 +232,17 @@ async def change_row(
     published: Collection[int] = (),
     transaction: str = "",
 ) -> LogRow:
-    """Put `new` in the place of `old`, whose row is locked and whose version it has.
+    """Replace `old`, whose row is locked, by `new` of the same version.
 
-    `published`: ledgers of `transaction` that come onto the log with it. Raises: InvalidRequest.
+    `published`: ledgers of `transaction` that the log begins to name. Raises: InvalidRequest.
     """
     check_log(old.to_core(), new.to_core())
     before = {item.ledger_id for item in old.items}
     after = {item.ledger_id for item in new.items}
-    await _name(connection, new.name, after - before - set(published))
+    await _claim_ledgers(connection, new.name, after - before - set(published))
     if published:
-        await _name_published(connection, new.name, published, transaction)
-    await _unname(connection, before - after)
+        await _claim_published(connection, new.name, published, transaction)
+    await _release_ledgers(connection, before - after)
     record = await connection.fetchrow(
         "UPDATE logs SET version = version + 1, body = $3::text::jsonb, changed_at = now()"
         f" WHERE name = $1 AND version = $2 AND body IS NOT NULL RETURNING {_ROW}",
@@ -245,7 +254,7 @@ async def change_row(
 
 
 def check_version(current: LogRow, version: int) -> None:
-    """Raise VersionConflict (with `current`) where a compare-and-swap is from another version."""
+    """Raise VersionConflict (with `current`) if a compare-and-swap is from another version."""
     if current.version != version:
         raise VersionConflict(
             f"the log's version is {current.version}",
@@ -254,8 +263,8 @@ def check_version(current: LogRow, version: int) -> None:
         )
 
 
-async def _name(connection: Connection, name: str, ledgers: Iterable[int]) -> None:
-    """Lock the ledgers that a log begins to name, and see that they may be (rule 22)."""
+async def _claim_ledgers(connection: Connection, name: str, ledgers: Iterable[int]) -> None:
+    """Lock ledgers that a log begins to name, and check that it may (rule 22)."""
     wanted = sorted(ledgers)
     if not wanted:
         return
@@ -264,14 +273,14 @@ async def _name(connection: Connection, name: str, ledgers: Iterable[int]) -> No
         "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[]) RETURNING ledger_id",
         wanted,
     )
-    # What is no longer unnamed is of a transaction, and comes with that only.
-    _check_all(name, wanted, named)
+    # A ledger that is not in the table belongs to a transaction, and is published with that only.
+    _require_all(name, wanted, named)
 
 
-async def _name_published(
+async def _claim_published(
     connection: Connection, name: str, ledgers: Collection[int], transaction: str
 ) -> None:
-    """As `_name`, for ledgers of a transaction."""
+    """As `_claim_ledgers`, for ledgers of a transaction."""
     wanted = sorted(ledgers)
     await _lock_ledgers(connection, name, wanted)
     found = await connection.fetch(
@@ -280,7 +289,7 @@ async def _name_published(
         wanted,
         transaction,
     )
-    _check_all(name, wanted, found)
+    _require_all(name, wanted, found)
 
 
 async def _lock_ledgers(connection: Connection, name: str, wanted: list[int]) -> None:
@@ -290,10 +299,10 @@ async def _lock_ledgers(connection: Connection, name: str, wanted: list[int]) ->
         wanted,
         name,
     )
-    _check_all(name, wanted, records)
+    _require_all(name, wanted, records)
 
 
-def _check_all(name: str, wanted: list[int], found: Iterable[asyncpg.Record]) -> None:
+def _require_all(name: str, wanted: list[int], found: Iterable[asyncpg.Record]) -> None:
     missing = sorted(set(wanted) - {record["ledger_id"] for record in found})
     if missing:
         raise InvalidRequest(
@@ -303,7 +312,7 @@ def _check_all(name: str, wanted: list[int], found: Iterable[asyncpg.Record]) ->
         )
 
 
-async def _unname(connection: Connection, ledgers: Iterable[int]) -> None:
+async def _release_ledgers(connection: Connection, ledgers: Iterable[int]) -> None:
     await connection.execute(
         "INSERT INTO unnamed_ledgers (ledger_id)"
         " SELECT unnest($1::bigint[]) ON CONFLICT DO NOTHING",
@@ -312,7 +321,7 @@ async def _unname(connection: Connection, ledgers: Iterable[int]) -> None:
 
 
 async def _end_transactions(connection: Connection, name: str) -> None:
-    """A log that is deleted takes its transactions along: a namesake begins without any."""
+    """Abort the transactions of a log that is being deleted: a later log of its name has none."""
     await connection.execute(
         "UPDATE transactions SET state = 'ABORTED', ended_at = now()"
         " WHERE log = $1 AND state = 'OPEN'",

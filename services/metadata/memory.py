@@ -1,9 +1,9 @@
-"""What this process knows that the database must contain (rule 18a). No IO.
+"""Tokens of changes that the database must contain, as far as this process knows (rule 18a). No IO.
 
-The database's history is a line: a change whose own transaction saw tokens there was committed after
-them, and its token stands for them. So few tokens are held: those of changes that were under way at
-once, and those that others have presented since the last change.
-Nothing is compared by magnitude: a restored database catches up with every counter.
+The database's history is a line: a change whose transaction saw some tokens was committed after
+them, so its token stands for them. Few tokens are therefore held: those of concurrent changes, and
+those presented by others since the last change. Nothing is compared by magnitude: a restored
+database catches up with every counter.
 """
 
 import logging
@@ -18,12 +18,12 @@ from quorumlog.wire.witnesses import token_of, witness_of
 log = logging.getLogger(__name__)
 
 _MISSING_MAX: Final = 1000
-"""Remembered of what the database lacks: one is enough to stop everything (taste)."""
+"""Missing tokens that are remembered: one is enough to stop everything (taste)."""
 
 
 @dataclass(slots=True)
 class Presented:
-    """What a request presents, and what its answer hands back once the database contained it."""
+    """A request's witnesses, and those that its answer returns once the database contained them."""
 
     witnesses: tuple[str, ...]
     holder: str
@@ -31,26 +31,26 @@ class Presented:
 
 
 PRESENTED: Final[ContextVar[Presented | None]] = ContextVar("presented", default=None)
-"""Of the request that is being handled; None in background work."""
+"""The witnesses of the request that is being handled; None in background work."""
 
 
 class Memory:
     """The tokens of one process.
 
-    Invariant: a token is let go of only for the token of a change that was committed by a
-    transaction which saw it in the database.
+    Invariant: a token is dropped only for the token of a change whose transaction saw it in the
+    database.
     """
 
     def __init__(self) -> None:
         self.cluster_id = ""
-        """Of the database as it was opened: another cluster's witnesses count for nothing."""
+        """The opened database's cluster: witnesses of another cluster are refused."""
         self._held: dict[str, None] = {}
         self._missing: dict[str, str] = {}
-        """What the database lacked when it was looked at last, and who told of it."""
+        """Tokens that the database lacked when last checked, each with its holder."""
 
     @property
     def missing(self) -> dict[str, str]:
-        """What the database lacks, and who told of it; empty while all is well."""
+        """Tokens that the database lacks, each with its holder; empty while all is well."""
         return dict(self._missing)
 
     @property
@@ -60,11 +60,11 @@ class Memory:
 
     @property
     def witnesses(self) -> tuple[str, ...]:
-        """What others may hold on to: it stands for all that this process knows of."""
+        """Witnesses for clients to keep: they stand for all that this process knows."""
         return tuple(witness_of(self.cluster_id, token) for token in self._held)
 
-    def answered(self, token: str, seen: Iterable[str]) -> None:
-        """A change was committed, whose transaction saw these tokens."""
+    def note_committed(self, token: str, seen: Iterable[str]) -> None:
+        """A change was committed by a transaction that saw these tokens."""
         for known in seen:
             self._held.pop(known, None)
         self._held[token] = None
@@ -85,7 +85,7 @@ class Memory:
         return tuple(tokens)
 
     def compare(self, wanted: Collection[str], found: Iterable[str], *, holder: str) -> None:
-        """The database was looked at for tokens. Raises: DatabaseWentBack if it lacks one."""
+        """Compare wanted tokens with those found. Raises: DatabaseWentBack if one is missing."""
         there = set(found)
         lacking = sorted(set(wanted) - there)
         for token in lacking:
@@ -104,7 +104,7 @@ class Memory:
             raise self.error(lacking)
 
     def error(self, lacking: Collection[str]) -> DatabaseWentBack:
-        """What is answered while the database lacks these."""
+        """The error while the database lacks these tokens."""
         first = min(lacking)
         return DatabaseWentBack(
             f"the database lacks {len(lacking)} changes that it had answered, {first} among them"

@@ -1,4 +1,4 @@
-"""Brings the database's tables to this version: numbered SQL files, each applied once."""
+"""Migrations of the database's tables: numbered SQL files, each applied once."""
 
 import re
 from pathlib import Path
@@ -11,10 +11,10 @@ _LOCK: Final = 0x71756F72  # any number that no other application of this databa
 
 
 async def migrate(connection: Connection) -> list[str]:
-    """Apply what is missing, in one transaction, and return the names of what was applied.
+    """Apply missing migrations in one transaction, and return their names.
 
     Several services may start at once: an advisory lock lets one work while the others wait.
-    Raises: ValueError when the database is newer than this code.
+    Raises: ValueError if the database is newer than this code.
     """
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)

@@ -1,4 +1,4 @@
-"""What operators set for autorecovery: one row, so that it holds for all processes and restarts."""
+"""Operators' settings for autorecovery: one row, valid for all processes and over restarts."""
 
 from typing import Final
 
@@ -13,17 +13,17 @@ _CHANGED: Final = "changed_at = now() WHERE is_only RETURNING body::text AS body
 
 
 class RepairSettingsStore:
-    """The one row."""
+    """The row of settings."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def get(self) -> RepairSettings:
-        """The settings as they are."""
+        """The present settings."""
         return _settings_of(await self._database.run(lambda connection: connection.fetchrow(GET)))
 
     async def change(self, change: RepairSettingsPut) -> RepairSettings:
-        """Change the fields that were given; two operators at once change one field each."""
+        """Change the given fields; concurrent changes of different fields both apply."""
         given = change.model_dump_json()
         return _settings_of(
             await self._database.run(
@@ -34,7 +34,7 @@ class RepairSettingsStore:
         )
 
     async def trigger(self) -> RepairSettings:
-        """Ask every process to look at everything now."""
+        """Ask every process to run a full audit now."""
         return _settings_of(
             await self._database.run(
                 lambda connection: connection.fetchrow(

@@ -1,11 +1,11 @@
-"""The repair queue: what members lack, one item a ledger and member (rule 8).
+"""The repair queue: missed entries, one item per ledger and member (rule 8).
 
-An item is changed only under its version, of which each claim, failure and new gap draws a new one,
-that was never given before: a worker whose claim ran out, or whose ledger got new gaps meanwhile,
-can't clear what it has not copied, not even of an item that came after its own.
+An item changes only under its version. Each claim, failure and new range draws a new version that
+was never used before. So a worker whose claim expired, or whose ledger got new ranges meanwhile,
+cannot clear entries that it has not copied, not even of a later item.
 
-Who takes several items takes them by ledger and member (in the order of bytes), or passes over those
-that others hold: nobody waits in a circle.
+A transaction that takes several items takes them by ledger and member (in byte order), or skips
+items that others hold, so that no deadlock arises.
 """
 
 from collections.abc import Iterable
@@ -27,16 +27,16 @@ from services.metadata.database import Connection, Database
 from services.metadata.sql import UTC_CREATED_AT
 
 _UNCOUNTED: Final = 32767
-"""Stands for "nobody counted the survivors": comes last."""
+"""Stands for "survivors not counted", and sorts last."""
 _PAUSE_S_MAX: Final = 300
-"""The longest pause after failures (taste: a member that is away for long is not forgotten)."""
+"""The longest pause after failures (taste: a member that is away for long is still retried)."""
 
 _ROW: Final = (
     "ledger_id, member, ranges, version, survivors, failures, detail, worker, moves, "
     + UTC_CREATED_AT
 )
 
-# The pick is materialised: run again by a join it would lock more than its limit.
+# Materialised: a join would run the pick again and lock more than its limit.
 CLAIM: Final = (
     "WITH picked AS MATERIALIZED (SELECT ledger_id AS picked_id, member AS picked_member"
     " FROM repairs WHERE next_try_at <= clock_timestamp()"
@@ -59,7 +59,7 @@ SUMMARY: Final = (
     " coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8 AS oldest_s"
     " FROM repairs"
 )
-# now(), which an index can be searched for; clock_timestamp() can't.
+# now() can use the index; clock_timestamp() cannot.
 HURRY: Final = (
     "WITH picked AS MATERIALIZED (SELECT ledger_id AS picked_id, member AS picked_member"
     " FROM repairs WHERE worker IS NULL AND next_try_at > now()"
@@ -73,8 +73,8 @@ _MERGE: Final = (
     "ON CONFLICT (ledger_id, member) DO UPDATE SET"
     " ranges = repairs.ranges + excluded.ranges, version = nextval('repair_versions'),"
     " moves = repairs.moves OR excluded.moves,"
-    # A claim that this ends must not keep others from the item until its lease is over. Nor must a
-    # pause after a failure outlast the finding that the place may move.
+    # A claim ended by this must not block the item until its lease expires; nor must a pause after
+    # a failure outlast the finding that the place may move.
     " worker = NULL, next_try_at = CASE WHEN repairs.worker IS NULL"
     " AND (repairs.moves OR NOT excluded.moves) THEN repairs.next_try_at"
     " ELSE clock_timestamp() END,"
@@ -100,7 +100,7 @@ class RepairStore:
     async def page(
         self, *, after: tuple[int, str], limit: int
     ) -> tuple[list[Repair], tuple[int, str] | None]:
-        """One page by ledger and member, and the `after` of the next one."""
+        """One page by ledger and member, and the `after` of the next page."""
         records = await self._database.run(
             lambda connection: connection.fetch(PAGE, *after, limit + 1)
         )
@@ -109,10 +109,10 @@ class RepairStore:
         return found, last
 
     async def add(self, items: Iterable[RepairAdd]) -> None:
-        """Add to what members lack; ledgers that are gone are passed over."""
+        """Add missed ranges; deleted ledgers are skipped."""
         merged: dict[tuple[int, str], RepairAdd] = {}
         for item in items:
-            # One statement changes a row once.
+            # One statement may change a row only once.
             before = merged.setdefault((item.ledger_id, item.member), item)
             if before is not item:
                 ranges, moves = before.ranges + item.ranges, before.moves or item.moves
@@ -120,7 +120,7 @@ class RepairStore:
                 merged[item.ledger_id, item.member] = both
         if not merged:
             return
-        # Sorted, so that two transactions never wait for each other's rows in a circle.
+        # Sorted, so that two transactions cannot deadlock on each other's rows.
         wanted = [merged[key] for key in sorted(merged)]
 
         async def work(connection: Connection) -> None:
@@ -136,18 +136,18 @@ class RepairStore:
         await self._database.transact(work)
 
     async def summary(self) -> RepairSummary:
-        """The queue in numbers."""
+        """Numbers about the queue."""
         record = await self._database.run(lambda connection: connection.fetchrow(SUMMARY))
         assert record is not None
         return RepairSummary(**dict(record))
 
     async def hurry(self) -> None:
-        """Have what waits after a failure tried again now."""
+        """Retry now the items that wait after a failure."""
         await self._database.run(lambda connection: connection.execute(HURRY))
 
     async def claim(self, request: RepairClaim) -> list[Repair]:
-        """Items that nobody works on, for one worker until its lease ends."""
-        # A transaction: nobody works by rows of a database that went back (rule 18a).
+        """Claim unclaimed items for one worker until its lease ends."""
+        # A transaction, since no work may rest on rows of a database that went back (rule 18a).
         records = await self._database.transact(
             lambda connection: connection.fetch(
                 CLAIM, request.worker, request.lease_s, request.limit
@@ -163,7 +163,7 @@ class RepairStore:
         )
 
     async def progress(self, ledger_id: int, member: str, request: RepairProgress) -> Ranges:
-        """Take off what is done and hold on to the rest; nothing left ends the item.
+        """Remove finished ranges and keep the claim on the rest; an item without a rest is deleted.
 
         Raises: NoSuchRepair, VersionConflict (with `current`).
         """
@@ -189,7 +189,7 @@ class RepairStore:
         return await self._database.transact(work)
 
     async def fail(self, ledger_id: int, member: str, request: RepairFail) -> None:
-        """Let go of an item until a pause is over, which doubles with each failure.
+        """Release an item until a pause has passed, which doubles with each failure.
 
         Raises: NoSuchRepair, VersionConflict (with `current`).
         """
@@ -218,7 +218,7 @@ async def queue_repair(
     *,
     moves: bool = False,
 ) -> None:
-    """Merge ranges into an item, or make it; a ledger that is gone lacks nothing."""
+    """Merge ranges into an item, or create it; a deleted ledger is skipped."""
     await connection.execute(
         "INSERT INTO repairs (ledger_id, member, ranges, survivors, moves)"
         " SELECT ledger_id, $2, $3, $4, $5 FROM ledgers WHERE ledger_id = $1 AND body IS NOT NULL"
@@ -232,7 +232,7 @@ async def queue_repair(
 
 
 async def drop_repairs(connection: Connection, ledger_id: int) -> None:
-    """Nothing is lacking of a ledger, whose row is locked: it is about to be gone."""
+    """Delete the items of a ledger, whose row is locked: it is about to be deleted."""
     await connection.execute(
         'SELECT FROM repairs WHERE ledger_id = $1 ORDER BY member COLLATE "C" FOR UPDATE',
         ledger_id,
@@ -264,7 +264,7 @@ def _multirange(ranges: Ranges) -> list[asyncpg.Range[int]]:
 
 
 def _text_of(ranges: Ranges) -> str:
-    """A multirange as Postgres reads it."""
+    """A multirange in Postgres syntax."""
     return "{" + ",".join(f"[{first},{last}]" for first, last in ranges) + "}"
 
 

@@ -1,9 +1,9 @@
-"""Transactions: ledgers that come onto a log together, in one database transaction, or not at all.
+"""Transactions: ledgers that a log begins to name in one database transaction, or not at all.
 
-Locks are taken in one order: the log's row, the transaction's, the app's, the ledgers'. Who ends a
-transaction holds its row's lock, so of a commit and an abort at once one finds the other one done.
-What was written in a transaction and not published goes to the ledgers that no log names, which
-gateways recover and delete (rule 22).
+Locks are taken in one order: the log's row, the transaction's, the app's, the ledgers'. Ending a
+transaction takes its row's lock, so of a concurrent commit and abort the second finds the first one
+done. Unpublished ledgers of a transaction become unnamed ledgers, which gateways recover and delete
+(rule 22).
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from quorumlog.wire.transaction_bodies import (
     TransactionRow,
 )
 from services.metadata.database import Connection, Database
-from services.metadata.ledgers import is_settled, mark, settle
+from services.metadata.ledgers import is_applied, record_attempt, record_change
 from services.metadata.logs import change_row, check_version, lock_log
 
 _TIME: Final = "to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS {0}"
@@ -51,12 +51,11 @@ _ROW: Final = (
     f" CASE WHEN state = 'OPEN' THEN {_WRITTEN} ELSE published END::text AS ledgers, "
     f"{_TIME.format('created_at')}, {_TIME.format('expires_at')}"
 )
-"""One statement tells the state and the ledgers, so that both are of one moment: an OPEN transaction
-without its ledgers is one that was ended between two questions.
-"""
+"""One statement reads the state and the ledgers, so that both are of one moment: otherwise an OPEN
+transaction without ledgers might be one that ended between two reads."""
 _RENEWED: Final = "now() + make_interval(secs => ttl_s)"
 _KEPT_S: Final = 7 * 24 * 3600
-"""For how long an ended transaction answers (taste); the last one of an app answers for ever."""
+"""How long an ended transaction is kept (taste); the last one of an app is kept for ever."""
 
 EXPIRED: Final = (
     "SELECT id FROM transactions WHERE state = 'OPEN' AND expires_at < now()"
@@ -70,32 +69,32 @@ class TransactionStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.committed = self.aborted = self.expired = 0
-        """What was ended here, since the start."""
+        """Transactions ended by this service since its start."""
 
     async def begin(self, request: TransactionBegin) -> tuple[TransactionRow, bool]:
-        """A new transaction, and True; or the one there is of this app and version.
+        """Begin a transaction, and True; or the existing one of this app and version, and False.
 
-        Of a version that is not above the app's last one: a COMMITTED one, there is nothing to do.
-        Raises: NoSuchLog, LogClosed; InvalidRequest when the id is of another one.
+        A version that is not above the app's last one gets a COMMITTED transaction: there is
+        nothing to do. Raises: NoSuchLog, LogClosed; InvalidRequest if the id is in use.
         """
 
         async def work(connection: Connection) -> tuple[TransactionRow, bool]:
-            await _share_log(connection, request.log)
-            known = await _known(connection, request)
+            await _lock_log_shared(connection, request.log)
+            known = await _find_earlier_try(connection, request)
             if known is not None:
                 return known, False
             if request.app is not None:
-                done = await _last_of(connection, request.log, request.app)
+                done = await _last_version(connection, request.log, request.app)
                 if done is not None and done["version"] >= (request.version or 0):
-                    return await _already(connection, request, done), False
+                    return await _answer_old_version(connection, request, done), False
             while True:
                 made = await _insert(connection, request, state=TransactionState.OPEN)
                 if made is not None:
-                    await mark(connection, f"begin transaction {request.id}")
+                    await record_change(connection, f"begin transaction {request.id}")
                     return _row(made), True
-                known = await _known(connection, request)
+                known = await _find_earlier_try(connection, request)
                 if known is not None:
-                    # Another try of this very request was under way, and has come to its end.
+                    # A concurrent try of this request has just ended.
                     return known, False
                 shared = await connection.fetchrow(
                     f"UPDATE transactions SET expires_at = greatest(expires_at, {_RENEWED})"
@@ -105,7 +104,7 @@ class TransactionStore:
                     request.app,
                     request.version,
                 )
-                # None: it was ended since.
+                # None: the transaction ended meanwhile.
                 if shared is not None:
                     return _row(shared), False
 
@@ -120,7 +119,7 @@ class TransactionStore:
         return await self._database.read(work)
 
     async def renew(self, transaction_id: str) -> TransactionAlive:
-        """Say that somebody works in it, and learn its state. Raises: NoSuchTransaction."""
+        """Renew a transaction, and return its state. Raises: NoSuchTransaction."""
 
         async def work(connection: Connection) -> TransactionAlive:
             record = await connection.fetchrow(
@@ -141,7 +140,7 @@ class TransactionStore:
         return await self._database.run(work)
 
     async def abort(self, transaction_id: str) -> TransactionRow:
-        """End it; its ledgers go. Again is the same.
+        """Abort a transaction and release its ledgers; idempotent.
 
         Raises: NoSuchTransaction; TransactionCommitted, and nothing is changed.
         """
@@ -150,29 +149,29 @@ class TransactionStore:
             record = await _lock(connection, transaction_id)
             if record["state"] == TransactionState.COMMITTED:
                 raise TransactionCommitted(log=record["log"])
-            is_news = record["state"] == TransactionState.OPEN
-            if is_news:
+            has_changed = record["state"] == TransactionState.OPEN
+            if has_changed:
                 await end_aborted(connection, [transaction_id])
-            return _row(await _get(connection, transaction_id)), is_news
+            return _row(await _get(connection, transaction_id)), has_changed
 
-        row, is_news = await self._database.transact(work)
-        self.aborted += is_news
+        row, has_changed = await self._database.transact(work)
+        self.aborted += has_changed
         return row
 
     async def commit(self, transaction_id: str, request: TransactionCommit) -> TransactionDone:
-        """Publish the ledgers onto the log, and end the transaction: all of it, once.
+        """Publish the ledgers onto the log and end the transaction, atomically and once.
 
         Raises: NoSuchTransaction, TransactionAborted, NoSuchLog, VersionConflict (with the log's
-        row as `current`), InvalidRequest; TransactionCommitted when others were published.
+        row as `current`), InvalidRequest; TransactionCommitted if other ledgers were published.
         """
-        done, is_news = await self._database.transact(
+        done, has_changed = await self._database.transact(
             lambda connection: _commit(connection, transaction_id, request)
         )
-        self.committed += is_news
+        self.committed += has_changed
         return done
 
     async def expire(self, limit: int) -> int:
-        """End some that nobody ended in time, and forget old ones; tells how many were ended."""
+        """Abort expired transactions and delete old ended ones; returns how many were aborted."""
 
         async def work(connection: Connection) -> int:
             records = await connection.fetch(EXPIRED, limit)
@@ -192,7 +191,7 @@ class TransactionStore:
         return ended
 
     async def counts(self) -> tuple[int, int]:
-        """Transactions that are OPEN, and ledgers that wait for their deletion."""
+        """How many transactions are OPEN, and how many ledgers wait for their deletion."""
 
         async def work(connection: Connection) -> tuple[int, int]:
             record = await connection.fetchrow(
@@ -206,20 +205,20 @@ class TransactionStore:
 
 
 async def end_aborted(connection: Connection, ids: Sequence[str]) -> None:
-    """ABORTED from now on: nothing of these transactions, whose rows are locked, is published."""
+    """Abort transactions, whose rows are locked: none of their ledgers is published."""
     if not ids:
         return
     await connection.execute(
         "UPDATE transactions SET state = 'ABORTED', ended_at = now() WHERE id = ANY($1::text[])",
         list(ids),
     )
-    await _condemn(connection, ids)
-    await mark(connection, f"abort transaction {ids[0]}")
+    await _release_unpublished(connection, ids)
+    await record_change(connection, f"abort transaction {ids[0]}")
 
 
-async def _condemn(connection: Connection, ids: Sequence[str]) -> None:
-    """Queue what these transactions have written and not published for deletion, at once: who
-    still writes to it is fenced by that.
+async def _release_unpublished(connection: Connection, ids: Sequence[str]) -> None:
+    """Queue unpublished ledgers of these transactions for deletion at once; that fences their
+    writers.
     """
     await connection.execute(
         "WITH gone AS (DELETE FROM transaction_ledgers WHERE transaction = ANY($1::text[])"
@@ -234,21 +233,22 @@ async def _commit(
 ) -> tuple[TransactionDone, bool]:
     seen = await _get(connection, transaction_id)
     if seen["state"] != TransactionState.OPEN:
-        # Final; but this very attempt may be what ended it, and then the log's row is its answer.
-        applied = await _settled_row(connection, seen, request)
-        repeat = _repeat(seen, request)
+        # The state is final; but if this attempt ended the transaction, the log's row is its
+        # answer.
+        applied = await _row_if_applied(connection, seen, request)
+        repeat = _answer_repeat(seen, request)
         return TransactionDone(transaction=repeat, row=applied), False
     log = await lock_log(connection, seen["log"])
     record = await _lock(connection, transaction_id)
     if record["state"] != TransactionState.OPEN:
-        applied = await _settled_row(connection, record, request)
-        repeat = _repeat(record, request)
+        applied = await _row_if_applied(connection, record, request)
+        repeat = _answer_repeat(record, request)
         return TransactionDone(transaction=repeat, row=applied), False
     if record["app"] is not None:
-        last = await _last_of(connection, record["log"], record["app"])
+        last = await _last_version(connection, record["log"], record["app"])
         if last is not None and last["version"] >= record["app_version"]:
             await _end_committed(connection, record, request, (), is_duplicate=True)
-            await mark(connection, f"transaction {transaction_id}")
+            await record_change(connection, f"transaction {transaction_id}")
             ended = _row(await _get(connection, transaction_id))
             return TransactionDone(transaction=ended, row=None), False
     await _check_sealed(connection, transaction_id, request.ledgers, must_be_empty=not request.row)
@@ -265,25 +265,25 @@ async def _commit(
             transaction=transaction_id,
         )
     await _end_committed(connection, record, request, published, is_duplicate=False)
-    await settle(connection, request.attempt, f"transaction {transaction_id}")
+    await record_attempt(connection, request.attempt, f"transaction {transaction_id}")
     ended = _row(await _get(connection, transaction_id))
     return TransactionDone(transaction=ended, row=row), True
 
 
-async def _settled_row(
+async def _row_if_applied(
     connection: Connection, record: asyncpg.Record, request: TransactionCommit
 ) -> LogRow | None:
     if request.row is None:
         return None
-    if await is_settled(connection, request.attempt, f"transaction {record['id']}"):
-        # The log may have been deleted since: the transaction was committed all the same.
+    if await is_applied(connection, request.attempt, f"transaction {record['id']}"):
+        # The log may have been deleted since; the transaction is committed nevertheless.
         with contextlib.suppress(NoSuchLog):
             return await lock_log(connection, record["log"])
     return None
 
 
-def _repeat(record: asyncpg.Record, request: TransactionCommit) -> TransactionRow:
-    """The answer to a commit of what was ended before."""
+def _answer_repeat(record: asyncpg.Record, request: TransactionCommit) -> TransactionRow:
+    """The answer to a commit of an ended transaction."""
     if record["state"] == TransactionState.ABORTED:
         raise TransactionAborted(log=record["log"])
     row = _row(record)
@@ -292,7 +292,7 @@ def _repeat(record: asyncpg.Record, request: TransactionCommit) -> TransactionRo
         return row
     if row.app is None:
         raise TransactionCommitted("it was committed with other ledgers", log=row.log)
-    # Another driver of the same version was faster.
+    # Another driver committed the same version first.
     return row.model_copy(update={"is_duplicate": True})
 
 
@@ -313,7 +313,7 @@ async def _end_committed(
             [item.ledger_id for item in published],
         )
     }
-    await _condemn(connection, [record["id"]])
+    await _release_unpublished(connection, [record["id"]])
     await connection.execute(
         "UPDATE transactions SET state = 'COMMITTED', ended_at = now(), is_duplicate = $2,"
         " requested = $3::bigint[], published = $4::text::jsonb WHERE id = $1",
@@ -352,7 +352,7 @@ async def _check_sealed(
     *,
     must_be_empty: bool,
 ) -> None:
-    """Raise InvalidRequest unless all are this transaction's, CLOSED, and end as was said."""
+    """Raise InvalidRequest unless all ledgers are this transaction's, CLOSED, and end as stated."""
     ids = [sealed.ledger_id for sealed in ledgers]
     records = await connection.fetch(
         "SELECT l.ledger_id, l.state, (l.body ->> 'last_entry')::bigint AS last_entry"
@@ -386,7 +386,7 @@ async def _check_sealed(
 async def _check_published(
     connection: Connection, old: LogRow, new: LogRow, ledgers: Sequence[SealedBody]
 ) -> tuple[LogItem, ...]:
-    """What is published, if the log may become this (rule 28). Raises: InvalidRequest."""
+    """The published items, if the log may change so (rule 28). Raises: InvalidRequest."""
     before, after = old.to_core(), new.to_core()
     published = published_by(before, after, [sealed.to_core() for sealed in ledgers])
     ended = [item.ledger_id for item in before.unsealed]
@@ -403,7 +403,7 @@ async def _check_published(
     return published
 
 
-async def _share_log(connection: Connection, name: str) -> None:
+async def _lock_log_shared(connection: Connection, name: str) -> None:
     state = await connection.fetchval(
         "SELECT body ->> 'state' FROM logs WHERE name = $1 AND body IS NOT NULL FOR SHARE", name
     )
@@ -413,8 +413,10 @@ async def _share_log(connection: Connection, name: str) -> None:
         raise LogClosed(log=name)
 
 
-async def _known(connection: Connection, request: TransactionBegin) -> TransactionRow | None:
-    """What an earlier try of this request began. Raises: InvalidRequest."""
+async def _find_earlier_try(
+    connection: Connection, request: TransactionBegin
+) -> TransactionRow | None:
+    """The transaction that an earlier try of this request began. Raises: InvalidRequest."""
     found = await _find(connection, "id = $1", request.id)
     if found is None:
         return None
@@ -427,7 +429,7 @@ async def _known(connection: Connection, request: TransactionBegin) -> Transacti
 async def _insert(
     connection: Connection, request: TransactionBegin, *, state: TransactionState
 ) -> asyncpg.Record | None:
-    """The new row; None where another one of this app and version is OPEN, or has the id."""
+    """The new row; None if another transaction of this app and version is OPEN, or has the id."""
     return await connection.fetchrow(
         "INSERT INTO transactions (id, log, app, app_version, state, is_duplicate, ttl_s,"
         " expires_at, ended_at) VALUES ($1, $2, $3, $4, $5, $5 <> 'OPEN', $6::int,"
@@ -442,22 +444,22 @@ async def _insert(
     )
 
 
-async def _already(
+async def _answer_old_version(
     connection: Connection, request: TransactionBegin, done: asyncpg.Record
 ) -> TransactionRow:
-    """The answer to who begins a version that is not above the app's last one."""
+    """The answer to beginning a version that is not above the app's last one."""
     if done["version"] == request.version:
         return _row(await _get(connection, done["transaction"]))
     made = await _insert(connection, request, state=TransactionState.COMMITTED)
     if made is not None:
         return _row(made)
-    known = await _known(connection, request)
+    known = await _find_earlier_try(connection, request)
     assert known is not None, "only its id stood in the way"
     return known
 
 
-async def _last_of(connection: Connection, log: str, app: str) -> asyncpg.Record | None:
-    """The app's last version; asked with the log's row locked, so it can't change."""
+async def _last_version(connection: Connection, log: str, app: str) -> asyncpg.Record | None:
+    """The app's last version; the log's row is locked, so it cannot change."""
     return await connection.fetchrow(
         "SELECT version, transaction FROM app_versions WHERE log = $1 AND app = $2", log, app
     )

@@ -1,4 +1,4 @@
-"""What holders of witnesses ask, and what an operator accepts (rule 18a)."""
+"""Requests of witness holders, and an operator's acceptance of a loss (rule 18a)."""
 
 import logging
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from quorumlog.errors import InvalidRequest
 from quorumlog.wire.bodies import MissingWitness, WitnessState
 from quorumlog.wire.witnesses import token_of, witness_of
 from services.metadata.database import Connection, Database
-from services.metadata.ledgers import mark
+from services.metadata.ledgers import record_change
 from services.metadata.memory import PRESENTED
 
 log = logging.getLogger(__name__)
 
 _HELD_MAX: Final = 8
-"""More than these are replaced by one, a mark of this service's own (taste)."""
+"""Above this number, all held tokens are replaced by one of this service's own (taste)."""
 
 ACCEPT: Final = (
     "INSERT INTO attempts (attempt, target) SELECT unnest($1::uuid[]), 'accepted as lost'"
@@ -23,14 +23,14 @@ ACCEPT: Final = (
 
 
 class WitnessStore:
-    """The memory of this process, and the database that it is about."""
+    """The memory of this process, and its database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def confirm(self) -> WitnessState:
-        """See that the database has what the request presents and what this process holds; gives
-        what stands for all of it, which is never nothing.
+        """Check that the database has what the request presents and what this process holds;
+        returns witnesses that stand for all of it, at least one.
 
         Raises: DatabaseWentBack.
         """
@@ -39,13 +39,13 @@ class WitnessStore:
         async def work(connection: Connection) -> None:
             known = len(memory.wanted | set(memory.presented(PRESENTED.get())))
             if not 1 <= known <= _HELD_MAX:
-                await mark(connection, "mark")
+                await record_change(connection, "mark")
 
         await self._database.transact(work)
         return self.state()
 
     def state(self) -> WitnessState:
-        """What this process holds, and what the database lacked when it was looked at last."""
+        """The tokens held, and those that the database lacked when last checked."""
         memory = self._database.memory
         return WitnessState(
             held=memory.witnesses,
@@ -56,7 +56,7 @@ class WitnessStore:
         )
 
     async def accept(self, witnesses: Sequence[str]) -> WitnessState:
-        """Go on without these changes, by an operator's word. Raises: InvalidRequest."""
+        """Continue without these changes, as an operator decided. Raises: InvalidRequest."""
         cluster_id = self._database.memory.cluster_id
         tokens = [token_of(cluster_id, witness) for witness in witnesses]
         if None in tokens:
@@ -64,5 +64,5 @@ class WitnessStore:
             raise InvalidRequest(f"{wrong} is no witness of this cluster ({cluster_id})")
         await self._database.run(lambda connection: connection.execute(ACCEPT, tokens))
         log.warning("loss-of-changes-accepted", extra={"witnesses": list(witnesses)})
-        await self._database.look()
+        await self._database.probe()
         return self.state()

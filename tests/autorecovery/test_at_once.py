@@ -143,7 +143,7 @@ async def two_bookies(state: BookieState) -> AsyncIterator[Two]:
             for name in ("b1", "b2", "b4"):
                 (path := Path(folder) / name).mkdir()
                 served[name] = await stack.enter_async_context(bookie(path))
-                served[name].store.rename(f"{name}@1")
+                served[name].store.set_member(f"{name}@1")
                 for half in (range(5), range(5, 10)):
                     await add(served[name].store, run_of(7, half), member=f"{name}@1")
 
@@ -322,7 +322,7 @@ async def silence_is_no_second_look() -> None:
     """b4 looks whether it drops the ledger, and says nothing of it meanwhile."""
     async with two_bookies("lost") as two:
         await two.mend()
-        two.target.leave(7, leaving=True)
+        two.target.withhold(7, withheld=True)
 
         with pytest.raises(QuorumLogError):
             await two.look_again()
@@ -337,10 +337,10 @@ async def test_a_bookie_says_nothing_of_a_ledger_while_it_decides_whether_to_dro
         async with bookie(folder) as served:
             await add(served.store, run_of(7, range(10)))
             path = f"{served.url}/v1/ledgers/7"
-            served.store.leave(7, leaving=True)
+            served.store.withhold(7, withheld=True)
             async with served.session.get(path) as answer:
                 assert answer.status == 503
-            served.store.leave(7, leaving=False)
+            served.store.withhold(7, withheld=False)
             async with served.session.get(path) as answer:
                 assert (answer.status, (await answer.json())["ranges"]) == (200, [[0, 9]])
 

@@ -62,7 +62,7 @@ class Rows:
     async def confirm(self) -> None:
         return
 
-    async def named(self, bookie: str) -> set[int]:  # noqa: ARG002
+    async def ledgers_naming(self, bookie: str) -> set[int]:  # noqa: ARG002
         return set()
 
 
@@ -191,7 +191,7 @@ class Story:
                 self._known.going.add(ledger)
                 open_ledgers.remove(ledger)
                 store.drop(ledger, keep_stub=False)
-                await store.pending.all_synced(store.ledger(ledger))
+                await store.pending.wait_synced(store.ledger(ledger))
                 self._known.gone.add(ledger)
                 self._doing = "write"
             else:

@@ -20,8 +20,8 @@ from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import ReadAsked
 from services.bookie import cookie, registration, replay
-from services.bookie.collect import Collector
-from services.bookie.holder import Seen
+from services.bookie.collect import Collector, Disposal
+from services.bookie.holder import Presence
 from services.bookie.ledger import Ledger
 from services.bookie.moves import Moves
 from services.bookie.registration import Registration
@@ -105,23 +105,19 @@ async def _played(
 
 def resurrects() -> bool:
     """A deleted ledger whose index is built anew."""
-    return by_scenario(
-        test_collect.test_a_deleted_ledger_stays_deleted_though_the_index_is_built_anew
-    )
+    return by_scenario(test_collect.test_a_deleted_ledger_stays_deleted_after_the_index_is_rebuilt)
 
 
 def forgets_an_id() -> bool:
     """Deleted ledgers through three compactions."""
-    return by_scenario(
-        test_deleted.test_an_id_outlives_every_compaction_of_the_segment_that_names_it
-    )
+    return by_scenario(test_deleted.test_a_deleted_ledgers_id_survives_every_compaction)
 
 
 def knows_too_soon() -> bool:
     """A checkpoint and a power cut while it is written that a ledger is deleted."""
     with pytest.MonkeyPatch.context() as patch:
         return by_scenario(
-            test_deleted.test_no_checkpoint_knows_of_a_deletion_before_the_log_does, Gate(patch)
+            test_deleted.test_no_checkpoint_contains_a_deletion_before_the_log_does, Gate(patch)
         )
 
 
@@ -129,7 +125,7 @@ def forgets_a_fence() -> bool:
     """A ledger is forgotten in memory while a checkpoint writes its fence."""
     with pytest.MonkeyPatch.context() as patch:
         return by_scenario(
-            test_at_once.test_a_fence_is_not_forgotten_while_a_checkpoint_writes_it, patch
+            test_at_once.test_a_fence_is_not_evicted_while_a_checkpoint_writes_it, patch
         )
 
 
@@ -138,7 +134,7 @@ def gives_up_too_soon() -> bool:
     with pytest.MonkeyPatch.context() as patch:
         return by_scenario(
             partial(
-                test_at_once.test_a_checkpoint_gives_no_copy_up_before_the_one_in_its_place_is_on_disk,
+                test_at_once.test_a_checkpoint_drops_no_copy_before_its_replacement_is_on_disk,
                 is_indexed=True,
             ),
             Gate(patch),
@@ -185,30 +181,34 @@ def displaces() -> bool:
 
 def stays_displaced() -> bool:
     """A process that comes back after another one took its name."""
-    return by_twins(test_twins.test_a_process_that_was_displaced_hears_of_it)
+    return by_twins(
+        test_twins.test_a_displaced_process_learns_of_it_and_its_heartbeats_do_not_count
+    )
 
 
 def loses_while_leaving() -> bool:
     """Adds to a ledger of which it is decided whether it goes."""
-    return by_scenario(test_guards.test_no_add_is_taken_while_it_is_decided_whether_the_ledger_goes)
+    return by_scenario(test_guards.test_no_add_is_taken_while_the_drop_of_its_ledger_is_decided)
 
 
 def drops_at_once() -> bool:
     """Two looks within a grace."""
-    return by_scenario(test_guards.test_a_grace_passes_between_the_two_looks)
+    return by_scenario(test_guards.test_a_grace_period_passes_between_the_two_looks)
 
 
 def removes_what_is_named() -> bool:
     """A run of which a part is replaced while its segment is given up."""
     with pytest.MonkeyPatch.context() as patch:
-        return by_scenario(test_guards.test_a_segment_that_is_named_still_stays, patch)
+        return by_scenario(
+            test_guards.test_a_segment_still_referenced_by_a_part_is_not_removed, patch
+        )
 
 
 def brings_back() -> bool:
     """A ledger that is dropped while its parts are moved."""
     with pytest.MonkeyPatch.context() as patch:
         return by_scenario(
-            test_guards.test_a_ledger_that_was_dropped_while_it_was_moved_does_not_come_back, patch
+            test_guards.test_a_ledger_dropped_during_a_move_does_not_come_back, patch
         )
 
 
@@ -216,14 +216,16 @@ def forgets_a_stub() -> bool:
     """A ledger that is forgotten in memory before its stub is on disk."""
     with pytest.MonkeyPatch.context() as patch:
         return by_scenario(
-            test_guards.test_a_ledger_whose_stub_is_not_on_disk_is_not_forgotten, Gate(patch), patch
+            test_guards.test_a_ledger_whose_stub_is_not_on_disk_is_not_evicted, Gate(patch), patch
         )
 
 
 def compares_while_leaving() -> bool:
     """An add that is being compared when its ledger begins to leave."""
     with pytest.MonkeyPatch.context() as patch:
-        return by_scenario(test_guards.test_no_add_that_was_being_compared_is_taken_either, patch)
+        return by_scenario(
+            test_guards.test_no_compared_add_is_taken_while_the_drop_of_its_ledger_is_decided, patch
+        )
 
 
 # --- what is taken out ---------------------------------------------------------------------------
@@ -294,12 +296,12 @@ def denying(original: Any) -> Any:
 def trusting_absence(original: Any) -> Any:
     """No row is as good as a tombstone."""
 
-    async def verdict(self: Collector, ledger_id: int) -> bool | None:
-        seen: bool | None = await original(self, ledger_id)
+    async def disposal(self: Collector, ledger_id: int) -> Disposal:
+        decided: Disposal = await original(self, ledger_id)
         row = (await self._rows.read(ledger_id))[1]
-        return False if row is None else seen
+        return Disposal.DROP if row is None else decided
 
-    return verdict
+    return disposal
 
 
 def no_reason(_original: Any) -> Any:
@@ -340,10 +342,10 @@ def never_heard(_original: Any) -> Any:
 def nobody_there(_original: Any) -> Any:
     """Whoever is registered counts as gone, unasked."""
 
-    async def look(_url: str, _name: str, _process: str) -> Seen:
-        return Seen.GONE
+    async def probe(_url: str, _name: str, _process: str) -> Presence:
+        return Presence.GONE
 
-    return look
+    return probe
 
 
 def one_for_all(_original: Any) -> Any:
@@ -362,11 +364,11 @@ def unseen_while_added(original: Any) -> Any:
     """An add does not look whether its ledger is leaving."""
 
     def taken(self: Store, *args: Any) -> None:
-        leaving, self._leaving = self._leaving, Blind()
+        leaving, self._withheld = self._withheld, Blind()
         try:
             original(self, *args)
         finally:
-            self._leaving = leaving
+            self._withheld = leaving
 
     return taken
 
@@ -375,7 +377,7 @@ def unseen_while_compared(original: Any) -> Any:
     """Nor does one that was compared meanwhile."""
 
     async def taken(self: Store, *args: Any) -> None:
-        self._leaving = Blind()
+        self._withheld = Blind()
         await original(self, *args)
 
     return taken
@@ -422,7 +424,7 @@ CRASH_MUTANTS: Final = (
         "rule 19",
         "a new segment's name is not synced",
         Segments,
-        "sync_names",
+        "sync_entries",
         nothing,
         by_crashes,
     ),
@@ -430,7 +432,7 @@ CRASH_MUTANTS: Final = (
         "rule 16",
         "a compacted segment's fences are not written again",
         Space,
-        "_repeat",
+        "_rewrite_state",
         nothing_later,
         by_crashes,
     ),
@@ -438,7 +440,7 @@ CRASH_MUTANTS: Final = (
         "rules 16a, 17",
         "that a ledger is gone is not written again",
         Moves,
-        "repeat_deleted",
+        "rewrite_deleted",
         nothing_later,
         resurrects,
     ),
@@ -446,7 +448,7 @@ CRASH_MUTANTS: Final = (
         "rule 16a",
         "a deleted ledger's id goes with the segment that names it",
         Space,
-        "_repeat_deleted",
+        "_rewrite_deleted",
         nothing_later,
         forgets_an_id,
     ),
@@ -454,7 +456,7 @@ CRASH_MUTANTS: Final = (
         "rule 16a",
         "crashes meet a compaction that drops the ids of deleted ledgers",
         Space,
-        "_repeat_deleted",
+        "_rewrite_deleted",
         nothing_later,
         by_crashes,
     ),
@@ -462,7 +464,7 @@ CRASH_MUTANTS: Final = (
         "rule 16a",
         "the index knows that a ledger is deleted before the log does",
         Ledger,
-        "is_gone",
+        "is_deletion_synced",
         gone_at_once,
         knows_too_soon,
     ),
@@ -512,7 +514,7 @@ OTHER_MUTANTS: Final = (
         "X17, rule 18",
         "a row that is missing is a tombstone",
         Collector,
-        "_verdict",
+        "_disposal",
         trusting_absence,
         drops_without_proof,
     ),
@@ -520,7 +522,7 @@ OTHER_MUTANTS: Final = (
         "X18, rule 15",
         "an emptied directory is taken for the old one",
         cookie,
-        "_reason",
+        "_suspected_loss",
         no_reason,
         starts_with_lost_data,
     ),
@@ -538,7 +540,7 @@ TWIN_MUTANTS: Final = (
         "rules 15, 15a",
         "a directory that went back to a snapshot is taken for what it was",
         cookie,
-        "_reason",
+        "_suspected_loss",
         forgiving,
         starts_with_lost_data,
     ),
@@ -546,7 +548,7 @@ TWIN_MUTANTS: Final = (
         "rule 15a",
         "whoever counted to the same number of starts is the same",
         cookie,
-        "_reason",
+        "_suspected_loss",
         counting_only,
         starts_with_lost_data,
     ),
@@ -554,7 +556,7 @@ TWIN_MUTANTS: Final = (
         "rule 15a",
         "nobody asks whether the registered process lives",
         registration,
-        "look",
+        "probe",
         nobody_there,
         displaces,
     ),
@@ -562,7 +564,7 @@ TWIN_MUTANTS: Final = (
         "rules 15a, 21a",
         "a process that does not answer here counts as gone though it is heard",
         Registration,
-        "_is_heard",
+        "_has_live_heartbeat",
         never_heard,
         displaces,
     ),
@@ -612,7 +614,7 @@ GUARD_MUTANTS: Final = (
         "I1",
         "a segment goes though a part names it",
         Space,
-        "_named",
+        "_referenced",
         unnamed,
         removes_what_is_named,
     ),

@@ -69,7 +69,7 @@ def rot(store: Store, ledger_id: int, entry_id: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-async def test_a_fence_is_not_forgotten_while_a_checkpoint_writes_it(
+async def test_a_fence_is_not_evicted_while_a_checkpoint_writes_it(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I13. The index does not know it yet, and the ledger in memory has nothing more to write."""
@@ -87,21 +87,21 @@ async def test_a_fence_is_not_forgotten_while_a_checkpoint_writes_it(
     monkeypatch.setattr(store.index, "write", slow)
     checkpoint = asyncio.create_task(store.checkpoint())
     await until(begun.is_set, "the checkpoint is being written")
-    store.holdings.trim()
+    store.holdings.evict_idle()
 
     refused = await add(store, run_of(7, [0]))
 
     held.set()
     await checkpoint
     assert refused.status is Status.FENCED
-    store.holdings.trim()
+    store.holdings.evict_idle()
     assert store.holdings._ledgers == {}
     assert (await add(store, run_of(7, [0]))).status is Status.FENCED
     await store.stop()
 
 
 @pytest.mark.parametrize("is_indexed", [False, True])
-async def test_a_checkpoint_gives_no_copy_up_before_the_one_in_its_place_is_on_disk(
+async def test_a_checkpoint_drops_no_copy_before_its_replacement_is_on_disk(
     root: Path, gate: Gate, *, is_indexed: bool
 ) -> None:
     """Compaction moves a part, and the power goes before the disk has it at its new place."""
@@ -136,7 +136,7 @@ async def test_a_checkpoint_gives_no_copy_up_before_the_one_in_its_place_is_on_d
 
 
 @pytest.mark.parametrize("is_indexed", [False, True])
-async def test_what_is_left_of_a_copy_is_kept_as_it_was_until_the_rest_of_it_is_on_disk(
+async def test_a_partly_replaced_copy_stays_whole_in_the_index_until_its_replacement_is_on_disk(
     root: Path, gate: Gate, *, is_indexed: bool
 ) -> None:
     """Some entries of a damaged run are written again: till then the others are not denied."""
@@ -173,7 +173,7 @@ async def test_what_is_left_of_a_copy_is_kept_as_it_was_until_the_rest_of_it_is_
     await store.stop()
 
 
-async def test_a_copy_that_is_cut_before_it_is_on_disk_is_found_after_a_restart(
+async def test_a_copy_partly_replaced_before_it_is_on_disk_is_found_after_a_restart(
     root: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
     """Two mend the same damage at once, with runs that were cut differently."""
@@ -209,7 +209,9 @@ async def test_a_copy_that_is_cut_before_it_is_on_disk_is_found_after_a_restart(
     await store.stop()
 
 
-async def test_one_who_waits_no_more_keeps_no_answer_from_others(root: Path, gate: Gate) -> None:
+async def test_a_cancelled_waiter_does_not_block_the_answers_of_others(
+    root: Path, gate: Gate
+) -> None:
     store = started(root / "d")
     gate.open.clear()
     store.add(AddAsked(ME, run_of(6, [0]), KEY), lambda _: None)
@@ -234,7 +236,7 @@ async def test_one_who_waits_no_more_keeps_no_answer_from_others(root: Path, gat
     await store.stop()
 
 
-async def test_a_ledger_leaves_limbo_only_after_what_came_back_is_on_disk(
+async def test_a_ledger_leaves_limbo_only_after_restored_entries_are_on_disk(
     root: Path, gate: Gate
 ) -> None:
     """I27. A checkpoint tells that the limbo is over, and the power goes before the disk has the
@@ -263,7 +265,7 @@ async def test_a_ledger_leaves_limbo_only_after_what_came_back_is_on_disk(
     await store.stop()
 
 
-async def test_what_a_repair_reads_back_is_on_disk(root: Path, gate: Gate) -> None:
+async def test_a_repair_reads_back_only_entries_on_disk(root: Path, gate: Gate) -> None:
     """Rule 20a; in memory it is for all others."""
     store = started(root / "d")
     await add(store, run_of(7, [0]))
@@ -288,7 +290,7 @@ async def test_what_a_repair_reads_back_is_on_disk(root: Path, gate: Gate) -> No
     await store.stop()
 
 
-async def test_what_a_repair_reads_back_is_not_what_the_kernel_remembers(
+async def test_a_repair_reads_back_from_the_disk_not_from_the_page_cache(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = started(root / "d")
@@ -317,7 +319,7 @@ async def test_what_a_repair_reads_back_is_not_what_the_kernel_remembers(
     await store.stop()
 
 
-async def test_an_end_after_a_checkpoint_that_failed_is_an_end_all_the_same(
+async def test_a_clean_stop_after_a_failed_checkpoint_is_clean(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = started(root / "d")
@@ -350,7 +352,7 @@ async def test_an_end_after_a_checkpoint_that_failed_is_an_end_all_the_same(
     await store.stop()
 
 
-async def test_an_add_of_many_parts_does_not_hold_up_the_end(root: Path, gate: Gate) -> None:
+async def test_an_add_of_many_parts_does_not_delay_the_stop(root: Path, gate: Gate) -> None:
     store = started(root / "d")
     wide = run_of(7, range(0, 20_000, 4000))
     gate.open.clear()
@@ -369,7 +371,7 @@ async def test_an_add_of_many_parts_does_not_hold_up_the_end(root: Path, gate: G
     await store.stop()
 
 
-async def test_damage_that_nobody_mended_before_the_end_is_not_denied_after_it(
+async def test_damage_not_replaced_before_the_stop_is_not_denied_after_it(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its add is judged when the writer has ended: that changes nothing any more."""
@@ -403,7 +405,7 @@ async def test_damage_that_nobody_mended_before_the_end_is_not_denied_after_it(
     await store.stop()
 
 
-async def test_a_bookie_that_ends_while_it_enters_limbo_ends_its_log_in_order(root: Path) -> None:
+async def test_a_bookie_stopped_while_it_enters_limbo_closes_its_log_cleanly(root: Path) -> None:
     """It has begun to write, and does not serve yet."""
     bookie = Bookie(
         Config.read(
@@ -426,7 +428,7 @@ async def test_a_bookie_that_ends_while_it_enters_limbo_ends_its_log_in_order(ro
     await store.stop()
 
 
-async def test_an_index_that_was_opened_again_just_now_is_not_suspect(root: Path) -> None:
+async def test_an_index_just_reopened_is_not_suspect(root: Path) -> None:
     """Else the bookie would end itself, and its next start build the index anew."""
     index = Index(root / "index")
     opened = index._db
@@ -450,7 +452,7 @@ async def test_an_index_that_was_opened_again_just_now_is_not_suspect(root: Path
     index.close()
 
 
-async def test_a_reserve_that_somebody_else_gives_up_meanwhile_does_not_end_the_writer(
+async def test_a_reserve_released_concurrently_does_not_end_the_writer(
     root: Path,
 ) -> None:
     store = started(root / "d")

@@ -106,7 +106,7 @@ async def served() -> AsyncIterator[Served]:
             yield running
 
 
-async def test_what_is_added_is_read_back_and_what_is_not_is_denied(served: Served) -> None:
+async def test_added_entries_are_read_back_and_others_are_denied(served: Served) -> None:
     assert await served.add(run_of(7, range(10))) is Status.OK
 
     assert await served.read(7, 3, 12) == (Status.OK, list(range(3, 10)), ((10, 12),))
@@ -122,7 +122,7 @@ async def test_many_adds_in_flight_are_each_answered(served: Served) -> None:
     assert served.store.counters["log_syncs"] <= 500
 
 
-async def test_each_refusal_has_its_own_word(served: Served) -> None:
+async def test_each_refusal_has_its_own_status(served: Served) -> None:
     await served.add(run_of(7, [0]))
 
     assert await served.add(run_of(7, [0], "other")) is Status.CONFLICT
@@ -134,16 +134,16 @@ async def test_each_refusal_has_its_own_word(served: Served) -> None:
     assert (await add(served.store, run_of(8, [0]), member="b2@1")).status is Status.NOT_MINE
 
 
-async def test_asked_as_an_older_incarnation_it_answers_as_that(served: Served) -> None:
+async def test_a_request_to_an_older_incarnation_is_answered_in_its_name(served: Served) -> None:
     await served.add(run_of(7, range(3)))
-    served.store.rename("b1@2")
+    served.store.set_member("b1@2")
 
     assert await served.read(7, 1, 5) == (Status.OK, [1, 2], ())
     assert (await served.fence(7))[0] is Status.NOT_MINE
     assert await served.read(7, 0, 3, member="b1@2") == (Status.OK, [0, 1, 2], ((3, 3),))
 
 
-async def test_what_is_no_frame_ends_the_channel(served: Served) -> None:
+async def test_a_malformed_frame_ends_the_channel(served: Served) -> None:
     message = bytearray(frames.fence_request(1, ME, 7, KEY))
     message[-1] ^= 1
     async with served.session.ws_connect(f"{served.url}/v1/channel") as socket:
@@ -178,7 +178,7 @@ async def test_a_peer_that_does_not_read_is_not_read_from(
     assert seen == set(range(asked))
 
 
-async def test_plain_http_says_the_same_in_json(served: Served) -> None:
+async def test_plain_http_gives_the_same_answers_in_json(served: Served) -> None:
     key = {"X-Ledger-Key": base64.b64encode(KEY).decode()}
     base = f"{served.url}/v1/ledgers/7"
     session = served.session
@@ -264,7 +264,7 @@ async def test_bodies_that_are_too_large_together_or_too_slow_are_refused(
     assert served.bookie.body_bytes == 0
 
 
-async def test_when_it_stops_its_channels_end(served: Served) -> None:
+async def test_stopping_a_bookie_ends_its_channels(served: Served) -> None:
     assert await served.add(run_of(7, [0])) is Status.OK
 
     async with served.session.ws_connect(f"{served.url}/v1/channel") as socket:

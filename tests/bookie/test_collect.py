@@ -57,7 +57,7 @@ class Rows:
     async def confirm(self) -> None:
         return
 
-    async def named(self, bookie: str) -> set[int]:
+    async def ledgers_naming(self, bookie: str) -> set[int]:
         assert bookie == "b1"
         return self.listed
 
@@ -84,7 +84,7 @@ async def filled(directory: Path) -> Store:
     return store
 
 
-async def test_a_deleted_ledger_is_dropped_at_the_second_look_and_its_segments_go(
+async def test_a_deleted_ledger_is_dropped_at_the_second_look_and_its_segments_are_removed(
     root: Path,
 ) -> None:
     store = await filled(root / "d")
@@ -132,7 +132,7 @@ async def test_nothing_is_dropped_without_proof(
     await store.stop()
 
 
-async def test_a_tombstone_that_is_taken_back_was_none(root: Path) -> None:
+async def test_a_tombstone_missing_at_the_second_look_is_no_proof(root: Path) -> None:
     store = await filled(root / "d")
     rows = Rows()
     collector = collector_of(store, rows)
@@ -161,7 +161,7 @@ async def test_the_database_of_another_cluster_deletes_nothing(root: Path) -> No
     await store.stop()
 
 
-async def test_a_copy_that_is_not_needed_any_more_leaves_its_fence(root: Path) -> None:
+async def test_a_dropped_copy_of_a_closed_ledger_keeps_its_fence(root: Path) -> None:
     store = await filled(root / "d")
     rows = Rows()
     rows.rows = {7: (CasStatus.OK, AWAY), 9: (CasStatus.OK, replace(AWAY, ledger_id=9))}
@@ -212,7 +212,7 @@ async def test_a_repair_that_names_this_bookie_at_the_last_look_keeps_its_copy(
     await store.stop()
 
 
-async def test_a_crash_at_any_step_of_giving_up_a_segment_loses_nothing(
+async def test_a_crash_at_any_step_of_removing_a_segment_loses_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await filled(root / "d")
@@ -226,7 +226,7 @@ async def test_a_crash_at_any_step_of_giving_up_a_segment_loses_nothing(
 
     for owner, name in (
         (store, "checkpoint"),
-        (store.moves, "repeat"),
+        (store.moves, "rewrite_state"),
         (store.moves, "move"),
     ):
         step = getattr(owner, name)
@@ -254,7 +254,7 @@ async def test_a_crash_at_any_step_of_giving_up_a_segment_loses_nothing(
             await again.stop()
 
 
-async def test_a_deleted_ledger_stays_deleted_though_the_index_is_built_anew(root: Path) -> None:
+async def test_a_deleted_ledger_stays_deleted_after_the_index_is_rebuilt(root: Path) -> None:
     """Its entries lie in an old segment that stays; what said that they are gone was compacted."""
     store = started(root / "d")
     for number in range(8):
@@ -284,7 +284,7 @@ async def test_a_deleted_ledger_stays_deleted_though_the_index_is_built_anew(roo
     await store.stop()
 
 
-async def test_dropped_copies_stay_dropped_though_the_index_is_built_anew(root: Path) -> None:
+async def test_dropped_copies_stay_dropped_after_the_index_is_rebuilt(root: Path) -> None:
     store = started(root / "d")
     for number in range(8):
         await add(store, run_of(7, range(number * 2, number * 2 + 2)))
@@ -308,7 +308,7 @@ async def test_dropped_copies_stay_dropped_though_the_index_is_built_anew(root: 
     await store.stop()
 
 
-async def test_a_broken_segment_never_stops_the_rest(root: Path) -> None:
+async def test_a_broken_segment_does_not_block_the_removal_of_others(root: Path) -> None:
     store = await filled(root / "d")
     await store.checkpoint()
     rows = Rows()
@@ -334,7 +334,7 @@ async def test_a_broken_segment_never_stops_the_rest(root: Path) -> None:
     await store.stop()
 
 
-async def test_a_segment_with_a_broken_head_or_a_batch_that_rotted_gives_up_no_fence(
+async def test_a_segment_with_a_broken_head_or_batch_loses_no_fence(
     root: Path,
 ) -> None:
     """What can't be read may have been anybody's fence: all that is known is written again."""
@@ -367,18 +367,18 @@ async def test_an_announced_tombstone_is_a_first_look_and_drops_nothing(root: Pa
     rows.rows = {7: GONE}
     collector = collector_of(store, rows)
 
-    await collector.announced(7)
-    await collector.announced(7)
-    await collector.announced(12345)
+    await collector.deletion_announced(7)
+    await collector.deletion_announced(7)
+    await collector.deletion_announced(12345)
     assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
 
-    await collector.settle()
+    await collector.recheck()
     assert store.row(7) is None
     assert [ledger for ledger, _ in store.ledgers()] == [8, 9]
     await store.stop()
 
 
-async def test_what_compaction_moves_lies_together_by_ledger_afterwards(root: Path) -> None:
+async def test_compaction_orders_moved_parts_by_ledger(root: Path) -> None:
     store = await filled(root / "d")
     collector = Collector(store, Rows(), "cluster", grace_s=0.0, live_share_min=1.0)
 
@@ -398,7 +398,7 @@ async def test_what_compaction_moves_lies_together_by_ledger_afterwards(root: Pa
     await store.stop()
 
 
-async def test_segments_that_went_leave_no_files(root: Path) -> None:
+async def test_removed_leading_segments_leave_no_files(root: Path) -> None:
     store = await filled(root / "d")
     rows = Rows()
     rows.rows = dict.fromkeys((7, 8, 9), GONE)
@@ -422,7 +422,7 @@ async def test_segments_that_went_leave_no_files(root: Path) -> None:
         started(root / "d")
 
 
-async def test_a_removal_that_was_cut_off_is_ended_at_the_next_start(root: Path) -> None:
+async def test_the_next_start_finishes_an_interrupted_removal(root: Path) -> None:
     store = await filled(root / "d")
     rows = Rows()
     rows.rows = {7: GONE}

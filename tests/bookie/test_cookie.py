@@ -40,7 +40,7 @@ FOUND = Situation(
 )
 
 
-def test_a_directory_that_matches_starts_again_and_counts_its_starts() -> None:
+def test_a_matching_directory_keeps_its_incarnation_and_counts_starts() -> None:
     cookie, reason = decide(FOUND)
 
     assert reason == ""
@@ -54,7 +54,7 @@ def test_an_empty_directory_of_an_unknown_bookie_is_its_first_incarnation() -> N
     assert (cookie.member, cookie.boots, cookie.registered) == ("b1@1", 1, False)
 
 
-def test_a_first_start_that_ended_before_it_was_registered_goes_on() -> None:
+def test_a_first_start_interrupted_before_registration_resumes() -> None:
     local = LOCAL.model_copy(update={"registered": False, "boots": 1, "incarnation": 1})
 
     cookie, reason = decide(replace(FOUND, local=local, remote=None))
@@ -62,7 +62,7 @@ def test_a_first_start_that_ended_before_it_was_registered_goes_on() -> None:
     assert (cookie.member, reason) == ("b1@1", "")
 
 
-def test_a_new_incarnation_that_was_not_registered_yet_goes_on() -> None:
+def test_a_new_incarnation_interrupted_before_registration_resumes() -> None:
     local = LOCAL.model_copy(update={"registered": False, "incarnation": 3, "instance": "new"})
 
     cookie, reason = decide(replace(FOUND, local=local))
@@ -90,13 +90,13 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("found", LOSSES.values(), ids=LOSSES.keys())
-def test_suspected_loss_refuses_and_says_what_to_do(found: Situation) -> None:
+def test_a_suspected_loss_refuses_the_start_with_instructions(found: Situation) -> None:
     with pytest.raises(CookieRefused, match="AUTO_FIX_COOKIES=1"):
         decide(found)
 
 
 @pytest.mark.parametrize("found", LOSSES.values(), ids=LOSSES.keys())
-def test_suspected_loss_makes_a_new_incarnation_where_that_is_allowed(found: Situation) -> None:
+def test_a_suspected_loss_makes_a_new_incarnation_if_allowed(found: Situation) -> None:
     cookie, reason = decide(replace(found, may_fix=True))
 
     assert reason
@@ -105,7 +105,7 @@ def test_suspected_loss_makes_a_new_incarnation_where_that_is_allowed(found: Sit
     assert cookie.instance not in {"instance", "another"}
 
 
-def test_deferred_syncs_that_were_lost_make_a_new_incarnation_by_themselves() -> None:
+def test_lost_deferred_syncs_make_a_new_incarnation_without_permission() -> None:
     cookie, reason = decide(replace(FOUND, lost_unsynced=True))
 
     assert (cookie.member, bool(reason)) == ("b1@3", True)
@@ -121,14 +121,14 @@ def test_the_data_of_another_bookie_or_cluster_is_never_taken(may_fix: bool) -> 
 
 @pytest.mark.parametrize("found", LOSSES.values(), ids=LOSSES.keys())
 @pytest.mark.parametrize("may_fix", [False, True])
-def test_whoever_lives_under_the_name_stays(found: Situation, may_fix: bool) -> None:
+def test_a_running_process_keeps_its_name(found: Situation, may_fix: bool) -> None:
     """Rule 15a: no leave makes a newcomer displace it, and no directory does."""
     for newcomer in (found, FOUND, replace(FOUND, lost_unsynced=True)):
         with pytest.raises(CookieRefused, match="stays"):
             decide(replace(newcomer, holder="http://b1 answers as bookie b1", may_fix=may_fix))
 
 
-def test_a_copy_that_lost_what_was_deferred_needs_leave_all_the_same() -> None:
+def test_a_copied_directory_that_also_lost_deferred_syncs_needs_permission() -> None:
     """Every copy of a running bookie looks like that."""
     copy = replace(FOUND, identity=Identity(inode=8), lost_unsynced=True)
 
@@ -136,7 +136,7 @@ def test_a_copy_that_lost_what_was_deferred_needs_leave_all_the_same() -> None:
         decide(copy)
 
 
-def test_a_salvaged_log_may_begin_anew() -> None:
+def test_a_salvaged_log_starts_a_new_incarnation_without_permission() -> None:
     local = LOCAL.model_copy(update={"salvaged": True})
 
     cookie, reason = decide(replace(FOUND, local=local, log_end=3, log_end_told=100))
@@ -144,7 +144,7 @@ def test_a_salvaged_log_may_begin_anew() -> None:
     assert (cookie.member, bool(reason)) == ("b1@3", True)
 
 
-def test_the_processes_of_a_directory_are_told_apart_from_others() -> None:
+def test_a_start_interrupted_around_its_registration_is_no_suspected_loss() -> None:
     """One that ended between its cookie and its registration, before or after the row was changed."""
     cookie, _ = decide(FOUND)
     assert cookie.processes == ("first", "last", "this")
@@ -154,7 +154,7 @@ def test_the_processes_of_a_directory_are_told_apart_from_others() -> None:
         assert decide(replace(again, remote=registered))[1] == ""
 
 
-def test_a_file_system_without_birth_times_leaves_the_inode() -> None:
+def test_without_birth_times_the_inode_alone_identifies_a_directory() -> None:
     for unborn, born in ((Identity(7), HERE), (HERE, Identity(7)), (Identity(7), Identity(7))):
         local = LOCAL.model_copy(update={"identity": unborn})
         assert decide(replace(FOUND, local=local, identity=born))[1] == ""
@@ -162,7 +162,7 @@ def test_a_file_system_without_birth_times_leaves_the_inode() -> None:
         decide(replace(FOUND, identity=Identity(8)))
 
 
-def test_a_cookie_of_before_rule_15a_is_completed() -> None:
+def test_a_cookie_without_identity_and_processes_gets_them() -> None:
     local = LOCAL.model_copy(update={"identity": None, "processes": ()})
 
     cookie, reason = decide(replace(FOUND, local=local, remote=local.cookie))
@@ -170,7 +170,7 @@ def test_a_cookie_of_before_rule_15a_is_completed() -> None:
     assert (reason, cookie.identity, cookie.processes) == ("", HERE, ("this",))
 
 
-def test_a_process_is_displaced_by_a_later_one_and_by_no_database_that_went_back() -> None:
+def test_only_a_later_process_displaces_one_and_a_restored_row_does_not() -> None:
     mine = LOCAL.cookie
     for later in ({"boots": 6}, {"incarnation": 3, "boots": 1}):
         assert is_displaced(mine, mine.model_copy(update={"process": "other", **later}))
@@ -179,7 +179,7 @@ def test_a_process_is_displaced_by_a_later_one_and_by_no_database_that_went_back
     assert not is_displaced(mine, mine.model_copy(update={"boots": 6}))
 
 
-def test_a_directory_is_the_same_wherever_it_is_moved_and_a_copy_is_another_one(
+def test_a_moved_directory_keeps_its_identity_and_a_copy_does_not(
     tmp_path: Path,
 ) -> None:
     here, moved, copy = tmp_path / "here", tmp_path / "deep" / "moved", tmp_path / "copy"
@@ -210,7 +210,7 @@ def test_a_directory_is_the_same_wherever_it_is_moved_and_a_copy_is_another_one(
     assert identity_of(moved).is_same(first)
 
 
-def test_without_birth_times_there_is_an_identity_all_the_same(
+def test_a_directory_has_an_identity_without_birth_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A C library without the call, and a kernel or sandbox that does not know it."""

@@ -19,11 +19,11 @@ def test_no_crash_loses_resurrects_or_leaks_anything() -> None:
 
 
 @pytest.mark.parametrize("mutant", CRASH_MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_guard_of_the_storage_that_is_taken_out_is_missed(mutant: StorageMutant) -> None:
+def test_every_crash_mutant_is_found(mutant: StorageMutant) -> None:
     assert mutant.is_found()
 
 
-def test_what_is_synced_survives_every_power_cut_and_what_is_not_may_be_torn() -> None:
+def test_synced_bytes_survive_every_power_cut_and_unsynced_ones_may_be_torn() -> None:
     inode = Inode()
     inode.pending.append((0, b"a" * 2048))
     inode.sync()
@@ -39,7 +39,7 @@ def test_what_is_synced_survives_every_power_cut_and_what_is_not_may_be_torn() -
     assert len({len(sectors) - sectors.count(b"") for sectors in seen}) > 1
 
 
-def test_a_name_that_was_not_synced_may_be_gone_after_a_power_cut() -> None:
+def test_an_unsynced_file_name_may_be_gone_after_a_power_cut() -> None:
     with scratch("ql-disk-") as root:
         folder = root / "d"
         folder.mkdir()

@@ -108,7 +108,7 @@ def named(store: Store) -> list[int]:
 
 
 @pytest.mark.parametrize("is_fenced", [True, False])
-async def test_a_deleted_ledger_takes_and_tells_nothing_through_restarts_and_compactions(
+async def test_a_deleted_ledger_takes_no_adds_and_answers_no_reads_after_restarts_and_compactions(
     root: Path, *, is_fenced: bool
 ) -> None:
     store = started(root / "d")
@@ -133,7 +133,7 @@ async def test_a_deleted_ledger_takes_and_tells_nothing_through_restarts_and_com
     await store.stop()
 
 
-async def test_an_id_outlives_every_compaction_of_the_segment_that_names_it(root: Path) -> None:
+async def test_a_deleted_ledgers_id_survives_every_compaction(root: Path) -> None:
     """Also of the oldest one, and of one in which it is packed already: nothing else names it."""
     store = started(root / "d")
     for ledger in range(7, 17):
@@ -150,7 +150,7 @@ async def test_an_id_outlives_every_compaction_of_the_segment_that_names_it(root
     await store.stop()
 
 
-async def test_a_writer_that_missed_all_is_refused_after_the_collector_dropped_its_ledger(
+async def test_a_writer_that_missed_the_deletion_is_refused_after_its_ledger_was_dropped(
     root: Path,
 ) -> None:
     """Issue 13, hole 1: read OPEN; fenced, closed, deleted and dropped by others; then the add."""
@@ -167,14 +167,14 @@ async def test_a_writer_that_missed_all_is_refused_after_the_collector_dropped_i
     await assert_deleted(store, 7)
     reads = rows.reads
     await collector.round()
-    await collector.announced(7)
+    await collector.deletion_announced(7)
 
     # Nobody asks about it any more.
     assert rows.reads == reads
     await store.stop()
 
 
-async def test_no_checkpoint_knows_of_a_deletion_before_the_log_does(
+async def test_no_checkpoint_contains_a_deletion_before_the_log_does(
     root: Path, gate: Gate
 ) -> None:
     """Else the index alone would know, and nobody once it is built anew."""
@@ -206,14 +206,14 @@ async def test_no_checkpoint_knows_of_a_deletion_before_the_log_does(
 
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("is_indexed", [False, True])
-async def test_what_is_said_of_a_ledger_after_it_was_deleted_counts_for_nothing(
+async def test_records_of_a_ledger_after_its_deletion_are_ignored(
     root: Path, *, is_packed: bool, is_indexed: bool
 ) -> None:
     """Rule 16: records are order-free, and an older release took adds to a deleted id."""
     store = started(root / "d")
     await add(store, run_of(8, [0]))
     if is_packed:
-        await store.moves.repeat_deleted([7, 8])
+        await store.moves.rewrite_deleted([7, 8])
     else:
         drop(store, 8)
     await add(store, run_of(9, [0]))
@@ -242,7 +242,7 @@ async def test_what_is_said_of_a_ledger_after_it_was_deleted_counts_for_nothing(
     await store.stop()
 
 
-async def test_many_ids_take_few_records_and_are_not_written_again_by_each_compaction(
+async def test_many_deletions_are_packed_into_few_records_and_not_rewritten_by_each_compaction(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(space, "IDS_MAX", 100)
@@ -279,7 +279,7 @@ async def test_many_ids_take_few_records_and_are_not_written_again_by_each_compa
     await store.stop()
 
 
-async def test_a_segment_that_rotted_takes_no_id_with_it(root: Path) -> None:
+async def test_a_damaged_segment_loses_no_deleted_id(root: Path) -> None:
     """What can't be read may have named anybody: all that the index knows is said again."""
     store = started(root / "d")
     for ledger in (6, 7):
@@ -312,7 +312,7 @@ def found_by(command: str) -> Callable[[Path], str]:
     return run
 
 
-async def test_tools_tell_and_keep_deleted_ledgers(root: Path) -> None:
+async def test_the_tools_report_and_keep_deleted_ledgers(root: Path) -> None:
     store = started(root / "d")
     for ledger in (7, 8, 9):
         await add(store, run_of(ledger, range(3)))
@@ -338,7 +338,7 @@ async def test_tools_tell_and_keep_deleted_ledgers(root: Path) -> None:
     await store.stop()
 
 
-async def test_verify_misses_a_deleted_ledger_that_the_index_does_not_know(root: Path) -> None:
+async def test_verify_reports_a_deleted_ledger_missing_from_the_index(root: Path) -> None:
     store = started(root / "d")
     await add(store, run_of(7, range(3)))
     drop(store, 7)
@@ -355,7 +355,7 @@ async def test_verify_misses_a_deleted_ledger_that_the_index_does_not_know(root:
     assert "ledger 7 was deleted, and the index does not know it" in result.output
 
 
-async def test_an_index_of_an_older_release_is_built_anew(root: Path) -> None:
+async def test_an_index_of_an_older_format_is_rebuilt(root: Path) -> None:
     """It knows nothing of deleted ledgers, and the log does."""
     store = started(root / "d")
     await add(store, run_of(7, range(3)))
@@ -386,8 +386,8 @@ async def test_a_crash_at_any_step_of_a_compaction_forgets_no_deleted_ledger(
     images: list[Path] = []
     for owner, name in (
         (store, "checkpoint"),
-        (store.moves, "repeat"),
-        (store.moves, "repeat_deleted"),
+        (store.moves, "rewrite_state"),
+        (store.moves, "rewrite_deleted"),
     ):
         step = getattr(owner, name)
 
@@ -416,7 +416,7 @@ async def test_a_crash_at_any_step_of_a_compaction_forgets_no_deleted_ledger(
 # --- DROP: a copy that others have is given up, and may come back (rule 16) ---------------------------
 
 
-async def test_copies_that_came_back_stay_whatever_is_compacted(root: Path) -> None:
+async def test_copies_restored_after_a_drop_survive_every_compaction(root: Path) -> None:
     """Rule 16 asks for a counter, since compaction reorders records. It never brings a DROP behind
     a copy that was stored after it, so that no counter is kept.
     """
@@ -436,7 +436,7 @@ async def test_copies_that_came_back_stay_whatever_is_compacted(root: Path) -> N
     await store.stop()
 
 
-async def test_copies_that_rise_because_their_drop_was_compacted_are_right_and_go_again(
+async def test_copies_that_reappear_after_their_drop_was_compacted_are_valid_and_dropped_again(
     root: Path,
 ) -> None:
     """The other order: older runs stay in a segment, and the DROP goes while newer copies are held. A
@@ -466,6 +466,6 @@ async def test_copies_that_rise_because_their_drop_was_compacted_are_right_and_g
     await store.stop()
 
 
-def test_a_record_names_as_many_ids_as_it_may() -> None:
+def test_a_packed_record_holds_up_to_its_maximum_of_ids() -> None:
     ids = list(range(0, IDS_MAX * 3, 3))
     assert packed(ids).size == 8 * IDS_MAX

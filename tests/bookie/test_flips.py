@@ -6,7 +6,7 @@ from tests.bookie import flips
 from tests.bookie.mutants import OTHER_MUTANTS, StorageMutant
 
 
-def test_no_flipped_bit_or_cut_file_makes_a_bookie_say_what_is_not_so() -> None:
+def test_no_flipped_bit_or_truncated_file_makes_a_bookie_answer_falsely() -> None:
     tally = flips.run(150, seed=7, quiet=True)
 
     assert tally.wrong == []
@@ -16,5 +16,5 @@ def test_no_flipped_bit_or_cut_file_makes_a_bookie_say_what_is_not_so() -> None:
 
 
 @pytest.mark.parametrize("mutant", OTHER_MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_guard_against_damage_that_is_taken_out_is_missed(mutant: StorageMutant) -> None:
+def test_every_mutant_of_the_damage_checks_is_found(mutant: StorageMutant) -> None:
     assert mutant.is_found()

@@ -135,7 +135,7 @@ async def writer(disk: Path) -> AsyncIterator[Writer]:
     await writer.store.stop()
 
 
-async def test_a_full_disk_ends_read_only_and_comes_back_with_nothing_lost(
+async def test_a_full_disk_makes_the_bookie_read_only_and_loses_nothing(
     disk: Path, writer: Writer
 ) -> None:
     store = writer.store
@@ -153,7 +153,7 @@ async def test_a_full_disk_ends_read_only_and_comes_back_with_nothing_lost(
     await writer.check(store)
 
 
-async def test_with_not_one_block_left_fences_hold_and_what_waits_is_written_later(
+async def test_without_a_free_block_fences_hold_and_queued_records_are_written_later(
     disk: Path, writer: Writer
 ) -> None:
     store = writer.store
@@ -178,7 +178,7 @@ async def test_with_not_one_block_left_fences_hold_and_what_waits_is_written_lat
     await writer.check(store)
 
 
-async def test_a_checkpoint_without_room_fails_and_the_next_one_does_its_work(
+async def test_a_checkpoint_without_room_fails_and_the_next_one_catches_up(
     disk: Path, writer: Writer
 ) -> None:
     store = writer.store
@@ -213,7 +213,7 @@ async def test_a_bookie_starts_on_a_full_disk_and_denies_nothing(
     await writer.check(writer.store)
 
 
-async def test_garbage_is_given_back_though_the_disk_is_full(disk: Path, writer: Writer) -> None:
+async def test_garbage_is_freed_on_a_full_disk(disk: Path, writer: Writer) -> None:
     store = writer.store
     for number in range(60):
         ids = range(number * RUN, number * RUN + RUN)
@@ -260,7 +260,7 @@ async def test_a_salvage_without_room_for_a_second_log_says_so_and_changes_nothi
     assert sorted(path.name for path in (disk / "d").rglob("*")) == before
 
 
-async def test_a_salvage_whose_disk_fills_up_ends_and_gives_its_room_back(
+async def test_a_salvage_that_fills_the_disk_fails_and_frees_its_room(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = started(disk / "d", OPTIONS)
@@ -275,7 +275,7 @@ async def test_a_salvage_whose_disk_fills_up_ends_and_gives_its_room_back(
     monkeypatch.setattr(salvage, "IN_FLIGHT_BYTES", MIB)
 
     with pytest.raises(OSError, match="the disk is full"):
-        salvage.salvaged(disk / "d", MIB, Segments(disk / "d" / "log", 0).numbers())
+        salvage.salvage_log(disk / "d", MIB, Segments(disk / "d" / "log", 0).numbers())
 
     assert not (disk / "d" / "log.salvaged").exists()
     store = started(disk / "d", OPTIONS)

@@ -33,26 +33,26 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return Gate(monkeypatch)
 
 
-async def test_no_add_is_taken_while_it_is_decided_whether_the_ledger_goes(root: Path) -> None:
+async def test_no_add_is_taken_while_the_drop_of_its_ledger_is_decided(root: Path) -> None:
     """Rules 18 and 20: what came meanwhile would go with the rest, acknowledged."""
     store = started(root / "d")
     await add(store, run_of(7, range(3)))
 
-    store.leave(7, leaving=True)
+    store.withhold(7, withheld=True)
     answers = [
         await add(store, run_of(7, [3])),
         await add(store, run_of(7, [4]), recovery=True),
         await add(store, run_of(7, [5]), repair=True),
         await add(store, run_of(7, range(3)), repair=True),
     ]
-    store.leave(7, leaving=False)
+    store.withhold(7, withheld=False)
 
     assert [verdict.status for verdict in answers] == [Status.UNKNOWN] * 4
     assert (await add(store, run_of(7, [3]))).status is Status.OK
     await store.stop()
 
 
-async def test_no_add_that_was_being_compared_is_taken_either(
+async def test_no_compared_add_is_taken_while_the_drop_of_its_ledger_is_decided(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was asked before, and reads what is here while the ledger begins to leave."""
@@ -70,34 +70,34 @@ async def test_no_add_that_was_being_compared_is_taken_either(
     monkeypatch.setattr(store._reads, "stored", slow)
     adding = asyncio.create_task(add(store, run_of(7, range(5)), repair=True))
     await reading.wait()
-    store.leave(7, leaving=True)
+    store.withhold(7, withheld=True)
     go_on.set()
 
     assert (await adding).status is Status.UNKNOWN
-    store.leave(7, leaving=False)
+    store.withhold(7, withheld=False)
     await store.stop()
 
 
-async def test_a_grace_passes_between_the_two_looks(root: Path) -> None:
+async def test_a_grace_period_passes_between_the_two_looks(root: Path) -> None:
     """Rule 18. However often it looks, announced or by itself, a first look is one."""
     store = await filled(root / "d")
     rows = Rows()
     rows.rows = {7: GONE, 8: GONE}
     collector = Collector(store, rows, "cluster", grace_s=3600.0)
-    await collector.announced(7)
+    await collector.deletion_announced(7)
     for _ in range(3):
         await collector.round()
-        await collector.settle()
+        await collector.recheck()
     assert [ledger for ledger, _ in store.ledgers()] == [7, 8, 9]
 
     collector._grace_s = 0.0  # it has passed
-    await collector.settle()
+    await collector.recheck()
 
     assert [ledger for ledger, _ in store.ledgers()] == [9]
     await store.stop()
 
 
-async def test_a_segment_that_is_named_still_stays(
+async def test_a_segment_still_referenced_by_a_part_is_not_removed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run can't be read for a moment, so a recovery writes some of its entries again. What is left
@@ -129,7 +129,7 @@ async def test_a_segment_that_is_named_still_stays(
     await store.stop()
 
 
-async def test_a_ledger_that_was_dropped_while_it_was_moved_does_not_come_back(
+async def test_a_ledger_dropped_during_a_move_does_not_come_back(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rules 16 and 17: compaction writes nothing that is not held any more."""
@@ -159,7 +159,7 @@ async def test_a_ledger_that_was_dropped_while_it_was_moved_does_not_come_back(
     await store.stop()
 
 
-async def test_a_ledger_whose_stub_is_not_on_disk_is_not_forgotten(
+async def test_a_ledger_whose_stub_is_not_on_disk_is_not_evicted(
     root: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I13. The index knows of the stub's fence before the log does, and nobody waits for it: loaded
@@ -173,7 +173,7 @@ async def test_a_ledger_whose_stub_is_not_on_disk_is_not_forgotten(
     store.drop(7, keep_stub=True)
     await until(lambda: gate.waiting > 0, "the stub is being synced")
     await store.checkpoint()
-    store.holdings.trim()
+    store.holdings.evict_idle()
     heard: list[Verdict] = []
 
     store.fence(7, FenceAsked(ME, KEY), heard.append)

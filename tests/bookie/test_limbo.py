@@ -57,7 +57,7 @@ async def queued(service: Service) -> set[tuple[int, str, tuple[tuple[int, int],
     return {(item.ledger_id, item.member, item.ranges) for item in items}
 
 
-async def test_phase_one_marks_all_that_older_incarnations_are_named_for_and_fences_what_is_not_open(
+async def test_phase_one_marks_all_ledgers_of_older_incarnations_and_fences_those_not_open(
     service: Service, root: Path
 ) -> None:
     draft = replace(DRAFT, ledger_key=KEY)
@@ -128,7 +128,7 @@ async def test_limbo_ends_when_metadata_names_the_new_incarnation_and_all_entrie
     await store.stop()
 
 
-async def test_an_open_ledger_leaves_limbo_when_its_writer_went_on_and_the_rest_was_copied(
+async def test_an_open_ledger_leaves_limbo_after_an_ensemble_change_and_repair(
     service: Service, root: Path
 ) -> None:
     row = await service.client.create(replace(DRAFT, ledger_key=KEY))
@@ -151,7 +151,7 @@ async def test_an_open_ledger_leaves_limbo_when_its_writer_went_on_and_the_rest_
     await store.stop()
 
 
-async def test_a_deleted_ledger_leaves_limbo_and_the_last_one_takes_the_mark_with_it(
+async def test_a_deleted_ledger_leaves_limbo_and_the_last_one_removes_the_mark(
     service: Service, root: Path
 ) -> None:
     row = await service.client.create(replace(DRAFT, ledger_key=KEY))
@@ -170,7 +170,7 @@ async def test_a_deleted_ledger_leaves_limbo_and_the_last_one_takes_the_mark_wit
     await store.stop()
 
 
-async def test_of_a_striped_ledger_only_its_share_is_missed(service: Service, root: Path) -> None:
+async def test_a_striped_ledger_misses_only_the_bookies_share(service: Service, root: Path) -> None:
     (fragment,) = DRAFT.fragments
     striped = replace(
         DRAFT,
@@ -196,7 +196,7 @@ def _is_in_limbo(store: Store, ledger_id: int) -> bool:
     return row is not None and row.is_limbo
 
 
-async def test_a_kill_in_the_middle_of_phase_one_leaves_nothing_unmarked(stores: Stores) -> None:
+async def test_a_kill_during_phase_one_leaves_no_ledger_unmarked(stores: Stores) -> None:
     async with bookie_of(stores) as bookie:
         bookie.start()
         await bookie.ready()
@@ -220,7 +220,7 @@ async def test_a_kill_in_the_middle_of_phase_one_leaves_nothing_unmarked(stores:
         await client.close()
 
 
-def test_phase_one_is_due_until_a_start_of_the_new_incarnation_has_ended_it() -> None:
+def test_phase_one_is_due_until_a_start_has_completed_it() -> None:
     first = LocalCookie(
         name="b1",
         incarnation=1,

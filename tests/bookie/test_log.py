@@ -52,7 +52,7 @@ async def entries_in(directory: Path) -> list[int]:
     return ids_of(answer)
 
 
-async def test_a_tail_that_was_cut_off_is_cut_and_all_before_it_kept(root: Path) -> None:
+async def test_a_torn_tail_is_cut_and_everything_before_it_is_kept(root: Path) -> None:
     store = await filled(root / "d")
     for cut in range(1, 400, 37):
         crashed = image(store, root / f"cut-{cut}")
@@ -81,7 +81,7 @@ async def test_a_tail_with_blank_sectors_is_cut(root: Path) -> None:
     await store.stop()
 
 
-async def test_what_was_acknowledged_after_the_last_sync_point_is_copied_to_a_new_segment(
+async def test_batches_after_the_last_sync_point_are_copied_to_a_new_segment(
     root: Path,
 ) -> None:
     store = await filled(root / "d")
@@ -101,7 +101,7 @@ async def test_what_was_acknowledged_after_the_last_sync_point_is_copied_to_a_ne
     await store.stop()
 
 
-async def test_an_end_in_order_that_never_reached_the_disk_is_no_damage_to_later_starts(
+async def test_a_clean_end_that_never_reached_the_disk_is_no_damage_to_later_starts(
     root: Path,
 ) -> None:
     store = await filled(root / "d")
@@ -157,7 +157,7 @@ async def test_a_damaged_last_batch_that_does_not_look_torn_is_refused(root: Pat
     await store.stop()
 
 
-async def test_a_file_that_is_shorter_than_it_was_made_is_refused(root: Path) -> None:
+async def test_a_file_shorter_than_its_allocation_is_refused(root: Path) -> None:
     """Whole batches are gone with their proof; no crash does that, since its length was synced."""
     store = await filled(root / "d")
     crashed = image(store, root / "c")
@@ -182,7 +182,7 @@ async def test_a_missing_segment_is_refused(root: Path) -> None:
         opened(root / "d")
 
 
-async def test_a_log_that_vanished_under_its_index_is_refused(root: Path) -> None:
+async def test_an_index_without_its_log_is_refused(root: Path) -> None:
     store = await filled(root / "d")
     await store.stop()
     for path in (root / "d" / "log").iterdir():
@@ -204,7 +204,7 @@ async def test_a_log_cut_below_the_checkpoint_is_refused(root: Path) -> None:
     await store.stop()
 
 
-async def test_a_payload_that_looks_like_a_batch_is_only_a_payload(root: Path) -> None:
+async def test_a_payload_that_looks_like_a_batch_is_never_parsed_as_one(root: Path) -> None:
     store = await filled(root / "d", runs=2)
     segments = Segments(root / "d" / "log", 0)
     head = segments.head(1)
@@ -262,7 +262,7 @@ async def test_after_a_clean_stop_every_flipped_bit_is_found_or_harmless(root: P
     store.close()
 
 
-async def test_a_bit_flipped_under_a_serving_store_makes_entries_unknown_not_absent(
+async def test_a_bit_flipped_while_serving_makes_entries_unknown_not_absent(
     root: Path,
 ) -> None:
     store = await filled(root / "d")

@@ -149,7 +149,7 @@ async def test_what_was_acknowledged_survives_a_kill_at_any_moment(bookie: Proce
         assert acknowledged <= held
 
 
-async def test_told_to_end_it_ends_in_order(bookie: Process) -> None:
+async def test_sigterm_stops_a_bookie_cleanly(bookie: Process) -> None:
     bookie.start()
     await bookie.ready()
 
@@ -159,7 +159,7 @@ async def test_told_to_end_it_ends_in_order(bookie: Process) -> None:
     assert (await bookie.ready())["was_clean"]
 
 
-async def test_a_wiped_directory_is_refused_and_with_leave_a_new_incarnation(
+async def test_a_wiped_directory_is_refused_and_with_permission_a_new_incarnation(
     bookie: Process,
 ) -> None:
     bookie.start()
@@ -206,7 +206,7 @@ async def test_a_wiped_directory_is_refused_and_with_leave_a_new_incarnation(
     assert "lives" in refused.output
 
 
-async def test_a_look_for_garbage_is_put_off_while_the_metadata_service_is_away(
+async def test_garbage_collection_waits_while_the_metadata_service_is_away(
     bookie: Process,
 ) -> None:
     async with proxy_to(bookie.settings["METADATA_URLS"]) as metadata:
@@ -223,7 +223,7 @@ async def test_a_look_for_garbage_is_put_off_while_the_metadata_service_is_away(
     assert '"ERROR"' not in bookie.log.read_text()
 
 
-async def test_a_ledger_that_was_deleted_takes_no_add_of_a_writer_that_missed_it(
+async def test_a_deleted_ledger_takes_no_add_of_a_writer_that_missed_the_deletion(
     bookie: Process,
 ) -> None:
     """Issue 13, hole 1: nobody fenced here, and metadata's tombstone is all that the bookie knew."""
@@ -296,7 +296,7 @@ async def test_a_kill_while_syncs_are_deferred_makes_a_new_incarnation(bookie: P
     assert (await bookie.ready())["bookie"] == "b1@2"
 
 
-async def test_told_to_take_no_adds_it_obeys_after_restarts_too(bookie: Process) -> None:
+async def test_read_only_mode_survives_restarts(bookie: Process) -> None:
     async def told(state: str) -> int:
         async with bookie.session.put(f"{bookie.url}/v1/state", json={"state": state}) as answer:
             return answer.status

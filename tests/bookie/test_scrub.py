@@ -61,7 +61,7 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-async def test_a_pass_over_a_right_log_finds_nothing(store: Store) -> None:
+async def test_a_pass_over_an_undamaged_log_finds_nothing(store: Store) -> None:
     scrubber = scrubber_of(store)
 
     await scrubber.one_pass()
@@ -71,7 +71,7 @@ async def test_a_pass_over_a_right_log_finds_nothing(store: Store) -> None:
     assert store.damages.count == 0
 
 
-async def test_batches_that_are_larger_than_one_read_are_right_or_damaged_one_by_one() -> None:
+async def test_batches_larger_than_one_read_are_judged_one_by_one() -> None:
     # A reader knows how long a batch is from its head only, so it has to come back for the rest.
     with scratch("ql-scrub-") as root:
         store = started(root / "d", replace(SMALL, segment_bytes=6 * STEP_BYTES))
@@ -126,7 +126,7 @@ async def test_every_flipped_byte_of_a_sealed_segment_is_found_with_its_place(st
         store.damages.segment_removed(2)
 
 
-async def test_entries_that_rotted_are_named_unknown_and_forgotten_once_repaired(
+async def test_damaged_entries_are_listed_unknown_and_forgotten_once_repaired(
     store: Store,
 ) -> None:
     path = store.segments.path(2)
@@ -152,7 +152,7 @@ async def test_entries_that_rotted_are_named_unknown_and_forgotten_once_repaired
         assert ids_of(await read(store, ledger, 0, 500)) == list(range(120))
 
 
-async def test_a_broken_head_does_not_hide_what_lies_behind_it(store: Store) -> None:
+async def test_a_broken_segment_head_does_not_hide_later_segments(store: Store) -> None:
     flip(store.segments.path(2), 20)
     path = store.segments.path(3)
     batch = batches_of(path)[-1]
@@ -170,7 +170,7 @@ async def test_a_broken_head_does_not_hide_what_lies_behind_it(store: Store) -> 
     assert all(item.segment == 3 for item in store.damages.lost())
 
 
-async def test_a_segment_that_vanished_is_an_alarm_and_its_entries_are_unknown(
+async def test_a_missing_segment_is_an_alarm_and_its_entries_are_unknown(
     store: Store,
 ) -> None:
     store.segments.path(2).unlink()
@@ -200,7 +200,7 @@ async def test_a_paused_scrubber_takes_no_further_step(store: Store) -> None:
     assert scrubber.progress.checked_bytes > first
 
 
-async def test_a_pass_goes_on_after_a_restart(store: Store) -> None:
+async def test_a_pass_resumes_after_a_restart(store: Store) -> None:
     pace = Pace()
     pace.pause()
     first = scrubber_of(store, pace)
@@ -217,7 +217,7 @@ async def test_a_pass_goes_on_after_a_restart(store: Store) -> None:
     assert second.progress.checked_bytes == sum(sizes)
 
 
-async def test_a_segment_that_is_given_up_while_it_is_scrubbed_is_no_damage(
+async def test_a_segment_removed_while_it_is_scrubbed_is_no_damage(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.bookie.scan.STEP_BYTES", 4096)

@@ -18,7 +18,7 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.record import Run, pack
 from quorumlog.protocol.replica import AddAsked, FenceAsked, ReadAsked, Verdict
-from services.bookie import reading, reads
+from services.bookie import extents, reads
 from services.bookie import writer as writers
 from services.bookie.directory import DirectoryInUse
 from services.bookie.log import LogRecord
@@ -71,7 +71,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return Gate(monkeypatch)
 
 
-async def test_nothing_that_rests_on_unsynced_records_is_answered_before_the_sync(
+async def test_no_answer_leaves_before_the_records_it_rests_on_are_synced(
     root: Path, gate: Gate
 ) -> None:
     store = started(root / "d")
@@ -100,7 +100,7 @@ async def test_nothing_that_rests_on_unsynced_records_is_answered_before_the_syn
     await store.stop()
 
 
-async def test_what_comes_while_the_disk_syncs_goes_into_one_batch(root: Path, gate: Gate) -> None:
+async def test_adds_that_arrive_during_a_sync_form_one_batch(root: Path, gate: Gate) -> None:
     store = started(root / "d")
     gate.open.clear()
     answers: list[Verdict] = []
@@ -116,7 +116,7 @@ async def test_what_comes_while_the_disk_syncs_goes_into_one_batch(root: Path, g
     await store.stop()
 
 
-async def test_more_than_fits_into_memory_is_turned_away_not_queued(root: Path, gate: Gate) -> None:
+async def test_adds_above_the_memory_limit_are_refused_not_queued(root: Path, gate: Gate) -> None:
     store = started(root / "d", replace(SMALL, pending_bytes_max=20_000))
     gate.open.clear()
     answers: list[Verdict] = []
@@ -162,7 +162,7 @@ async def test_an_fsync_error_is_fatal_and_nothing_is_acknowledged_after_it(
     store.close()
 
 
-async def test_a_disk_that_fills_up_makes_it_read_only_and_room_makes_it_writable(
+async def test_a_filling_disk_makes_the_bookie_read_only_and_room_makes_it_writable(
     root: Path,
 ) -> None:
     options = replace(
@@ -191,7 +191,7 @@ async def test_a_disk_that_fills_up_makes_it_read_only_and_room_makes_it_writabl
     await store.stop()
 
 
-async def test_when_the_disk_is_full_all_the_same_the_reserve_saves_what_was_accepted(
+async def test_on_a_full_disk_the_reserve_holds_accepted_records(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = started(root / "d")
@@ -238,7 +238,7 @@ async def test_parts_with_holes_that_interleave_are_found_by_any_range(root: Pat
     await store.stop()
 
 
-async def test_a_read_is_cut_after_the_first_entry_that_is_too_much(root: Path) -> None:
+async def test_a_read_returns_at_least_one_entry_and_stops_at_the_size_limit(root: Path) -> None:
     store = started(root / "d")
     await add(store, run_of(7, range(40)))
     await add(store, run_of(7, range(40, 80)))
@@ -257,7 +257,7 @@ async def test_a_read_is_cut_after_the_first_entry_that_is_too_much(root: Path) 
     await store.stop()
 
 
-async def test_an_answer_ends_where_a_run_does_so_that_none_is_read_twice(root: Path) -> None:
+async def test_a_read_ends_at_the_border_of_a_run(root: Path) -> None:
     store = started(root / "d")
     for first in range(0, 80, 20):
         await add(store, run_of(7, range(first, first + 20)))
@@ -272,21 +272,21 @@ async def test_an_answer_ends_where_a_run_does_so_that_none_is_read_twice(root: 
     await store.stop()
 
 
-async def test_what_is_not_in_memory_is_read_from_the_disk_beside_what_is(
+async def test_a_read_joins_entries_in_memory_with_entries_on_disk(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = started(root / "d")
     for first in range(0, 80, 20):
         await add(store, run_of(7, range(first, first + 20)))
         # Too far from one another for one call.
-        await add(store, run_of(8, [first], "x" * 2 * reading.GAP_BYTES_MAX))
-    asked: list[reading.Extent] = []
+        await add(store, run_of(8, [first], "x" * 2 * extents.GAP_BYTES_MAX))
+    asked: list[extents.Extent] = []
 
-    def half(extent: reading.Extent, _: memoryview) -> reading.Bytes | None:
+    def half(extent: extents.Extent, _: memoryview) -> extents.Bytes | None:
         asked.append(extent)
-        return reading.read_waiting(extent) if len(asked) <= 2 else None
+        return extents.read_blocking(extent) if len(asked) <= 2 else None
 
-    monkeypatch.setattr(reads, "read_now", half)
+    monkeypatch.setattr(reads, "read_cached", half)
 
     answer = await read(store, 7, 0, 79)
 
@@ -296,7 +296,7 @@ async def test_what_is_not_in_memory_is_read_from_the_disk_beside_what_is(
     await store.stop()
 
 
-async def test_runs_of_another_digest_are_not_joined_into_one_that_lies(root: Path) -> None:
+async def test_runs_of_different_digest_kinds_are_not_joined(root: Path) -> None:
     store = started(root / "d")
     plain = pack([replace(entry_of(7, e), digest=b"") for e in range(3)], DigestKind.NONE)
     await add(store, plain)
@@ -311,7 +311,7 @@ async def test_runs_of_another_digest_are_not_joined_into_one_that_lies(root: Pa
     await store.stop()
 
 
-async def test_a_whole_run_is_given_as_its_stored_bytes(root: Path) -> None:
+async def test_a_whole_run_is_returned_as_its_stored_bytes(root: Path) -> None:
     store = started(root / "d")
     run = run_of(7, range(10))
     await add(store, run)
@@ -350,7 +350,7 @@ async def test_state_survives_with_no_entry_in_the_ledger(root: Path) -> None:
     await store.stop()
 
 
-async def test_limbo_survives_a_restart_and_ends_when_told(root: Path) -> None:
+async def test_limbo_survives_a_restart_until_it_is_ended(root: Path) -> None:
     store = started(root / "d")
     await add(store, run_of(7, [0]))
     await store.enter_limbo(7, KEY, is_fenced=True)
@@ -370,7 +370,7 @@ async def test_a_new_incarnation_denies_nothing_that_the_old_one_was_asked(root:
     await add(store, run_of(7, range(3)))
     await store.stop()
     store = opened(root / "d")
-    store.rename("b1@2")
+    store.set_member("b1@2")
     store.start(lambda error: pytest.fail(repr(error)))
 
     old = await read(store, 7, 0, 9, member="b1@1")
@@ -382,7 +382,7 @@ async def test_a_new_incarnation_denies_nothing_that_the_old_one_was_asked(root:
     await store.stop()
 
 
-async def test_ledgers_that_rest_are_forgotten_in_memory_and_known_all_the_same(
+async def test_idle_ledgers_are_evicted_from_memory_and_still_known(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.bookie.holdings.LEDGERS_MAX", 10)
@@ -391,7 +391,7 @@ async def test_ledgers_that_rest_are_forgotten_in_memory_and_known_all_the_same(
         await add(store, run_of(ledger, range(2)))
     await store.checkpoint()
 
-    store.holdings.trim()
+    store.holdings.evict_idle()
 
     assert len(store.holdings._ledgers) == 0
     for ledger in range(50):
@@ -418,7 +418,7 @@ async def test_deferred_entries_are_acknowledged_while_the_disk_is_stuck_and_fen
     await store.stop()
 
 
-async def test_adds_while_a_checkpoint_is_written_are_in_the_next_one(
+async def test_adds_during_a_checkpoint_are_in_the_next_one(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = started(root / "d")
@@ -449,7 +449,7 @@ async def test_adds_while_a_checkpoint_is_written_are_in_the_next_one(
     await store.stop()
 
 
-async def test_the_writer_is_told_of_records_in_their_order(root: Path) -> None:
+async def test_records_reach_the_writer_in_order(root: Path) -> None:
     store = started(root / "d")
     order: list[int] = []
     on_synced = store.pending._on_synced
@@ -466,7 +466,7 @@ async def test_the_writer_is_told_of_records_in_their_order(root: Path) -> None:
     await store.stop()
 
 
-async def test_an_add_that_was_compared_while_its_ledger_was_forgotten_meets_the_fence(
+async def test_an_add_compared_while_its_ledger_was_evicted_meets_the_fence(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BookKeeper's #4701: two objects of one ledger, and the fence is on the other one."""
@@ -485,7 +485,7 @@ async def test_an_add_that_was_compared_while_its_ledger_was_forgotten_meets_the
     monkeypatch.setattr(store._reads, "fetch", slow)
     adding = asyncio.create_task(add(store, run_of(7, range(3, 9))))
     await reading.wait()
-    store.holdings.trim()
+    store.holdings.evict_idle()
     assert store.holdings._ledgers == {}
     assert (await fence(store, 7)).status is Status.OK
     go_on.set()

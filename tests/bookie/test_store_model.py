@@ -56,7 +56,7 @@ class Rows:
     async def confirm(self) -> None:
         raise AssertionError("a move of segments confirms nothing")
 
-    async def named(self, bookie: str) -> set[int]:
+    async def ledgers_naming(self, bookie: str) -> set[int]:
         raise AssertionError(f"a move of segments asks about {bookie}")
 
 
@@ -226,7 +226,7 @@ TestStoreAgainstDictionary.settings = settings(
 )
 
 
-def test_runs_with_holes_that_span_far_are_kept_in_pieces() -> None:
+def test_wide_runs_with_holes_are_stored_in_pieces() -> None:
     with scratch("ql-wide-") as root:
 
         async def scenario() -> None:

@@ -45,7 +45,7 @@ async def directory() -> AsyncIterator[Path]:
         yield folder / "d"
 
 
-def test_verify_finds_nothing_wrong_where_nothing_is(directory: Path) -> None:
+def test_verify_finds_no_problem_in_an_undamaged_log(directory: Path) -> None:
     result = CliRunner().invoke(app, ["verify", str(directory), "--json"])
 
     report = json.loads(result.stdout)
@@ -57,7 +57,7 @@ def test_verify_finds_nothing_wrong_where_nothing_is(directory: Path) -> None:
     assert CliRunner().invoke(app, ["verify", str(directory)]).exit_code == 0
 
 
-def test_verify_names_what_is_damaged(directory: Path) -> None:
+def test_verify_names_damaged_places(directory: Path) -> None:
     path = last_segment(directory)
     data = bytearray(path.read_bytes())
     data[batches_of(path)[2].end - 3] ^= 8
@@ -71,7 +71,7 @@ def test_verify_names_what_is_damaged(directory: Path) -> None:
     assert "a record's CRC is wrong" in problems
 
 
-async def test_verify_and_dump_go_on_behind_what_is_damaged(directory: Path) -> None:
+async def test_verify_and_dump_continue_behind_damage(directory: Path) -> None:
     for number in range(5):  # each start begins a segment
         store = started(directory)
         await add(store, run_of(8, [number]))
@@ -119,7 +119,7 @@ def damage_below_a_sync_point(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("lose", [cut_last_segment, lose_last_segment, damage_below_a_sync_point])
-async def test_verify_calls_wrong_what_a_start_refuses(lose: Callable[[Path], None]) -> None:
+async def test_verify_reports_every_log_that_a_start_refuses(lose: Callable[[Path], None]) -> None:
     with scratch("ql-tools-") as folder:
         store = started(folder / "d")
         for number in range(6):
@@ -139,7 +139,7 @@ async def test_verify_calls_wrong_what_a_start_refuses(lose: Callable[[Path], No
             opened(directory)
 
 
-async def test_verify_calls_a_torn_tail_no_problem() -> None:
+async def test_verify_does_not_report_a_torn_tail() -> None:
     with scratch("ql-tools-") as folder:
         store = started(folder / "d")
         for number in range(3):
@@ -163,7 +163,7 @@ async def test_verify_calls_a_torn_tail_no_problem() -> None:
 
 
 @pytest.mark.parametrize("command", ["verify", "dump", "rebuild-index", "salvage"])
-def test_a_directory_that_is_no_bookies_is_left_alone(command: str) -> None:
+def test_a_directory_without_a_log_is_left_alone(command: str) -> None:
     with scratch("ql-tools-") as folder:
         result = CliRunner().invoke(app, [command, str(folder)])
 
@@ -173,9 +173,7 @@ def test_a_directory_that_is_no_bookies_is_left_alone(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["verify", "rebuild-index", "salvage"])
-def test_a_cookie_that_is_damaged_is_told_and_nothing_is_changed(
-    directory: Path, command: str
-) -> None:
+def test_a_damaged_cookie_is_reported_and_nothing_is_changed(directory: Path, command: str) -> None:
     (directory / "cookie.json").write_text("{")
     before = sorted((directory / "log").iterdir())
 
@@ -194,7 +192,7 @@ def test_dump_lists_the_records_without_payloads(directory: Path) -> None:
     assert (lines[2]["ledger"], lines[2]["first"], lines[2]["last"]) == (7, 20, 29)
 
 
-async def test_a_rebuilt_index_says_the_same(directory: Path) -> None:
+async def test_a_rebuilt_index_equals_the_old_one(directory: Path) -> None:
     segments = list((directory / "log").glob("*.log"))
 
     result = CliRunner().invoke(app, ["rebuild-index", str(directory), "--json"])
@@ -231,7 +229,7 @@ async def test_a_damaged_log_leaves_the_index_as_it_was(directory: Path) -> None
     await store.stop()
 
 
-def test_a_segment_read_moves_the_bar(directory: Path) -> None:
+def test_each_segment_read_advances_the_progress_bar(directory: Path) -> None:
     read_count = 0
 
     def note() -> None:
@@ -246,7 +244,7 @@ def test_a_segment_read_moves_the_bar(directory: Path) -> None:
     assert read_count == len(segments)
 
 
-def test_a_bookie_that_runs_is_not_touched(directory: Path) -> None:
+def test_the_tools_refuse_the_directory_of_a_running_bookie(directory: Path) -> None:
     store = opened(directory)
 
     for command in ("verify", "dump", "rebuild-index"):
@@ -257,7 +255,7 @@ def test_a_bookie_that_runs_is_not_touched(directory: Path) -> None:
     store.close()
 
 
-async def test_what_can_be_read_of_a_damaged_log_is_salvaged_and_starts_as_another_incarnation(
+async def test_readable_records_of_a_damaged_log_are_salvaged_into_a_new_incarnation(
     directory: Path,
 ) -> None:
     write_cookie(directory, LOCAL)
@@ -302,7 +300,7 @@ async def test_a_salvage_keeps_records_that_are_larger_than_one_read() -> None:
         assert (report["records"], report["unreadable"]) == (6, [])
 
 
-async def test_a_salvage_that_was_cut_off_begins_again(directory: Path) -> None:
+async def test_an_interrupted_salvage_starts_again(directory: Path) -> None:
     (directory / "log").rename(directory / "log.damaged")
     (directory / "log.salvaged").mkdir()
 

@@ -138,10 +138,10 @@ async def test_a_copy_is_refused_while_the_original_answers(pair: Pair) -> None:
     assert await added(pair.holder, 0) is Status.OK
     twin = await pair.twin()
 
-    await assert_refused(twin, "the one that is there stays")
-    await assert_refused(twin, "the one that is there stays", **ALLOWED)
+    await assert_refused(twin, "the running one stays")
+    await assert_refused(twin, "the running one stays", **ALLOWED)
     shutil.rmtree(twin.data)  # an empty directory is no better
-    await assert_refused(twin, "the one that is there stays", **ALLOWED)
+    await assert_refused(twin, "the running one stays", **ALLOWED)
 
     assert await added(pair.holder, 1) is Status.OK
     assert await listed(pair.holder) == (await listed(pair.holder)) | {
@@ -151,7 +151,9 @@ async def test_a_copy_is_refused_while_the_original_answers(pair: Pair) -> None:
     }
 
 
-async def test_a_copy_is_never_the_same_member_though_the_original_is_gone(pair: Pair) -> None:
+async def test_a_copied_directory_is_another_member_even_after_the_original_is_gone(
+    pair: Pair,
+) -> None:
     pair.holder.start()
     await pair.holder.ready()
     assert await added(pair.holder, 0) is Status.OK
@@ -170,10 +172,10 @@ async def test_a_copy_is_never_the_same_member_though_the_original_is_gone(pair:
     assert (await twin.ready())["bookie"] == "b1@2"
     assert await added(twin, 2) is Status.NOT_MINE  # nothing normal as b1@1
     # The original comes second now, and may not come as what it was.
-    await assert_refused(pair.holder, "the one that is there stays", **ALLOWED)
+    await assert_refused(pair.holder, "the running one stays", **ALLOWED)
 
 
-async def test_a_bookie_that_is_cut_off_from_metadata_goes_on_and_keeps_its_name(
+async def test_a_bookie_partitioned_from_metadata_serves_on_and_keeps_its_name(
     pair: Pair,
 ) -> None:
     async with proxy_to(pair.holder.settings["METADATA_URLS"]) as proxy:
@@ -192,7 +194,7 @@ async def test_a_bookie_that_is_cut_off_from_metadata_goes_on_and_keeps_its_name
             lambda: "log-end-put-off" in pair.holder.log.read_text(), "it can't tell its log's end"
         )
         assert await added(pair.holder, 0) is Status.OK
-        await assert_refused(twin, "the one that is there stays", **ALLOWED)
+        await assert_refused(twin, "the running one stays", **ALLOWED)
         proxy.is_down = False
 
         async def is_back() -> bool:
@@ -201,7 +203,9 @@ async def test_a_bookie_that_is_cut_off_from_metadata_goes_on_and_keeps_its_name
         await until(is_back, "its heartbeats come again")
 
 
-async def test_a_bookie_that_is_silent_here_and_heard_elsewhere_keeps_its_name(pair: Pair) -> None:
+async def test_a_bookie_that_does_not_answer_but_sends_heartbeats_keeps_its_name(
+    pair: Pair,
+) -> None:
     """Between newcomer and holder nothing passes; between holder and all others everything."""
     async with proxy_to(pair.holder.url) as proxy:
         pair.holder.start(ADVERTISED_URL=proxy.url(pair.holder.url), HEARTBEAT_S="60")
@@ -209,10 +213,10 @@ async def test_a_bookie_that_is_silent_here_and_heard_elsewhere_keeps_its_name(p
         twin = await pair.twin()
         proxy.is_silent = True
 
-        await assert_refused(twin, "heartbeats of bookie b1 come", **ALLOWED)
+        await assert_refused(twin, "heartbeats of bookie b1 arrive", **ALLOWED)
 
 
-async def test_a_paused_bookie_that_was_displaced_ends_when_it_goes_on(pair: Pair) -> None:
+async def test_a_paused_bookie_that_was_displaced_ends_when_it_resumes(pair: Pair) -> None:
     """Paused it looks dead. Its directory stays its own: the newcomer is another incarnation."""
     pair.holder.start(LOG_END_S="0.1", HEARTBEAT_S="0.1")
     await pair.holder.ready()
@@ -236,14 +240,14 @@ async def test_a_paused_bookie_that_was_displaced_ends_when_it_goes_on(pair: Pai
     await until(is_the_twin, "the newcomer is listed")
 
 
-async def test_a_volume_that_was_cloned_is_told_by_the_holder_and_by_the_row(pair: Pair) -> None:
+async def test_a_cloned_volume_is_refused_by_the_running_process_and_by_the_row(pair: Pair) -> None:
     """Nothing in the directory shows it: its marker is the same one to all appearances."""
     holder = pair.holder
     holder.start()
     await holder.ready()
     clone = await pair.clone()
 
-    await assert_refused(clone, "the one that is there stays", **ALLOWED)
+    await assert_refused(clone, "the running one stays", **ALLOWED)
 
     await holder.kill()
     holder.start()
@@ -252,7 +256,7 @@ async def test_a_volume_that_was_cloned_is_told_by_the_holder_and_by_the_row(pai
     await assert_refused(clone, "is an old copy")
 
 
-async def test_of_two_clones_that_start_at_once_one_is_the_member(pair: Pair) -> None:
+async def test_of_two_clones_started_at_once_one_becomes_the_member(pair: Pair) -> None:
     pair.holder.start()
     await pair.holder.ready()
     twins = [await pair.clone("one"), await pair.clone("two")]
@@ -268,7 +272,7 @@ async def test_of_two_clones_that_start_at_once_one_is_the_member(pair: Pair) ->
     (winner,) = [twin for twin in twins if twin is not loser]
 
     assert await loser.ended() == REFUSED
-    assert "the one that is there stays" in loser.log.read_text()
+    assert "the running one stays" in loser.log.read_text()
     assert (await winner.ready())["bookie"] == "b1@1"
     assert await added(winner, 0) is Status.OK
     await winner.kill()
@@ -299,7 +303,7 @@ class Candidates:
 
     async def agreed(self, one: Registration, local: LocalCookie | None = None) -> LocalCookie:
         """It comes to be registered."""
-        return await one.agree(local, self._replayed, has_data=local is not None)
+        return await one.register(local, self._replayed, has_data=local is not None)
 
     def clone_of(self, cookie: LocalCookie, name: str) -> LocalCookie:
         """The cookie as it stands in another directory, which can't be told apart."""
@@ -379,7 +383,7 @@ async def test_the_registered_process_is_asked_before_anybody_takes_its_name(
 
 
 @pytest.mark.parametrize(("name", "process"), [("b2", "whoever"), ("b1", "newcomer")])
-async def test_an_address_that_others_have_now_is_no_claim(
+async def test_an_address_taken_over_by_another_process_is_no_claim_to_the_name(
     stores: Stores, name: str, process: str
 ) -> None:
     """Another bookie got the port, or the start itself has it: the holder is gone."""
@@ -393,21 +397,23 @@ async def test_an_address_that_others_have_now_is_no_claim(
         assert made.member == "b1@2"
 
 
-async def test_a_process_that_was_displaced_hears_of_it(stores: Stores) -> None:
+async def test_a_displaced_process_learns_of_it_and_its_heartbeats_do_not_count(
+    stores: Stores,
+) -> None:
     async with candidates_of(stores) as (service, candidates):
         old, new = candidates.one("old"), candidates.one("new")
         first = await candidates.agreed(old)
-        await old.tell_log_end(first, 7)
+        await old.report_log_end(first, 7)
         second = await candidates.agreed(new)
         assert (first.member, second.member) == ("b1@1", "b1@2")
 
         displaced = False
         try:
-            await old.tell_log_end(first, 8)
+            await old.report_log_end(first, 8)
         except Displaced:
             displaced = True
         assert displaced
-        await new.tell_log_end(second, 3)
+        await new.report_log_end(second, 3)
         row = await service.client.cookie("b1")
         assert row is not None
         assert row.log_end == 3
@@ -420,7 +426,7 @@ async def test_a_process_that_was_displaced_hears_of_it(stores: Stores) -> None:
         assert (listed.id, listed.url, listed.state) == ("b1@2", "http://new", "writable")
 
 
-async def test_a_row_that_went_back_displaces_nobody(stores: Stores) -> None:
+async def test_a_restored_row_displaces_nobody(stores: Stores) -> None:
     """Rule 18: after a restored database each bookie finds an older process in its row."""
     async with candidates_of(stores) as (_, candidates):
         first = candidates.one("first")
@@ -428,10 +434,10 @@ async def test_a_row_that_went_back_displaces_nobody(stores: Stores) -> None:
         ahead = cookie.model_copy(update={"boots": 2, "processes": (*cookie.processes, "second")})
         second = Registration(first._config, first._metadata, "second")
 
-        await second.tell_log_end(ahead, 5)
+        await second.report_log_end(ahead, 5)
 
 
-async def test_a_start_that_lost_the_race_sees_who_won(
+async def test_a_start_that_lost_the_race_finds_the_winner(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both saw that nobody was there, and both wrote their cookie. It is the row that decides."""
@@ -462,7 +468,7 @@ async def test_a_start_that_lost_the_race_sees_who_won(
             await candidates.agreed(loser, written)
 
 
-async def test_restarts_within_moments_and_directories_that_move_keep_the_member(
+async def test_fast_restarts_and_moved_directories_keep_the_member(
     pair: Pair,
 ) -> None:
     holder = pair.holder
@@ -479,7 +485,7 @@ async def test_restarts_within_moments_and_directories_that_move_keep_the_member
     assert (await moved.ready())["bookie"] == "b1@1"
 
 
-async def test_a_newcomer_waits_for_one_that_is_about_to_end(pair: Pair) -> None:
+async def test_a_newcomer_waits_for_a_process_that_is_shutting_down(pair: Pair) -> None:
     pair.holder.start()
     await pair.holder.ready()
     moved = pair.process("moved")
@@ -507,7 +513,7 @@ def go_back(data: Path, snapshot: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-async def test_a_snapshot_of_the_same_boot_is_found_out(pair: Pair, how: signal.Signals) -> None:
+async def test_a_snapshot_of_the_same_boot_is_detected(pair: Pair, how: signal.Signals) -> None:
     """Rule 15: the counter of boots does not show it, and the marker is the same file. What the
     bookie told of its log does, at an orderly end and from time to time.
     """

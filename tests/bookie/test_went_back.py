@@ -92,7 +92,7 @@ async def gives_nothing_up(stores: Stores, root: Path) -> None:
                 await life.collects()
             # Nor where the looks themselves are not kept from it.
             assert await life.rows.read(row.ledger_id) == (CasStatus.UNKNOWN, None)
-            await life.collector.announced(row.ledger_id)
+            await life.collector.deletion_announced(row.ledger_id)
             assert ids_of(await read(life.store, row.ledger_id, 0, 3)) == [0, 1, 2, 3]
 
             await restore(stores, new)
@@ -106,13 +106,13 @@ async def gives_nothing_up(stores: Stores, root: Path) -> None:
             await life.store.stop()
 
 
-async def test_the_only_copy_stays_though_a_restored_row_does_not_name_this_bookie(
+async def test_a_restored_row_that_does_not_name_this_bookie_drops_no_copy(
     stores: Stores, root: Path
 ) -> None:
     await gives_nothing_up(stores, root)
 
 
-async def test_a_process_that_lives_through_a_restore_puts_off_its_looks(
+async def test_a_process_running_during_a_restore_postpones_collection(
     stores: Stores, root: Path
 ) -> None:
     async with serving(stores) as service, aiohttp.ClientSession() as session:
@@ -149,7 +149,7 @@ async def test_a_process_that_lives_through_a_restore_puts_off_its_looks(
             await bookie.kill()
 
 
-def test_what_is_damaged_in_the_file_counts_for_nothing(
+def test_damaged_lines_of_the_witness_file_are_ignored(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root.mkdir(exist_ok=True)
@@ -175,7 +175,7 @@ class _News:
         self.witnesses = (f"{len(self.witnesses)}", *self.witnesses)
 
 
-async def test_witnesses_that_are_kept_by_two_at_once_are_kept_whole(tmp_path: Path) -> None:
+async def test_witnesses_stored_concurrently_are_stored_whole(tmp_path: Path) -> None:
     client: Any = _News()
     rows = MetadataRows(client, WitnessFile(tmp_path).keep)
 

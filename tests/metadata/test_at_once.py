@@ -52,7 +52,7 @@ async def uncommitted(database: Connection, query: str, *values: object) -> Asyn
         yield
 
 
-async def test_who_waits_in_another_database_of_the_server_is_not_counted_here(
+async def test_waiters_in_another_database_of_the_server_are_not_counted(
     database: Connection, servers: StoreServers
 ) -> None:
     dsn = servers.fresh().postgres_dsn
@@ -68,7 +68,7 @@ async def test_who_waits_in_another_database_of_the_server_is_not_counted_here(
 
 
 @pytest.mark.parametrize(("app", "is_done"), [(None, False), ("app", False), ("app", True)])
-async def test_a_begin_that_is_repeated_while_the_first_try_is_under_way_gets_its_transaction(
+async def test_a_begin_repeated_during_its_first_try_gets_the_same_transaction(
     service: Service, database: Connection, app: str | None, *, is_done: bool
 ) -> None:
     await LogClient(service.client).create(LOG)
@@ -99,7 +99,7 @@ async def test_a_begin_that_is_repeated_while_the_first_try_is_under_way_gets_it
     assert (status, found.get("id"), found.get("state")) == (200, drawn, state)
 
 
-async def test_an_id_that_another_transaction_takes_meanwhile_is_refused(
+async def test_an_id_taken_by_another_transaction_meanwhile_is_refused(
     service: Service, database: Connection
 ) -> None:
     await LogClient(service.client).create(LOG)
@@ -120,7 +120,7 @@ async def test_an_id_that_another_transaction_takes_meanwhile_is_refused(
 
 
 @pytest.mark.parametrize("rival", ["add", "delete"])
-async def test_who_hurries_all_repairs_waits_for_others_in_their_order(
+async def test_hurrying_all_repairs_locks_items_in_the_common_order(
     service: Service, database: Connection, rival: str
 ) -> None:
     """Each would hold what the other one waits for, and Postgres would end one of them."""
@@ -153,7 +153,7 @@ async def test_who_hurries_all_repairs_waits_for_others_in_their_order(
     assert [status for status, _ in await asyncio.gather(*asking)] == [204, 204]
 
 
-async def test_a_claim_of_an_item_that_ended_clears_nothing_of_the_one_that_came_after_it(
+async def test_a_claim_of_a_finished_item_clears_nothing_of_a_later_one(
     service: Service,
 ) -> None:
     """A try that was late, or a worker that was: the same process, and the next item of the place."""
@@ -174,7 +174,7 @@ async def test_a_claim_of_an_item_that_ended_clears_nothing_of_the_one_that_came
     assert (await worker.list())[0] == (second,)
 
 
-async def test_two_that_decommission_a_bookie_at_once_are_both_told_that_it_is_done(
+async def test_concurrent_decommissions_of_a_bookie_both_succeed(
     service: Service, database: Connection
 ) -> None:
     await service.client.put_cookie("b1", await cookie(service), version=None)
@@ -190,7 +190,7 @@ async def test_two_that_decommission_a_bookie_at_once_are_both_told_that_it_is_d
     assert (await service.client.bookies()).bookies == ()
 
 
-async def test_who_loses_a_race_is_told_the_row_whatever_isolation_the_database_has_by_default(
+async def test_the_loser_of_a_race_gets_the_row_under_any_default_isolation(
     stores: Stores, database: Connection
 ) -> None:
     name = await database.fetchval("SELECT current_database()")

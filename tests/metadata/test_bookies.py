@@ -99,7 +99,7 @@ async def test_a_registered_bookie_is_lost_until_its_heartbeat_and_after_it(
     await until(is_lost, "the heartbeat runs out")
 
 
-async def test_a_heartbeat_of_another_incarnation_does_not_count(service: Service) -> None:
+async def test_a_heartbeat_of_another_incarnation_is_ignored(service: Service) -> None:
     client = service.client
     await client.put_cookie("b1", await cookie(service, 2), version=None)
 
@@ -109,7 +109,7 @@ async def test_a_heartbeat_of_another_incarnation_does_not_count(service: Servic
     assert [(bookie.id, bookie.state) for bookie in found] == [("b1@2", "lost")]
 
 
-async def test_a_heartbeat_of_a_process_that_is_not_registered_does_not_count(
+async def test_a_heartbeat_of_an_unregistered_process_is_ignored(
     service: Service,
 ) -> None:
     """Rule 15a: of two processes with one name each writes its own, and one is listened to."""
@@ -125,7 +125,7 @@ async def test_a_heartbeat_of_a_process_that_is_not_registered_does_not_count(
     assert [bookie.state for bookie in (await client.bookies()).bookies] == ["draining"]
 
 
-async def test_the_end_of_a_log_is_told_by_its_process_and_never_goes_back(
+async def test_a_log_end_is_reported_by_the_registered_process_and_never_decreases(
     service: Service,
 ) -> None:
     client = service.client
@@ -148,7 +148,7 @@ async def test_the_end_of_a_log_is_told_by_its_process_and_never_goes_back(
     assert (await client.put_cookie("b1", other, version=row.version + 1)).log_end == 0
 
 
-async def test_a_cookie_that_can_not_be_read_ends_nothing_that_runs_in_the_background(
+async def test_an_unreadable_cookie_ends_no_background_task(
     stores: Stores, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("services.metadata.gauges._LOOK_S", 0.01)
@@ -166,7 +166,9 @@ async def test_a_cookie_that_can_not_be_read_ends_nothing_that_runs_in_the_backg
     assert set(failed()) == {"gauges-failed"}
 
 
-async def test_a_flushed_redis_forgets_and_learns_anew(service: Service, stores: Stores) -> None:
+async def test_a_flushed_redis_loses_liveness_until_the_next_heartbeats(
+    service: Service, stores: Stores
+) -> None:
     client = service.client
     await client.put_cookie("b1", await cookie(service), version=None)
     await client.bookie_lives("b1", beat())
@@ -203,7 +205,7 @@ async def test_rubbish_in_redis_is_no_liveness_and_no_error(
         assert (await client.services()).stale
 
 
-async def test_services_are_listed_by_kind_until_their_time_is_over(service: Service) -> None:
+async def test_services_are_listed_by_kind_until_their_heartbeats_expire(service: Service) -> None:
     client = service.client
     await client.service_lives("gateway", "g2", ServiceHeartbeat(url="http://g2", ttl_s=LONG_S))
     await client.service_lives("gateway", "g1", ServiceHeartbeat(url="http://g1", ttl_s=LONG_S))
@@ -225,7 +227,7 @@ async def redis_proxy(stores: Stores) -> AsyncIterator[Proxy]:
 
 
 @pytest.mark.parametrize("how", ["refuses", "hangs"])
-async def test_without_redis_heartbeats_succeed_and_the_last_list_stands(
+async def test_without_redis_heartbeats_succeed_and_the_last_list_stays(
     stores: Stores, redis_proxy: Proxy, how: str
 ) -> None:
     through = replace(stores, redis_url=redis_proxy.url(stores.redis_url))

@@ -45,7 +45,7 @@ async def test_every_change_is_announced_in_order(service: Service) -> None:
     ]
 
 
-async def test_a_broken_connection_to_the_database_is_told_as_a_gap(
+async def test_a_broken_connection_to_the_database_sends_followers_a_gap(
     stores: Stores, postgres: Proxy
 ) -> None:
     through = replace(stores, postgres_dsn=postgres.url(stores.postgres_dsn))
@@ -66,7 +66,7 @@ async def test_a_broken_connection_to_the_database_is_told_as_a_gap(
             pass
 
 
-async def test_a_client_that_loses_its_service_is_told_a_gap(service: Service) -> None:
+async def test_a_client_that_loses_its_service_gets_a_gap(service: Service) -> None:
     async with proxy_to(service.url) as proxy:
         client = type(service.client)([proxy.url(service.url)], service.session)
         async with contextlib.aclosing(client.changes()) as stream:
@@ -77,7 +77,7 @@ async def test_a_client_that_loses_its_service_is_told_a_gap(service: Service) -
             assert (await anext(stream)).kind == "gap"
 
 
-async def test_a_quiet_stream_shows_that_it_lives(stores: Stores) -> None:
+async def test_a_quiet_stream_sends_heartbeats(stores: Stores) -> None:
     async with (
         serving(stores, change_heartbeat_s=0.01) as service,
         service.session.get(f"{service.url}/v1/changes") as response,
@@ -87,11 +87,11 @@ async def test_a_quiet_stream_shows_that_it_lives(stores: Stores) -> None:
                 break
 
 
-async def test_a_follower_that_is_too_slow_is_told_a_gap() -> None:
+async def test_a_slow_follower_gets_a_gap() -> None:
     hub = ChangeHub(Database("postgresql://nowhere", connections_max=1, deadline_s=1.0))
     async with hub.follow() as queue:
         for version in range(1, queue.maxsize + 2):
-            hub._tell(Change(kind="change", ledger_id=1, version=version))
+            hub._broadcast(Change(kind="change", ledger_id=1, version=version))
 
         kinds = [queue.get_nowait() for _ in range(queue.qsize())]
 

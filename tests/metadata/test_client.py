@@ -43,7 +43,7 @@ async def liar(status: int, kind: str, body: bytes) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-async def test_a_strangers_answer_is_no_verdict(service: Service) -> None:
+async def test_an_answer_of_another_service_is_no_verdict(service: Service) -> None:
     async with aiohttp.ClientSession() as session:
         for lie in LIES:
             row = await service.client.create(DRAFT)
@@ -69,7 +69,7 @@ async def test_a_strangers_answer_is_no_verdict(service: Service) -> None:
                     await alone.bookies()
 
 
-async def test_a_row_that_is_lost_without_a_tombstone_is_not_told_as_deleted(
+async def test_a_row_missing_without_a_tombstone_is_not_reported_as_deleted(
     service: Service, stores: Stores
 ) -> None:
     row = await service.client.create(DRAFT)
@@ -94,7 +94,7 @@ async def test_a_row_of_another_ledger_is_no_answer(service: Service) -> None:
         assert await client.read(row.ledger_id + 1) == (CasStatus.UNKNOWN, None)
 
 
-async def test_only_the_service_says_that_a_ledger_is_not_there(service: Service) -> None:
+async def test_only_the_service_itself_denies_a_ledger(service: Service) -> None:
     with pytest.raises(NoSuchLedger) as missing:
         await service.client.get(404)
 

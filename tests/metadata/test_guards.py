@@ -251,8 +251,8 @@ def looks_first(_original: Any) -> Any:
                 seen = await self._check(connection)
                 result = await work(connection)
             if connection.settled is not None:
-                self.memory.answered(connection.settled, seen)
-                self._hand_back()
+                self.memory.note_committed(connection.settled, seen)
+                self._return_witnesses()
             return result
 
         return await self.run(transaction)
@@ -294,13 +294,13 @@ GUARDS: Final = (
     Guard(
         "rule 15",
         "a bookie is taken out without the lock of the members",
-        ((cookies, "_hold_members", nothing),),
+        ((cookies, "_lock_members", nothing),),
         who_is_being_named_is_not_retired,
     ),
     Guard(
         "rule 18a",
         "any server is taken for the primary",
-        ((database, "_SERVER", lambda _original: SessionAttribute.any),),
+        ((database, "_PRIMARY_ONLY", lambda _original: SessionAttribute.any),),
         only_the_primary_is_used,
     ),
     Guard(

@@ -163,7 +163,7 @@ async def test_every_route_is_described(service: Service) -> None:
             assert operation["summary"]
 
 
-async def test_metrics_tell_of_requests_and_of_both_stores(service: Service) -> None:
+async def test_metrics_cover_requests_and_both_databases(service: Service) -> None:
     await service.client.bookies()
 
     async with service.session.get(f"{service.url}/metrics") as response:

@@ -30,7 +30,7 @@ async def test_a_created_row_is_read_back_as_it_was_sent(service: Service) -> No
     assert created.created_at.endswith("Z")
 
 
-async def test_ids_from_the_sequence_skip_those_that_callers_took(service: Service) -> None:
+async def test_ids_from_the_sequence_skip_ids_chosen_by_callers(service: Service) -> None:
     taken = [(await service.client.create(replace(DRAFT, ledger_id=n))).ledger_id for n in (1, 3)]
 
     given = [(await service.client.create(DRAFT)).ledger_id for _ in range(3)]
@@ -71,7 +71,7 @@ async def test_an_attempt_with_a_chosen_id_is_repeated_without_a_conflict(servic
     assert {row.ledger_id for row in rows} == {77}
 
 
-async def test_of_changes_at_once_one_wins_and_the_others_see_it(service: Service) -> None:
+async def test_of_concurrent_changes_one_wins_and_the_others_see_it(service: Service) -> None:
     row = await service.client.create(DRAFT)
     wanted = [row.with_ensemble(n, ("b1@1", "b2@1", f"b{n}@1")) for n in range(10, 20)]
 
@@ -86,7 +86,7 @@ async def test_of_changes_at_once_one_wins_and_the_others_see_it(service: Servic
     assert await service.client.get(row.ledger_id) == winners[0]
 
 
-async def test_an_attempt_is_applied_once_however_often_it_comes(service: Service) -> None:
+async def test_a_repeated_attempt_is_applied_once(service: Service) -> None:
     row = await service.client.create(DRAFT)
     change = row.with_ensemble(5, ("b1@1", "b2@1", "b4@1"))
     attempt = new_attempt()
@@ -98,7 +98,7 @@ async def test_an_attempt_is_applied_once_however_often_it_comes(service: Servic
     assert (await service.client.get(row.ledger_id)).version == 2
 
 
-async def test_a_settled_attempt_is_answered_with_the_row_as_it_is_now(service: Service) -> None:
+async def test_an_applied_attempt_is_answered_with_the_present_row(service: Service) -> None:
     row = await service.client.create(DRAFT)
     attempt = new_attempt()
     _, second = await service.client.cas(row.in_recovery(), attempt=attempt)
@@ -108,7 +108,7 @@ async def test_a_settled_attempt_is_answered_with_the_row_as_it_is_now(service: 
     assert await service.client.cas(row.in_recovery(), attempt=attempt) == (CasStatus.OK, third)
 
 
-async def test_a_conflict_stays_one(service: Service) -> None:
+async def test_a_repeated_conflict_is_a_conflict_again(service: Service) -> None:
     row = await service.client.create(DRAFT)
     attempt = new_attempt()
     await service.client.cas(row.in_recovery())
@@ -211,7 +211,7 @@ async def test_a_repair_may_change_who_holds_a_closed_fragment(service: Service)
     assert now.fragments[1].bookies == ("b1@1", "b2@1", "b9@3")
 
 
-async def test_what_is_given_up_of_a_closed_ledger_only_grows(service: Service) -> None:
+async def test_lost_entries_of_a_closed_ledger_only_grow(service: Service) -> None:
     """Rule 31."""
     row = await _stepwise(service, CLOSED)
 
@@ -262,7 +262,7 @@ async def test_a_tombstone_keeps_the_id_for_ever(service: Service) -> None:
     assert (await service.client.create(DRAFT)).ledger_id == 2
 
 
-async def test_a_row_that_never_was_is_no_tombstone(service: Service) -> None:
+async def test_a_ledger_that_never_existed_is_not_reported_as_deleted(service: Service) -> None:
     with pytest.raises(NoSuchLedger) as missing:
         await service.client.get(5)
 
@@ -270,7 +270,7 @@ async def test_a_row_that_never_was_is_no_tombstone(service: Service) -> None:
     assert await service.client.read(5) == (CasStatus.UNKNOWN, None)
 
 
-async def test_heads_tell_of_many_ledgers_at_once_who_may_write(service: Service) -> None:
+async def test_heads_give_the_writers_of_many_ledgers(service: Service) -> None:
     rows = [await service.client.create(DRAFT) for _ in range(4)]
     recovering = (await service.client.cas(rows[1].in_recovery()))[1]
     ended = await closed(service, rows[2])

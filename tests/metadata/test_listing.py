@@ -62,7 +62,7 @@ async def test_filters_choose_and_combine(service: Service) -> None:
     assert await listed(state=State.IN_RECOVERY, log="a-log", bookie="b3") == rows[::12]
 
 
-async def test_pages_cover_everything_once_though_rows_come_and_go(service: Service) -> None:
+async def test_pages_cover_every_row_once_during_inserts_and_deletes(service: Service) -> None:
     rows = await made(service)
     seen: list[LedgerMetadata] = []
     after = None

@@ -35,7 +35,7 @@ def first(log: LogMetadata, row: LedgerMetadata) -> LogMetadata:
     return replace(log, items=(LogItem(row.ledger_id, 0),))
 
 
-async def test_a_log_is_made_once(logs: LogClient) -> None:
+async def test_a_log_is_created_once(logs: LogClient) -> None:
     answers = await asyncio.gather(*(logs.create(LOG) for _ in range(5)))
 
     assert sorted(made for _, made in answers) == [False] * 4 + [True]
@@ -44,7 +44,7 @@ async def test_a_log_is_made_once(logs: LogClient) -> None:
     assert replace(row, created_at="") == LOG
 
 
-async def test_of_changes_at_once_one_wins(service: Service, logs: LogClient) -> None:
+async def test_of_concurrent_changes_one_wins(service: Service, logs: LogClient) -> None:
     row, _ = await logs.create(LOG)
     ledgers = [await ledger(service) for _ in range(5)]
 
@@ -56,7 +56,7 @@ async def test_of_changes_at_once_one_wins(service: Service, logs: LogClient) ->
     assert winner.version == 2
 
 
-async def test_every_row_brings_the_databases_clock(
+async def test_every_log_row_has_the_databases_clock(
     service: Service, logs: LogClient, stores: Stores
 ) -> None:
     async def database_ms() -> float:
@@ -83,7 +83,7 @@ async def test_every_row_brings_the_databases_clock(
         assert before - 1 <= told <= await database_ms()
 
 
-async def test_what_was_forgotten_never_goes_back(logs: LogClient) -> None:
+async def test_forgotten_end_never_decreases(logs: LogClient) -> None:
     row, _ = await logs.create(LOG)
     _, row = await logs.cas(replace(row, forgotten_end=7))
 
@@ -91,7 +91,7 @@ async def test_what_was_forgotten_never_goes_back(logs: LogClient) -> None:
         await logs.cas(replace(row, forgotten_end=6))
 
 
-async def test_a_row_that_was_stored_before_rule_26a_is_read(
+async def test_a_log_row_stored_before_rule_26a_is_readable(
     service: Service, logs: LogClient, stores: Stores
 ) -> None:
     row, _ = await logs.create(LOG)
@@ -157,7 +157,7 @@ async def test_orphans_come_in_pages_by_id(service: Service, logs: LogClient) ->
     assert await logs.orphans(older_than_s=0, after=made[-1]) == ()
 
 
-async def test_naming_and_deleting_at_once_never_both_succeed(
+async def test_naming_and_deleting_a_ledger_concurrently_never_both_succeed(
     service: Service, logs: LogClient
 ) -> None:
     row, _ = await logs.create(LOG)
@@ -189,7 +189,7 @@ async def test_a_ledger_of_no_log_is_no_orphan(service: Service, logs: LogClient
     assert await logs.orphans(older_than_s=0) == ()
 
 
-async def test_what_a_log_may_not_become_is_refused(service: Service, logs: LogClient) -> None:
+async def test_illegal_changes_of_a_log_are_refused(service: Service, logs: LogClient) -> None:
     row, _ = await logs.create(replace(LOG, first_offset=5, writer_token=2, archived_through=3))
     one = await ledger(service)
     _, row = await logs.cas(replace(row, items=(LogItem(one.ledger_id, 5, 9),)))
@@ -212,9 +212,7 @@ async def test_what_a_log_may_not_become_is_refused(service: Service, logs: LogC
         await logs.cas(replace(row, state=LogState.OPEN))
 
 
-async def test_a_log_of_which_nothing_is_archived_yet_goes_on(
-    service: Service, logs: LogClient
-) -> None:
+async def test_a_log_without_archived_records_may_change(service: Service, logs: LogClient) -> None:
     row, _ = await logs.create(LOG)
     _, row = await logs.cas(row.archived(0))
     one = await ledger(service)
@@ -248,7 +246,7 @@ async def test_a_deleted_log_frees_its_name_and_its_ledgers(
     assert (await logs.cas(row))[0] is False
 
 
-async def test_a_deleted_log_takes_its_closed_ledgers_along(
+async def test_a_deleted_logs_closed_ledgers_are_deleted_with_it(
     service: Service, logs: LogClient
 ) -> None:
     row, _ = await logs.create(LOG)
@@ -268,9 +266,7 @@ async def test_a_deleted_log_takes_its_closed_ledgers_along(
     assert await logs.orphans(older_than_s=0) == (written.ledger_id,)
 
 
-async def test_heads_tell_of_many_logs_at_once_who_may_write(
-    service: Service, logs: LogClient
-) -> None:
+async def test_heads_give_the_writers_of_many_logs(service: Service, logs: LogClient) -> None:
     made, _ = await logs.create(LOG)
     empty, _ = await logs.create(replace(LOG, name="empty"))
     freed, _ = await logs.create(replace(LOG, name="freed"))
@@ -312,7 +308,7 @@ async def test_a_bad_name_is_refused(service: Service) -> None:
         assert (status, problem["code"]) in {(422, "invalid"), (404, "not-found")}
 
 
-async def test_a_create_that_is_repeated_after_its_log_was_deleted_gets_no_namesake(
+async def test_a_create_repeated_after_its_log_was_deleted_gets_no_later_log_of_that_name(
     service: Service, logs: LogClient
 ) -> None:
     body = {"row": LogRow.from_core(LOG).model_dump(mode="json"), "attempt": new_attempt()}

@@ -76,7 +76,7 @@ async def test_a_change_survives_a_cut_anywhere_on_the_way_to_the_database(
     assert await proxied.client.get(row.ledger_id) == row
 
 
-async def test_expiry_is_put_off_with_a_warning_while_the_database_is_away(
+async def test_expiry_waits_with_a_warning_while_the_database_is_away(
     stores: Stores, postgres: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     through = replace(stores, postgres_dsn=postgres.url(stores.postgres_dsn))
@@ -162,7 +162,7 @@ async def test_rivals_behind_bad_connections_win_each_version_once(
     assert sorted(won) == [*range(2, last.version + 1)], f"seed {SEED}"
 
 
-async def test_a_change_whose_fate_is_unknown_is_pursued_until_it_is_settled(
+async def test_a_change_of_unknown_outcome_is_repeated_until_it_is_settled(
     service: Service,
 ) -> None:
     row = await service.client.create(DRAFT)
@@ -182,7 +182,7 @@ async def test_a_change_whose_fate_is_unknown_is_pursued_until_it_is_settled(
     assert now == replace(row.in_recovery(), version=2)
 
 
-async def test_a_change_that_was_never_sent_is_given_up(service: Service) -> None:
+async def test_a_change_that_was_never_sent_fails(service: Service) -> None:
     row = await service.client.create(DRAFT)
     nowhere = f"http://127.0.0.1:{free_ports(1)[0]}"
     async with aiohttp.ClientSession() as session:
@@ -207,7 +207,7 @@ async def test_another_service_is_asked_when_one_is_away(service: Service) -> No
 
 
 @pytest.mark.parametrize("how", ["refuses", "hangs"])
-async def test_without_postgres_every_request_is_answered_and_all_goes_on_after_it(
+async def test_without_postgres_every_request_gets_an_error_and_later_ones_succeed(
     stores: Stores, postgres: Proxy, how: str
 ) -> None:
     through = replace(stores, postgres_dsn=postgres.url(stores.postgres_dsn))
@@ -233,7 +233,7 @@ async def test_without_postgres_every_request_is_answered_and_all_goes_on_after_
         await change_once(service.client, row)
 
 
-async def test_a_session_cut_between_two_steps_of_a_statement_is_a_database_that_is_away(
+async def test_a_connection_cut_inside_a_statement_counts_as_an_unavailable_database(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = Database(stores.postgres_dsn, connections_max=1, deadline_s=60)
@@ -255,7 +255,7 @@ async def test_a_session_cut_between_two_steps_of_a_statement_is_a_database_that
     await database.close()
 
 
-async def test_a_service_starts_without_its_stores_and_serves_once_they_are_there(
+async def test_a_service_starts_without_its_databases_and_serves_once_they_answer(
     stores: Stores, postgres: Proxy
 ) -> None:
     through = replace(stores, postgres_dsn=postgres.url(stores.postgres_dsn))
@@ -270,7 +270,7 @@ async def test_a_service_starts_without_its_stores_and_serves_once_they_are_ther
         await until(lambda: is_ready(service), "the service is ready")
 
 
-async def test_a_session_cut_between_two_steps_of_a_start_does_not_leave_the_service_closed(
+async def test_a_connection_cut_during_the_migration_does_not_leave_the_service_closed(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare: Any = vars(asyncpg.Connection)["_get_statement"]
@@ -290,7 +290,7 @@ async def test_a_session_cut_between_two_steps_of_a_start_does_not_leave_the_ser
     assert CLUSTER in cut_at, "each statement of a start was cut once, the last one too"
 
 
-async def test_rows_and_the_service_outlive_a_restart_of_postgres(stores: Stores) -> None:
+async def test_rows_and_the_service_survive_a_restart_of_postgres(stores: Stores) -> None:
     with scratch("ql-postgres-") as folder:
         server = set_up_postgres(folder / "postgres", free_ports(1)[0], is_durable=False)
         log = folder / "postgres.log"
@@ -324,7 +324,7 @@ async def test_an_older_service_does_not_touch_a_newer_database(stores: Stores) 
         await connection.close()
 
 
-async def test_services_that_start_at_once_make_the_tables_once(stores: Stores) -> None:
+async def test_services_started_concurrently_create_the_tables_once(stores: Stores) -> None:
     async with (
         serving(stores, wait=False) as one,
         serving(stores, wait=False) as two,

@@ -58,7 +58,7 @@ async def is_ready(service: Running, session: aiohttp.ClientSession) -> bool:
         return response.status == 200
 
 
-async def test_changes_outlive_a_service_that_is_killed_in_their_midst(
+async def test_changes_survive_a_service_killed_in_their_midst(
     stores: Stores, tmp_path: Path
 ) -> None:
     async with aiohttp.ClientSession() as session:

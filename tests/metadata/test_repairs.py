@@ -38,7 +38,7 @@ async def with_gap(service: Service, *missed: MissedRange) -> LedgerMetadata:
 GAP = MissedRange("b3@1", 0, 9)
 
 
-async def test_what_was_missed_is_queued_with_the_change_or_not_at_all(
+async def test_missed_entries_are_queued_atomically_with_the_change(
     service: Service, worker: RepairClient
 ) -> None:
     row = await service.client.create(DRAFT)
@@ -71,7 +71,7 @@ async def test_an_item_is_claimed_by_one_worker_at_a_time(
     assert await worker.claim(lease_s=LONG_S) == ()
 
 
-async def test_what_has_the_fewest_survivors_comes_first(
+async def test_items_with_the_fewest_survivors_are_claimed_first(
     service: Service, worker: RepairClient
 ) -> None:
     rows = [await with_gap(service, GAP) for _ in range(4)]
@@ -95,7 +95,7 @@ async def test_what_has_the_fewest_survivors_comes_first(
     assert {item.ranges for item in claimed} == {((0, 12),)}
 
 
-async def test_progress_takes_off_what_is_done_until_nothing_is_left(
+async def test_progress_removes_finished_ranges_until_none_is_left(
     service: Service, worker: RepairClient
 ) -> None:
     await with_gap(service, GAP)
@@ -109,7 +109,7 @@ async def test_progress_takes_off_what_is_done_until_nothing_is_left(
     assert await worker.progress(item, ((0, 9),), lease_s=LONG_S) == ()
 
 
-async def test_a_worker_whose_claim_is_over_clears_nothing(
+async def test_a_worker_with_an_expired_claim_clears_nothing(
     service: Service, worker: RepairClient, other: RepairClient
 ) -> None:
     await with_gap(service, GAP)
@@ -125,7 +125,7 @@ async def test_a_worker_whose_claim_is_over_clears_nothing(
     assert (await other.list())[0] == (taken,)
 
 
-async def test_a_gap_that_comes_during_the_work_is_not_cleared_by_it(
+async def test_ranges_queued_during_the_work_are_not_cleared_by_it(
     service: Service, worker: RepairClient
 ) -> None:
     row = await with_gap(service, GAP)
@@ -142,7 +142,7 @@ async def test_a_gap_that_comes_during_the_work_is_not_cleared_by_it(
     assert await worker.progress(again, ((0, 9),), lease_s=LONG_S) == ()
 
 
-async def test_a_failed_item_comes_again_and_says_why(
+async def test_a_failed_item_is_claimed_again_with_the_reason(
     service: Service, worker: RepairClient, other: RepairClient
 ) -> None:
     await with_gap(service, GAP)
@@ -156,7 +156,7 @@ async def test_a_failed_item_comes_again_and_says_why(
     assert (await other.list())[0][0].failures == 0
 
 
-async def test_a_deleted_ledger_lacks_nothing(service: Service, worker: RepairClient) -> None:
+async def test_a_deleted_ledger_has_no_repair_items(service: Service, worker: RepairClient) -> None:
     row = await with_gap(service, GAP)
     _, closed = await service.client.cas(row.closed(last_entry=9, length=0))
     assert closed is not None
@@ -197,7 +197,7 @@ async def test_a_lease_has_one_holder_and_a_token_that_grows(
     assert taken.token == 2
 
 
-async def test_a_lease_that_runs_out_is_free(worker: RepairClient, other: RepairClient) -> None:
+async def test_an_expired_lease_is_free(worker: RepairClient, other: RepairClient) -> None:
     await worker.take_lease("auditor", ttl_s=SOON_S)
 
     async def is_taken() -> bool:
@@ -206,9 +206,7 @@ async def test_a_lease_that_runs_out_is_free(worker: RepairClient, other: Repair
     await until(is_taken, "the first holder's time is over")
 
 
-async def test_an_idempotency_key_is_forgotten_when_its_time_is_over(
-    service: Service, stores: Stores
-) -> None:
+async def test_an_idempotency_key_expires(service: Service, stores: Stores) -> None:
     first = await service.client.create(DRAFT, idempotency_key="key")
     assert await service.client.create(DRAFT, idempotency_key="key") == first
     connection = await asyncpg.connect(stores.postgres_dsn)
@@ -241,7 +239,7 @@ async def test_a_range_beyond_the_ids_is_refused(service: Service) -> None:
         await service.client.cas(row, (MissedRange("b1@1", 0, 2**63 - 1),))
 
 
-async def test_settings_of_repair_are_kept_and_hold_for_all(
+async def test_repair_settings_are_stored_and_shared_by_all_services(
     worker: RepairClient, other: RepairClient
 ) -> None:
     assert await worker.settings() == RepairSettings()
@@ -255,7 +253,7 @@ async def test_settings_of_repair_are_kept_and_hold_for_all(
     assert (await worker.trigger()).triggers == 1
 
 
-async def test_what_waits_after_failures_is_tried_at_once_when_somebody_asks(
+async def test_items_waiting_after_failures_are_retried_at_once_on_request(
     service: Service, worker: RepairClient
 ) -> None:
     await with_gap(service, GAP)
@@ -272,7 +270,7 @@ async def test_what_waits_after_failures_is_tried_at_once_when_somebody_asks(
     assert (found.items, found.ledgers, found.waiting) == (1, 1, 1)
 
 
-async def test_a_place_moves_once_an_audit_says_so_and_then_without_a_pause(
+async def test_a_place_moves_without_a_pause_once_an_audit_allows_it(
     service: Service, worker: RepairClient
 ) -> None:
     row = await with_gap(service, GAP)

@@ -143,7 +143,7 @@ async def test_the_same_commit_again_gets_the_same_answer_and_others_are_refused
     assert await world.transactions.get(begun.id) == done
 
 
-async def test_of_commits_and_aborts_at_once_one_wins_and_all_are_told_the_same(
+async def test_of_concurrent_commits_and_aborts_one_wins_and_all_get_its_answer(
     world: World,
 ) -> None:
     for _ in range(8):
@@ -177,7 +177,9 @@ async def test_of_commits_and_aborts_at_once_one_wins_and_all_are_told_the_same(
             assert one in await world.orphans()
 
 
-async def test_what_a_transaction_says_is_of_one_moment(world: World, stores: Stores) -> None:
+async def test_a_transactions_state_and_ledgers_are_of_one_moment(
+    world: World, stores: Stores
+) -> None:
     begun = await world.begin()
     await world.ledger(begun.id)
     connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
@@ -198,7 +200,7 @@ async def test_what_a_transaction_says_is_of_one_moment(world: World, stores: St
     assert (found.state, found.ledgers) == (TransactionState.ABORTED, ())
 
 
-async def test_a_ledger_that_is_made_while_its_transaction_ends_is_refused_or_goes_with_it(
+async def test_a_ledger_created_while_its_transaction_ends_is_refused_or_released_with_it(
     world: World,
 ) -> None:
     for end in ("abort", "commit") * 5:
@@ -220,7 +222,7 @@ async def test_a_ledger_that_is_made_while_its_transaction_ends_is_refused_or_go
             assert made in await world.orphans()
 
 
-async def test_an_aborted_transaction_takes_nothing_more(world: World) -> None:
+async def test_an_aborted_transaction_accepts_no_ledger(world: World) -> None:
     begun = await world.begin()
     one = await world.ledger(begun.id)
 
@@ -237,7 +239,7 @@ async def test_an_aborted_transaction_takes_nothing_more(world: World) -> None:
         await world.commit(begun.id, [one])
 
 
-async def test_a_version_of_an_app_comes_onto_the_log_once(world: World) -> None:
+async def test_an_apps_version_is_published_once(world: World) -> None:
     begun = await world.begin("app", 3)
     assert (await world.begin("app", 3)).id == begun.id
     one, two = [await world.ledger(begun.id) for _ in range(2)]
@@ -255,13 +257,13 @@ async def test_a_version_of_an_app_comes_onto_the_log_once(world: World) -> None
     assert await world.orphans() == {two}
 
 
-async def test_all_who_begin_one_version_at_once_share_a_transaction(world: World) -> None:
+async def test_concurrent_begins_of_one_version_share_a_transaction(world: World) -> None:
     begun = await asyncio.gather(*(world.begin("app", 1) for _ in range(12)))
 
     assert len({transaction.id for transaction in begun}) == 1
 
 
-async def test_of_two_versions_the_lower_one_is_dropped_when_it_comes_last(world: World) -> None:
+async def test_a_lower_version_committed_last_is_dropped(world: World) -> None:
     low, high = await world.begin("app", 1), await world.begin("app", 2)
     one, two = await world.ledger(low.id), await world.ledger(high.id)
     await world.commit(high.id, [two])
@@ -275,7 +277,7 @@ async def test_of_two_versions_the_lower_one_is_dropped_when_it_comes_last(world
     assert one in await world.orphans()
 
 
-async def test_only_closed_ledgers_of_the_transaction_with_the_end_that_was_said_are_published(
+async def test_only_closed_ledgers_of_the_transaction_with_the_stated_end_are_published(
     world: World,
 ) -> None:
     begun, other = await world.begin(), await world.begin()
@@ -320,7 +322,7 @@ async def test_nothing_is_published_behind_a_ledger_that_is_not_closed(world: Wo
     assert (published.first_offset, published.last_offset) == (4, 8)
 
 
-async def test_a_row_that_publishes_otherwise_than_rule_28_says_is_refused(world: World) -> None:
+async def test_a_row_that_breaks_rule_28_is_refused(world: World) -> None:
     begun = await world.begin()
     one, two = [await world.ledger(begun.id) for _ in range(2)]
     new = await world.ledger(None, last=None)
@@ -361,7 +363,7 @@ async def test_a_commit_from_an_older_row_of_the_log_changes_nothing(world: Worl
     assert done.state is TransactionState.COMMITTED
 
 
-async def test_a_deleted_log_takes_its_transactions_along(world: World) -> None:
+async def test_deleting_a_log_aborts_its_transactions(world: World) -> None:
     begun = await world.begin("app", 5)
     one = await world.ledger(begun.id)
     await world.commit(begun.id, [one])
@@ -385,7 +387,7 @@ async def test_a_closed_log_begins_no_transaction(world: World) -> None:
         await world.begin()
 
 
-async def test_what_does_not_exist_is_told(world: World) -> None:
+async def test_unknown_transactions_are_reported(world: World) -> None:
     calls = (
         world.transactions.get("nothing"),
         world.transactions.renew("nothing"),
@@ -399,7 +401,7 @@ async def test_what_does_not_exist_is_told(world: World) -> None:
             await call
 
 
-async def test_a_transaction_that_nobody_renews_is_ended_and_leaves_no_ledger(
+async def test_a_transaction_that_is_not_renewed_expires_and_leaves_no_ledger(
     service: Service,
 ) -> None:
     world = World(service)
@@ -430,7 +432,7 @@ async def test_a_transaction_that_nobody_renews_is_ended_and_leaves_no_ledger(
         await world.logs.delete_unnamed(two)
 
 
-async def test_a_commit_whose_answer_got_lost_is_told_as_done_with_the_log_s_row(
+async def test_a_commit_with_a_lost_answer_is_answered_again_with_the_logs_row(
     world: World,
 ) -> None:
     begun = await world.begin()
@@ -455,7 +457,7 @@ async def test_a_commit_whose_answer_got_lost_is_told_as_done_with_the_log_s_row
     assert other == (200, told | {"row": None})
 
 
-async def test_a_commit_whose_answer_got_lost_is_told_as_done_though_its_log_is_gone(
+async def test_a_commit_with_a_lost_answer_is_answered_again_after_its_log_was_deleted(
     world: World,
 ) -> None:
     begun = await world.begin()
@@ -474,7 +476,7 @@ async def test_a_commit_whose_answer_got_lost_is_told_as_done_though_its_log_is_
     assert await world.service.send("POST", path, body) == (200, first | {"row": None})
 
 
-async def test_the_metrics_count_transactions_and_what_waits_for_its_deletion(
+async def test_the_metrics_count_transactions_and_orphan_ledgers(
     stores: Stores,
 ) -> None:
     async with serving(stores, expiry_every_s=0.1) as service:

@@ -101,7 +101,7 @@ async def all_refused(client: MetadataClient, row: LedgerMetadata) -> None:
     assert await client.cas(row) == (CasStatus.UNKNOWN, None)
 
 
-async def test_a_restore_into_the_live_database_stops_all_that_deletes(
+async def test_a_restore_into_the_live_database_stops_all_deletions(
     service: Service, stores: Stores, folder: Path
 ) -> None:
     client = service.client
@@ -130,7 +130,7 @@ async def test_a_restore_into_the_live_database_stops_all_that_deletes(
     await client.create(DRAFT)
 
 
-async def test_who_was_answered_tells_a_service_that_starts_on_a_restored_database(
+async def test_a_clients_witness_shows_a_starting_service_that_its_database_was_restored(
     stores: Stores, folder: Path
 ) -> None:
     async with serving(stores) as before:
@@ -150,7 +150,7 @@ async def test_who_was_answered_tells_a_service_that_starts_on_a_restored_databa
         await until(lambda: is_told(service), "`ready` tells it")
 
 
-async def test_a_service_that_saw_nothing_hears_it_from_who_was_answered_by_another(
+async def test_a_clients_witness_shows_another_service_that_the_database_was_restored(
     stores: Stores, folder: Path
 ) -> None:
     async with serving(stores) as one, serving(stores) as two:
@@ -265,7 +265,7 @@ async def lost_change(
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-async def test_the_loss_of_any_change_is_noticed_by_the_process_and_by_its_client(
+async def test_the_loss_of_any_change_is_detected_by_the_process_and_by_its_client(
     service: Service, stores: Stores, database: Any, change: Callable[[World], Awaitable[None]]
 ) -> None:
     await lost_change(service, database, change)
@@ -278,7 +278,7 @@ async def test_the_loss_of_any_change_is_noticed_by_the_process_and_by_its_clien
             await refused(client.create(DRAFT))
 
 
-async def test_a_transaction_that_expired_and_came_back_is_noticed(
+async def test_an_expired_transaction_that_a_restore_brings_back_is_detected(
     stores: Stores, database: Any
 ) -> None:
     async with serving(stores, expiry_every_s=0.05) as service:
@@ -345,7 +345,7 @@ async def slipped_in(service: Service, database: Any) -> None:
     assert not is_deleted
 
 
-async def test_no_restore_slips_in_between_a_row_and_its_proof(
+async def test_no_restore_comes_between_a_row_and_its_proof(
     service: Service, database: Any
 ) -> None:
     await slipped_in(service, database)
@@ -370,7 +370,7 @@ async def slipped_before_a_change(service: Service, database: Any) -> None:
     assert await database.fetchval("SELECT version FROM ledgers") == row.version
 
 
-async def test_no_change_is_made_to_a_row_that_was_put_back_under_it(
+async def test_no_change_applies_to_a_row_restored_during_it(
     service: Service, database: Any
 ) -> None:
     await slipped_before_a_change(service, database)
@@ -397,7 +397,7 @@ async def test_an_operator_may_accept_the_loss(service: Service, database: Any) 
 
 
 @pytest.mark.parametrize("given", ["nonsense", witness_of("another cluster", NOBODY)])
-async def test_a_witness_that_counts_for_nothing_proves_nothing_and_alarms_nobody(
+async def test_an_invalid_witness_proves_nothing_and_raises_no_alarm(
     service: Service, given: str
 ) -> None:
     row = await service.client.create(DRAFT)
@@ -410,7 +410,7 @@ async def test_a_witness_that_counts_for_nothing_proves_nothing_and_alarms_nobod
     await service.client.create(DRAFT)
 
 
-async def test_who_knows_nothing_gets_a_witness_and_then_a_proof(service: Service) -> None:
+async def test_a_client_without_witnesses_gets_one_and_then_a_proof(service: Service) -> None:
     async with newcomer(service) as client:
         row = await client.create(DRAFT)
         client.witnesses = ()
@@ -436,7 +436,7 @@ async def test_few_witnesses_stand_for_many_changes(service: Service) -> None:
     assert all(1 <= len(client.witnesses) <= 10 for client in clients)
 
 
-async def test_more_witnesses_than_a_request_holds_are_presented_by_and_by(
+async def test_more_witnesses_than_fit_into_one_request_are_presented_in_turn(
     service: Service,
 ) -> None:
     async with newcomer(service) as other:
@@ -456,14 +456,14 @@ async def test_more_witnesses_than_a_request_holds_are_presented_by_and_by(
 # --- the bookie's collector, whose drops rest on it --------------------------------------------------
 
 
-def test_a_memory_forgets_only_what_a_later_change_stands_for() -> None:
+def test_a_memory_drops_only_tokens_that_a_later_change_stands_for() -> None:
     memory = Memory()
-    memory.answered("late", ())
-    memory.answered("early", ())
+    memory.note_committed("late", ())
+    memory.note_committed("early", ())
     assert memory.wanted == {"early", "late"}, "they were under way at once"
 
     seen = memory.wanted
     memory.compare({"meanwhile"}, ["meanwhile"], holder="somebody")
-    memory.answered("next", seen)
+    memory.note_committed("next", seen)
 
     assert memory.wanted == {"meanwhile", "next"}

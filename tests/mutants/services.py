@@ -14,7 +14,7 @@ from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import positions
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.worker import Worker
-from services.bookie.collect import Collector
+from services.bookie.collect import Collector, Disposal
 from services.gateway.engine import reading
 from services.gateway.engine.confirmed import confirmed_by_bookies
 from services.gateway.engine.engine import Engine
@@ -29,10 +29,10 @@ from tests.sim.services.plan import draw_losses
 def gone_if_unnamed(_original: Any) -> Any:
     """A ledger that no list names is deleted."""
 
-    async def verdict(_self: Collector, _ledger_id: int) -> bool:
-        return False
+    async def disposal(_self: Collector, _ledger_id: int) -> Disposal:
+        return Disposal.DROP
 
-    return verdict
+    return disposal
 
 
 def without_targets(_original: Any) -> Any:
@@ -124,7 +124,7 @@ SERVICES: Final = (
     Mutant(
         "what no list names is collected",
         "X17, BK#870, I26, rule 18",
-        (Patch(Collector, "_verdict", gone_if_unnamed),),
+        (Patch(Collector, "_disposal", gone_if_unnamed),),
         is_of_services=True,
     ),
     Mutant(

@@ -411,7 +411,7 @@ MACHINES: Final[dict[str, Damage]] = {
 SERVICES: Final[dict[str, Damage]] = {
     "version_grows_by_one": wrapped(Judge, "changed", skipping_versions),
     "deleted_takes_nothing": wrapped(Judge, "acknowledged", all_too_late),
-    "garbage_is_proven": wrapped(Collector, "_verdict", gone_if_unnamed),
+    "garbage_is_proven": wrapped(Collector, "_disposal", gone_if_unnamed),
     "deleted_is_for_ever": wrapped(Replica, "apply", guards.forgotten_id),
 }
 

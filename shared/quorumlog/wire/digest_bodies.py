@@ -1,5 +1,5 @@
-"""`POST /v1/ledgers/{id}/digests` of a bookie: what it holds of ranges, compared without being read
-over the wire. Asked by autorecovery's checks and before a loss is accepted.
+"""`POST /v1/ledgers/{id}/digests` of a bookie: digests of ranges, so that replicas are compared without
+sending their entries. Autorecovery's checks use it, and the gateway before it accepts a loss.
 """
 
 from typing import Annotated
@@ -13,7 +13,7 @@ from quorumlog.wire.bodies import Body
 _Id = Annotated[int, Field(ge=0, le=ID_MAX)]
 Range = Annotated[
     tuple[_Id, _Id],
-    # The same as `prefixItems`, which some readers of OpenAPI do not know.
+    # Equivalent to `prefixItems`, which some OpenAPI readers do not know.
     WithJsonSchema(
         {
             "type": "array",
@@ -26,24 +26,25 @@ Range = Annotated[
 
 
 class _Told(Body):
-    """A bookie's word. A newer bookie may say more: what is not known here is left out."""
+    """A bookie's answer. Unknown fields of a newer bookie are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class DigestsAsked(Body):
-    """Ranges to be digested, for comparing replicas without reading them over the wire."""
+    """Ranges to digest, so that replicas are compared without sending their entries."""
 
     ranges: Annotated[tuple[Range, ...], Field(max_length=1000)]
     modulus: Annotated[int, Field(ge=1, le=QUORUM_MAX)] = 1
     residue: Annotated[int, Field(ge=0, lt=QUORUM_MAX)] = 0
-    """Only entries that are `residue` modulo `modulus`: one write set of a striped ledger."""
+    """Digest only entries whose id is `residue` modulo `modulus`: one write set of a striped
+    ledger."""
     from_disk: bool = False
-    """What is on its way to the disk is waited for, and all is read back from there."""
+    """Wait for pending writes, and read every copy from the disk."""
 
 
 class RangeDigest(_Told):
-    """SHA-256 over ledger, entry, length and payload of what is held of a range.
+    """SHA-256 over ledger, entry id, length and payload of the stored entries of a range.
 
     LACs and authentication codes are left out: a recovery writes an entry again with its own.
     """
@@ -51,16 +52,16 @@ class RangeDigest(_Told):
     first: int
     last: int
     entries: int
-    """How many of the asked kind are held and could be read."""
+    """How many entries of the requested residue are stored and readable."""
     present: tuple[Range, ...]
-    """What the index names of the range, of any kind; at most 1,000 ranges."""
+    """Ranges in the index, of any residue; at most 1,000."""
     digest: str
     damaged: tuple[Range, ...]
-    """Entries of the asked kind that should be here and could not be read."""
+    """Entries of the requested residue that are in the index and unreadable."""
 
 
 class DigestsBody(_Told):
-    """Digests of ranges. In limbo, what is not present is unknown."""
+    """Digests of ranges. In limbo, an entry that is not present is unknown."""
 
     bookie: str
     ledger_id: int

@@ -172,7 +172,7 @@ class Metadata(Process):
                 raise error.replace(extra_headers=headers) from error
             raise
         if len(self.tables.attempts) > before:
-            self.memory.answered(next(reversed(self.tables.attempts)), seen)
+            self.memory.note_committed(next(reversed(self.tables.attempts)), seen)
             presented.answer = self.memory.witnesses
         if presented.answer:
             told.headers = {**told.headers, HEADER: to_header(presented.answer)}

@@ -248,8 +248,8 @@ class _Held:
         for ledger_id in sorted(self._node.ledgers):
             yield ledger_id, Held(self._node.ledgers[ledger_id].highest)
 
-    def leave(self, ledger_id: int, *, leaving: bool) -> None:
-        (self._node.leaving.add if leaving else self._node.leaving.discard)(ledger_id)
+    def withhold(self, ledger_id: int, *, withheld: bool) -> None:
+        (self._node.leaving.add if withheld else self._node.leaving.discard)(ledger_id)
 
     def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
         self._node.drop(ledger_id, keep_stub=keep_stub)

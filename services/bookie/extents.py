@@ -1,6 +1,6 @@
-"""From parts to the run that answers a read: bytes are checked, cut and joined by columns.
+"""Reading parts: few calls read many parts; their bytes are checked, cut and joined into one run.
 
-Nothing here unpacks single entries where a stretch of a run is wanted, so a read costs per run.
+Columns are sliced and joined without unpacking single entries, so a read costs per run.
 """
 
 import contextlib
@@ -28,21 +28,21 @@ _ID: Final = struct.Struct(">q")
 _DIGEST_BYTES: Final = (0, 4, 32)
 
 GAP_BYTES_MAX: Final = 32 * 1024
-"""Two parts with so little between them are read with one call (taste: cheaper than a call)."""
+"""Parts at most this far apart are read with one call (taste: the gap is cheaper than a call)."""
 
 AHEAD_EXTENTS: Final = 32
-"""Asked for ahead of the one that is read; measured best of 8, 32, 128 and 300 at 13 KB each."""
+"""How many extents to read ahead; measured best of 8, 32, 128 and 300 at 13 KB each."""
 
 EXTENT_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
 Bytes = bytes | memoryview
-"""Of a run: a view where that spares a copy, for an ordered read costs little else."""
+"""Bytes of a run: a view where it saves a copy, which is most of an ordered read's cost."""
 
 
 @dataclass(slots=True)
 class Extent:
-    """A stretch of a segment that one call reads, and the parts in it."""
+    """A stretch of a segment read by one call, and the parts in it."""
 
     file: SegmentFile | None
     start: int
@@ -51,7 +51,7 @@ class Extent:
 
 
 def extents(segments: Segments, parts: Iterable[Part]) -> list[Extent]:
-    """The calls that read these parts (those on disk); a missing segment has no file."""
+    """The extents that contain these stored parts; an extent of a missing segment has no file."""
     made: list[Extent] = []
     last_segment = -1
     file: SegmentFile | None = None
@@ -74,13 +74,13 @@ def extents(segments: Segments, parts: Iterable[Part]) -> list[Extent]:
 
 
 def scratch() -> memoryview:
-    """What `read_now` reads into: fresh memory costs more than the copy out of it (measured)."""
+    """A buffer for `read_cached`: fresh memory costs more than the copy out of it (measured)."""
     return memoryview(bytearray(EXTENT_BYTES_MAX))
 
 
-def read_now(extent: Extent, into: memoryview) -> Bytes | None:
-    """The extent's bytes if they are in memory, else None: the loop must not wait for a disk. They
-    hold until the next call with the same `into`.
+def read_cached(extent: Extent, into: memoryview) -> Bytes | None:
+    """The extent's bytes if the page cache has them, else None: the loop must not wait for a disk.
+    They are valid until the next call with the same `into`.
     """
     if extent.file is None:
         return b""
@@ -93,8 +93,8 @@ def read_now(extent: Extent, into: memoryview) -> Bytes | None:
     return data if got == size else None
 
 
-def read_waiting(extent: Extent) -> Bytes:
-    """The extent's bytes, from the disk where they must be; short or empty where it fails."""
+def read_blocking(extent: Extent) -> Bytes:
+    """The extent's bytes, from the disk if necessary; short or empty if the read fails."""
     if extent.file is None:
         return b""
     try:
@@ -105,8 +105,8 @@ def read_waiting(extent: Extent) -> Bytes:
 
 
 def advise(wanted: Iterable[Extent]) -> None:
-    """Have the kernel fetch all of these at once: a disk gives scattered runs at a rate near that of
-    a sequential read when it has many of them to do, and a quarter of it one by one (measured).
+    """Ask the kernel to fetch these extents: with many requests at once a disk reads scattered runs
+    almost as fast as sequentially, one by one at a quarter of that rate (measured).
     """
     for extent in wanted:
         if extent.file is not None:
@@ -119,23 +119,23 @@ def advise(wanted: Iterable[Extent]) -> None:
 def read_all(
     wanted: list[Extent], ledger_id: int, *, is_advised: bool = False
 ) -> list[tuple[Part, Bytes]]:
-    """The runs of all parts of these extents that are right, from the disk; in a thread.
+    """The valid runs of all parts in these extents; in a thread.
 
-    Some are asked for ahead of the one that is read, and not all at once: a long queue has the
-    first of them wait for the last. `is_advised`: all were asked for before.
+    Some extents are read ahead, not all: in a long disk queue the first of them would wait for the
+    last. `is_advised`: the caller has already requested all of them.
     """
     found: list[tuple[Part, Bytes]] = []
     for place, extent in enumerate(wanted):
         if place % AHEAD_EXTENTS == 0 and not is_advised:
             end = place + 2 * AHEAD_EXTENTS
             advise(wanted[0 if place == 0 else place + AHEAD_EXTENTS : end])
-        found.extend(bodies(extent, read_waiting(extent), ledger_id))
+        found.extend(bodies(extent, read_blocking(extent), ledger_id))
     return found
 
 
-def forget(wanted: Iterable[Extent]) -> None:
-    """Have the kernel forget what it keeps in memory of these, as far as it is on disk. By whole
-    pages: one that an extent only touches would be kept.
+def drop_from_page_cache(wanted: Iterable[Extent]) -> None:
+    """Ask the kernel to drop these extents from its page cache, if they are on disk. Sizes are
+    rounded up to pages: the kernel would keep a partly covered page.
     """
     page = mmap.PAGESIZE
     for extent in wanted:
@@ -146,15 +146,15 @@ def forget(wanted: Iterable[Extent]) -> None:
                 os.posix_fadvise(extent.file.fd, start, size, os.POSIX_FADV_DONTNEED)
 
 
-def read_back(wanted: list[Extent], ledger_id: int) -> list[tuple[Part, Bytes]]:
-    """The same as the disk has them, whatever the kernel remembers of them; in a thread."""
-    forget(wanted)
+def read_from_disk(wanted: list[Extent], ledger_id: int) -> list[tuple[Part, Bytes]]:
+    """As `read_all`, but from the disk and never from the page cache; in a thread."""
+    drop_from_page_cache(wanted)
     return read_all(wanted, ledger_id)
 
 
 def bodies(extent: Extent, data: Bytes, ledger_id: int) -> Iterable[tuple[Part, Bytes]]:
-    """The run of each part whose CRC is right. Damage is told with its place, and left out: it is
-    unknown, never absent.
+    """The run of each part with a valid CRC. Damage is logged with its place and left out: such
+    entries are unknown, never absent.
     """
     for part in extent.parts:
         at = part.offset - extent.start
@@ -218,8 +218,8 @@ def join_pieces(pieces: list[_Piece], fmt: int, kind: int, zero: int, ledger_id:
 
 
 def join(found: list[tuple[Part, Bytes]], first: int, last: int, bytes_max: int) -> bytes | None:
-    """One run of the entries first..last of these parts' runs, until their payloads make up about
-    `bytes_max` (the first entry always). None where nothing is there.
+    """One run of the entries first..last of these runs, up to about `bytes_max` of payload (at
+    least one entry), or None if there are none.
     """
     found.sort(key=lambda item: item[0].first)
     heads = _plain_heads(found)
@@ -248,8 +248,8 @@ def join(found: list[tuple[Part, Bytes]], first: int, last: int, bytes_max: int)
 
 
 def _plain_heads(found: list[tuple[Part, Bytes]]) -> list[tuple[int, int]] | None:
-    """Count and first id of each run, where places in the runs follow from ids: no holes, one kind
-    of digest. Else None.
+    """Count and first id of each run if an entry's index follows from its id (no holes, one digest
+    kind), else None.
     """
     heads = []
     only_kind = None
@@ -266,7 +266,7 @@ def _plain_heads(found: list[tuple[Part, Bytes]]) -> list[tuple[int, int]] | Non
 
 
 def _fitting(body: Bytes, start: int, end: int, room: int, *, is_first: bool) -> int:
-    """The place after the last entry from `start` on that fits into `room`."""
+    """The index after the last entry from `start` on that fits into `room`."""
     count = _HEAD.unpack_from(body)[3]
     sizes = struct.unpack_from(f">{count}I", body, _HEAD.size + 24 * count)
     place = start
@@ -279,7 +279,7 @@ def _fitting(body: Bytes, start: int, end: int, room: int, *, is_first: bool) ->
 def _join_entries(
     found: list[tuple[Part, Bytes]], first: int, last: int, bytes_max: int
 ) -> bytes | None:
-    """The same for parts with holes, entry by entry."""
+    """The same as `join` for parts with holes, entry by entry."""
     runs = [(part, Run(bytes(body))) for part, body in found]
     places = sorted(
         (entry_id, number, index)
