@@ -13,7 +13,9 @@ HEAD_BYTES = len(PLAIN) - 4 - 1
 
 def with_headers(raw: bytes) -> bytes:
     """A batch of one record whose headers are these bytes."""
-    whole = batch.encode([batch.Record(b"", headers=(("", ""),))], append_time_ms=7, records_before=0)
+    whole = batch.encode(
+        [batch.Record(b"", headers=(("", ""),))], append_time_ms=7, records_before=0
+    )
     sizes = struct.pack(">II", len(raw), 0)
     return whole[:HEAD_BYTES] + sizes + raw
 

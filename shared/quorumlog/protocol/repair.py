@@ -261,7 +261,7 @@ class FragmentRepair:
             # By this repair or another one: whose change it was queued a second look (rule 20a).
             self.stage = Stage.DONE
             self._out.append(Repaired(row))
-        elif self._target in fragment.bookies or self._is_marked(row):
+        elif self._target == self._leaving or self._is_marked(row):
             self._go_on()
         else:
             self.stage = Stage.MARKING
@@ -316,12 +316,13 @@ class FragmentRepair:
     # --- copying -----------------------------------------------------------------------------
 
     def _place(self) -> tuple[int, Fragment]:
-        """The position that is repaired, and its fragment as metadata has it."""
+        """The position that is repaired, and its fragment as metadata has it: `leaving` has the place
+        until the last step.
+        """
         index = self._index(self._row)
         assert index is not None, "checked in _begin"
         fragment = self._row.fragments[index]
-        name = self._target if self._target in fragment.bookies else self._leaving
-        return fragment.bookies.index(name), fragment
+        return fragment.bookies.index(self._leaving), fragment
 
     def _copy(self) -> None:
         self.stage = Stage.COPYING
@@ -331,10 +332,7 @@ class FragmentRepair:
     def _copy_on(self) -> None:
         end = self._end
         assert end is not None, "a closed fragment has an end"
-        while self._reader is None and not self._pending:
-            if self._next > end:
-                self._copied()
-                return
+        while self._next <= end:
             last = min(end, self._next + self._read_entries - 1)
             past, last = self._around(last)
             if past > self._next:
@@ -344,6 +342,8 @@ class FragmentRepair:
                 self._row, first=self._next, last=last, avoid=(self._target,)
             )
             self._feed(Begin())
+            return
+        self._copied()
 
     def _around(self, last: int) -> tuple[int, int]:
         """Where to go on after what nothing is to be done about, and the last entry before the next
@@ -371,7 +371,7 @@ class FragmentRepair:
                     self._out.append(effect)
                 case _:
                     raise AssertionError(f"{effect} is not a reader's")
-        if reader.is_done and self._reader is reader:
+        if reader.is_done:
             self._next = reader.next
             self._reader = None
             if self.stage is Stage.COPYING and not self._pending:
