@@ -4,6 +4,7 @@ import asyncio
 import random
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, cast
 
 from quorumlog.errors import RouteNotFound
@@ -23,7 +24,7 @@ from services.autorecovery.pace import PacedBookies
 from services.autorecovery.steering import Steering
 from services.autorecovery.worker import Done, Workers
 from services.autorecovery.writers import Writers
-from services.gateway.engine.engine import Engine, EngineConfig, _forever
+from services.gateway.engine.engine import _HEARTBEAT_S, Engine, EngineConfig, _forever
 from services.gateway.engine.internal import routes
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.rows import NarrowMetadata
@@ -31,7 +32,7 @@ from tests.sim.plan import MS, SECOND
 from tests.sim.services.judge import Judge
 from tests.sim.services.metadata import URL, Metadata
 from tests.sim.services.net import Answer, Net, Process, Request, Session
-from tests.sim.services.node import Bookies, Node
+from tests.sim.services.node import Bookies, Node, tokens_of
 
 Work = Callable[[], Awaitable[None]]
 
@@ -97,7 +98,10 @@ class Gateway(Process):
             Peers(session),
             HoldingsClient(directory, session),
         )
-        work: tuple[Work, ...] = (directory.follow, self.engine._rows.follow)
+        self.client = metadata
+        work: list[Work] = [directory.follow, self.engine._rows.follow]
+        if net.plan.has_restores:
+            work.append(partial(metadata.keep_confirmed, _HEARTBEAT_S))
         for one in work:
             tasks.start(_forever(one))
         self._routes = [
@@ -180,7 +184,7 @@ class Healer(Process):
                 "full_audit_s": 60.0,
             }
         )
-        metadata = MetadataClient((URL,), session)
+        metadata = self.client = MetadataClient((URL,), session)
         directory = seeded(Directory(metadata.bookies), net.rng)
         bookies = cast("Any", Bookies(self, nodes))
         ports = Ports(bookies, metadata, directory, timers, tasks)
@@ -192,6 +196,8 @@ class Healer(Process):
         losses = Losses(HoldingsClient(directory, session))
         workers = Workers(repairs, directory, ports, session, Done(), steering, losses)
         tasks.start(directory.follow())
+        if net.plan.has_restores:
+            tasks.start(metadata.keep_confirmed(_HEARTBEAT_S))
         tasks.start(self.auditor.run())
         tasks.start(workers.run(tasks))
 
@@ -216,7 +222,8 @@ class Cluster:
         self.judge = judge
         self.nodes: dict[str, Node] = {}
         self.lies_until = 0
-        self.metadata = Metadata(net, self._bookies, judge.changed)
+        self.metadata = Metadata(net, self._bookies, judge.changed, judge.restores)
+        judge.restores.knowers = self._knowers
         for number in range(1, plan.bookies + 1):
             self.nodes[f"b{number}"] = Node(f"b{number}", net, judge)
         self._made = 0
@@ -247,6 +254,21 @@ class Cluster:
                 if net.rng.random() < 0.9
             ]
         return BookieList(bookies=tuple(infos), liveness_age_s=net.now / 1e6)
+
+    def _knowers(self, since: int, lost: frozenset[str]) -> list[str]:
+        """Who lives since then, knows one of these changes, and has had nothing in its way."""
+        if not self.judge.are_all_heard:
+            return []
+        clients = [
+            *((gateway, gateway.client) for gateway in self.gateways),
+            *((healer, healer.client) for healer in self.healers),
+            *((node, node.client) for node in self.nodes.values()),
+        ]
+        return [
+            process.name
+            for process, client in clients
+            if process.is_alive and process.born_at < since and lost & tokens_of(client.witnesses)
+        ]
 
     # --- faults ----------------------------------------------------------------------------------
 
@@ -301,6 +323,11 @@ class Cluster:
             case "metadata-down":
                 self.metadata.down_until = until
                 self.metadata.break_streams()
+            case "database-saved":
+                self.metadata.save()
+            case "database-back":
+                self.metadata.go_back(other, is_new_process=target % 3 > 0)
+                net.after(until - net.now, self.metadata.put_back)
             case "partition" | "one-way" | "clog":
                 self._links(kind, node, other, until)
             case "lies":
@@ -342,6 +369,7 @@ class Cluster:
         net.cut.clear()
         net.clogged.clear()
         self.metadata.muted.clear()
+        self.metadata.put_back()
         self.lies_until = self.metadata.down_until = 0
         for gateway in self.gateways:
             gateway.paused_until = min(gateway.paused_until, net.now)

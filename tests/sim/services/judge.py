@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.record import Entry
-from tests.sim.services.plan import ServicePlan
+from tests.sim.services.plan import CUT, ServicePlan
+from tests.sim.services.restores import Restores
 from tests.sim.world import Violation, describe, judged
 from tests.support import invariants
 from tests.support.history import History
@@ -42,11 +43,14 @@ class Judge:
         self.may_be_had: Callable[[LedgerMetadata, int], bool] = lambda _row, _entry_id: True
         """Whether a disk that may come back has an entry."""
         self.drops = 0
+        self.restores = Restores()
         kinds = {fault.kind for fault in plan.faults}
         self._gateways_are_heard = not (plan.loss or plan.straggler or plan.answer_loss) and not (
             kinds & {"partition", "one-way", "clog", "gateway-paused"}
         )
         """Whether a gateway that lives answers whoever asks whether it does."""
+        self.are_all_heard = self._gateways_are_heard and not (kinds & {"metadata-down", CUT})
+        """Whether what a living process tells the metadata service comes there, and soon."""
 
     # --- what the world tells ------------------------------------------------------------------
 
@@ -78,8 +82,15 @@ class Judge:
             where = f"{member}, ledger {ledger_id},"
             judged(invariants.same_bytes(where, entry.entry_id, known, entry))
 
-    def changed(self, before: LedgerMetadata | None, after: LedgerMetadata | None) -> None:
+    def changed(
+        self, before: LedgerMetadata | None, after: LedgerMetadata | None, *, now: int
+    ) -> None:
         """A row was changed; the service's own rules (I21 to I24) have let it pass."""
+        if self.restores.is_back:
+            row = after or before
+            assert row is not None
+            self.restores.went_by(f"a row of {row.ledger_id} was changed", now)
+            return
         if after is None:
             assert before is not None
             self.rows[before.ledger_id] = None
@@ -133,7 +144,13 @@ class Judge:
         """A bookie gives a ledger's entries up (I26, rule 18)."""
         self.drops += 1
         row = self.rows[ledger_id]
-        judged(invariants.garbage_is_proven(node.me, row, keep_stub=keep_stub))
+        wrong = invariants.garbage_is_proven(node.me, row, keep_stub=keep_stub)
+        if self.restores.is_back and wrong is not None:
+            if row is not None:  # else it is garbage, by whichever row
+                is_known = bool(self.restores.lost & node.kept_tokens)
+                self.restores.went_by(wrong, node.net.now, is_known=is_known)
+            return
+        judged(wrong)
 
     def auditor_recovers(self, ledger_id: int, *, is_writer_there: bool) -> None:
         """Rule 21: a live writer is told, not fenced. One that can't be heard may be gone."""

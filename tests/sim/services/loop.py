@@ -2,6 +2,7 @@
 
 import asyncio
 import selectors
+from collections.abc import Callable
 from typing import Any
 
 
@@ -36,6 +37,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Seconds since the loop was made."""
         return self._skip.now_s
+
+    def run_in_executor(
+        self, _executor: object, work: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """What a thread would do is done at once: a thread is in no order."""
+        future = self.create_future()
+        future.set_result(work(*args))
+        return future
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.failures.append(f"{context.get('message')}: {context.get('exception')!r}")

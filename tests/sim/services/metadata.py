@@ -61,34 +61,13 @@ from quorumlog.wire.witnesses import HEADER, from_header, to_header
 from services.metadata.memory import Memory, Presented
 from tests.sim.plan import SECOND
 from tests.sim.services.net import Answer, Net, Process, Request
+from tests.sim.services.restores import Restores
+from tests.sim.services.tables import Held, Item, Tables
 
 URL: Final = "http://metadata:1"
 CLUSTER_ID: Final = "the-cluster"
 _PAUSE_S_MAX: Final = 300
 _HELD_MAX: Final = 8
-
-
-@dataclass(slots=True)
-class Item:
-    """One item of the repair queue."""
-
-    ranges: list[tuple[int, int]]
-    version: int = 1
-    survivors: int | None = None
-    moves: bool = False
-    failures: int = 0
-    detail: str = ""
-    worker: str | None = None
-    next_try_at: int = 0
-
-
-@dataclass(slots=True)
-class Held:
-    """A lease."""
-
-    holder: str
-    token: int
-    expires_at: int
 
 
 @dataclass(slots=True, eq=False)
@@ -99,22 +78,6 @@ class _Follower:
     lines: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
 
 
-@dataclass(slots=True)
-class Tables:
-    """What the database holds; it survives the service."""
-
-    rows: dict[int, LedgerRow | None] = field(default_factory=dict)
-    """None is a tombstone."""
-    versions: dict[int, int] = field(default_factory=dict)
-    attempts: dict[str, str] = field(default_factory=dict)
-    keys: dict[str, int] = field(default_factory=dict)
-    """Idempotency keys, and the ledgers that were created with them."""
-    repairs: dict[tuple[int, str], Item] = field(default_factory=dict)
-    leases: dict[str, Held] = field(default_factory=dict)
-    repair_version: int = 0
-    """The last one that an item of the queue got: none is given twice."""
-
-
 class Metadata(Process):
     """The service. `changed` judges each change of a row that was applied."""
 
@@ -122,12 +85,13 @@ class Metadata(Process):
         self,
         net: Net,
         bookies: Callable[[], BookieList],
-        changed: Callable[[LedgerMetadata | None, LedgerMetadata | None], None],
+        changed: Callable[..., None],
+        restores: Restores,
     ) -> None:
         super().__init__("metadata", net)
         self.tables = Tables()
-        self.memory = Memory()
-        self.memory.cluster_id = CLUSTER_ID
+        self.memory = _memory()
+        self._restores = restores
         self.down_until = 0
         self._bookies = bookies
         self._changed = changed
@@ -172,7 +136,9 @@ class Metadata(Process):
                 raise error.replace(extra_headers=headers) from error
             raise
         if len(self.tables.attempts) > before:
-            self.memory.note_committed(next(reversed(self.tables.attempts)), seen)
+            token = next(reversed(self.tables.attempts))
+            self._restores.heard((token,))
+            self.memory.note_committed(token, seen)
             presented.answer = self.memory.witnesses
         if presented.answer:
             told.headers = {**told.headers, HEADER: to_header(presented.answer)}
@@ -180,6 +146,7 @@ class Metadata(Process):
 
     def _check(self, presented: Presented) -> None:
         tokens = self.memory.presented(presented)
+        self._restores.heard(tokens)
         wanted = {*self.memory.wanted, *tokens}
         found = (token for token in sorted(wanted) if token in self.tables.attempts)
         self.memory.compare(wanted, found, holder=presented.holder)
@@ -190,6 +157,36 @@ class Metadata(Process):
             token = str(uuid.UUID(int=self.net.rng.getrandbits(128)))
             self.tables.attempts[token] = "mark"
         return WitnessState(held=self.memory.witnesses, missing=())
+
+    def save(self) -> None:
+        """A backup of the tables."""
+        self._restores.save(self.tables)
+
+    def go_back(self, which: int, *, is_new_process: bool) -> None:
+        """Older tables are put in the place of these; the process over them may be another one."""
+        older = self._restores.go_back(
+            self.tables, which, self.net.now, is_new_process=is_new_process
+        )
+        if older is not None:
+            self.net.note("database", "back by", len(self._restores.lost))
+            self.tables = older
+            if is_new_process:
+                self.memory = _memory()
+            self.break_streams()
+
+    def put_back(self) -> None:
+        """The right tables again. What the older ones took is gone with them, and an operator says
+        so: such changes are known to have been answered as well.
+        """
+        if self._restores.is_back:
+            older, self.tables = self.tables, self._restores.put_back()
+            self.net.note("database", "right again")
+            self.break_streams()
+            strays = older.attempts.keys() - self.tables.attempts.keys()
+            self.net.after(SECOND, self._accept, sorted(strays))
+
+    def _accept(self, tokens: list[str]) -> None:
+        self.tables.attempts |= dict.fromkeys(tokens, "accepted as lost")
 
     async def _handle(self, request: Request) -> Answer:
         """Answer a request, or say that the database is away."""
@@ -252,7 +249,7 @@ class Metadata(Process):
         self.tables.attempts[body.attempt] = str(ledger_id)
         if body.idempotency_key is not None:
             self.tables.keys[body.idempotency_key] = ledger_id
-        self._changed(None, core)
+        self._changed(None, core, now=self.net.now)
         return self._put(LedgerRow.from_core(core))
 
     def _change(self, request: Request, id: str) -> LedgerRow:  # noqa: A002
@@ -270,7 +267,7 @@ class Metadata(Process):
         new = body.row.model_copy(update={"version": old.version + 1})
         self.tables.attempts[body.attempt] = id
         self.net.note("row", id, f"v{new.version}", new.state)
-        self._changed(old.to_core(), new.to_core())
+        self._changed(old.to_core(), new.to_core(), now=self.net.now)
         for missed in body.missed:
             self._queue(old.ledger_id, missed.member, ((missed.first, missed.last),))
         return self._put(new)
@@ -290,7 +287,7 @@ class Metadata(Process):
         for key in [key for key in self.tables.repairs if key[0] == ledger_id]:
             del self.tables.repairs[key]
         self.net.note("row", id, "deleted")
-        self._changed(old.to_core(), None)
+        self._changed(old.to_core(), None, now=self.net.now)
         self._tell(
             Change(kind="change", ledger_id=ledger_id, version=old.version + 1, deleted=True)
         )
@@ -486,6 +483,13 @@ class Metadata(Process):
             held = self.tables.leases[name] = Held(body.holder, token, now + ttl)
         left_s = (held.expires_at - now) / SECOND
         return Lease(name=name, holder=held.holder, token=held.token, expires_in_s=left_s)
+
+
+def _memory() -> Memory:
+    """Of a process that starts."""
+    memory = Memory()
+    memory.cluster_id = CLUSTER_ID
+    return memory
 
 
 def _document(document: dict[str, Any]) -> Answer:

@@ -77,6 +77,7 @@ class Process:
         self.name = name
         self.net = net
         self.is_alive = True
+        self.born_at = net.now
         self.paused_until = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}
 

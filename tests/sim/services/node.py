@@ -4,9 +4,10 @@ Each ledger is a `SimBookie` (tests/sim/bookie.py): its log forgets what was not
 hits all of them at once.
 """
 
+import contextlib
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -31,6 +32,7 @@ from quorumlog.protocol.ranges import Ranges, names
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import LacAsked, LacTold, RunStored
 from quorumlog.wire.bodies import BookieInfo, BookieState
+from quorumlog.wire.witnesses import token_of
 from services.bookie.collect import Collector, MetadataRows
 from services.bookie.store import Store
 from tests.sim.bookie import SimBookie, Watcher
@@ -40,6 +42,10 @@ from tests.sim.services.net import Answer, Net, Process, Request, Session
 
 if TYPE_CHECKING:
     from tests.sim.services.judge import Judge
+
+
+CONFIRM_S = 1.0
+"""Between two exchanges of witnesses: the bookie's `heartbeat_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,8 @@ class Node(Process):
         self.deleted: dict[int, SimBookie] = {}
         """Ledgers that were given up on a tombstone: their ids stay (rule 16a)."""
         self.leaving: set[int] = set()
+        self.kept: tuple[str, ...] = ()
+        """The file of witnesses (services/bookie/witnesses.py)."""
         self._collect()
         net.listeners[f"http://{name}:1"] = self, self.handle
 
@@ -104,6 +112,11 @@ class Node(Process):
     def me(self) -> str:
         """The member that it is now."""
         return member_of(self.name, self.incarnation)
+
+    @property
+    def kept_tokens(self) -> set[str]:
+        """What its disk knows that the database must contain (rule 18a)."""
+        return tokens_of(self.kept)
 
     @property
     def info(self) -> BookieInfo:
@@ -169,13 +182,14 @@ class Node(Process):
         if kind == "wipe":
             self.ledgers.clear()
             self.deleted.clear()
+            self.kept = ()
             self.incarnation += 1
 
     def rise(self) -> None:
         """Start again with what the disk holds."""
         if self.is_alive or self.is_dead_for_good:
             return
-        self.is_alive = True
+        self.is_alive, self.born_at = True, self.net.now
         for ledger_id in sorted(self.ledgers | self.deleted):
             ledger = self.ledger(ledger_id)
             ledger.restart()
@@ -188,11 +202,25 @@ class Node(Process):
 
     def _collect(self) -> None:
         """A collector of its own for each life of the process."""
-        client = MetadataClient([URL], cast("Any", Session(self)))
-        rows = MetadataRows(client)
+        client = self.client = MetadataClient([URL], cast("Any", Session(self)))
+        client.witnesses = self.load()
+        rows = MetadataRows(client, partial(setattr, self, "kept"))
+        if self.net.plan.has_restores:
+            _ = self.spawn(self._remember(rows))
         every_s, grace_s = self.net.plan.collect
         collector = _Collector(cast("Store", _Held(self)), rows, CLUSTER_ID, grace_s=grace_s)
         _ = self.spawn(self._run(collector, every_s))
+
+    def load(self) -> tuple[str, ...]:
+        """What this bookie remembers of the database when it starts."""
+        return self.kept
+
+    async def _remember(self, rows: MetadataRows) -> None:
+        """As the bookie's runtime does: it keeps what the database is known to have answered."""
+        while True:
+            with contextlib.suppress(QuorumLogError):
+                await rows.confirm()
+            await self.net.pause(CONFIRM_S)
 
     async def _run(self, collector: Collector, every_s: float) -> None:
         while True:
@@ -232,6 +260,11 @@ def _digest(
         "damaged": [(e, e) for e in damaged if e % modulus == residue],
         "digest": "",
     }
+
+
+def tokens_of(witnesses: Iterable[str]) -> set[str]:
+    """The tokens that sound witnesses stand for."""
+    return {token for w in witnesses if (token := token_of(CLUSTER_ID, w)) is not None}
 
 
 class _Held:

@@ -28,6 +28,10 @@ FAULT_KINDS = (
 CUT = "metadata-cut"
 """A gateway loses metadata and nothing else; it comes with what that takes (`_with_cuts`)."""
 
+SAVED = "database-saved"
+BACK = "database-back"
+"""A backup of the metadata's database, and its return (`_with_restores`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServicePlan:
@@ -64,12 +68,28 @@ class ServicePlan:
     stream_s: float = 600.0
     """For how long who follows changes waits for a stream to begin."""
 
+    @property
+    def has_restores(self) -> bool:
+        """Whether the database goes back. Only then processes exchange witnesses each second:
+        elsewhere nothing comes of it, and it would take as much time as all the rest.
+        """
+        return any(fault.kind == BACK for fault in self.faults)
+
 
 def draw(seed: int) -> ServicePlan:
-    """The plan of a seed; every third one cuts gateways off from metadata."""
+    """The plan of a seed; every third one cuts gateways off from metadata, and of every fourth one
+    the database goes back.
+    """
     plan = _drawn(seed)
     rng = random.Random(f"cuts-{seed}")
-    return _with_cuts(plan, rng) if rng.random() < 0.33 else plan
+    plan = _with_cuts(plan, rng) if rng.random() < 0.33 else plan
+    rng = random.Random(f"restores-{seed}")
+    return _with_restores(plan, rng) if rng.random() < 0.25 else plan
+
+
+def draw_restores(seed: int) -> ServicePlan:
+    """The plan of a seed whose database goes back."""
+    return _with_restores(_drawn(seed), random.Random(f"restores-{seed}"))
 
 
 def draw_cuts(seed: int) -> ServicePlan:
@@ -103,6 +123,41 @@ def _with_cuts(plan: ServicePlan, rng: random.Random) -> ServicePlan:
         collect=rng.choice(((0.3, 0.3), (1.0, 0.5), (3.0, 5.0))),
         pauses=rng.choice(((0.05, 0.5, 2.0), (0.05, 1.0, 5.0))),
         is_stubborn=True,
+    )
+
+
+def _with_restores(plan: ServicePlan, rng: random.Random) -> ServicePlan:
+    """The metadata's database goes back (rule 18a), for longer than bookies take to drop what it
+    says is garbage; places move before that, and who knows better dies meanwhile.
+    """
+    heal_at = max(plan.heal_at, 30 * SECOND)
+    more = [
+        *((SAVED, 0, heal_at // 2) for _ in range(rng.choice((2, 4)))),
+        *((BACK, heal_at // 4, heal_at) for _ in range(rng.choice((1, 2)))),
+        *(("bookie-drained", 0, heal_at // 2) for _ in range(rng.choice((1, 2)))),
+        *(("bookie-killed", 0, heal_at // 2) for _ in range(rng.choice((0, 1)))),
+        *(("bookie-killed", heal_at // 4, heal_at) for _ in range(rng.choice((0, 1)))),
+        *(("gateway-killed", heal_at // 4, heal_at) for _ in range(rng.choice((0, 1, 2)))),
+    ]
+    faults = [
+        Fault(
+            rng.randint(first, last),
+            kind,
+            rng.choice((2, 10, 30)) * SECOND,
+            rng.randint(0, 59),
+            rng.randint(0, 59),
+        )
+        for kind, first, last in more
+    ]
+    return replace(
+        plan,
+        bookies=max(plan.bookies, plan.quorum[0] + 1 + plan.dead),
+        clients=max(plan.clients, 2),
+        work=rng.choice((15, 30)),
+        heal_at=heal_at,
+        faults=tuple(sorted([*plan.faults, *faults], key=lambda f: (f.at, f.kind, f.target))),
+        collect=rng.choice(((0.3, 0.3), (1.0, 0.5), (3.0, 5.0))),
+        pauses=rng.choice(((0.05, 0.5, 2.0), (0.05, 1.0, 5.0))),
     )
 
 

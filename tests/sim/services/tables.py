@@ -1,0 +1,56 @@
+"""What the database of a simulated metadata service holds."""
+
+from dataclasses import dataclass, field, replace
+
+from quorumlog.wire.bodies import LedgerRow
+
+
+@dataclass(slots=True)
+class Item:
+    """One item of the repair queue."""
+
+    ranges: list[tuple[int, int]]
+    version: int = 1
+    survivors: int | None = None
+    moves: bool = False
+    failures: int = 0
+    detail: str = ""
+    worker: str | None = None
+    next_try_at: int = 0
+
+
+@dataclass(slots=True)
+class Held:
+    """A lease."""
+
+    holder: str
+    token: int
+    expires_at: int
+
+
+@dataclass(slots=True)
+class Tables:
+    """What the database holds; it survives the service."""
+
+    rows: dict[int, LedgerRow | None] = field(default_factory=dict)
+    """None is a tombstone."""
+    versions: dict[int, int] = field(default_factory=dict)
+    attempts: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, int] = field(default_factory=dict)
+    """Idempotency keys, and the ledgers that were created with them."""
+    repairs: dict[tuple[int, str], Item] = field(default_factory=dict)
+    leases: dict[str, Held] = field(default_factory=dict)
+    repair_version: int = 0
+    """The last one that an item of the queue got: none is given twice."""
+
+    def copy(self) -> "Tables":
+        """What a backup keeps: later changes are not in it."""
+        return Tables(
+            dict(self.rows),
+            dict(self.versions),
+            dict(self.attempts),
+            dict(self.keys),
+            {key: replace(item, ranges=list(item.ranges)) for key, item in self.repairs.items()},
+            {name: replace(held) for name, held in self.leases.items()},
+            self.repair_version,
+        )
