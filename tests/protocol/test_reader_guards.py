@@ -18,6 +18,8 @@ from quorumlog.protocol.messages import (
     TimerFired,
 )
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
+from quorumlog.protocol.reader import RangeReader
+from quorumlog.protocol.record import Run
 from tests.protocol.hands import B1, B2, B3, B4, ledger, run_of
 from tests.protocol.test_reader import AB, Bench
 
@@ -146,3 +148,127 @@ def test_a_reader_has_copies_that_go_their_own_way() -> None:
     bench.gets(0, AB)
 
     assert other.key() == before != bench.reader.key()
+
+
+def test_a_reader_that_has_not_begun_hears_nobody_and_can_be_copied() -> None:
+    reader = RangeReader(ledger(), first=0, last=1)
+    before = reader.key()
+
+    assert reader.step(ReadAnswered(0, B1, 0, 1, Status.OK, AB)) == []
+    assert reader.step(TimerFired(Timer.HEDGE, 0)) == []
+    assert reader.copy().key() == before == reader.key()
+
+
+def test_a_row_that_is_read_is_not_asked_for_again() -> None:
+    bench = unavailable()
+
+    assert bench.do(Begin()) == []
+
+
+def test_after_a_byte_limit_nobody_is_heard() -> None:
+    bench = Bench(max_bytes=1)
+    bench.hedge()
+    other = bench.asked[1]
+    bench.gets(0, AB)
+    assert (bench.read, bench.reader.is_done) == ([0], True)
+
+    assert bench.do(ReadAnswered(1, B2, other.first, other.last, Status.OK, AB)) == []
+    assert bench.do(Begin()) == []
+
+
+def test_a_byte_limit_counts_what_all_answers_gave() -> None:
+    bench = Bench(last=2, max_bytes=3)
+    bench.gets(0, run_of(b"a"))
+    assert not bench.one(EntriesRead).is_last
+
+    bench.gets(0, run_of(b"bb", b"c", first=1, before=1))
+
+    assert bench.one(EntriesRead).is_last
+    assert bench.read == [0, 1]
+
+
+def test_what_nobody_asked_for_is_not_handed_out() -> None:
+    bench = Bench(last=0)
+
+    bench.gets(0, AB)
+
+    assert bench.read == [0]
+
+
+def test_a_timer_of_another_kind_asks_nobody() -> None:
+    bench = Bench()
+
+    assert bench.do(TimerFired(Timer.RETRY, bench.reader._round)) == []
+
+
+def test_an_answer_to_another_question_is_not_taken() -> None:
+    """Of whoever had the place before, to an earlier question, or of another range."""
+    bench = unavailable()
+    row = replace(ledger(), fragments=(Fragment(0, (B4, B2, B3)),), version=2)
+    bench.do(MetadataAnswered(bench.reader._round, CasStatus.OK, row))
+    bench.keep()
+    read = bench.one(SendRead)
+    assert (read.position, read.member) == (0, B4)
+    before = bench.reader.key()
+    assert bench.do(ReadAnswered(0, B1, 0, 0, Status.OK, A)) == []
+    assert bench.reader.key() == before
+
+    bench = Bench(last=2)
+    bench.gets(0, A)
+    assert bench.asked[0].first == 1
+    before = bench.reader.key()
+    assert bench.do(ReadAnswered(0, B1, 0, 2, Status.UNKNOWN)) == []
+    assert bench.do(ReadAnswered(0, B1, 1, 1, Status.UNKNOWN)) == []
+    assert bench.reader.key() == before
+
+
+def test_who_gave_a_part_is_asked_on_only_for_what_nobody_else_is_asked_for() -> None:
+    bench = Bench()
+    bench.hedge()
+    bench.gets(0, A)
+    bench.none(SendRead)
+
+    bench = Bench()
+    bench.hedge()
+    bench.gets(1, run_of(b"b", first=1, before=1))
+    bench.gets(0, None, 0)
+    assert [read.position for read in bench.all(SendRead)] == [2]
+
+
+STRIPED = ledger(4, 2, 2)
+"""Positions 0 to 3 store entries 0, 3, 4; 0, 1, 4, 5; 1, 2, 5; and 2, 3 of the first six."""
+SIX = run_of(b"a", b"b", b"c", b"d", b"e", b"f")
+
+
+def some(*entry_ids: int) -> Run:
+    run = SIX.where(entry_ids.__contains__)
+    assert run is not None
+    return run
+
+
+def test_who_gave_a_part_is_not_asked_on_for_what_others_store() -> None:
+    bench = Bench(STRIPED, last=5)
+    bench.gets(1, some(1, 4), 0)
+    bench.none(SendRead)
+    bench.gets(2, status=Status.UNKNOWN)
+    assert bench.one(SendRead).position == 3
+    bench.gets(3, some(2, 3))
+    assert bench.read == []
+
+    bench.gets(0, some(0))
+
+    assert bench.read == [0, 1, 2, 3, 4]
+    assert [(read.position, read.first) for read in bench.all(SendRead)] == [(1, 5)]
+
+
+def test_while_the_row_is_read_for_an_entry_nobody_is_asked_or_heard_about_later_ones() -> None:
+    bench = Bench(STRIPED, last=3)
+    bench.gets(1, status=Status.UNKNOWN)
+    bench.gets(0, status=Status.UNKNOWN)
+    bench.one(ReadMetadata)
+    bench.none(SendRead)
+    read = bench.asked[2]
+    before = bench.reader.key()
+
+    assert bench.do(ReadAnswered(2, B3, read.first, read.last, Status.OK, some(1, 2))) == []
+    assert bench.reader.key() == before

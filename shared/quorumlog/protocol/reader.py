@@ -90,7 +90,7 @@ class RangeReader:
             case MetadataAnswered():
                 self._metadata_answered(event)
             case Begin():
-                if self._tally is None and not self.is_done:
+                if self._tally is None:
                     self._go_on()
             case (
                 AddAnswered()
@@ -141,15 +141,9 @@ class RangeReader:
     # --- asking ------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Hand out what is there; ask for what is not."""
+        """Ask for what is not here."""
         tally = self._tally
-        if tally is not None:
-            self._hand_out(tally)
-            if self.is_done:
-                return
-            if self.next > tally.last:
-                tally = None
-        if tally is None:
+        if tally is None or self.next > tally.last:
             tally = self._part()
         self._fetch(tally)
 
@@ -165,10 +159,9 @@ class RangeReader:
 
     def _fetch(self, tally: Tally) -> None:
         """See to it that every entry that is not here is asked of somebody."""
-        step = 1 if self._row.quorum.is_striped else tally.last - self.next + 1
-        for entry_id in range(self.next, tally.last + 1, step):
-            if entry_id - self.next >= self._row.quorum.ensemble_size:
-                break  # a later one has the write set of one that was looked at
+        # One of each write set: who is not asked for a later entry now is asked when that comes near.
+        ahead = self.next + self._row.quorum.ensemble_size
+        for entry_id in range(self.next, min(ahead, tally.last + 1)):
             if entry_id in tally.found:
                 continue
             silent = tally.may_tell(entry_id)
@@ -205,7 +198,7 @@ class RangeReader:
         """Hedge: nobody came for the next entry since that request, so ask one more (2.8)."""
         tally = self._tally
         is_current = event.timer is Timer.HEDGE and event.tag == self._round
-        if tally is None or self.is_done or self._reading_row is not None or not is_current:
+        if tally is None or self.is_done or not is_current:
             return
         others = tuple(p for p in tally.may_tell(self.next) if not self._asked & 1 << p)
         if others:
@@ -237,7 +230,7 @@ class RangeReader:
     def _lacks(self, tally: Tally, position: int, entry_id: int) -> bool:
         """Whether an entry of a position, from one on, is neither here nor asked of another."""
         quorum = self._row.quorum
-        for wanted in range(max(entry_id, self.next), tally.last + 1):
+        for wanted in range(entry_id, tally.last + 1):
             if quorum.is_member(position, wanted) and wanted not in tally.found:
                 return not any(self._asked & 1 << other for other in tally.may_tell(wanted))
         return False
@@ -255,8 +248,7 @@ class RangeReader:
             return
         if self._budget is not None:
             self._budget = max(0, self._budget - size)
-        is_full = self._budget == 0 or (self.next <= tally.last and self.next in tally.found)
-        self.is_done = self.next > self._last or is_full
+        self.is_done = self.next > self._last or self._budget == 0
         self._out.append(EntriesRead(tally.runs(first, self.next - 1), is_last=self.is_done))
 
     # --- nobody has it -----------------------------------------------------------------------
@@ -274,7 +266,7 @@ class RangeReader:
         self._out.append(ReadMetadata(self._round))
 
     def _metadata_answered(self, event: MetadataAnswered) -> None:
-        if self._reading_row is None or event.attempt != self._reading_row or self.is_done:
+        if event.attempt != self._reading_row:
             return
         self._reading_row = None
         row = event.metadata
