@@ -16,16 +16,14 @@ from typing import Final, NamedTuple
 import google_crc32c
 
 from quorumlog.protocol.metadata import DigestKind
-from quorumlog.protocol.record import Entry, Run, pack
+from quorumlog.protocol.record import HEAD, Entry, Run, columns, pack
 from services.bookie.log import KEY_BYTES
 from services.bookie.parts import Part
 from services.bookie.segments import SegmentFile, Segments
 
 log = logging.getLogger(__name__)
 
-_HEAD: Final = struct.Struct(">BBHIq")
 _ID: Final = struct.Struct(">q")
-_DIGEST_BYTES: Final = (0, 4, 32)
 
 GAP_BYTES_MAX: Final = 32 * 1024
 """Parts at most this far apart are read with one call (taste: the gap is cheaper than a call)."""
@@ -185,25 +183,22 @@ class _Piece(NamedTuple):
 
 
 def _piece(body: Bytes, start: int, end: int) -> _Piece:
-    _, kind, _, count, _ = _HEAD.unpack_from(body)
-    digest = _DIGEST_BYTES[kind]
-    at = _HEAD.size
-    ids_at, lacs_at, lengths_at, sizes_at = at, at + 8 * count, at + 16 * count, at + 24 * count
-    digests_at = sizes_at + 4 * count
-    payloads_at = digests_at + digest * count
+    _, kind, _, count, _ = HEAD.unpack_from(body)
+    at = columns(count, kind)
+    digest = at.digest_bytes
     if start == 0 and end == count:
-        low, high = payloads_at, len(body)
+        low, high = at.payloads, len(body)
     else:
-        sizes = struct.unpack_from(f">{end}I", body, sizes_at)
-        low = payloads_at + sum(sizes[:start])
+        sizes = struct.unpack_from(f">{end}I", body, at.sizes)
+        low = at.payloads + sum(sizes[:start])
         high = low + sum(sizes[start:])
     return _Piece(
         end - start,
-        body[ids_at + 8 * start : ids_at + 8 * end],
-        body[lacs_at + 8 * start : lacs_at + 8 * end],
-        body[lengths_at + 8 * start : lengths_at + 8 * end],
-        body[sizes_at + 4 * start : sizes_at + 4 * end],
-        body[digests_at + digest * start : digests_at + digest * end],
+        body[at.ids + 8 * start : at.ids + 8 * end],
+        body[at.lacs + 8 * start : at.lacs + 8 * end],
+        body[at.lengths + 8 * start : at.lengths + 8 * end],
+        body[at.sizes + 4 * start : at.sizes + 4 * end],
+        body[at.digests + digest * start : at.digests + digest * end],
         body[low:high],
     )
 
@@ -211,10 +206,10 @@ def _piece(body: Bytes, start: int, end: int) -> _Piece:
 def join_pieces(pieces: list[_Piece], fmt: int, kind: int, zero: int, ledger_id: int) -> bytes:
     """Pieces in ascending order as one run."""
     count = sum(piece.entry_count for piece in pieces)
-    columns = zip(*pieces, strict=True)
-    next(columns)
-    head = _HEAD.pack(fmt, kind, zero, count, ledger_id)
-    return b"".join((head, *chain.from_iterable(columns)))
+    parts = zip(*pieces, strict=True)
+    next(parts)
+    head = HEAD.pack(fmt, kind, zero, count, ledger_id)
+    return b"".join((head, *chain.from_iterable(parts)))
 
 
 def join(found: list[tuple[Part, Bytes]], first: int, last: int, bytes_max: int) -> bytes | None:
@@ -243,7 +238,7 @@ def join(found: list[tuple[Part, Bytes]], first: int, last: int, bytes_max: int)
         size += len(body)
     if not pieces:
         return None
-    fmt, kind, zero, _, ledger_id = _HEAD.unpack_from(found[0][1])
+    fmt, kind, zero, _, ledger_id = HEAD.unpack_from(found[0][1])
     return join_pieces(pieces, fmt, kind, zero, ledger_id)
 
 
@@ -254,9 +249,10 @@ def _plain_heads(found: list[tuple[Part, Bytes]]) -> list[tuple[int, int]] | Non
     heads = []
     only_kind = None
     for part, body in found:
-        _, kind, _, count, _ = _HEAD.unpack_from(body)
-        (run_first,) = _ID.unpack_from(body, _HEAD.size)
-        (run_last,) = _ID.unpack_from(body, _HEAD.size + 8 * (count - 1))
+        _, kind, _, count, _ = HEAD.unpack_from(body)
+        at = columns(count, kind)
+        (run_first,) = _ID.unpack_from(body, at.ids)
+        (run_last,) = _ID.unpack_from(body, at.lacs - 8)
         if only_kind is None:
             only_kind = kind
         if part.mask or run_last - run_first != count - 1 or kind != only_kind:
@@ -267,8 +263,8 @@ def _plain_heads(found: list[tuple[Part, Bytes]]) -> list[tuple[int, int]] | Non
 
 def _fitting(body: Bytes, start: int, end: int, room: int, *, is_first: bool) -> int:
     """The index after the last entry from `start` on that fits into `room`."""
-    count = _HEAD.unpack_from(body)[3]
-    sizes = struct.unpack_from(f">{count}I", body, _HEAD.size + 24 * count)
+    _, kind, _, count, _ = HEAD.unpack_from(body)
+    sizes = struct.unpack_from(f">{count}I", body, columns(count, kind).sizes)
     place = start
     while place < end and (room >= sizes[place] or (is_first and place == start)):
         room -= sizes[place]

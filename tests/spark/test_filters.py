@@ -14,7 +14,7 @@ from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, In, LessThan,
 
 from quorumlog.spark.filters import pruning_of
 from quorumlog.spark.options import ReadOptions
-from quorumlog.spark.plan import EVERYTHING, Extent, Pruning, Range
+from quorumlog.spark.plan import EVERYTHING, LogExtent, Pruning, TaskRange
 from quorumlog.spark.source import PruningReader, Reader
 
 if TYPE_CHECKING:
@@ -218,11 +218,11 @@ def test_the_topic_of_a_plain_ledger_is_null_and_its_offset_the_entry() -> None:
 
 
 def test_the_last_ledgers_range_may_reach_into_a_ledger_that_came_since() -> None:
-    whole = Extent("a", 0, 30, ((0, 7), (10, 8)))
+    whole = LogExtent("a", 0, 30, ((0, 7), (10, 8)))
 
     parts = list(whole.ranges(0, 30))
 
-    assert parts == [Range("a", 7, 0, 10), Range("a", 8, 10, 30, is_sealed=False)]
+    assert parts == [TaskRange("a", 7, 0, 10), TaskRange("a", 8, 10, 30, is_sealed=False)]
     assert list(Pruning(ledgers=(9,)).of(parts)) == parts[1:]
 
 

@@ -28,7 +28,7 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spar
 from quorumlog.errors import UNKNOWN, QuorumLogError
 from quorumlog.spark.jobs import archive, ingest, job, repair_plan, retention_stats, scrub
 from quorumlog.spark.jobs.spans import CORRUPT, DIVERGENT, EXTRA, MISSING, UNREACHABLE
-from quorumlog.spark.plan import DataLoss, Range
+from quorumlog.spark.plan import DataLoss, TaskRange
 from quorumlog.spark.reading import rows
 from tests.support.waiting import UNHURRIED
 
@@ -231,7 +231,7 @@ def test_entries_that_were_given_up_are_an_error_unless_loss_is_accepted(
     ledger = planter.ledger(Quorum(3, 3, 2), 1, 2, 3, lost=((5, 9),))
     for bookie in (1, 2, 3):
         planter.copy(ledger, bookie, [e for e in range(COUNT) if not 5 <= e <= 9])
-    part = Range(None, ledger, 0, COUNT)
+    part = TaskRange(None, ledger, 0, COUNT)
 
     def entries(*, fails_on_loss: bool) -> list[int]:
         pages = rows(cluster.http, part, ("entry",), fails_on_loss=fails_on_loss)

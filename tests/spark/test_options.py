@@ -8,7 +8,7 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spar
 
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from quorumlog.spark.options import BadOption, Connection, ReadOptions, WriteOptions
+from quorumlog.spark.options import BadOption, ClusterAccess, ReadOptions, WriteOptions
 from quorumlog.spark.rows import BadRows, check_schema
 from quorumlog.spark.source import QuorumLogSource
 from quorumlog.spark.streaming import StreamReader
@@ -91,11 +91,11 @@ def test_options_are_named_in_any_case_and_sparks_own_may_be_among_them() -> Non
 
 def test_the_gateways_of_the_environment_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUORUMLOG_GATEWAY", "http://a:1, http://b:2/")
-    assert Connection.of({}).urls == "http://a:1, http://b:2/"
+    assert ClusterAccess.of({}).urls == "http://a:1, http://b:2/"
 
     monkeypatch.setenv("QUORUMLOG_GATEWAY", "a:1")
     with pytest.raises(BadOption, match="http://host:port"):
-        Connection.of({})
+        ClusterAccess.of({})
 
 
 def source(**options: str) -> QuorumLogSource:

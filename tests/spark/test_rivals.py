@@ -28,7 +28,15 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spar
 
 import pyarrow as pa
 
-from quorumlog.spark.writing import LogWriter, Part, Whose, WriteOver, abort, begin, publish
+from quorumlog.spark.writing import (
+    LogRowsWriter,
+    Whose,
+    WriteOver,
+    WrittenPart,
+    abort,
+    begin,
+    publish,
+)
 
 NO_HEADERS: Final[Mapping[str, str]] = {}
 FIRST: Final = Whose("app", 1)
@@ -43,19 +51,19 @@ class Driver:
         self.log, self.whose = log, whose
         self.gateways = cluster.http
 
-    def task(self, partition: int = 0) -> LogWriter:
-        return LogWriter(self.gateways, self.options, self.log, self.whose, (partition, 0))
+    def task(self, partition: int = 0) -> LogRowsWriter:
+        return LogRowsWriter(self.gateways, self.options, self.log, self.whose, (partition, 0))
 
-    def part(self, *values: str, partition: int = 0) -> Part:
+    def part(self, *values: str, partition: int = 0) -> WrittenPart:
         task = self.task(partition)
         task.add(table(*values))
         return task.seal()
 
-    def publish(self, *parts: Part) -> tuple[bool, int]:
+    def publish(self, *parts: WrittenPart) -> tuple[bool, int]:
         (done,) = publish(self.options, self.whose, parts)
         return done.is_duplicate, done.rows
 
-    def state(self, part: Part) -> str:
+    def state(self, part: WrittenPart) -> str:
         found = self.gateways.get(f"/v1/transactions/{part.transaction}")
         return str(found["state"])
 

@@ -34,7 +34,7 @@ _ATTEMPT_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GatewayAnswer:
     """An answer that is no error."""
 
     status: int
@@ -98,7 +98,7 @@ class Transport:
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
         wait_s: float = 0.0,
-    ) -> Answer:
+    ) -> GatewayAnswer:
         """Send a request until it is answered for good.
 
         `wait_s` is how long the server was asked to wait; it does not count.
@@ -145,7 +145,7 @@ class Transport:
         params: Mapping[str, str | int] | None,
         headers: Mapping[str, str],
         end: float,
-    ) -> Answer:
+    ) -> GatewayAnswer:
         """Ask one gateway."""
         assert self._session is not None, "use the client in `async with`"
         told = SimpleNamespace(outcome=NOT_DONE)
@@ -176,7 +176,7 @@ class Transport:
             # Every answer of a gateway has one; a proxy's blank page or login form is no answer, and
             # a delete must not count as done by it.
             raise ConnectionLost(f"{url}: something else answers there", outcome=UNKNOWN)
-        return Answer(response.status, response.headers, content)
+        return GatewayAnswer(response.status, response.headers, content)
 
 
 def _tells_of_sending() -> aiohttp.TraceConfig:

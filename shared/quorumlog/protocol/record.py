@@ -19,22 +19,44 @@ import itertools
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import google_crc32c
 
 from quorumlog.protocol.metadata import DigestKind
 
 FORMAT: Final = 1
-_HEAD: Final = struct.Struct(">BBHIq")
+HEAD: Final = struct.Struct(">BBHIq")
 _ENTRY_HEAD: Final = struct.Struct(">qqqq")
-_COLUMNS_BYTES: Final = 8 + 8 + 8 + 4
 _KINDS: Final = (DigestKind.NONE, DigestKind.CRC32C, DigestKind.HMAC_SHA256)
 _SIZES: Final = (0, 4, 32)
 
 
 class BadRun(ValueError):
     """The bytes are not a run: cut short, of another format, or out of order."""
+
+
+class Columns(NamedTuple):
+    """Where the columns of a run begin in its bytes."""
+
+    ids: int
+    lacs: int
+    lengths: int
+    sizes: int
+    digests: int
+    payloads: int
+    digest_bytes: int
+    """Of one entry."""
+
+
+def columns(count: int, kind: int) -> Columns:
+    """The layout of a run of `count` entries; `kind` is the digest's, as the head has it."""
+    ids, column = HEAD.size, 8 * count
+    sizes = ids + 3 * column
+    digests = sizes + 4 * count
+    digest_bytes = _SIZES[kind]
+    payloads = digests + count * digest_bytes
+    return Columns(ids, ids + column, ids + 2 * column, sizes, digests, payloads, digest_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +113,7 @@ class Run:
     """
 
     __slots__ = (
-        "_digests_at",
+        "_at",
         "_ids",
         "_offsets",
         "body",
@@ -104,15 +126,15 @@ class Run:
 
     def __init__(self, body: bytes) -> None:
         """Read the columns of `body`. Raises BadRun when they do not add up."""
-        if len(body) < _HEAD.size:
+        if len(body) < HEAD.size:
             raise BadRun("a run is cut short")
-        fmt, kind, zero, count, ledger_id = _HEAD.unpack_from(body)
+        fmt, kind, zero, count, ledger_id = HEAD.unpack_from(body)
         if fmt != FORMAT or kind >= len(_KINDS) or zero:
             raise BadRun(f"a run of format {fmt}, digest {kind}")
-        payloads_at = _HEAD.size + count * (_COLUMNS_BYTES + _SIZES[kind])
-        if count == 0 or len(body) < payloads_at:
+        at = columns(count, kind)
+        if count == 0 or len(body) < at.payloads:
             raise BadRun("a run is cut short")
-        ids: Sequence[int] = struct.unpack_from(f">{count}q", body, _HEAD.size)
+        ids: Sequence[int] = struct.unpack_from(f">{count}q", body, at.ids)
         if ids[0] < 0 or ledger_id < 0:
             raise BadRun("a run of negative ids")
         if ids[-1] - ids[0] == count - 1:
@@ -122,8 +144,8 @@ class Run:
             ids = contiguous
         elif any(a >= b for a, b in itertools.pairwise(ids)):
             raise BadRun("a run out of order")
-        sizes = struct.unpack_from(f">{count}I", body, _HEAD.size + 24 * count)
-        offsets: list[int] = list(itertools.accumulate(sizes, initial=payloads_at))
+        sizes = struct.unpack_from(f">{count}I", body, at.sizes)
+        offsets: list[int] = list(itertools.accumulate(sizes, initial=at.payloads))
         if offsets[-1] != len(body):
             raise BadRun(f"a run of {len(body)} bytes whose columns ask for {offsets[-1]}")
         self.body = body
@@ -134,7 +156,7 @@ class Run:
         self.last: int = ids[-1]
         self._ids = ids
         self._offsets = offsets
-        self._digests_at = payloads_at - count * _SIZES[kind]
+        self._at = at
 
     def __eq__(self, other: object) -> bool:
         """Equal bytes."""
@@ -161,15 +183,13 @@ class Run:
     @property
     def last_add_confirmed(self) -> int:
         """The greatest LAC that an entry of the run carries."""
-        count = self.count
-        lacs: tuple[int, ...] = struct.unpack_from(f">{count}q", self.body, _HEAD.size + 8 * count)
+        lacs: tuple[int, ...] = struct.unpack_from(f">{self.count}q", self.body, self._at.lacs)
         return max(lacs)
 
     @property
     def last_length(self) -> int:
         """The length that the last entry carries: payload bytes up to and including it."""
-        at = _HEAD.size + 24 * self.count - 8
-        return int(struct.unpack_from(">q", self.body, at)[0])
+        return int(struct.unpack_from(">q", self.body, self._at.sizes - 8)[0])
 
     def index(self, entry_id: int) -> int | None:
         """The place of an entry in the run, or None where it is not in it."""
@@ -196,15 +216,14 @@ class Run:
 
     def digest(self, index: int) -> bytes:
         """The digest at a place of the run."""
-        size = _SIZES[_KINDS.index(self.kind)]
-        at = self._digests_at + index * size
+        size = self._at.digest_bytes
+        at = self._at.digests + index * size
         return self.body[at : at + size]
 
     def entry(self, index: int) -> Entry:
         """The entry at a place of the run."""
-        count = self.count
-        (lac,) = struct.unpack_from(">q", self.body, _HEAD.size + 8 * (count + index))
-        (length,) = struct.unpack_from(">q", self.body, _HEAD.size + 8 * (2 * count + index))
+        (lac,) = struct.unpack_from(">q", self.body, self._at.lacs + 8 * index)
+        (length,) = struct.unpack_from(">q", self.body, self._at.lengths + 8 * index)
         return Entry(
             self.ledger_id,
             self._ids[index],
@@ -226,14 +245,14 @@ class Run:
         if not chosen:
             return None
         body, offsets = self.body, self._offsets
-        size, at, count = _SIZES[_KINDS.index(self.kind)], self._digests_at, len(chosen)
-        numbers = struct.unpack_from(f">{3 * self.count}q", body, _HEAD.size)
-        columns = [numbers[column * self.count + index] for column in range(3) for index in chosen]
+        size, at, count = self._at.digest_bytes, self._at.digests, len(chosen)
+        numbers = struct.unpack_from(f">{3 * self.count}q", body, self._at.ids)
+        kept = [numbers[column * self.count + index] for column in range(3) for index in chosen]
         return Run(
             b"".join(
                 (
-                    _HEAD.pack(FORMAT, _KINDS.index(self.kind), 0, count, self.ledger_id),
-                    struct.pack(f">{3 * count}q", *columns),
+                    HEAD.pack(FORMAT, _KINDS.index(self.kind), 0, count, self.ledger_id),
+                    struct.pack(f">{3 * count}q", *kept),
                     struct.pack(f">{count}I", *[self.payload_size(index) for index in chosen]),
                     *[body[at + index * size : at + (index + 1) * size] for index in chosen],
                     *[body[offsets[index] : offsets[index + 1]] for index in chosen],
@@ -247,10 +266,10 @@ class Run:
             return list(self._ids)
         if codec.kind is DigestKind.NONE:
             return []
-        count, size = self.count, _SIZES[_KINDS.index(self.kind)]
-        body, at = self.body, self._digests_at
-        lacs = struct.unpack_from(f">{count}q", body, _HEAD.size + 8 * count)
-        lengths = struct.unpack_from(f">{count}q", body, _HEAD.size + 16 * count)
+        count, size = self.count, self._at.digest_bytes
+        body, at = self.body, self._at.digests
+        lacs = struct.unpack_from(f">{count}q", body, self._at.lacs)
+        lengths = struct.unpack_from(f">{count}q", body, self._at.lengths)
         heads = (
             _ENTRY_HEAD.pack(self.ledger_id, entry_id, lac, length)
             for entry_id, lac, length in zip(self._ids, lacs, lengths, strict=True)
@@ -290,7 +309,7 @@ def make(
     return Run(
         b"".join(
             (
-                _HEAD.pack(FORMAT, _KINDS.index(codec.kind), 0, count, ledger_id),
+                HEAD.pack(FORMAT, _KINDS.index(codec.kind), 0, count, ledger_id),
                 struct.pack(f">{count}q", *range(first_entry, first_entry + count)),
                 struct.pack(">q", last_add_confirmed) * count,
                 struct.pack(f">{count}q", *lengths),
@@ -308,7 +327,7 @@ def pack(entries: Sequence[Entry], kind: DigestKind) -> Run:
     return Run(
         b"".join(
             (
-                _HEAD.pack(FORMAT, _KINDS.index(kind), 0, count, entries[0].ledger_id),
+                HEAD.pack(FORMAT, _KINDS.index(kind), 0, count, entries[0].ledger_id),
                 struct.pack(f">{count}q", *[e.entry_id for e in entries]),
                 struct.pack(f">{count}q", *[e.last_add_confirmed for e in entries]),
                 struct.pack(f">{count}q", *[e.length for e in entries]),

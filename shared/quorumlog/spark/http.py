@@ -33,7 +33,7 @@ _PAUSE_MAX_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """An answer that is no error."""
 
     status: int
@@ -89,7 +89,7 @@ class Gateways:
         value: Any = None,
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Send a request until it is answered for good. `value`: a body as JSON.
 
         Raises: a class of `quorumlog.errors`, the server's own, or ConnectionLost.
@@ -145,7 +145,7 @@ class Gateways:
 
     def _once(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> Answer:
+    ) -> HttpAnswer:
         url = self._urls[self._at]
         if time.monotonic() - self._answered_at > _REST_S_MAX:
             self.close()
@@ -175,7 +175,7 @@ class Gateways:
         if header.REQUEST_ID not in response.headers and not kind.startswith("application/json"):
             # Every answer of a gateway has one; a proxy's blank page is no answer.
             raise ConnectionLost(f"{url}: something else answers there")
-        return Answer(response.status, response.headers, content)
+        return HttpAnswer(response.status, response.headers, content)
 
     def _connect(self, url: str) -> http.client.HTTPConnection:
         parts = urlsplit(url)

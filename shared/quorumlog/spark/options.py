@@ -65,7 +65,7 @@ class BadOption(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ClusterAccess:
     """How to reach the cluster."""
 
     urls: str
@@ -86,7 +86,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ReadSubject:
     """What to read: exactly one of these is set."""
 
     names: tuple[str, ...] = ()
@@ -135,8 +135,8 @@ class Subject:
 class ReadOptions:
     """What batch and streaming reads are told."""
 
-    connection: Connection
-    subject: Subject
+    connection: ClusterAccess
+    subject: ReadSubject
     starting: Place | None
     ending: Place
     starting_ms: int | None
@@ -157,7 +157,7 @@ class ReadOptions:
     def of(cls, options: Mapping[str, str]) -> Self:
         """All of them, whoever uses which. Raises: BadOption."""
         _check_names(options, READ_OPTIONS, WRITE_OPTIONS, "writes")
-        subject = Subject.of(options)
+        subject = ReadSubject.of(options)
         _check_places(options, subject)
         late = options.get("startingOffsetsByTimestampStrategy", "error")
         if late not in ("error", "latest"):
@@ -167,7 +167,7 @@ class ReadOptions:
         if most_rows and least_rows and least_rows > most_rows:
             raise BadOption("minOffsetsPerTrigger is above maxOffsetsPerTrigger")
         return cls(
-            Connection.of(options),
+            ClusterAccess.of(options),
             subject,
             _place(options, "startingOffsets", EARLIEST),
             _place(options, "endingOffsets", LATEST) or "latest",
@@ -190,7 +190,7 @@ class ReadOptions:
 class WriteOptions:
     """What a write is told."""
 
-    connection: Connection
+    connection: ClusterAccess
     log: str | None
     """`topic`: the log of every row; None where a column names it."""
     app: str | None
@@ -211,7 +211,7 @@ class WriteOptions:
             raise BadOption("txnAppId and txnVersion go together")
         log = options.get("topic")
         return cls(
-            Connection.of(options),
+            ClusterAccess.of(options),
             None if log is None else _names([log], "topic")[0],
             app,
             None if version is None else _number(version, "txnVersion"),
@@ -252,7 +252,7 @@ def _check_names(
         raise BadOption(f"there is no option {name}: {hint}")
 
 
-def _check_places(options: Mapping[str, str], subject: Subject) -> None:
+def _check_places(options: Mapping[str, str], subject: ReadSubject) -> None:
     """Raise BadOption where a place is given for what is not read."""
     for option in ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"):
         if subject.ledgers and option in options:

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 from quorumlog.errors import NoSuchLedger, NoSuchLog, OffsetTruncated
 from quorumlog.protocol.batch import decode_head
 from quorumlog.spark.http import Gateways
-from quorumlog.spark.options import LATEST, BadOption, Place, ReadOptions, Subject
+from quorumlog.spark.options import LATEST, BadOption, Place, ReadOptions, ReadSubject
 
 OFFSET_MAX: Final = (1 << 63) - 1
 """The greatest that Spark's `long` holds."""
@@ -28,7 +28,7 @@ class DataLoss(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Range(InputPartition):
+class TaskRange(InputPartition):
     """One task's part: offsets of a log's ledger, or entries of a plain one; `end` is exclusive."""
 
     log: str | None
@@ -45,7 +45,7 @@ class Range(InputPartition):
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class LogExtent:
     """A log as it was when it was looked at: from `first` up to, not including, `end`."""
 
     name: str
@@ -54,7 +54,7 @@ class Extent:
     ledgers: tuple[tuple[int, int], ...]
     """(first offset, id) of each, ascending."""
 
-    def ranges(self, first: int, end: int) -> Iterator[Range]:
+    def ranges(self, first: int, end: int) -> Iterator[TaskRange]:
         """A range of offsets, cut where ledgers are.
 
         The end is looked up after the list of ledgers: what lies behind the start of the last one
@@ -65,7 +65,7 @@ class Extent:
         for (own, ledger_id), following in zip(self.ledgers, starts, strict=False):
             low, high = max(first, own), min(end, following)
             if low < high:
-                yield Range(self.name, ledger_id, low, high, is_sealed=ledger_id != last)
+                yield TaskRange(self.name, ledger_id, low, high, is_sealed=ledger_id != last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,11 @@ class Pruning:
             self.ledger_first <= ledger_id <= self.ledger_last
         )
 
-    def of(self, parts: Iterable[Range]) -> Iterator[Range]:
+    def of(self, parts: Iterable[TaskRange]) -> Iterator[TaskRange]:
         """The ranges, or what is left of them."""
         for part in parts:
             low, high = max(part.first, self.first), min(part.end, self.last + 1)
-            # An open ledger's range may end in a ledger that came since: see `Extent.ranges`.
+            # An open ledger's range may end in a ledger that came since: see `LogExtent.ranges`.
             if low < high and (not part.is_sealed or self.has_ledger(part.ledger_id)):
                 yield replace(part, first=low, end=high)
 
@@ -103,7 +103,7 @@ class Pruning:
 EVERYTHING: Final = Pruning()
 
 
-def extent(gateways: Gateways, name: str) -> Extent:
+def extent(gateways: Gateways, name: str) -> LogExtent:
     """A log as it is now. Raises: NoSuchLog."""
     shown = gateways.get(f"/v1/logs/{name}")
     ledgers = tuple(
@@ -111,10 +111,10 @@ def extent(gateways: Gateways, name: str) -> Extent:
         for item in shown["ledgers"]
         if item["first_offset"] is not None
     )
-    return Extent(name, int(shown["first_offset"]), int(shown["next_offset"]), ledgers)
+    return LogExtent(name, int(shown["first_offset"]), int(shown["next_offset"]), ledgers)
 
 
-def logs_of(gateways: Gateways, subject: Subject) -> list[str]:
+def logs_of(gateways: Gateways, subject: ReadSubject) -> list[str]:
     """The logs that are meant, by name."""
     if subject.pattern is None:
         return sorted(set(subject.names))
@@ -123,7 +123,7 @@ def logs_of(gateways: Gateways, subject: Subject) -> list[str]:
     return sorted(name for name in names if wanted.fullmatch(name))
 
 
-def offset_at(place: Place, found: Extent, default: int) -> int:
+def offset_at(place: Place, found: LogExtent, default: int) -> int:
     """The offset that a place means in a log; `default` where it says nothing of that log."""
     if place == "earliest":
         return found.first
@@ -137,7 +137,7 @@ def offset_at(place: Place, found: Extent, default: int) -> int:
     return given
 
 
-def offset_of_time(gateways: Gateways, found: Extent, at_ms: int) -> int | None:
+def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | None:
     """The first offset whose record is as late as that, or None; times of records ascend, unless
     clients set them.
     """
@@ -160,7 +160,7 @@ def _time_of(gateways: Gateways, name: str, offset: int) -> float:
 
 def batch_plan(
     options: ReadOptions, gateways: Gateways, pruning: Pruning = EVERYTHING
-) -> list[Range]:
+) -> list[TaskRange]:
     """All of a batch read, but for what no row of the query is in."""
     if options.subject.ledgers:
         found = [part for id_ in options.subject.ledgers for part in _ledger(gateways, id_)]
@@ -168,7 +168,7 @@ def batch_plan(
     places = options.starting
     if places == "latest" or (isinstance(places, Mapping) and LATEST in places.values()):
         raise BadOption("startingOffsets=latest (or -1) means nothing in a batch")
-    ranges: list[Range] = []
+    ranges: list[TaskRange] = []
     for name in filter(pruning.has_log, logs_of(gateways, options.subject)):
         whole = extent(gateways, name)
         first = offset_at(options.starting or "earliest", whole, whole.first)
@@ -186,7 +186,9 @@ def batch_plan(
     return cut(ranges, options)
 
 
-def by_fragment(gateways: Gateways, whole: Extent, parts: Sequence[Range]) -> Iterator[Range]:
+def by_fragment(
+    gateways: Gateways, whole: LogExtent, parts: Sequence[TaskRange]
+) -> Iterator[TaskRange]:
     """Ranges of a log, cut where fragments of its ledgers are, so that a task asks one ensemble.
 
     It takes a request for a thousand ledgers, and two for each change of an ensemble, whose first
@@ -221,7 +223,7 @@ def _records_before(gateways: Gateways, ledger_id: int, entry_id: int) -> int | 
     return decode_head(base64.b64decode(page["entries"][0]["data"])).records_before
 
 
-def checked(whole: Extent, first: int, end: int, *, fails: bool) -> tuple[int, int]:
+def checked(whole: LogExtent, first: int, end: int, *, fails: bool) -> tuple[int, int]:
     """A range within what a log has. Raises: DataLoss, unless that is accepted."""
     if fails and first < end and (first < whole.first or end > whole.end):
         raise DataLoss(
@@ -233,11 +235,11 @@ def checked(whole: Extent, first: int, end: int, *, fails: bool) -> tuple[int, i
 
 def stream_plan(
     options: ReadOptions, gateways: Gateways, start: Mapping[str, int], end: Mapping[str, int]
-) -> list[Range]:
+) -> list[TaskRange]:
     """One batch of a stream, which has ended when it is asked for again: nothing is looked at but
     where ledgers begin.
     """
-    ranges: list[Range] = []
+    ranges: list[TaskRange] = []
     for name, until in sorted(end.items()):
         first = start.get(name, 0)
         if first >= until:
@@ -254,7 +256,7 @@ def stream_plan(
     return cut(ranges, options)
 
 
-def _ledger(gateways: Gateways, ledger_id: int) -> Iterator[Range]:
+def _ledger(gateways: Gateways, ledger_id: int) -> Iterator[TaskRange]:
     """A ledger up to what is confirmed now, cut where fragments are."""
     path = f"/v1/ledgers/{ledger_id}"
     shown = gateways.get(path)
@@ -264,14 +266,14 @@ def _ledger(gateways: Gateways, ledger_id: int) -> Iterator[Range]:
     starts = [int(fragment["first_entry"]) for fragment in shown["fragments"]]
     for first, following in zip(starts, [*starts[1:], end], strict=True):
         if first < min(following, end):
-            yield Range(None, ledger_id, first, min(following, end))
+            yield TaskRange(None, ledger_id, first, min(following, end))
 
 
-def cut(ranges: Sequence[Range], options: ReadOptions) -> list[Range]:
+def cut(ranges: Sequence[TaskRange], options: ReadOptions) -> list[TaskRange]:
     """The same, in parts of the size that was asked for, and enough of them."""
     rows = sum(part.rows for part in ranges)
     most = min(options.rows_per_partition_max, max(1, -(-rows // options.partitions_min)))
-    found: list[Range] = []
+    found: list[TaskRange] = []
     for part in ranges:
         pieces = -(-part.rows // most)
         for piece in range(pieces):
@@ -283,9 +285,9 @@ def cut(ranges: Sequence[Range], options: ReadOptions) -> list[Range]:
 
 def next_offsets(
     options: ReadOptions, gateways: Gateways, known: Mapping[str, Any]
-) -> dict[str, Extent]:
+) -> dict[str, LogExtent]:
     """Every log that a stream reads, as it is now; one that is gone stays away."""
-    found: dict[str, Extent] = {}
+    found: dict[str, LogExtent] = {}
     for name in sorted({*logs_of(gateways, options.subject), *known}):
         try:
             found[name] = extent(gateways, name)

@@ -19,7 +19,7 @@ from quorumlog.errors import (
 )
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import ReadOptions
-from quorumlog.spark.plan import DataLoss, Range
+from quorumlog.spark.plan import DataLoss, TaskRange
 from quorumlog.wire.columns import HEADERS, MEDIA, TIME
 
 _PAGE_ROWS: Final = 10_000
@@ -46,7 +46,7 @@ TYPES: Final = {
 
 def read_range(options: ReadOptions, partition: object) -> Iterator[Any]:
     """The rows of one range; none of the empty partition that Spark makes of an empty plan."""
-    if not isinstance(partition, Range):
+    if not isinstance(partition, TaskRange):
         return
     connection = options.connection
     gateways = Gateways(connection.urls, headers=connection.headers)
@@ -57,7 +57,7 @@ def read_range(options: ReadOptions, partition: object) -> Iterator[Any]:
 
 
 def rows(
-    gateways: Gateways, part: Range, columns: tuple[str, ...], *, fails_on_loss: bool
+    gateways: Gateways, part: TaskRange, columns: tuple[str, ...], *, fails_on_loss: bool
 ) -> Iterator[Any]:
     """A range as record batches, page by page. What is gone meanwhile is a loss. Raises: DataLoss."""
     at = part.first
@@ -81,7 +81,7 @@ def rows(
         at = following
 
 
-def _following(error: QuorumLogError, part: Range) -> int:
+def _following(error: QuorumLogError, part: TaskRange) -> int:
     """Where a range goes on behind what is lost; its end where nothing says so."""
     found = None
     if isinstance(error, OffsetTruncated):
@@ -165,7 +165,7 @@ def _bytes(text: str | None) -> bytes | None:
     return None if text is None else base64.b64decode(text)
 
 
-def _shown(page: Any, part: Range, columns: tuple[str, ...]) -> Any:
+def _shown(page: Any, part: TaskRange, columns: tuple[str, ...]) -> Any:
     """A page with Spark's columns. Where a ledger is read, a log's columns are null."""
     count = page.num_rows
     arrays = [_column(name, page, part, count) for name in columns]
@@ -173,7 +173,7 @@ def _shown(page: Any, part: Range, columns: tuple[str, ...]) -> Any:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _column(name: str, page: Any, part: Range, count: int) -> Any:
+def _column(name: str, page: Any, part: TaskRange, count: int) -> Any:
     is_log = part.log is not None
     match name:
         case "key" | "value" | "timestamp" if is_log or name == "value":

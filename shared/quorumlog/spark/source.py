@@ -22,7 +22,7 @@ from quorumlog.spark import options as opt
 from quorumlog.spark.filters import pruning_of
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import ReadOptions
-from quorumlog.spark.plan import EVERYTHING, Pruning, Range, batch_plan
+from quorumlog.spark.plan import EVERYTHING, Pruning, TaskRange, batch_plan
 from quorumlog.spark.reading import read_range
 from quorumlog.spark.streaming import StreamReader
 from quorumlog.spark.writers import BatchWriter, StreamWriter
@@ -93,11 +93,11 @@ class Reader(DataSourceReader):
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
-    def partitions(self) -> list[Range]:
+    def partitions(self) -> list[TaskRange]:
         """The ranges of all tasks."""
         return self._plan(EVERYTHING)
 
-    def _plan(self, pruning: Pruning) -> list[Range]:
+    def _plan(self, pruning: Pruning) -> list[TaskRange]:
         connection = self._options.connection
         gateways = Gateways(connection.urls, headers=connection.headers)
         try:
@@ -132,7 +132,7 @@ class PruningReader(Reader):
         self._pruning, left = pruning_of(filters, of_logs=of_logs)
         return left
 
-    def partitions(self) -> list[Range]:
+    def partitions(self) -> list[TaskRange]:
         """The ranges of all tasks. Raises: OneFilter."""
         if self._load is not None:
             _note(self._load, self._pruning)

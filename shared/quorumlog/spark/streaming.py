@@ -22,8 +22,8 @@ from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import BadOption, ReadOptions
 from quorumlog.spark.plan import (
     DataLoss,
-    Extent,
-    Range,
+    LogExtent,
+    TaskRange,
     next_offsets,
     offset_at,
     offset_of_time,
@@ -134,7 +134,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         return _offset(self._end)
 
-    def _end_of(self, whole: Extent) -> int:
+    def _end_of(self, whole: LogExtent) -> int:
         """Where a log ends for this run."""
         return (
             whole.end if self._target is None else min(whole.end, self._target.get(whole.name, 0))
@@ -178,7 +178,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for name, whole in sorted(found.items())
         }
 
-    def partitions(self, start: Offset, end: Offset) -> list[Range]:
+    def partitions(self, start: Offset, end: Offset) -> list[TaskRange]:
         """The ranges of one batch's tasks; the same again for a batch that is repeated."""
         return stream_plan(self._options, self._gateways, _plain(start), _plain(end))
 
@@ -196,7 +196,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_gateways_": None}
 
 
-def _behind(whole: Extent, at: int) -> str:
+def _behind(whole: LogExtent, at: int) -> str:
     return (
         f"the log {whole.name} ends at {whole.end}, and {at} is where to go on: is it another log "
         "of this name? failOnDataLoss=false goes on with what it has"

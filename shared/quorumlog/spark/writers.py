@@ -13,9 +13,9 @@ from pyspark.sql.types import StructType
 from quorumlog.spark.options import WriteOptions
 from quorumlog.spark.rows import check_schema
 from quorumlog.spark.writing import (
-    Part,
     Whose,
     Written,
+    WrittenPart,
     abort,
     batch_of,
     publish,
@@ -82,7 +82,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         abort(self._options, _transactions(messages, Whose()))
 
 
-def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
+def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenPart]:
     return [part for found in messages if isinstance(found, Written) for part in found.parts]
 
 

@@ -5,7 +5,7 @@ sees it before the driver's one commit has put the ledgers of the attempts that 
 log. What was not chosen, and what a dead driver leaves behind, the cluster deletes. A transaction
 of an app and a version is committed once, however often somebody begins it.
 
-Invariant of a `LogWriter`: entries below `_next` of the open ledger are acknowledged, each one is
+Invariant of a `LogRowsWriter`: entries below `_next` of the open ledger are acknowledged, each one is
 a batch of rows in the order in which they came, and at most one is in flight. So where a gateway is
 lost, its ledger's end says whether that one arrived.
 """
@@ -77,7 +77,7 @@ class Whose:
     transaction: str | None = None
 
 
-class SealedLedger(NamedTuple):
+class WrittenLedger(NamedTuple):
     """A ledger of a task that takes no more."""
 
     ledger_id: int
@@ -90,13 +90,13 @@ class SealedLedger(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WrittenPart:
     """What a task has written to one log."""
 
     log: str
     transaction: str
     partition: int
-    ledgers: tuple[SealedLedger, ...]
+    ledgers: tuple[WrittenLedger, ...]
     """In the order of the rows."""
     is_duplicate: bool = False
     """This version is on the log already, so nothing was written."""
@@ -132,7 +132,7 @@ class Published:
 class Written(WriterCommitMessage):
     """A task's message to the driver."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[WrittenPart, ...]
 
 
 def begin(gateways: Gateways, options: WriteOptions, log: str, whose: Whose) -> tuple[str, bool]:
@@ -153,7 +153,7 @@ def write_task(options: WriteOptions, whose: Whose, batches: Iterable[Any]) -> W
     context = TaskContext.get()
     assert context is not None, "runs in a task"
     gateways = Gateways(options.connection.urls)
-    writers: dict[str, LogWriter] = {}
+    writers: dict[str, LogRowsWriter] = {}
     try:
         for batch in batches:
             if batch.num_rows == 0:
@@ -162,14 +162,14 @@ def write_task(options: WriteOptions, whose: Whose, batches: Iterable[Any]) -> W
                 writer = writers.get(log)
                 if writer is None:
                     at = (context.partitionId(), context.attemptNumber())
-                    writer = writers[log] = LogWriter(gateways, options, log, whose, at)
+                    writer = writers[log] = LogRowsWriter(gateways, options, log, whose, at)
                 writer.add(table)
         return Written(tuple(writer.seal() for _, writer in sorted(writers.items())))
     finally:
         gateways.close()
 
 
-class LogWriter:
+class LogRowsWriter:
     """Writes a task's rows for one log."""
 
     def __init__(
@@ -190,7 +190,7 @@ class LogWriter:
         self._ledger: int | None = None
         self._next = self._rows = self._bytes = self._crc32 = 0
         """Of the open ledger: the next entry, and what is below it."""
-        self._sealed: list[SealedLedger] = []
+        self._sealed: list[WrittenLedger] = []
 
     def add(self, table: Any) -> None:
         """Take rows; they are sent as soon as they fill a request. Raises: WriteOver."""
@@ -207,7 +207,7 @@ class LogWriter:
             with self._watched():
                 self._flush()
 
-    def seal(self) -> Part:
+    def seal(self) -> WrittenPart:
         """Send the rest and end the ledger; only then is there something to commit.
 
         Raises: WriteOver.
@@ -218,7 +218,7 @@ class LogWriter:
                 if self._ledger is not None:
                     self._end_ledger(is_lost=False)
         sealed = () if self._is_duplicate else tuple(self._sealed)
-        return Part(
+        return WrittenPart(
             self._log, self._transaction, self._at[0], sealed, is_duplicate=self._is_duplicate
         )
 
@@ -332,7 +332,7 @@ class LogWriter:
         if has_more and in_flight is not None:
             self._took(in_flight)
         if end >= 0:
-            self._sealed.append(SealedLedger(ledger, end, self._rows, self._bytes, self._crc32))
+            self._sealed.append(WrittenLedger(ledger, end, self._rows, self._bytes, self._crc32))
         self._ledger = None
         return has_more
 
@@ -370,7 +370,7 @@ def _json(table: Any) -> list[dict[str, Any]]:
 def publish(
     options: WriteOptions,
     whose: Whose,
-    parts: Sequence[Part],
+    parts: Sequence[WrittenPart],
     *,
     overwrite: bool = False,
     even_if_empty: bool = False,
@@ -383,7 +383,7 @@ def publish(
     """
     gateways = Gateways(options.connection.urls)
     try:
-        grouped: dict[str, list[Part]] = {}
+        grouped: dict[str, list[WrittenPart]] = {}
         for part in parts:
             grouped.setdefault(part.log, []).append(part)
         if options.log is not None and (overwrite or even_if_empty):
@@ -403,7 +403,7 @@ def _commit(
     options: WriteOptions,
     whose: Whose,
     log: str,
-    parts: Sequence[Part],
+    parts: Sequence[WrittenPart],
     *,
     overwrite: bool,
 ) -> Published:
@@ -453,7 +453,7 @@ def _commit(
 
 
 def _published(
-    parts: Sequence[Part], known: Mapping[int, Mapping[str, Any]]
+    parts: Sequence[WrittenPart], known: Mapping[int, Mapping[str, Any]]
 ) -> Iterator[PublishedLedger]:
     """What the tasks say of their ledgers, with where the commit has put them."""
     for part in parts:
@@ -468,7 +468,7 @@ def _published(
             )
 
 
-def _check_count(log: str, parts: Sequence[Part], most: int) -> None:
+def _check_count(log: str, parts: Sequence[WrittenPart], most: int) -> None:
     """Raise TooManyLedgers where a commit would bring more ledgers than it may."""
     count = sum(len(part.ledgers) for part in parts)
     if count > most:
@@ -530,7 +530,7 @@ def batch_of(options: WriteOptions) -> Whose:
     return Whose(transaction=transaction)
 
 
-def receipt(part: Part) -> str:
+def receipt(part: WrittenPart) -> str:
     """A part as text, as a DataFrame of receipts holds it."""
     return json.dumps(
         {
@@ -543,8 +543,8 @@ def receipt(part: Part) -> str:
     )
 
 
-def part_of(text: str) -> Part:
+def part_of(text: str) -> WrittenPart:
     """The part that a receipt tells of."""
     found = json.loads(text)
-    ledgers = tuple(SealedLedger(*ledger) for ledger in found.pop("ledgers"))
-    return Part(ledgers=ledgers, **found)
+    ledgers = tuple(WrittenLedger(*ledger) for ledger in found.pop("ledgers"))
+    return WrittenPart(ledgers=ledgers, **found)

@@ -56,7 +56,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class RoomyBookie:
     """A bookie that can take copies."""
 
     member: str
@@ -130,7 +130,7 @@ def plan(
     listed = list(bookies)
     lost = {bookie["id"] for bookie in listed if bookie["state"] == "lost"}
     rooms = [
-        Room(bookie["id"], bookie["zone"], bookie["free_bytes"])
+        RoomyBookie(bookie["id"], bookie["zone"], bookie["free_bytes"])
         for bookie in listed
         if bookie["state"] == "writable"
     ]
@@ -200,7 +200,7 @@ def _replace(
     span: tuple[int, int],
     member: str,
     lost: set[str],
-    rooms: Sequence[Room],
+    rooms: Sequence[RoomyBookie],
     zones: Mapping[str, str],
     planned: Mapping[str, int],
     per_entry: float,

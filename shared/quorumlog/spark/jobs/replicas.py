@@ -25,7 +25,7 @@ BOOKIE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class BookieUrls:
     """Where bookies are. Plain values: it travels to executors."""
 
     urls: dict[str, str]
@@ -55,7 +55,7 @@ class Work:
 
 
 def judging(
-    cluster: Cluster,
+    cluster: BookieUrls,
 ) -> "Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]":
     """What a task does: judge its spans one after another."""
 
@@ -78,7 +78,7 @@ def judging(
 class _Asking:
     """Asks members over HTTP, no faster than the rate allows."""
 
-    def __init__(self, cluster: Cluster, stack: ExitStack) -> None:
+    def __init__(self, cluster: BookieUrls, stack: ExitStack) -> None:
         """`stack` closes the connections."""
         self._cluster, self._stack = cluster, stack
         self._allowed = time.monotonic()

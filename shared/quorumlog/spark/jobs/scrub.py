@@ -21,7 +21,7 @@ from quorumlog.errors import NoSuchLedger, QuorumLogError
 from quorumlog.protocol.ids import ID_MAX, member_name
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.jobs import job
-from quorumlog.spark.jobs.replicas import BOOKIE_S, SCHEMA, Cluster, Work, judging
+from quorumlog.spark.jobs.replicas import BOOKIE_S, SCHEMA, BookieUrls, Work, judging
 from quorumlog.spark.jobs.spans import DAMAGE, EXTRA, UNREACHABLE, Finding, merged, spans_of
 
 SPAN_ENTRIES: Final = 100_000
@@ -126,7 +126,7 @@ def _confirmed(gateways: Gateways, ledger_id: int) -> int:
     return int(found["last_add_confirmed"])
 
 
-def _cluster(gateways: Gateways, rate: float, spark: SparkSession) -> Cluster:
+def _cluster(gateways: Gateways, rate: float, spark: SparkSession) -> BookieUrls:
     bookies = gateways.get("/v1/bookies")["bookies"]
     tasks = max(1, spark.sparkContext.defaultParallelism)
     latest: dict[str, dict[str, Any]] = {}
@@ -134,14 +134,14 @@ def _cluster(gateways: Gateways, rate: float, spark: SparkSession) -> Cluster:
         name = member_name(bookie["id"])
         if bookie["state"] != "lost" or name not in latest:
             latest[name] = bookie
-    return Cluster(
+    return BookieUrls(
         {name: bookie["url"] for name, bookie in latest.items() if bookie["state"] != "lost"},
         {name: bookie["id"] for name, bookie in latest.items()},
         rate / tasks,
     )
 
 
-def _holders(cluster: Cluster) -> dict[int, dict[str, int]]:
+def _holders(cluster: BookieUrls) -> dict[int, dict[str, int]]:
     """The highest entry that each bookie holds of each ledger."""
     found: dict[int, dict[str, int]] = {}
     for name, url in cluster.urls.items():
@@ -166,7 +166,7 @@ def _work(
             yield Work(span, tuple(m for m in others if member_name(m) not in named))
 
 
-def _examine(spark: SparkSession, work: Sequence[Work], cluster: Cluster) -> list[Finding]:
+def _examine(spark: SparkSession, work: Sequence[Work], cluster: BookieUrls) -> list[Finding]:
     """Look at all spans, on the executors."""
     if not work:
         return []
@@ -182,7 +182,7 @@ def _examine(spark: SparkSession, work: Sequence[Work], cluster: Cluster) -> lis
 
 
 def _again(
-    spark: SparkSession, gateways: Gateways, old: Cluster, findings: Sequence[Finding]
+    spark: SparkSession, gateways: Gateways, old: BookieUrls, findings: Sequence[Finding]
 ) -> list[Finding]:
     """Look once more, with fresh metadata, at ledgers of which something was found: an entry that
     was under way is there now, a ledger may be gone, a member replaced.
