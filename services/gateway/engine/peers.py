@@ -1,7 +1,7 @@
 """Requests to the gateway that is a ledger's writer: one hop, to that very process (rule 11).
 
-The writer's instance id goes along and is checked there. Where nothing was sent (a refused
-connection) the writer is lost and nothing was done; where anything may have been, the outcome is
+A request has the writer's instance id, which the receiver checks. If nothing was sent (a refused
+connection), the writer is lost and nothing was done; if anything may have been sent, the outcome is
 unknown.
 """
 
@@ -22,29 +22,29 @@ from quorumlog.wire.problems import from_answer
 from services.gateway.interface import Appended
 
 INSTANCE: Final = header.FORWARDED_WRITER
-"""The header with the instance id of the writer that is meant."""
+"""The header with the instance id of the intended writer."""
 PASSWORD: Final = header.LEDGER_PASSWORD
 
 _QUORUM_S: Final = 10.0
 _APPEND_BEYOND_S: Final = 5.0
-"""Above the quorum timeout: the writer answers before this ends."""
+"""Added to the quorum timeout, so that the writer answers first."""
 _CLOSE_S: Final = 30.0
 _LAC_S: Final = 5.0
-"""A busy writer must not look like one that is gone: what bookies know is behind it (rule 5)."""
+"""Long, so that a busy writer does not look gone: the bookies' LAC is older (rule 5)."""
 _HUNG_S: Final = 2.0
-"""For how long nobody else waits for a writer that did not answer in time (taste)."""
+"""How long readers skip a writer that did not answer in time (taste)."""
 _CONNECT_S: Final = 2.0
 _GONE_MAX: Final = 10_000
 _U32: Final = struct.Struct(">I")
 
 
 def encode_payloads(payloads: Sequence[bytes]) -> bytes:
-    """Payloads as (u32 length, payload) each."""
+    """Payloads, each as (u32 length, payload)."""
     return b"".join([part for p in payloads for part in (_U32.pack(len(p)), p)])
 
 
 def decode_payloads(body: bytes) -> list[bytes]:
-    """The payloads of such a body. Raises ValueError."""
+    """The inverse of `encode_payloads`. Raises ValueError."""
     payloads, at, end = [], 0, len(body)
     while at < end:
         if end - at < 4:
@@ -68,7 +68,7 @@ class Peers:
         self._gone: OrderedDict[str, None] = OrderedDict()
         """Instances that another one has replaced: they never come back."""
         self._hung_until: dict[str, float] = {}
-        """Writers that did not answer in time: readers go to the bookies at once meanwhile."""
+        """Writers that timed out: until then readers ask the bookies at once."""
 
     async def append(
         self,
@@ -97,7 +97,7 @@ class Peers:
     async def append_records(
         self, writer: Writer, ledger_id: int, data: bytes, *, expect: int | None
     ) -> Appended:
-        """Append a record batch of no place through the writer, as `append` does payloads."""
+        """Append a record batch without offsets through the writer, like payloads in `append`."""
         query = "" if expect is None else f"?expect={expect}"
         path = f"/internal/ledgers/{ledger_id}/records{query}"
         try:
@@ -111,7 +111,7 @@ class Peers:
     ) -> tuple[int, bool, int]:
         """LAC, whether the ledger is closed, and the row's version, as the writer knows them.
 
-        Raises: WriterLost, also when it does not answer.
+        Raises: WriterLost, also if the writer times out.
         """
         query = "" if after is None else f"?after={after}&wait_ms={int(wait_s * 1000)}"
         now = asyncio.get_running_loop().time()
@@ -165,7 +165,9 @@ class Peers:
                 body = await answer.read()
                 status, instance = answer.status, answer.headers.get(INSTANCE)
         except aiohttp.ClientConnectorError as error:
-            raise WriterLost(f"its process is not there: {error}", outcome=NOT_DONE) from error
+            raise WriterLost(
+                f"nothing listens at its address: {error}", outcome=NOT_DONE
+            ) from error
         except aiohttp.ConnectionTimeoutError as error:
             raise WriterLost("its process can't be reached", outcome=NOT_DONE) from error
         except aiohttp.ClientError as error:

@@ -13,15 +13,15 @@ from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Run
 
 _SLACK_BYTES: Final = 64 << 10
-"""Above what is wanted of payload: columns and digests of many small entries."""
+"""Added to the wanted payload bytes: columns and digests of many small entries."""
 
 
 async def read_range(
     ports: Ports, row: LedgerMetadata, first: int, last: int, bytes_max: int
 ) -> list[Run]:
-    """Contiguous entries from `first` on, at least that one, about `bytes_max` of payload.
+    """Contiguous entries from `first` on, at least one, about `bytes_max` of payload.
 
-    Raises: EntryUnavailable for the first one; one that comes later only ends the list.
+    Raises: EntryUnavailable for the first entry; a later unavailable entry only ends the list.
     """
     runs: list[Run] = []
     end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
