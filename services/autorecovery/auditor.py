@@ -125,9 +125,7 @@ class Auditor:
         self.audit_s = asyncio.get_running_loop().time() - begun
 
     def _note_unobserved(self, *, from_bookies: bool = True) -> None:
-        """This process does not observe absences now: one that was seen may end meanwhile and begin
-        anew (rule 21).
-        """
+        """Absences are not observed now: one may end meanwhile and begin anew (rule 21)."""
         now = asyncio.get_running_loop().time()
         self._refused.note_unobserved(now)
         self._silent.note_unobserved(now)
@@ -165,9 +163,7 @@ class Auditor:
                 self._open_check_due_at = ended + _DRAIN_SHARE * (ended - now)
 
     def _note_audited(self, when: dict[str, float], member: str, at: float, triggers: int) -> None:
-        """Note that a member was audited, unless a trigger came meanwhile: that asks for a later
-        audit.
-        """
+        """Note that a member was audited, unless a trigger came meanwhile and asks for another."""
         if triggers == self._triggers:
             when[member] = at
 

@@ -54,8 +54,7 @@ class Report:
     entries: int = 0
     """Entries checked, of closed fragments."""
     open_from: int | None = None
-    """Entries from here on are still being written; they are compared after their fragment has
-    ended."""
+    """Entries from here on are compared after their fragment has ended."""
     lacks: list[Lack] = field(default_factory=list)
     differing: list[Range] = field(default_factory=list)
     """Ranges whose complete copies differ: an alarm (rule 2), not a repair."""
@@ -107,12 +106,12 @@ class ReplicaCheck:
             answers = await asyncio.gather(
                 *(self._ask(member, row.ledger_id, shares) for member in members)
             )
-            told = dict(zip(members, answers, strict=True))
+            replies = dict(zip(members, answers, strict=True))
             for share in shares:
                 report.entries += len(share.ids)
                 digests = set()
                 for member in share.members:
-                    answer = told[member].get(share)
+                    answer = replies[member].get(share)
                     if answer is None:
                         silent[member] = None
                         continue
@@ -196,24 +195,22 @@ class ReplicaCheck:
                     body = await response.read()
                     if response.status != 200:
                         return found
-                told = DigestsBody.model_validate_json(body)
+                reply = DigestsBody.model_validate_json(body)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
                 return found
-            if not _is_reply_about(member, ledger_id, told):
+            if not _is_reply_about(member, ledger_id, reply):
                 return found
             found |= {
                 share: answer
-                for share, answer in zip(wanted, told.digests, strict=False)
+                for share, answer in zip(wanted, reply.digests, strict=False)
                 if (answer.first, answer.last) == (share.first, share.last)
             }
         return found
 
 
-def _is_reply_about(member: str, ledger_id: int, told: DigestsBody) -> bool:
-    """The reply names this member and this ledger (rule 4), and the member is not in limbo (rule
-    15).
-    """
-    return (told.bookie, told.ledger_id, told.limbo) == (member, ledger_id, False)
+def _is_reply_about(member: str, ledger_id: int, reply: DigestsBody) -> bool:
+    """Rule 4: the reply names this member and this ledger. Rule 15: it is not in limbo."""
+    return (reply.bookie, reply.ledger_id, reply.limbo) == (member, ledger_id, False)
 
 
 def _shares(row: LedgerMetadata) -> Iterator[_Share]:

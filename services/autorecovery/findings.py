@@ -41,9 +41,7 @@ class LostMembers:
     unobserved_since: float | None = None
 
     def note_unobserved(self, now: float) -> None:
-        """Absences are not observed from now on. If that lasts for the delay, earlier observations
-        expire.
-        """
+        """Absences are unobserved from now on; after `delay_s` of that, observations expire."""
         self.unobserved_since = now if self.unobserved_since is None else self.unobserved_since
 
     def update(self, bookies: Iterable[BookieInfo], now: float) -> tuple[str, ...]:
@@ -84,9 +82,7 @@ class GracePeriod:
     unobserved_since: float | None = None
 
     def note_unobserved(self, now: float) -> None:
-        """Nothing is observed from now on. If that lasts for the grace period, earlier observations
-        expire.
-        """
+        """Nothing is observed from now on; after `grace_s` of that, observations expire."""
         self.unobserved_since = now if self.unobserved_since is None else self.unobserved_since
 
     def expired(self, seen: Mapping[Hashable, int], now: float) -> Iterator[int]:

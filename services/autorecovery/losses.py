@@ -1,6 +1,4 @@
-"""Lost entries, as found by this process (rule 31): reported until an operator accepts the loss or
-a copy turns up.
-"""
+"""Lost entries found by this process (rule 31), until a loss is accepted or a copy turns up."""
 
 import logging
 from collections import OrderedDict
@@ -21,9 +19,7 @@ _LEDGERS_MAX: Final = 1000
 
 
 class Losses:
-    """Lost entries by ledger. Invariant: each loss is proven by the answers of all possible
-    holders.
-    """
+    """Lost entries by ledger. Invariant: all possible holders have denied each of them."""
 
     def __init__(self, holdings: HoldingsClient) -> None:
         """No loss is known yet."""

@@ -211,8 +211,8 @@ class Worker:
         that has just got its place mostly lacks nothing, so the check that its change of place has
         queued transfers no entries (rule 20a).
         """
-        said = await self._replicas.missing_on_disk(row, member, part.first, part.last)
-        for first, last in ((part.first, part.last),) if said is None else said:
+        missing = await self._replicas.missing_on_disk(row, member, part.first, part.last)
+        for first, last in ((part.first, part.last),) if missing is None else missing:
             repair = FragmentRepair(
                 row,
                 fragment=part.fragment,

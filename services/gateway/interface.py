@@ -166,9 +166,7 @@ class EngineInterface(Protocol):
         wait_s: float = 0.0,
         password: str | None = None,
     ) -> Confirmation:
-        """The LAC. With `after`: waits until it is above `after` or the ledger is closed, at most
-        for `wait_s`.
-        """
+        """The LAC; with `after`, waits up to `wait_s` for a higher one or the close."""
         ...
 
     async def close(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:

@@ -20,8 +20,7 @@ Key = TypeVar("Key", int, str)
 Head = TypeVar("Head")
 
 _RETRY_S: Final = 0.5
-"""Pause between tries while the metadata service is away; each try also lasts for its client's
-deadline."""
+"""Pause between tries without metadata; each try also takes its client's deadline."""
 
 _LOGGED_MAX: Final = 10
 

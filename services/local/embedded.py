@@ -208,9 +208,7 @@ def _await_predecessor(data: Path) -> None:
 
 
 def _processes_in(folder: Path) -> list[int]:
-    """The processes whose working directory is a folder: every process of a Postgres works in its
-    data folder.
-    """
+    """The processes that work in a folder; all of a Postgres's work in its data folder."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -220,9 +218,7 @@ def _processes_in(folder: Path) -> list[int]:
 
 
 def _environment() -> dict[str, str]:
-    """This environment without variables that steer Postgres's tools (PGHOST, PGDATA…) or the
-    language of messages.
-    """
+    """The environment without variables that steer Postgres's tools or languages."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_"))}
     # PGUSER: libpq would look up this user's name, which may not exist.
     return {**kept, "LC_ALL": "C", "TZ": "UTC", "PGUSER": USER}

@@ -19,7 +19,7 @@ async def confirmed_by_bookies(row: LedgerMetadata, bookies: BookiesPort) -> int
     highest = row.last_fragment.first_entry - 1
     is_settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-    def heard(position: int, status: Status, lac: int) -> None:
+    def on_lac(position: int, status: Status, lac: int) -> None:
         nonlocal highest
         waiting.discard(position)
         if status in (Status.OK, Status.NO_ENTRY):
@@ -33,5 +33,5 @@ async def confirmed_by_bookies(row: LedgerMetadata, bookies: BookiesPort) -> int
                 is_settled.set_result(False)
 
     for position, member in enumerate(members):
-        bookies.read_lac(member, row.ledger_id, partial(heard, position))
+        bookies.read_lac(member, row.ledger_id, partial(on_lac, position))
     return highest if await is_settled else None

@@ -569,9 +569,7 @@ class Engine:
             self._recoveries.start_background(handle.ledger_id)
 
     def _queue_missed(self, handle: WriteHandle) -> None:
-        """Somebody else ended the ledger and knows less than its writer of missed entries: queue
-        them.
-        """
+        """Queue missed entries, which only this writer knows, after somebody else's close."""
         missed = handle.missed
         if missed:
             repairs = RepairClient(self._metadata, self.writer.id)

@@ -125,7 +125,7 @@ class WriteHandle:
         self.access_row = row
         """The row as created: its keys never change."""
         self._machine = Writer(row, Codec(row.digest, row.mac_key), delays_change=delays_change)
-        self._driver = Driver(self._machine, row.ledger_id, ports, self._told)
+        self._driver = Driver(self._machine, row.ledger_id, ports, self._on_outcome)
         self._owner = owner
         self._lacs = lacs
         self._clock = ports.clock
@@ -313,7 +313,7 @@ class WriteHandle:
         self._gathered_bytes -= size
         return tuple(gathered[:count]), size
 
-    def _told(self, told: Told) -> None:
+    def _on_outcome(self, told: Told) -> None:
         match told:
             case Confirmed(_, last):
                 self._confirm(last)

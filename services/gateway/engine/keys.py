@@ -55,9 +55,7 @@ class Gatekeeper:
         self._verified: OrderedDict[bytes, None] = OrderedDict()
 
     def check(self, row: LedgerMetadata, password: str | None) -> None:
-        """Raise WrongPassword unless `password` is the ledger's. A ledger without a password
-        accepts any.
-        """
+        """Raise WrongPassword unless `password` is the ledger's, or the ledger has none."""
         if not row.access_key:
             return
         if password is None:

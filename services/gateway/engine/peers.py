@@ -82,7 +82,7 @@ class Peers:
         """Append through the writer. Raises what the writer raised, WriterLost, QuorumTimeout."""
         query = "" if expect is None else f"?expect={expect}"
         try:
-            told = await self._ask(
+            reply = await self._ask(
                 writer,
                 "POST",
                 f"/internal/ledgers/{ledger_id}/append{query}",
@@ -92,7 +92,7 @@ class Peers:
             )
         except TimeoutError as error:
             raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
-        return Appended(int(told["first"]), int(told["last"]), int(told["last_add_confirmed"]))
+        return Appended(int(reply["first"]), int(reply["last"]), int(reply["last_add_confirmed"]))
 
     async def append_records(
         self, writer: Writer, ledger_id: int, data: bytes, *, expect: int | None
@@ -101,10 +101,10 @@ class Peers:
         query = "" if expect is None else f"?expect={expect}"
         path = f"/internal/ledgers/{ledger_id}/records{query}"
         try:
-            told = await self._ask(writer, "POST", path, self._append_s, data=data)
+            reply = await self._ask(writer, "POST", path, self._append_s, data=data)
         except TimeoutError as error:
             raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
-        return Appended(int(told["first"]), int(told["last"]), int(told["last_add_confirmed"]))
+        return Appended(int(reply["first"]), int(reply["last"]), int(reply["last_add_confirmed"]))
 
     async def last_add_confirmed(
         self, writer: Writer, ledger_id: int, *, after: int | None = None, wait_s: float = 0.0
@@ -119,13 +119,13 @@ class Peers:
             raise WriterLost("the writer did not answer just now", ledger_id=ledger_id)
         self._hung_until.pop(writer.id, None)
         try:
-            told = await self._ask(
+            reply = await self._ask(
                 writer, "GET", f"/internal/ledgers/{ledger_id}/lac{query}", _LAC_S + wait_s
             )
         except TimeoutError as error:
             self._hung_until[writer.id] = asyncio.get_running_loop().time() + _HUNG_S
             raise WriterLost("the writer did not answer", ledger_id=ledger_id) from error
-        return int(told["last_add_confirmed"]), told["closed"] is True, int(told["version"])
+        return int(reply["last_add_confirmed"]), reply["closed"] is True, int(reply["version"])
 
     async def close(self, writer: Writer, ledger_id: int, *, password: str | None) -> None:
         """The writer's close. Raises what the writer raised, WriterLost."""
@@ -182,7 +182,7 @@ class Peers:
             if type(problem) is QuorumLogError:
                 raise WriterLost(f"no answer of the writer: {problem.detail}", outcome=UNKNOWN)
             raise problem
-        told = orjson.loads(body) if instance is not None else None
-        if not isinstance(told, dict):
+        reply = orjson.loads(body) if instance is not None else None
+        if not isinstance(reply, dict):
             raise WriterLost("something else answers at its address", outcome=UNKNOWN)
-        return told
+        return reply

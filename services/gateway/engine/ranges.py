@@ -26,7 +26,7 @@ async def read_range(
     runs: list[Run] = []
     end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def told(news: Told) -> None:
+    def on_outcome(news: Told) -> None:
         if end.done():
             return
         if isinstance(news, EntriesRead):
@@ -43,7 +43,7 @@ async def read_range(
         row, first=first, last=last, max_bytes=max(bytes_max, 1), turn=row.ledger_id
     )
     asked_bytes = min(ports.read_bytes_max, bytes_max + _SLACK_BYTES)
-    driver = Driver(reader, row.ledger_id, replace(ports, read_bytes_max=asked_bytes), told)
+    driver = Driver(reader, row.ledger_id, replace(ports, read_bytes_max=asked_bytes), on_outcome)
     try:
         driver.post(Begin())
         await end

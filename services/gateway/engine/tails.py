@@ -1,6 +1,4 @@
-"""Waiting for entries of ledgers that another gateway writes: one long poll per ledger, shared by
-all waiters here.
-"""
+"""Waiting for entries of other gateways' ledgers: one long poll per ledger for all waiters."""
 
 import asyncio
 import logging
