@@ -1,1 +1,1 @@
-"""Autorecovery: finds what lacks copies or a writer, and mends it. Keeps nothing itself."""
+"""Autorecovery: finds missing copies and abandoned ledgers, and repairs them. Keeps no state."""

@@ -1,8 +1,7 @@
 """The auditor: one process at a time looks for lost members and for ledgers without a writer.
 
-It finds and queues; workers mend. A lease spares two auditors the same work; that there are two
-for a moment does no harm, since queueing twice is queueing once and every change is a
-compare-and-swap.
+It queues repairs; workers run them. A lease saves duplicate work. Two auditors for a moment do no
+harm, since queueing twice equals queueing once and every change is a compare-and-swap.
 """
 
 import asyncio
@@ -24,30 +23,29 @@ from quorumlog.wire.bodies import BookieInfo
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.autorecovery.config import Config
 from services.autorecovery.findings import (
+    GracePeriod,
     LostMembers,
-    Patience,
     is_believable,
     survivors_of,
 )
 from services.autorecovery.steering import Steering
-from services.autorecovery.writers import Writers
+from services.autorecovery.writers import WriterPresence, Writers
 
 log = logging.getLogger(__name__)
 
 _PAGE: Final = 1000
 _RECOVERY_S: Final = 60.0
 _DRAIN_SHARE: Final = 20
-"""Of so many parts of its time the auditor spends one on what a drain still needs, and one on open
-ledgers: with very many of them it looks less often.
-"""
+"""The auditor spends one part in so many of its time on drains, and one on open ledgers: with very
+many of them it checks less often."""
 _BLOCKED_MAX: Final = 100
 _LEASE: Final = "auditor"
 
 
 class Auditor:
-    """Looks, queues, and has abandoned ledgers recovered.
+    """Audits, queues repairs, and recovers abandoned ledgers.
 
-    Invariant: of an open ledger nothing is changed while its writer answers (rule 21).
+    Invariant: an open ledger is not changed while its writer answers (rule 21).
     """
 
     def __init__(
@@ -69,16 +67,16 @@ class Auditor:
         self._ports = ports
         self._writers = writers
         self._lost = LostMembers(steering.lost_bookie_delay_s)
-        self._refused = Patience(config.abandoned_s)
-        self._silent = Patience(config.silent_s)
-        self._stuck = Patience(config.in_recovery_s)
+        self._refused = GracePeriod(config.abandoned_s)
+        self._silent = GracePeriod(config.silent_s)
+        self._stuck = GracePeriod(config.in_recovery_s)
         self._queued_at: dict[str, float] = {}
-        self._drain_again_at: dict[str, float] = {}
-        self._open_again_at = 0.0
+        self._drain_due_at: dict[str, float] = {}
+        self._open_check_due_at = 0.0
         self._triggers = 0
         self._recovering: set[int] = set()
-        self._there: frozenset[str] = frozenset()
-        self._room = asyncio.Semaphore(config.recoveries)
+        self._writable: frozenset[str] = frozenset()
+        self._recovery_slots = asyncio.Semaphore(config.recoveries)
         self._wake = asyncio.Event()
         self.is_auditor = False
         self.audits = 0
@@ -86,20 +84,20 @@ class Auditor:
         self.recovered = 0
         self.blocked_count = 0
         self.blocked: dict[int, QuorumLogError] = {}
-        """Recoveries that could not end: the errors name the bookie and the entry in the way."""
+        """Recoveries that are blocked: the errors name the bookie and the entry."""
         self.lost: tuple[str, ...] = ()
         self.draining: tuple[str, ...] = ()
 
     def trigger(self) -> None:
-        """Look at everything now."""
+        """Run a full audit now."""
         self._triggers += 1
         self._queued_at.clear()
-        self._drain_again_at.clear()
-        self._open_again_at = 0.0
+        self._drain_due_at.clear()
+        self._open_check_due_at = 0.0
         self._wake.set()
 
     async def run(self) -> None:
-        """Audit for ever, whenever the lease is ours."""
+        """Audit for ever, whenever this process holds the lease."""
         while True:
             try:
                 lease = await self._repairs.take_lease(_LEASE, ttl_s=self._config.lease_s)
@@ -107,12 +105,12 @@ class Auditor:
                 if self.is_auditor:
                     await self.audit()
                 else:
-                    self._look_away()
+                    self._note_unobserved()
             except QuorumLogError as error:
-                self._look_away()
+                self._note_unobserved()
                 log.warning("audit-put-off", extra={"why": error.detail})
             except Exception:
-                # A defect of ours in one audit must not end all audits.
+                # A bug in one audit must not end all audits.
                 log.exception("audit-failed")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(self._config.audit_s, self._config.lease_s / 3)):
@@ -120,87 +118,85 @@ class Auditor:
             self._wake.clear()
 
     async def audit(self) -> None:
-        """Look once."""
+        """Run one audit."""
         begun = asyncio.get_running_loop().time()
         await self._audit()
         self.audits += 1
         self.audit_s = asyncio.get_running_loop().time() - begun
 
-    def _look_away(self, *, from_bookies: bool = True) -> None:
-        """Nobody looks here at who is missing: what was seen of that may be over meanwhile, and
-        have begun anew (rule 21).
-        """
+    def _note_unobserved(self, *, from_bookies: bool = True) -> None:
+        """Absences are not observed now: one may end meanwhile and begin anew (rule 21)."""
         now = asyncio.get_running_loop().time()
-        self._refused.unseen(now)
-        self._silent.unseen(now)
+        self._refused.note_unobserved(now)
+        self._silent.note_unobserved(now)
         if from_bookies:
-            self._lost.unseen(now)
+            self._lost.note_unobserved(now)
 
     async def _audit(self) -> None:
         triggers = self._triggers
         now = asyncio.get_running_loop().time()
         self._lost.delay_s = self._steering.lost_bookie_delay_s
         found = await self._metadata.bookies()
-        await self._welcome(found.bookies)
-        # Rule 21: liveness that is younger than a grace proves nothing about who is missing.
+        await self._hurry_repairs_for_returned(found.bookies)
+        # Rule 21: liveness recorded for less than a grace period proves no absence.
         is_old_enough = not found.stale and found.liveness_age_s >= self._lost.delay_s
         share = self._config.lost_share_max
         if is_old_enough and is_believable(found.bookies, share_max=share):
-            self.lost = self._lost.look(found.bookies, now)
+            self.lost = self._lost.update(found.bookies, now)
             for member in self.lost:
                 if now - self._queued_at.get(member, float("-inf")) >= self._config.full_audit_s:
-                    count = await self._queue_all_of(member)
+                    count = await self._queue_places_of(member)
                     if count:
                         log.warning("bookie-lost", extra={"bookie": member, "ledgers": count})
-                    self._audited(self._queued_at, member, now, triggers)
+                    self._note_audited(self._queued_at, member, now, triggers)
         else:
-            self._lost.unseen(now)
+            self._lost.note_unobserved(now)
         if not found.stale:
-            await self._look_at_drains(found.bookies)
+            await self._queue_drains(found.bookies)
         is_old_enough = not found.stale and found.liveness_age_s >= self._config.abandoned_s
         if not is_old_enough:
-            self._look_away(from_bookies=False)
-        elif now >= self._open_again_at:
-            await self._look_at_open_ledgers(now, found.liveness_age_s)
+            self._note_unobserved(from_bookies=False)
+        elif now >= self._open_check_due_at:
+            await self._check_open_ledgers(now, found.liveness_age_s)
             ended = asyncio.get_running_loop().time()
             if triggers == self._triggers:
-                self._open_again_at = ended + _DRAIN_SHARE * (ended - now)
+                self._open_check_due_at = ended + _DRAIN_SHARE * (ended - now)
 
-    def _audited(self, when: dict[str, float], member: str, at: float, triggers: int) -> None:
-        """A member was looked at. Who asked for a look meanwhile asked for a later one."""
+    def _note_audited(self, when: dict[str, float], member: str, at: float, triggers: int) -> None:
+        """Note that a member was audited, unless a trigger came meanwhile and asks for another."""
         if triggers == self._triggers:
             when[member] = at
 
-    async def _welcome(self, bookies: Iterable[BookieInfo]) -> None:
-        """A bookie that is there (again) may be what repairs wait for: they are tried now."""
+    async def _hurry_repairs_for_returned(self, bookies: Iterable[BookieInfo]) -> None:
+        """Retry waiting repairs at once if a bookie returned: they may wait for it."""
         there = frozenset(bookie.id for bookie in bookies if bookie.state == "writable")
-        if not there <= self._there:
+        if not there <= self._writable:
             await self._repairs.hurry()
-        self._there = there
+        self._writable = there
 
-    async def _look_at_drains(self, bookies: Iterable[BookieInfo]) -> None:
-        """Queue what members that are to be emptied are still named for. They said so themselves,
-        so there is nothing to wait for; and again and again, since a gateway that has not heard
-        of it yet may choose one for a new ensemble.
+    async def _queue_drains(self, bookies: Iterable[BookieInfo]) -> None:
+        """Queue the places of draining members. They asked for it themselves, so there is no delay;
+        it is repeated, since a gateway that does not know of the drain yet may choose such a member
+        for a new ensemble.
         """
         clock = asyncio.get_running_loop().time
         begun, triggers = clock(), self._triggers
         self.draining = tuple(bookie.id for bookie in bookies if bookie.state == "draining")
-        due = [m for m in self.draining if begun >= self._drain_again_at.get(m, begun)]
+        due = [m for m in self.draining if begun >= self._drain_due_at.get(m, begun)]
         if not due:
             return
-        queued = await self._queued()
+        queued = await self._queued_items()
         for member in due:
-            count = await self._queue_all_of(member, but=queued)
+            count = await self._queue_places_of(member, but=queued)
             if count:
                 log.info("drain-queued", extra={"bookie": member, "ledgers": count})
         ended = clock()
         again_at = ended + _DRAIN_SHARE * (ended - begun)
-        self._drain_again_at = {}
+        self._drain_due_at = {}
         for member in self.draining:
-            self._audited(self._drain_again_at, member, again_at, triggers)
+            self._note_audited(self._drain_due_at, member, again_at, triggers)
 
-    async def _queued(self) -> frozenset[tuple[int, str]]:
+    async def _queued_items(self) -> frozenset[tuple[int, str]]:
         found: list[tuple[int, str]] = []
         after: str | None = None
         while True:
@@ -209,11 +205,11 @@ class Auditor:
             if after is None:
                 return frozenset(found)
 
-    async def _queue_all_of(
+    async def _queue_places_of(
         self, member: str, *, but: Container[tuple[int, str]] = frozenset()
     ) -> int:
-        """Queue a member's places in all ledgers; tells in how many. To queue again what is being
-        worked on would take it from its worker.
+        """Queue a member's places in all ledgers, except items in `but`; returns the number of
+        ledgers. To queue an item again would take it from its worker.
         """
         count = 0
         items: list[RepairAdd] = []
@@ -237,56 +233,59 @@ class Auditor:
         await self._repairs.add(items)
         return count
 
-    async def _look_at_open_ledgers(self, now: float, liveness_age_s: float) -> None:
+    async def _check_open_ledgers(self, now: float, liveness_age_s: float) -> None:
         rows = [row async for row in self._rows(state=State.OPEN)]
         writers = {row.writer for row in rows if row.writer is not None}
         answers = dict(
-            zip(writers, await asyncio.gather(*map(self._is_there, writers)), strict=True)
+            zip(writers, await asyncio.gather(*map(self._presence_of, writers)), strict=True)
         )
         gone: dict[Hashable, int] = {}
         silent: dict[Hashable, int] = {}
         for row in rows:
-            is_there = True if row.writer is None else answers[row.writer]
-            if is_there is False:
+            presence = WriterPresence.ALIVE if row.writer is None else answers[row.writer]
+            if presence is WriterPresence.GONE:
                 gone[row.ledger_id] = row.ledger_id
-            if not is_there:
-                # Who refuses does not answer either: else one that does both in turn stays open.
+            if presence is not WriterPresence.ALIVE:
+                # A refusal is no answer either: else a writer that alternates between refusal and
+                # silence would stay open.
                 silent[row.ledger_id] = row.ledger_id
         stuck: dict[Hashable, int] = {
             (row.ledger_id, row.version): row.ledger_id
             async for row in self._rows(state=State.IN_RECOVERY)
         }
-        has_been_silent = frozenset(self._silent.over(silent, now))
+        has_been_silent = frozenset(self._silent.expired(silent, now))
         if liveness_age_s < self._config.silent_s:
-            # Rule 21: never while Redis is younger than the grace, and silence has the longer one.
+            # Rule 21: nothing is proven while Redis is younger than the grace period, and silence
+            # has the longer one.
             has_been_silent = frozenset()
         for ledger_id in dict.fromkeys(
-            (*has_been_silent, *self._refused.over(gone, now), *self._stuck.over(stuck, now))
+            (*has_been_silent, *self._refused.expired(gone, now), *self._stuck.expired(stuck, now))
         ):
             if ledger_id not in self._recovering:
                 self._recovering.add(ledger_id)
                 is_enough = ledger_id in has_been_silent
                 self._ports.tasks.start(self._recover(ledger_id, is_silence_enough=is_enough))
 
-    async def _is_there(self, writer: Writer) -> bool | None:
-        """Whether a ledger's writer still is that very process; None where nobody says so."""
-        return await self._writers.is_there(writer)
+    async def _presence_of(self, writer: Writer) -> WriterPresence:
+        return await self._writers.presence_of(writer)
 
-    async def _is_given_up(self, row: LedgerMetadata, *, is_silence_enough: bool) -> bool:
-        """Whether nobody writes a ledger, asked once more: to recover it may have waited long."""
+    async def _is_abandoned(self, row: LedgerMetadata, *, is_silence_enough: bool) -> bool:
+        """Whether the ledger has no writer, asked again: its recovery may have waited for long."""
         if row.writer is None or row.state is not State.OPEN:
             return True
-        is_there = await self._is_there(row.writer)
-        return not is_there if is_silence_enough else is_there is False
+        presence = await self._presence_of(row.writer)
+        if is_silence_enough:
+            return presence is not WriterPresence.ALIVE
+        return presence is WriterPresence.GONE
 
     async def _recover(self, ledger_id: int, *, is_silence_enough: bool) -> None:
         try:
-            async with self._room:
+            async with self._recovery_slots:
                 row = await self._metadata.get(ledger_id)
                 if row.state is State.CLOSED:
                     self.blocked.pop(ledger_id, None)
                     return
-                if not await self._is_given_up(row, is_silence_enough=is_silence_enough):
+                if not await self._is_abandoned(row, is_silence_enough=is_silence_enough):
                     return
                 log.info("recovery-begun", extra={"ledger": ledger_id, "state": row.state})
                 machine = Recovery()

@@ -1,9 +1,9 @@
-"""The replica check: what bookies say that they hold, against the write sets.
+"""The replica check: compares what bookies report as stored with the write sets.
 
 Bookies digest their own copies (ledger, entry, length, payload), so that replicas are compared
-without being read over the wire. What is unreachable, in limbo, or another incarnation says
-nothing: unreachable is not missing. Only closed fragments are looked at; the last one of an open
-ledger is its writer's.
+without sending their entries. A bookie that is unreachable, in limbo, or another incarnation
+reports nothing: unreachable is not missing. Only closed fragments are checked; the last fragment of
+an open ledger belongs to its writer.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, RangeDigest
 SPAN_ENTRIES: Final = 10_000
 _SPAN_BYTES: Final = 8 << 20
 _SPANS: Final = 8
-"""Ranges in one request: what a bookie reads for it takes well below a second from memory."""
+"""Ranges in one request: a bookie reads them from memory in well below a second."""
 _ASK_S: Final = 60.0
 _PRESENT_MAX: Final = 1000
-"""A bookie names so many ranges; what lies beyond them is unknown."""
+"""A bookie reports at most so many ranges; entries beyond them are unknown."""
 
 _LACKS_MAX: Final = 100
-"""Ranges that are filled one by one; more of them as one range."""
+"""Up to so many ranges are copied one by one; more of them as one range."""
 
 Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Entries that a member should hold, and by its own word does not, or can't read."""
+    """Entries that a member should have and, by its own report, lacks or cannot read."""
 
     member: str
     fragment: int
@@ -48,32 +48,32 @@ class Lack:
 
 @dataclass(slots=True)
 class Report:
-    """What a check of one ledger found."""
+    """The result of checking one ledger."""
 
     ledger_id: int
     entries: int = 0
-    """Of closed fragments: those that were asked for."""
+    """Entries checked, of closed fragments."""
     open_from: int | None = None
-    """Entries from here on are still being written, and are compared when their fragment has ended."""
+    """Entries from here on are compared after their fragment has ended."""
     lacks: list[Lack] = field(default_factory=list)
     differing: list[Range] = field(default_factory=list)
-    """Ranges of which whole copies are not the same: an alarm (rule 2), and not for repair."""
+    """Ranges whose complete copies differ: an alarm (rule 2), not a repair."""
     silent: list[str] = field(default_factory=list)
-    """Members of which nothing is known now."""
+    """Members that reported nothing."""
     suspects: list[Range] = field(default_factory=list)
-    """Ranges of which no whole copy was told: something may be lost."""
+    """Ranges without a complete copy: entries may be lost."""
     lost: tuple[Answers, ...] = ()
-    """What all who could hold it answered that they do not."""
+    """Ranges that every possible holder denies."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether every entry below `open_from` has all of its copies, by the word of each member."""
+        """Whether every member reported a copy of each of its entries below `open_from`."""
         return not (self.lacks or self.differing or self.silent or self.lost)
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """The ids of one residue in one span, and who stores them."""
+    """The ids of one residue in one span, and the members that store them."""
 
     fragment: int
     first: int
@@ -88,7 +88,7 @@ class _Share:
 
 
 class ReplicaCheck:
-    """Asks bookies and compares."""
+    """Requests digests from bookies and compares them."""
 
     def __init__(self, directory: Directory, session: aiohttp.ClientSession) -> None:
         """`session` is shared and not closed here."""
@@ -96,7 +96,7 @@ class ReplicaCheck:
         self._session = session
 
     async def check(self, row: LedgerMetadata) -> Report:
-        """Check one ledger as its row has it. Findings are to be checked again with `still`."""
+        """Check one ledger by its row. `recheck` must confirm the findings."""
         report = Report(row.ledger_id)
         if row.fragment_last(len(row.fragments) - 1) is None:
             report.open_from = row.fragments[-1].first_entry
@@ -106,12 +106,12 @@ class ReplicaCheck:
             answers = await asyncio.gather(
                 *(self._ask(member, row.ledger_id, shares) for member in members)
             )
-            told = dict(zip(members, answers, strict=True))
+            replies = dict(zip(members, answers, strict=True))
             for share in shares:
                 report.entries += len(share.ids)
                 digests = set()
                 for member in share.members:
-                    answer = told[member].get(share)
+                    answer = replies[member].get(share)
                     if answer is None:
                         silent[member] = None
                         continue
@@ -126,9 +126,9 @@ class ReplicaCheck:
         report.silent = list(silent)
         return report
 
-    async def still(self, row: LedgerMetadata, lacks: Iterable[Lack]) -> list[Lack]:
-        """Which of these findings hold against a row that was just read: its fragment still names
-        the member, and the member still says so.
+    async def recheck(self, row: LedgerMetadata, lacks: Iterable[Lack]) -> list[Lack]:
+        """Which of these findings still hold for a row that was just read: the fragment still names
+        the member, and the member reports the same again.
         """
         kept: list[Lack] = []
         for lack in lacks:
@@ -147,11 +147,12 @@ class ReplicaCheck:
                     kept += _lacks(lack.member, part, answer)
         return kept
 
-    async def lacking(
+    async def missing_on_disk(
         self, row: LedgerMetadata, member: str, first: int, last: int
     ) -> Ranges | None:
-        """What of first..last a member lacks of what closed fragments expect of it, by a look at its
-        disk (rule 20a). What it does not tell counts as lacking; None where it tells nothing of some.
+        """The ranges of first..last that a member lacks on its disk, of closed fragments (rule
+        20a). Entries that it does not report count as lacking; None if it reports nothing about
+        some share.
         """
         found: list[Range] = []
         for shares in _batches(_within(row, member, first, last)):
@@ -161,7 +162,7 @@ class ReplicaCheck:
                 if answer is None:
                     return None
                 found += ((lack.first, lack.last) for lack in _lacks(member, share, answer))
-                found += _untold(share, answer)
+                found += _unreported(share, answer)
         merged = union(found)
         if len(merged) > _LACKS_MAX:
             return ((merged[0][0], merged[-1][1]),)
@@ -170,7 +171,7 @@ class ReplicaCheck:
     async def _ask(
         self, member: str, ledger_id: int, shares: Sequence[_Share], *, from_disk: bool = False
     ) -> dict[_Share, RangeDigest]:
-        """A member's word on its shares; what it does not say is left out."""
+        """A member's digests of its shares; unreported shares are left out."""
         mine: dict[tuple[int, int], list[_Share]] = defaultdict(list)
         for share in shares:
             if member in share.members:
@@ -194,22 +195,22 @@ class ReplicaCheck:
                     body = await response.read()
                     if response.status != 200:
                         return found
-                told = DigestsBody.model_validate_json(body)
+                reply = DigestsBody.model_validate_json(body)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
                 return found
-            if not _is_word_of(member, ledger_id, told):
+            if not _is_reply_about(member, ledger_id, reply):
                 return found
             found |= {
                 share: answer
-                for share, answer in zip(wanted, told.digests, strict=False)
+                for share, answer in zip(wanted, reply.digests, strict=False)
                 if (answer.first, answer.last) == (share.first, share.last)
             }
         return found
 
 
-def _is_word_of(member: str, ledger_id: int, told: DigestsBody) -> bool:
-    """Rule 4: the reply names who says it and about what. Rule 15: limbo says nothing."""
-    return (told.bookie, told.ledger_id, told.limbo) == (member, ledger_id, False)
+def _is_reply_about(member: str, ledger_id: int, reply: DigestsBody) -> bool:
+    """Rule 4: the reply names this member and this ledger. Rule 15: it is not in limbo."""
+    return (reply.bookie, reply.ledger_id, reply.limbo) == (member, ledger_id, False)
 
 
 def _shares(row: LedgerMetadata) -> Iterator[_Share]:
@@ -240,8 +241,8 @@ def _within(row: LedgerMetadata, member: str, first: int, last: int) -> Iterator
                 yield part
 
 
-def _untold(share: _Share, answer: RangeDigest) -> Iterator[Range]:
-    """What an answer that names as much as it may says nothing of, where something is lacking."""
+def _unreported(share: _Share, answer: RangeDigest) -> Iterator[Range]:
+    """The rest of a share beyond a report of maximum length, if entries are lacking."""
     if answer.entries != len(share.ids):
         for named in (answer.present, answer.damaged):
             if len(named) >= _PRESENT_MAX and named[-1][1] < share.last:
@@ -249,7 +250,7 @@ def _untold(share: _Share, answer: RangeDigest) -> Iterator[Range]:
 
 
 def _spans(row: LedgerMetadata, first: int, last: int, size: int) -> Iterator[Range]:
-    """What members should hold of first..last, in pieces: nothing that was given up (rule 31)."""
+    """Entries of first..last that members should have, in pieces, without lost ones (rule 31)."""
     for low, high in row.kept(first, last):
         for start in range(low, high + 1, size):
             yield start, min(high, start + size - 1)
@@ -267,7 +268,7 @@ def _batches(shares: Iterator[_Share]) -> Iterator[list[_Share]]:
 
 
 def _lacks(member: str, share: _Share, answer: RangeDigest) -> Iterator[Lack]:
-    """What a member lacks of a share by its own word; ids that follow on make one range."""
+    """The entries of a share that a member reports as lacking; contiguous ids make one range."""
     if answer.entries == len(share.ids):
         return
     known_to = share.last

@@ -1,7 +1,7 @@
-"""Checks the copies of all ledgers from time to time, and of single ones when somebody asks.
+"""Periodic checks of all ledgers' copies, and checks of single ledgers on request.
 
-What is found is checked again against a row that was just read before it is queued, for the very
-member that lacks it. What bookies report as damaged is checked the same way.
+Each finding is checked again by a row just read, for the member that lacks the entries, before it
+is queued. Damage that bookies report is checked in the same way.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from services.autorecovery.losses import Losses
 log = logging.getLogger(__name__)
 
 _PAGE: Final = 500
-_AT_ONCE: Final = 4
+_CHECKS_AT_ONCE: Final = 4
 _ASK_S: Final = 10.0
-_NAMED_MAX: Final = 10
+_MISPLACED_MAX: Final = 10
 
 
 class Checker:
-    """The checks of one process. Invariant: nothing is queued on a member's silence."""
+    """The checks of one process. Invariant: nothing is queued because a member is silent."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Checker:
         session: aiohttp.ClientSession,
         losses: Losses,
     ) -> None:
-        """Nothing was checked yet."""
+        """No ledger is checked yet."""
         self._config = config
         self._metadata = metadata
         self._repairs = repairs
@@ -58,13 +58,13 @@ class Checker:
         self.differing = 0
         self.unknown = 0
         self.misplaced: list[int] = []
-        """Ledgers of the last pass that lie in fewer zones than they could, the first of them."""
+        """Ledgers of the last pass in fewer zones than possible, the first of them."""
         self.misplaced_count = 0
         self.pass_s = 0.0
         self.passes = 0
 
     def trigger(self) -> None:
-        """Check everything now."""
+        """Check all ledgers now."""
         self._wake.set()
 
     async def run(self, is_auditor: Callable[[], bool]) -> None:
@@ -77,17 +77,17 @@ class Checker:
             except TimeoutError:
                 pass
             try:
-                await self._look_at_losses()
+                await self._recheck_losses()
                 if self._wake.is_set() or (is_auditor() and time.monotonic() >= due):
                     self._wake.clear()
                     await self.check_all()
                     due = time.monotonic() + self._config.check_s
                 elif is_auditor():
-                    await self._look_at_damage()
+                    await self._check_damaged()
             except QuorumLogError as error:
                 log.warning("check-put-off", extra={"why": error.detail})
             except Exception:
-                # A defect of ours in one check must not end all checks.
+                # A bug in one check must not end all checks.
                 log.exception("check-failed")
 
     async def check_all(self) -> None:
@@ -99,15 +99,15 @@ class Checker:
             async for row in self._rows():
                 if missing_zones(row, self._directory.bookies):
                     misplaced.append(row.ledger_id)
-                if len(running) >= _AT_ONCE:
+                if len(running) >= _CHECKS_AT_ONCE:
                     _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                running.add(asyncio.create_task(self._checked(row)))
+                running.add(asyncio.create_task(self._check_row(row)))
             if running:
                 await asyncio.wait(running)
         finally:
             for task in running:
                 task.cancel()
-        self.misplaced, self.misplaced_count = misplaced[:_NAMED_MAX], len(misplaced)
+        self.misplaced, self.misplaced_count = misplaced[:_MISPLACED_MAX], len(misplaced)
         self.pass_s = time.monotonic() - begun
         self.passes += 1
         log.info("all-checked", extra={"took_s": round(self.pass_s, 3), "lacking": self.lacking})
@@ -116,7 +116,7 @@ class Checker:
         """Check one ledger now. Raises: NoSuchLedger, MetadataUnavailable."""
         return await self._verify(await self._metadata.get(ledger_id), queue=queue)
 
-    async def _checked(self, row: LedgerMetadata) -> None:
+    async def _check_row(self, row: LedgerMetadata) -> None:
         try:
             report = await self._verify(row, queue=True)
         except NoSuchLedger:
@@ -131,11 +131,11 @@ class Checker:
 
     async def _verify(self, row: LedgerMetadata, *, queue: bool) -> Report:
         report = await self._replicas.check(row)
-        report.lost = await self._losses.look(row, tuple(report.suspects))
+        report.lost = await self._losses.recheck(row, tuple(report.suspects))
         if report.lacks:
-            # It may have been repaired, moved or deleted since the row was read.
+            # The ledger may have been repaired, moved or deleted since the row was read.
             row = await self._metadata.get(row.ledger_id)
-            report.lacks = await self._replicas.still(row, report.lacks)
+            report.lacks = await self._replicas.recheck(row, report.lacks)
         if report.lacks and queue:
             await self._queue(row.ledger_id, report.lacks)
         for lack in report.lacks:
@@ -166,16 +166,16 @@ class Checker:
             ]
         )
 
-    async def _look_at_losses(self) -> None:
-        """Whether what was found lost still is: an operator may have accepted it, or brought it back."""
+    async def _recheck_losses(self) -> None:
+        """Check known losses again: an operator may have accepted one, or restored a copy."""
         for ledger_id in self._losses.oldest:
             try:
-                await self._losses.look(await self._metadata.get(ledger_id), ())
+                await self._losses.recheck(await self._metadata.get(ledger_id), ())
             except NoSuchLedger:
                 self._losses.forget(ledger_id)
 
-    async def _look_at_damage(self) -> None:
-        """Check the ledgers of which a bookie says that it can't read something."""
+    async def _check_damaged(self) -> None:
+        """Check the ledgers of which bookies report unreadable entries."""
         for bookie in self._directory.bookies:
             if bookie.state == "lost":
                 continue

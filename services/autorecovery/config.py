@@ -6,7 +6,7 @@ from quorumlog.net.service import ServiceSettings
 
 
 class Config(ServiceSettings):
-    """What autorecovery can be told."""
+    """The settings of autorecovery."""
 
     metadata_urls: tuple[str, ...] = Field(min_length=1, description="metadata services")
     lost_bookie_delay_s: float = Field(
@@ -15,31 +15,35 @@ class Config(ServiceSettings):
     abandoned_s: float = Field(
         30.0,
         ge=0,
-        description="how long a ledger's writer may be gone, by proof, before it is recovered",
+        description="how long a writer may be proven gone before its ledger is recovered",
     )
     silent_s: float = Field(
         300.0,
         ge=0,
-        description="how long a ledger's writer may neither answer nor refuse before it is recovered",
+        description="how long a writer may neither answer nor refuse before its ledger is recovered",
     )
     in_recovery_s: float = Field(
-        30.0, ge=0, description="how long a recovery may stand still before another one is run"
+        30.0, ge=0, description="how long a recovery may stall before another one is run"
     )
-    audit_s: float = Field(5.0, gt=0, description="between two looks at liveness and open ledgers")
-    full_audit_s: float = Field(3600.0, gt=0, description="between two looks at every ledger")
+    audit_s: float = Field(5.0, gt=0, description="interval of checks of liveness and open ledgers")
+    full_audit_s: float = Field(
+        3600.0, gt=0, description="until a lost bookie's places are queued again"
+    )
     check_s: float = Field(
-        86_400.0, gt=0, description="between two comparisons of all copies by their digests"
+        86_400.0, gt=0, description="interval of comparing all copies by digests"
     )
-    damage_s: float = Field(10.0, gt=0, description="between two looks at what bookies can't read")
-    lease_s: float = Field(10.0, gt=1, description="an auditor that is silent so long is replaced")
+    damage_s: float = Field(
+        10.0, gt=0, description="interval of checking damage reported by bookies"
+    )
+    lease_s: float = Field(10.0, gt=1, description="a silent auditor is replaced after this")
     workers: int = Field(2, ge=1, le=64, description="repairs at a time")
     copy_bytes_per_s: int = Field(
-        0, ge=0, description="of all processes together; 0: as fast as it goes"
+        0, ge=0, description="limit of all processes together; 0: no limit"
     )
     recoveries: int = Field(4, ge=1, le=64, description="recoveries at a time (rule 21)")
     lost_share_max: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="if more of the bookies seem lost, liveness is not believed: nothing is copied",
+        description="if a larger share of bookies seems lost, liveness is not believed: nothing is copied",
     )

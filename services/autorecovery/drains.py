@@ -1,7 +1,7 @@
-"""How far a bookie is emptied: which ledgers still name it, and why.
+"""A drain's progress: which ledgers still name the bookie, and why.
 
-Nothing is counted down: it is what metadata says now. So a drain goes on after any restart, and it
-ends when nothing names the bookie, whoever saw to that.
+The progress is computed from the present metadata and not counted down. So a drain survives any
+restart, and ends when nothing names the bookie, whoever caused that.
 """
 
 import re
@@ -28,10 +28,10 @@ class Drain(Body):
     bookie: str
     state: BookieState
     done: bool
-    """Nothing names it: it may be stopped and decommissioned."""
+    """Nothing names the bookie: it may be stopped and decommissioned."""
     ledgers: int
     repairs: int
-    """Items of the queue."""
+    """Items of the repair queue."""
     first: tuple[LedgerLeft, ...]
 
 

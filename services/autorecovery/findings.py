@@ -1,4 +1,4 @@
-"""What an audit concludes from rows and liveness. Pure: no clock, no requests."""
+"""Conclusions of an audit from rows and liveness. Pure: no clock, no requests."""
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ from quorumlog.wire.bodies import BookieInfo
 
 
 def survivors_of(row: LedgerMetadata, gone: Iterable[str]) -> int:
-    """The fewest members that are left in a fragment: the least are mended first."""
+    """The fewest members left in any fragment: ledgers with the fewest are repaired first."""
     lost = frozenset(gone)
     return min(sum(member not in lost for member in fragment.bookies) for fragment in row.fragments)
 
 
 def missing_zones(row: LedgerMetadata, bookies: Iterable[BookieInfo]) -> int:
-    """In how many zones fewer than they could a ledger's copies lie, at its worst fragment. What
-    is not known of a lost bookie counts as a zone of its own: it is repair's, not placement's.
+    """How many zones a ledger's worst fragment misses, of those it could span. A lost bookie counts
+    as a zone of its own: it is a matter of repair, not of placement.
     """
     zones = {bookie.id: bookie.zone for bookie in bookies if bookie.state != "lost"}
     possible = min(len(set(zones.values())), row.quorum.ensemble_size)
@@ -29,27 +29,28 @@ def missing_zones(row: LedgerMetadata, bookies: Iterable[BookieInfo]) -> int:
 
 @dataclass(slots=True)
 class LostMembers:
-    """Which members count as lost, and since when each has been away.
+    """The members that count as lost, and since when each has been away.
 
-    Invariant: a member is lost only after `delay_s` without a sign of life that this auditor
-    itself has seen pass, or beside another one; a bookie's earlier incarnations are lost as soon as a later one lives.
+    Invariant: a member is lost only after this auditor itself observed `delay_s` without a sign of
+    life, or beside another absent member; a bookie's earlier incarnations are lost as soon as a
+    later one lives.
     """
 
     delay_s: float
     away_since: dict[str, float] = field(default_factory=dict)
-    unseen_since: float | None = None
+    unobserved_since: float | None = None
 
-    def unseen(self, now: float) -> None:
-        """Nobody could look: for the delay or longer, and who was away may have been there since."""
-        self.unseen_since = now if self.unseen_since is None else self.unseen_since
+    def note_unobserved(self, now: float) -> None:
+        """Absences are unobserved from now on; after `delay_s` of that, observations expire."""
+        self.unobserved_since = now if self.unobserved_since is None else self.unobserved_since
 
-    def look(self, bookies: Iterable[BookieInfo], now: float) -> tuple[str, ...]:
+    def update(self, bookies: Iterable[BookieInfo], now: float) -> tuple[str, ...]:
         """The lost members at a time (monotonic seconds), in order."""
         lost: list[str] = []
         away = {}
-        if self.unseen_since is not None and now - self.unseen_since >= self.delay_s:
+        if self.unobserved_since is not None and now - self.unobserved_since >= self.delay_s:
             self.away_since = {}
-        self.unseen_since = None
+        self.unobserved_since = None
         for bookie in bookies:
             name, incarnation = member_name(bookie.id), member_incarnation(bookie.id)
             if bookie.state == "lost":
@@ -59,7 +60,7 @@ class LostMembers:
             else:
                 lost += [member_of(name, earlier) for earlier in range(1, incarnation)]
         if len(away) > 1:
-            # A second loss while one is being waited for: waiting on would risk the third
+            # A second loss during the delay of a first: waiting longer would risk the third
             # (BookKeeper: lostBookieRecoveryDelay).
             lost = [*dict.fromkeys((*lost, *away))]
         self.away_since = away
@@ -67,28 +68,28 @@ class LostMembers:
 
 
 def is_believable(bookies: Iterable[BookieInfo], *, share_max: float) -> bool:
-    """Whether so few bookies are away that it is not liveness itself that is broken (I31)."""
+    """Whether so few bookies are away that liveness itself is probably right (I31)."""
     states = [bookie.state for bookie in bookies]
     return bool(states) and states.count("lost") <= share_max * len(states)
 
 
 @dataclass(slots=True)
-class Patience:
-    """For how long each of some things has been seen without a break."""
+class GracePeriod:
+    """How long each key has been observed without a break."""
 
     grace_s: float
     since: dict[Hashable, float] = field(default_factory=dict)
-    unseen_since: float | None = None
+    unobserved_since: float | None = None
 
-    def unseen(self, now: float) -> None:
-        """Nobody could look: for the grace or longer, and what was seen before counts no more."""
-        self.unseen_since = now if self.unseen_since is None else self.unseen_since
+    def note_unobserved(self, now: float) -> None:
+        """Nothing is observed from now on; after `grace_s` of that, observations expire."""
+        self.unobserved_since = now if self.unobserved_since is None else self.unobserved_since
 
-    def over(self, seen: Mapping[Hashable, int], now: float) -> Iterator[int]:
-        """The values of those that have been seen for the grace; what is not seen is forgotten."""
-        if self.unseen_since is not None and now - self.unseen_since >= self.grace_s:
+    def expired(self, seen: Mapping[Hashable, int], now: float) -> Iterator[int]:
+        """The values of keys observed for the grace period; absent keys are forgotten."""
+        if self.unobserved_since is not None and now - self.unobserved_since >= self.grace_s:
             self.since = {}
-        self.unseen_since = None
+        self.unobserved_since = None
         self.since = {key: self.since.get(key, now) for key in seen}
         for key, value in seen.items():
             if now - self.since[key] >= self.grace_s:

@@ -1,6 +1,4 @@
-"""What nobody can serve any more, as this process has found it (rule 31): told until an operator accepts
-it, or somebody has it after all.
-"""
+"""Lost entries found by this process (rule 31), until a loss is accepted or a copy turns up."""
 
 import logging
 from collections import OrderedDict
@@ -14,34 +12,32 @@ from quorumlog.protocol.ranges import Ranges, union
 
 log = logging.getLogger(__name__)
 
-_AGAIN: Final = 10
-"""Looked at again at a time (taste)."""
+_RECHECKS_AT_ONCE: Final = 10
+"""How many ledgers are checked again per round (taste)."""
 _LEDGERS_MAX: Final = 1000
-"""Ledgers that are remembered; the one that was looked at longest ago goes first (taste)."""
+"""How many ledgers are remembered; the one checked longest ago is dropped first (taste)."""
 
 
 class Losses:
-    """Entries that are lost, by ledger. Invariant: each was proven by the word of all who could
-    hold it.
-    """
+    """Lost entries by ledger. Invariant: all possible holders have denied each of them."""
 
     def __init__(self, holdings: HoldingsClient) -> None:
-        """Nothing is known to be lost."""
+        """No loss is known yet."""
         self._holdings = holdings
         self._found: OrderedDict[int, tuple[Answers, ...]] = OrderedDict()
 
     @property
     def entries(self) -> int:
-        """How many are known to be lost."""
+        """How many entries are known to be lost."""
         return sum(f.last - f.first + 1 for found in self._found.values() for f in found)
 
     @property
     def oldest(self) -> list[int]:
-        """The ledgers that were looked at longest ago, to be looked at again."""
-        return list(islice(self._found, _AGAIN))
+        """The ledgers checked longest ago, to be checked again."""
+        return list(islice(self._found, _RECHECKS_AT_ONCE))
 
-    async def look(self, row: LedgerMetadata, suspects: Ranges) -> tuple[Answers, ...]:
-        """Which of these entries, and of those that were lost at the last look, are lost."""
+    async def recheck(self, row: LedgerMetadata, suspects: Ranges) -> tuple[Answers, ...]:
+        """Which of these entries, and of those lost at the last check, are lost."""
         known = {(found.first, found.last) for found in self._found.get(row.ledger_id, ())}
         found = await self._holdings.lost(row, union((*suspects, *known)))
         self.forget(row.ledger_id)
@@ -56,11 +52,11 @@ class Losses:
         return found
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger is whole, or gone."""
+        """The ledger has all its entries, or is deleted."""
         self._found.pop(ledger_id, None)
 
     def json(self) -> list[dict[str, Any]]:
-        """For operators."""
+        """The losses as JSON for operators."""
         return [
             {"ledger_id": ledger_id, **answers_json(lost)}
             for ledger_id, found in self._found.items()
@@ -69,5 +65,5 @@ class Losses:
 
 
 def answers_json(found: Answers) -> dict[str, Any]:
-    """A range, and what each who could hold it answered."""
+    """A range, and the answer of each possible holder."""
     return {"first": found.first, "last": found.last, "answers": dict(found.words)}

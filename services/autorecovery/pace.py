@@ -1,4 +1,4 @@
-"""How fast this process copies: so many bytes a second, and none while repair is paused."""
+"""The rate of this process's copying: bytes per second, and none while repair is paused."""
 
 import asyncio
 from collections import deque
@@ -12,18 +12,18 @@ from quorumlog.net.ports import AddDone, LacDone, ReadDone
 from quorumlog.net.timers import Timers
 from quorumlog.protocol.record import Run
 
-_LOOK_S: Final = 0.2
-"""How soon a change of the limit, or the end of a pause, is obeyed."""
+_POLL_S: Final = 0.2
+"""How soon a changed limit, or the end of a pause, takes effect."""
 
 
 class PacedBookies:
-    """The bookies as repair writes to them: adds wait for their turn. Implements `BookiesPort`.
+    """Bookies for repair: adds wait for their turn. Implements `BookiesPort`.
 
-    Invariant: in any t seconds at most `bytes_per_s` * t bytes and one run are handed over.
+    Invariant: in any t seconds at most `bytes_per_s` * t bytes and one run are sent.
     """
 
     def __init__(self, bookies: BookieClient) -> None:
-        """Nothing is limited yet."""
+        """Not limited at first."""
         self._bookies = bookies
         self._loop = asyncio.get_running_loop()
         self._queue: deque[tuple[int, int, Callable[[], None]]] = deque()
@@ -36,31 +36,31 @@ class PacedBookies:
         self.copied_entries = 0
 
     async def run(self) -> None:
-        """Hand adds over, for ever."""
+        """Send queued adds, for ever."""
         while True:
             while self._queue:
-                await self._until_free()
+                await self._wait_for_turn()
                 size, count, send = self._queue.popleft()
                 self._debt_bytes += size
                 self.copied_bytes += size
                 self.copied_entries += count
                 send()
-                # Paid off from here on: a process that stood still while it sent saves nothing up.
+                # Pay off from here on: a process that stalled while it sent gets no credit.
                 self._seen_at = self._loop.time()
             self._wake.clear()
             await self._wake.wait()
 
-    async def _until_free(self) -> None:
+    async def _wait_for_turn(self) -> None:
         while True:
             now = self._loop.time()
             rate, since = self.bytes_per_s, now - self._seen_at
             self._seen_at = now
-            # What is not used is not saved up: a limit holds at any time, not on the average.
+            # Unused rate gives no credit: the limit holds at any time, not on average.
             self._debt_bytes = 0.0 if rate is None else max(0.0, self._debt_bytes - rate * since)
             if self.is_paused:
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_S)
             elif rate is not None and self._debt_bytes > 0:
-                await asyncio.sleep(min(self._debt_bytes / rate, _LOOK_S))
+                await asyncio.sleep(min(self._debt_bytes / rate, _POLL_S))
             else:
                 return
 
@@ -82,11 +82,11 @@ class PacedBookies:
         self._wake.set()
 
     def fence(self, member: str, ledger_id: int, ledger_key: bytes, done: LacDone) -> None:
-        """As the bookies do it."""
+        """Not paced."""
         self._bookies.fence(member, ledger_id, ledger_key, done)
 
     def read_lac(self, member: str, ledger_id: int, done: LacDone) -> None:
-        """As the bookies do it."""
+        """Not paced."""
         self._bookies.read_lac(member, ledger_id, done)
 
     def read(
@@ -101,7 +101,7 @@ class PacedBookies:
         fence_key: bytes | None = None,
         from_disk: bool = False,
     ) -> None:
-        """As the bookies do it: what is read is written, so the limit on writing is enough."""
+        """Not paced: each read is followed by a paced add."""
         self._bookies.read(
             member,
             ledger_id,
@@ -115,15 +115,15 @@ class PacedBookies:
 
 
 class EndlessTimers:
-    """Timers of which infinite ones never fire: an add that waits for its turn is not silent, and
-    one that was sent is answered by its channel, if only as unknown.
+    """Timers that skip infinite delays: an add that waits for its turn must not time out, and a
+    sent one is always answered by its channel, if only as unknown.
     """
 
     def __init__(self, timers: Timers) -> None:
-        """The timers that do fire."""
+        """`timers` runs the finite delays."""
         self._timers = timers
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Call `call(*args)` once, `delay_s` seconds from now, if that ever comes."""
+        """Call `call(*args)` once, `delay_s` seconds from now, unless the delay is infinite."""
         if delay_s != inf:
             self._timers.after(delay_s, call, *args)

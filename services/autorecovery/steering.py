@@ -1,4 +1,4 @@
-"""What operators set for all of autorecovery, as this process knows it now."""
+"""Operators' settings for all of autorecovery, as this process knows them."""
 
 import asyncio
 import logging
@@ -14,28 +14,28 @@ from services.autorecovery.pace import PacedBookies
 
 log = logging.getLogger(__name__)
 
-_LOOK_S: Final = 1.0
+_POLL_S: Final = 1.0
 
 
 class Steering:
-    """Follows the settings in metadata; while that is away the last known ones hold."""
+    """Follows the settings in metadata; while metadata is away the last known ones hold."""
 
     def __init__(
         self, config: Config, metadata: MetadataClient, repairs: RepairClient, pace: PacedBookies
     ) -> None:
-        """Until the first look everything is as the process was told at its start."""
+        """Until the first refresh the process's own configuration holds."""
         self._config = config
         self._metadata = metadata
         self._repairs = repairs
         self._pace = pace
         self._settings = RepairSettings()
         self._triggers: int | None = None
-        """How often somebody had asked for an audit at the last look."""
+        """How many audits had been requested by the last refresh."""
         self._processes = 1
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing is to be copied."""
+        """Whether copying is paused."""
         return self._settings.paused
 
     @property
@@ -46,7 +46,7 @@ class Steering:
 
     @property
     def bytes_per_s(self) -> int | None:
-        """What all processes together may copy; None is no limit."""
+        """The copy limit of all processes together; None is no limit."""
         return self._settings.bytes_per_s or self._config.copy_bytes_per_s or None
 
     @property
@@ -55,30 +55,30 @@ class Steering:
         return self._settings.concurrency or self._config.workers
 
     async def follow(self, triggered: Callable[[], None]) -> None:
-        """Look at the settings for ever; `triggered` is called when somebody asks for an audit."""
+        """Refresh the settings for ever; call `triggered` when an operator requests an audit."""
         while True:
             try:
-                await self.look(triggered)
+                await self.refresh(triggered)
             except QuorumLogError as error:
                 log.info("settings-unknown", extra={"why": error.detail})
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
-    async def look(self, triggered: Callable[[], None]) -> None:
-        """Look now. Raises: MetadataUnavailable."""
+    async def refresh(self, triggered: Callable[[], None]) -> None:
+        """Read the settings now. Raises: MetadataUnavailable."""
         services = (await self._metadata.services()).services
         self._processes = max(1, sum(info.kind == "autorecovery" for info in services))
         found = await self._repairs.settings()
         is_triggered = self._triggers not in {None, found.triggers}
         self._triggers = found.triggers
-        self._take(found)
+        self._apply(found)
         if is_triggered:
             triggered()
 
     async def change(self, change: RepairSettingsPut) -> None:
-        """Change what is named, for all processes. Raises: MetadataUnavailable."""
-        self._take(await self._repairs.change_settings(change))
+        """Change the given fields, for all processes. Raises: MetadataUnavailable."""
+        self._apply(await self._repairs.change_settings(change))
 
-    def _take(self, found: RepairSettings) -> None:
+    def _apply(self, found: RepairSettings) -> None:
         self._settings = found
         limit = self.bytes_per_s
         self._pace.is_paused = found.paused

@@ -1,4 +1,4 @@
-"""Workers: take what members lack from the queue, and see that it is there again."""
+"""Workers: claim items of the repair queue, and restore what members lack."""
 
 import asyncio
 import contextlib
@@ -37,33 +37,33 @@ log = logging.getLogger(__name__)
 
 _LEASE_S: Final = 60.0
 _REPAIR_S: Final = 24 * 3600.0
-"""Against a defect only: a repair under a small limit may take hours, and its lease is renewed."""
+"""Guards only against bugs: a repair under a small limit may take hours, and its lease is renewed."""
 _IDLE_S: Final = 1.0
 _BUSY_S: Final = 0.1
 _ASK_S: Final = 5.0
 _CHANGE_S: Final = 3.0
-"""For a writer that was told to have changed its ensemble; else the item comes again later."""
-_LOOK_S: Final = 0.05
+"""How long a writer may take for the requested ensemble change; else the item is retried later."""
+_POLL_S: Final = 0.05
 
 
-class StillOpen(NotEnoughBookies):
-    """The fragment is open: its writer was told, or a recovery must close it first."""
+class FragmentOpen(NotEnoughBookies):
+    """The fragment is open: its writer must change it, or a recovery must close it first."""
 
 
-class Away(NotEnoughBookies):
-    """The bookie is not there, and not lost either: it may be restarting (rule 8)."""
+class BookieAway(NotEnoughBookies):
+    """The bookie is absent and not lost: it may be restarting (rule 8)."""
 
 
 @dataclass(slots=True)
 class Done:
-    """What this process has mended since its start."""
+    """Counts of this process since its start."""
 
     repaired: int = 0
     failed: int = 0
 
 
 class Workers:
-    """As many workers as operators want at a time."""
+    """Runs as many repairs at a time as operators want."""
 
     def __init__(
         self,
@@ -98,22 +98,21 @@ class Workers:
 
     async def _work(self, item: Repair) -> None:
         try:
-            await self._worker.take(item)
+            await self._worker.process(item)
         except Exception:
-            # A defect of ours with one item must not end the work on all others; its lease runs
-            # out by itself.
+            # A bug with one item must not end the work on all others; its lease expires.
             log.exception("repair-failed", extra={"ledger": item.ledger_id})
         finally:
             self.working -= 1
 
 
 class Worker:
-    """Mends items of the queue.
+    """Repairs items of the queue.
 
-    Invariants: entries go only to a member that metadata names, if only as a repair's target
-    (rule 20); an item ends when its member's disk was seen to hold what it should (rule 20a); an open
-    fragment is left to its writer (rule 21, I25); a member keeps its place
-    unless it is lost, drained, or an earlier incarnation.
+    Invariants: entries are copied only to a member that metadata names, at least as a repair's
+    target (rule 20); an item ends when its member's disk was seen to have what it should (rule
+    20a); an open fragment is left to its writer (rule 21, I25); a member keeps its place unless it
+    is lost, drained, or an earlier incarnation.
     """
 
     def __init__(
@@ -133,15 +132,15 @@ class Worker:
         self._losses = losses
         self._replicas = ReplicaCheck(directory, session)
 
-    async def take(self, item: Repair) -> None:
-        """Mend an item, or let go of it with the reason."""
+    async def process(self, item: Repair) -> None:
+        """Repair an item, or release it with the reason."""
         where = {"ledger": item.ledger_id, "bookie": item.member}
         try:
             try:
-                async with self._held(item):
-                    await self.mend(item)
+                async with self._renewing(item):
+                    await self.repair(item)
             except NoSuchLedger:
-                self._losses.forget(item.ledger_id)  # deleted ledgers clear themselves
+                self._losses.forget(item.ledger_id)  # a deleted ledger needs no repair
             except QuorumLogError as error:
                 self._done.failed += 1
                 log.info("repair-put-off", extra={**where, "why": f"{error.code}: {error.detail}"})
@@ -156,9 +155,9 @@ class Worker:
             log.warning("queue-away", extra={"why": error.detail})
 
     @contextlib.asynccontextmanager
-    async def _held(self, item: Repair) -> AsyncIterator[None]:
-        """Hold on to an item for as long as the block takes. Two workers on one item lose nothing,
-        and copy twice.
+    async def _renewing(self, item: Repair) -> AsyncIterator[None]:
+        """Renew the claim on an item during the block. Two workers on one item lose nothing, and
+        copy twice.
         """
 
         async def renew() -> None:
@@ -173,47 +172,47 @@ class Worker:
         finally:
             renewal.cancel()
 
-    async def mend(self, item: Repair) -> None:
-        """See that a member has what it should have, or that another has taken its place.
+    async def repair(self, item: Repair) -> None:
+        """Copy what a member lacks, or give its place to another member.
 
-        Raises: what keeps it from that, if only for now.
+        Raises: what prevents that, if only for now.
         """
         row = await self._row(item.ledger_id)
         if self._may_stay(item.member):
-            if await self._is_later(item.member, row.ledger_id):
-                raise Away("it came back as a later incarnation just now", bookie=item.member)
+            if await self._has_later_incarnation(item.member, row.ledger_id):
+                raise BookieAway("it has just returned as a later incarnation", bookie=item.member)
             for first, last in item.ranges:
                 for part in parts(row, MissedRange(item.member, first, last)):
-                    row = await self._fill(row, item.member, part)
+                    row = await self._copy_missing(row, item.member, part)
             return
         if not self._may_move(item):
             names = map(member_name, row.all_members)
             if row.state is State.CLOSED and member_name(item.member) not in names:
-                return  # it has no place any more, and who took it was verified (rule 20a)
-            raise Away("the bookie is waited for: it is away, and not lost yet", bookie=item.member)
-        row = await self._told(row, item.member)
+                return  # the place moved, and its new member was verified (rule 20a)
+            raise BookieAway("repair waits for it: away, and not lost yet", bookie=item.member)
+        row = await self._ask_writer_to_replace(row, item.member)
         for index, fragment in enumerate(row.fragments):
             if item.member not in fragment.bookies:
                 continue
             if not row.is_closed_fragment(index):
-                raise StillOpen("its last fragment is open", ledger_id=row.ledger_id)
+                raise FragmentOpen("its last fragment is open", ledger_id=row.ledger_id)
             target = self._target(row, index, item.member)
             repair = FragmentRepair(
                 row,
                 fragment=fragment.first_entry,
                 leaving=item.member,
                 target=target,
-                held=await self._held_by(target, row),
+                held=await self._ranges_held_by(target, row),
             )
             row = await self._conclude(repair, row)
 
-    async def _fill(self, row: LedgerMetadata, member: str, part: Part) -> LedgerMetadata:
-        """Give a member what it lacks of a part. Which that is it tells after a look at its disk; a
-        member that got its place a moment ago mostly lacks nothing, and so nothing travels for the
-        second look that the change of its place has queued (rule 20a).
+    async def _copy_missing(self, row: LedgerMetadata, member: str, part: Part) -> LedgerMetadata:
+        """Copy what a member lacks of a part, as it reports after a check of its disk. A member
+        that has just got its place mostly lacks nothing, so the check that its change of place has
+        queued transfers no entries (rule 20a).
         """
-        said = await self._replicas.lacking(row, member, part.first, part.last)
-        for first, last in ((part.first, part.last),) if said is None else said:
+        missing = await self._replicas.missing_on_disk(row, member, part.first, part.last)
+        for first, last in ((part.first, part.last),) if missing is None else missing:
             repair = FragmentRepair(
                 row,
                 fragment=part.fragment,
@@ -229,8 +228,8 @@ class Worker:
         try:
             return await conclude(repair, row.ledger_id, self._ports, Begin(), deadline_s=_REPAIR_S)
         except EntryUnavailable as error:
-            # Rule 31: where all who could have it say that they have not, it is lost, and told.
-            lost = await self._losses.look(repair.metadata, ranges_of(repair.unreadable))
+            # Rule 31: entries that all possible holders deny are lost, and reported.
+            lost = await self._losses.recheck(repair.metadata, ranges_of(repair.unreadable))
             if lost:
                 raise error.replace(detail=f"lost: {lost[0]}") from error
             raise
@@ -244,15 +243,15 @@ class Worker:
         return row
 
     def _may_stay(self, member: str) -> bool:
-        """Whether a member is there and is to keep what it has: neither lost nor drained."""
+        """Whether a member is present and may keep its entries: neither lost nor drained."""
         return any(
             bookie.id == member and bookie.state in {"writable", "read-only"}
             for bookie in self._directory.bookies
         )
 
     def _may_move(self, item: Repair) -> bool:
-        """Whether another member may take the place. What a writer missed while a bookie was
-        restarting is no reason (rule 8: it is queued for that very member).
+        """Whether another member may take the place. Entries missed while a bookie was restarting
+        are no reason (rule 8: they are queued for that very member).
         """
         if item.moves:
             return True
@@ -263,15 +262,16 @@ class Worker:
         return self._directory.is_known  # decommissioned
 
     def _target(self, row: LedgerMetadata, index: int, leaving: str) -> str:
-        """Who is to take a place: whom an earlier worker began to fill, else a later incarnation of
-        the same bookie, which may still have most of it (BP-46), else the best free one.
+        """The member to take a place: the target that an earlier worker began to fill, else a later
+        incarnation of the same bookie, which may still have most entries (BP-46), else the best
+        free bookie.
         """
         fragment = row.fragments[index]
         staying = tuple(member for member in fragment.bookies if member != leaving)
         placed = {member_name(member) for member in staying}
         for repair in row.repairs:
             is_this = (repair.first_entry, repair.leaving) == (fragment.first_entry, leaving)
-            # It may have got another place of the fragment since, by another repair.
+            # The target may have got another place of the fragment since, by another repair.
             is_free = member_name(repair.target) not in placed
             if is_this and is_free and self._may_stay(repair.target):
                 return repair.target
@@ -284,22 +284,24 @@ class Worker:
             raise NotEnoughBookies("no bookie is free to take its place", ledger_id=row.ledger_id)
         return found[0]
 
-    async def _is_later(self, member: str, ledger_id: int) -> bool:
-        """Whether a later incarnation answers, of which the directory has not heard yet: to fill
-        the earlier one would end the item, and leave the place to a name that is gone (rule 15).
+    async def _has_later_incarnation(self, member: str, ledger_id: int) -> bool:
+        """Whether a later incarnation answers, of which the directory does not know yet. Filling
+        the earlier one would end the item and leave the place to a member that is gone (rule 15).
         """
-        found = await self._said_by(member, ledger_id)
+        found = await self._ledger_info_from(member, ledger_id)
         bookie = found.get("bookie")
         return isinstance(bookie, str) and bookie != member
 
-    async def _held_by(self, target: str, row: LedgerMetadata) -> tuple[tuple[int, int], ...]:
-        """What a target has of a ledger by its own word, so that a repair goes on where an earlier
-        one ended. It is read back as all else is (rule 20a). What is there of a ledger that does not
-        name the bookie may be about to be dropped (rules 18 and 20), and is sent again.
+    async def _ranges_held_by(
+        self, target: str, row: LedgerMetadata
+    ) -> tuple[tuple[int, int], ...]:
+        """The ranges that a target reports to have, so that a repair continues where an earlier one
+        ended. They are read back like all others (rule 20a). A ledger that does not name the bookie
+        may be about to be dropped there (rules 18 and 20), so its entries are sent again.
         """
         if member_name(target) not in map(member_name, row.all_members):
             return ()
-        found = await self._said_by(target, row.ledger_id)
+        found = await self._ledger_info_from(target, row.ledger_id)
         try:
             if found["bookie"] != target:
                 return ()
@@ -307,8 +309,8 @@ class Worker:
         except (ValueError, KeyError, TypeError):
             return ()
 
-    async def _said_by(self, member: str, ledger_id: int) -> dict[str, Any]:
-        """What a bookie says of a ledger; {} where it does not answer or holds nothing."""
+    async def _ledger_info_from(self, member: str, ledger_id: int) -> dict[str, Any]:
+        """A bookie's report on a ledger; {} if it does not answer or has nothing."""
         url = self._directory.address(member_name(member))
         try:
             async with self._session.get(
@@ -323,9 +325,9 @@ class Worker:
             return {}
         return found if isinstance(found, dict) else {}
 
-    async def _told(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
-        """Rule 21: a live writer changes its ensemble itself; nobody fences it. Gives the row that
-        comes of it.
+    async def _ask_writer_to_replace(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
+        """Ask a live writer to replace the member itself, since nobody may fence it (rule 21).
+        Returns the resulting row.
         """
         is_open = row.state is State.OPEN and member in row.last_fragment.bookies
         if not is_open or row.writer is None:
@@ -341,9 +343,9 @@ class Worker:
             ) as response:
                 log.info("writer-told", extra={"ledger": row.ledger_id, "status": response.status})
         except (aiohttp.ClientError, TimeoutError, OSError):
-            return row  # the auditor looks after ledgers whose writers are gone
+            return row  # the auditor recovers ledgers whose writers are gone
         end = asyncio.get_running_loop().time() + _CHANGE_S
         while member in row.last_fragment.bookies and asyncio.get_running_loop().time() < end:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             row = await self._row(row.ledger_id)
         return row

@@ -1,14 +1,15 @@
-"""Whether the writer of an open ledger is there, gone, or silent (rule 21a).
+"""Whether the writer of an open ledger is alive, gone, or silent (rule 21a).
 
-Gone is proven: every address that its URL stands for refuses a connection, or another process answers
-there and says its instance id. A name that nobody knows, a time-out, no descriptor to ask with, a
-host that can't be reached and a proxy's answer prove nothing: the writer may be at work all the same.
+A writer is proven gone if every address of its URL refuses a connection, or if another process
+answers there with its own instance id. An unknown host name, a timeout, a lack of descriptors here,
+an unreachable host and a proxy's answer prove nothing: the writer may still work.
 """
 
 import asyncio
 import errno
 import socket
 from collections.abc import Awaitable, Callable
+from enum import Enum
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -21,31 +22,42 @@ _ASK_S: Final = 2.0
 _PORTS: Final = {"http": 80, "https": 443}
 
 Refuses = Callable[[str], Awaitable[bool]]
-"""Whether nobody listens at a URL, by the word of all of its addresses."""
+"""Whether every address of a URL refuses a connection."""
+
+
+class WriterPresence(Enum):
+    """What a request to a ledger's writer shows (rule 21a)."""
+
+    ALIVE = "alive"
+    GONE = "gone"
+    SILENT = "silent"
+    """Nothing is proven."""
 
 
 class Writers:
-    """Asks the processes that write. Invariant: whoever answers as itself is there."""
+    """Probes writers. Invariant: a writer that answers with its id is alive."""
 
     def __init__(self, session: aiohttp.ClientSession, refuses: Refuses | None = None) -> None:
         """`session` is shared and not closed here."""
         self._session = session
         self._refuses = refuses or refuses_everywhere
 
-    async def is_there(self, writer: Writer) -> bool | None:
-        """Whether a writer still is that very process; None where nobody says so."""
+    async def presence_of(self, writer: Writer) -> WriterPresence:
+        """Whether the writer's URL still leads to that very process."""
         try:
-            found = await self._said_at(writer.url)
+            found = await self._fetch_instance(writer.url)
         except aiohttp.ClientConnectorError as error:
-            # aiohttp tells of the last address only.
+            # aiohttp reports the last address only.
             is_refused = is_refusal(error.os_error) and await self._refuses(writer.url)
-            return False if is_refused else None
+            return WriterPresence.GONE if is_refused else WriterPresence.SILENT
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-            return None
-        said = instance_in(found)
-        return None if said is None else said == writer.id
+            return WriterPresence.SILENT
+        instance = instance_in(found)
+        if instance is None:
+            return WriterPresence.SILENT
+        return WriterPresence.ALIVE if instance == writer.id else WriterPresence.GONE
 
-    async def _said_at(self, url: str) -> Any:
+    async def _fetch_instance(self, url: str) -> Any:
         async with self._session.get(
             f"{url}/internal/instance",
             timeout=aiohttp.ClientTimeout(total=_ASK_S),
@@ -55,18 +67,18 @@ class Writers:
 
 
 def instance_in(found: Any) -> str | None:
-    """The instance id that an answer carries, if it is one of ours: a proxy's has none."""
+    """The instance id in a gateway's answer; None in any other answer, as of a proxy."""
     said = found.get("id") if isinstance(found, dict) else None
     return said if isinstance(said, str) and said else None
 
 
 def is_refusal(error: OSError) -> bool:
-    """Whether a host answered that nobody listens at the port."""
+    """Whether the host answered that nothing listens at the port."""
     return error.errno == errno.ECONNREFUSED
 
 
 async def refuses_everywhere(url: str) -> bool:
-    """Whether each address that a URL's name stands for refuses a connection."""
+    """Whether each address of a URL's host refuses a connection."""
     parts = urlsplit(url)
     loop = asyncio.get_running_loop()
     try:
@@ -78,13 +90,13 @@ async def refuses_everywhere(url: str) -> bool:
                 flags=socket.AI_ADDRCONFIG,
             )
             refused = [await _is_refused(family, address) for family, _, _, _, address in found]
-    except (OSError, ValueError):  # a time-out is one too
+    except (OSError, ValueError):  # TimeoutError is an OSError
         return False
     return bool(refused) and all(refused)
 
 
 async def _is_refused(family: int, address: Any) -> bool:
-    """Raises OSError where it can't be asked."""
+    """Raises OSError if the connection cannot be tried."""
     with socket.socket(family, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         try:

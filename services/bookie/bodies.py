@@ -66,9 +66,7 @@ class ProcessBody(Body):
 
 
 class LimboBody(Body):
-    """Progress since the process started: how much of what older incarnations may have lost is
-    checked.
-    """
+    """Progress with what older incarnations may have lost, since the process started."""
 
     ledgers: int
     """Ledgers in limbo now."""

@@ -157,9 +157,7 @@ def _size(answer: Answer) -> int:
 def dispatch(
     store: Store, request: Request, answer: Callable[[Status, int, bytes, bytes], None]
 ) -> None:
-    """Pass a request to the store. `answer(status, lac, body, rest of the body)` is called exactly
-    once, now or later.
-    """
+    """Pass a request to the store; `answer(status, lac, body, rest)` is called once."""
 
     def verdict(given: Verdict) -> None:
         answer(given.status, given.last_add_confirmed, b"", b"")

@@ -6,8 +6,7 @@ missing row without a tombstone raises an alarm. Nothing is dropped while the me
 serves another cluster's database, or one that went back in time: each row is read in one snapshot
 with the witnesses that this bookie keeps over restarts (rule 18a).
 
-The bookie follows announced tombstones; a periodic scan finds the ones it missed. space.py frees
-the segments.
+The bookie follows announced tombstones; a periodic scan finds missed ones. space.py frees segments.
 """
 
 import asyncio

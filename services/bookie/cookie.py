@@ -112,7 +112,7 @@ class Situation:
     """The token of the starting process."""
     log_end: int
     """Sequence of the log's end, in batches."""
-    log_end_told: int = 0
+    log_end_reported: int = 0
     """The log end that the registered process reported; 0 if the row is of another instance."""
     holder: str = ""
     """Evidence that another process lives as this bookie, with its URL; "" if there is none."""
@@ -248,9 +248,9 @@ def _suspected_loss(found: Situation) -> str:
         return (
             f"another process was registered for {local.member}, and {directory} does not know it"
         )
-    if found.log_end < found.log_end_told and not local.salvaged:
+    if found.log_end < found.log_end_reported and not local.salvaged:
         return (
             f"{directory} went back in time: its log ends at batch {found.log_end}, and batch"
-            f" {found.log_end_told} was on its disk before"
+            f" {found.log_end_reported} was on its disk before"
         )
     return ""

@@ -46,9 +46,7 @@ class Damages:
         """More damage was found than is kept."""
 
     def note(self, ledger_id: int, part: Part) -> bool:
-        """Record an unreadable part. False: the index names another copy by now, so nothing is
-        lost.
-        """
+        """Record an unreadable part. False: the index names another copy now; nothing is lost."""
         place = (ledger_id, part.segment, part.offset)
         if not self._parts_at(place, part.first, part.last):
             return False

@@ -19,9 +19,7 @@ class Disk:
     """
 
     def __init__(self, directory: Path, options: StoreOptions) -> None:
-        """Releases the reserve if a start lacks room: a start creates a segment and files of the
-        index.
-        """
+        """Releases the reserve if a start lacks room for a segment and the index's files."""
         self._directory = directory
         self.options = options
         self.reserve = directory / "reserve"

@@ -37,11 +37,11 @@ async def probe(url: str, name: str, process: str) -> Presence:
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)) as session,
             session.get(f"{url}/v1/process") as answer,
         ):
-            said = ProcessBody.model_validate_json(await answer.read())
+            reply = ProcessBody.model_validate_json(await answer.read())
     except aiohttp.ClientConnectorError as error:
         return Presence.GONE if error.os_error.errno == errno.ECONNREFUSED else Presence.SILENT
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError, ValidationError):
         # Malformed answers too: they may come from a proxy before a live bookie.
         return Presence.SILENT
-    is_other = said.bookie == name and said.process != process
+    is_other = reply.bookie == name and reply.process != process
     return Presence.ALIVE if is_other else Presence.GONE

@@ -93,7 +93,7 @@ class Holdings:
         return ledger_id in self._deleted or self._index.is_deleted(ledger_id)
 
     async def ranges(self, ledger_id: int, first: int, last: int, limit: int) -> Ranges:
-        """Stored ranges within first..last, about `limit` at most. Yields to the event loop between
+        """Stored ranges within first..last, about `limit` at most. Yields to the loop between
         steps.
         """
         found: list[tuple[int, int]] = []

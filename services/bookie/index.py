@@ -113,9 +113,7 @@ class Index:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the index. Raises Exception if RocksDB finds damage, or the format
-        differs.
-        """
+        """Open or create the index. Raises Exception if it is damaged or of another format."""
         self.is_suspect = False
         """A read failed: rebuild the index."""
         self.is_failed = False
@@ -220,9 +218,7 @@ class Index:
         cursor.status()
 
     def _mark_suspect(self, *, was_failed: bool) -> None:
-        """Note a failed read. While a checkpoint's thread reopens the database, a failed read is
-        only an unknown answer.
-        """
+        """Note a failed read, unless the database is being reopened: then it is only unknown."""
         self.is_suspect = self.is_suspect or not (was_failed or self.is_failed)
 
     def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:

@@ -24,9 +24,7 @@ def _first(part: Part) -> int:
 
 
 def _has_entry(parts: list[Part], first: int, last: int) -> bool:
-    """Whether a lookup may stop at `last`: an answer must contain an entry if there is one, and
-    parts may interleave.
-    """
+    """Whether a lookup may stop at `last`: an answer needs an entry, and parts may interleave."""
     return any(part.has_any(first, last) for part in parts)
 
 
@@ -84,8 +82,8 @@ class Ledger:
         self.hidden: set[int] = set()
         self._hiding: set[int] = set()
         self._replaced: list[tuple[Part, Part, Part | None]] = []
-        """New parts that are not on disk yet, each with the part that it took entries from and the
-        rest of that part."""
+        """New parts not on disk yet, each with the part that it took entries from and that part's
+        rest."""
         self._is_in_checkpoint = False
         self.fresh: list[Part] = []
         """Parts just made by `accept`, for the caller that writes their records."""

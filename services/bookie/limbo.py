@@ -47,8 +47,7 @@ _MARK_NAME: Final = "limbo"
 _CHECK_ENTRIES: Final = 10_000
 """Checked in one step; between steps the event loop runs other tasks."""
 _REST_FACTOR: Final = 10
-"""A round is followed by a rest of so many times its duration: it reads every row that names this
-bookie."""
+"""A rest of so many times its duration follows a round, which reads every row naming this bookie."""
 _RANGES_MAX: Final = 1000
 _REQUEUE_S: Final = 600.0
 """How long until a ledger still in limbo is queued again: a repair may take long, and queueing it
@@ -244,9 +243,7 @@ class Limbo:
             log.warning("limbo-incomplete", extra={"ledger": ledger_id, "missing": count})
 
     async def _missing_entries(self, row: LedgerMetadata) -> tuple[int, Ranges]:
-        """How many entries metadata expects here, and which are missing; only the first ranges if
-        many are.
-        """
+        """How many entries metadata expects here, and the missing ones (some, if many)."""
         checked = 0
         missing: list[tuple[int, int]] = []
         for position, first, last in limbo.expected(row, self._store.me):

@@ -68,9 +68,7 @@ REPLACES: Final = 1
 
 
 class LogDamaged(Exception):
-    """The log lacks, or has corrupted, data that was on disk before: an operator must decide (rule
-    19).
-    """
+    """Data that was on disk is missing or corrupt: an operator must decide (rule 19)."""
 
 
 class SegmentHead(NamedTuple):
@@ -207,9 +205,7 @@ def batch_bytes(records: list[LogRecord]) -> int:
 
 
 def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> Batch | None:
-    """The batch at `at` of `data`, which begins at offset `base` of the segment; None if there is
-    no valid one.
-    """
+    """The valid batch at `at` of `data`, which begins at offset `base`, or None."""
     parsed = _parse_heads(head, data, at, base)
     if parsed is None:
         return None

@@ -1,6 +1,4 @@
-"""Dropping ledgers, and rewriting records so that segments can be removed (collect.py and space.py
-decide).
-"""
+"""Dropping ledgers, and rewriting records so that segments can go (see collect.py, space.py)."""
 
 import asyncio
 from collections import Counter

@@ -7,9 +7,7 @@ import asyncio
 
 
 class Pace:
-    """Throttles background work. Invariant: a step that was begun ends; a pause takes effect
-    between steps.
-    """
+    """Throttles background work. Invariant: a pause takes effect between steps, never inside."""
 
     def __init__(self) -> None:
         """Not paused at first."""

@@ -37,9 +37,7 @@ class Pending:
         counters: Counter[str],
         on_written: Callable[[int, int], None],
     ) -> None:
-        """`position`: how far the log is on disk; `on_written` gets the bytes and the count of each
-        batch.
-        """
+        """`position`: how far the log is on disk; `on_written` gets each batch's bytes, count."""
         self._bytes_max = bytes_max
         self.position = position
         self._counters = counters

@@ -85,9 +85,7 @@ class Reads:
         self._advisor.submit(advise, extents(self._segments, stored))
 
     def fetch_cached(self, ledger: Ledger, parts: list[Part]) -> tuple[Found, list[Extent]]:
-        """The runs of parts that are in memory (here or in the page cache), and the extents of the
-        others.
-        """
+        """The runs of parts in memory (here or in the page cache), and the others' extents."""
         found: Found = [(part, part.body) for part in parts if part.body is not None]
         stored = [part for part in parts if part.body is None]
         wanted = extents(self._segments, stored) if stored else []

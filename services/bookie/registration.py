@@ -111,7 +111,7 @@ class Registration:
                 identity=identity,
                 process=self._process,
                 log_end=replayed.position.sequence,
-                log_end_told=row.log_end if row is not None and is_same_log else 0,
+                log_end_reported=row.log_end if row is not None and is_same_log else 0,
                 holder=holder,
             )
             cookie, reason = decide(found)
@@ -127,10 +127,10 @@ class Registration:
     async def _try_register(self, cookie: LocalCookie, version: int | None) -> bool:
         """Compare-and-swap the row. False if it changed meanwhile. Raises: CookieRefused."""
         name = self._config.bookie_name
-        said = cookie.cookie.model_copy(update={"url": self._config.url})
+        wanted = cookie.cookie.model_copy(update={"url": self._config.url})
         try:
             await retry_until_available(
-                lambda: self._metadata.put_cookie(name, said, version=version)
+                lambda: self._metadata.put_cookie(name, wanted, version=version)
             )
         except VersionConflict as error:
             log.warning("cookie-changed", extra={"why": error.detail})
@@ -157,11 +157,11 @@ class Registration:
         end = loop.time() + self._config.holder_s
         silent_probes = 0
         while True:
-            seen = await probe(url, name, self._process)
-            if seen is Presence.GONE:
+            presence = await probe(url, name, self._process)
+            if presence is Presence.GONE:
                 return ""
             why = f"{url} answers as bookie {name}"
-            if seen is Presence.SILENT:
+            if presence is Presence.SILENT:
                 silent_probes += 1
                 if await self._has_live_heartbeat(name):
                     why = f"{url} does not answer, but heartbeats of bookie {name} arrive"

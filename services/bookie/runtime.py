@@ -133,9 +133,7 @@ class Bookie:
         await self._metadata.close()
 
     async def _report_final_log_end(self, store: Store) -> None:
-        """Report the log's end after a clean stop: if the report arrives, any older snapshot is
-        detected.
-        """
+        """Report the log's end after a clean stop: then any older snapshot is detected."""
         if self._cookie is None:
             return
         try:
@@ -316,9 +314,7 @@ class Bookie:
                     log.exception("announcement-failed", extra={"ledger": change.ledger_id})
 
     def _writer_failed(self, error: BaseException) -> None:
-        """In the writer's thread: end the process, since unsynced records must not be served (rule
-        3).
-        """
+        """In the writer's thread: end, since unsynced records must not be served (rule 3)."""
         self._end(
             DISK_STATUS,
             f"bookie {self.config.bookie_name}: the log can't be written: {error!r}. The process"
@@ -327,9 +323,7 @@ class Bookie:
 
 
 def is_limbo_due(local: LocalCookie | None, cookie: LocalCookie) -> bool:
-    """Whether phase one of limbo is due. A start that ended before it was done left the cookie
-    unregistered.
-    """
+    """Whether phase one of limbo is due; an unfinished start left the cookie unregistered."""
     if cookie.incarnation == 1:
         return False
     return local is None or local.incarnation != cookie.incarnation or not local.registered

@@ -151,9 +151,7 @@ class Segments:
             return file.read()
 
     def reader(self, segment: int) -> SegmentFile:
-        """A file of the segment for reading, kept open; on the loop's thread. Raises
-        FileNotFoundError.
-        """
+        """A shared file for reading; on the loop's thread. Raises FileNotFoundError."""
         file = self._open.get(segment)
         if file is None:
             file = self._open[segment] = SegmentFile(self.path(segment))
@@ -170,9 +168,7 @@ class Segments:
         return SegmentFile(self.path(segment))
 
     def remove(self, segment: int) -> None:
-        """Remove a segment that no part references. Needs no free space, so it works on a full
-        disk.
-        """
+        """Remove a segment that no part references. Works on a full disk."""
         self._open.pop(segment, None)
         self.head(segment)
         self.path(segment).rename(self.gone_path(segment))

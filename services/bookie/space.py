@@ -128,9 +128,7 @@ class Space:
         return {part.segment for _, part in left}
 
     async def _move(self, parts: list[tuple[int, Part]]) -> set[int]:
-        """Move parts to the end of the log, in this order; returns the segments of unreadable
-        parts.
-        """
+        """Move parts to the end of the log, in this order; the segments of unreadable parts."""
         store = self._store
         broken: set[int] = set()
         for some, size in _batches(parts):

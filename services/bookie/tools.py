@@ -55,9 +55,7 @@ def _with_progress(items: Iterable[T], what: str) -> Iterable[T]:
 
 
 def _lock_or_exit(directory: Path) -> int:
-    """The directory's lock. Nothing is written to a directory without a log: it may be the wrong
-    one.
-    """
+    """Take the directory's lock; exit without writing if there is no log in it."""
     if not any((directory / name).is_dir() for name in ("log", "log.damaged")):
         typer.echo(f"{directory} holds no bookie's log", err=True)
         raise typer.Exit(2)
@@ -116,9 +114,7 @@ def verify(directory: Directory, *, json: AsJson = False) -> None:
 
 @app.command()
 def dump(directory: Directory, *, json: AsJson = False) -> None:
-    """List the log's records without payloads, and problems at their places. Exit status 1: there
-    are problems.
-    """
+    """List the log's records without payloads, and its problems. Exit status 1: there are some."""
     with _locked(directory):
         is_right = True
         # A bar among the lines would garble both.
@@ -135,9 +131,7 @@ def dump(directory: Directory, *, json: AsJson = False) -> None:
 
 @app.command("rebuild-index")
 def rebuild_index(directory: Directory, *, json: AsJson = False) -> None:
-    """Discard the index and rebuild it from the log. Exit status 1: the log is damaged, and the
-    index is unchanged.
-    """
+    """Rebuild the index from the log. Exit status 1: the log is damaged; the index is unchanged."""
     lock = _lock_or_exit(directory)
     numbers = Segments(directory / "log", 0).numbers()
     cookie = _cookie(directory)

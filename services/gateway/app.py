@@ -41,8 +41,8 @@ def build_app(
     transactions: Transactions | None = None,
     cors_origins: Iterable[str] = (),
 ) -> web.Application:
-    """The application that serves an engine and logs. The caller starts and ends them itself."""
-    # Public bodies have their own limits; this one is for what another gateway hands on.
+    """The application that serves an engine and logs. The caller starts and stops those itself."""
+    # Public bodies have their own limits; this one is for bodies forwarded by other gateways.
     app = web.Application(client_max_size=2 * limits.frames_bytes_max)
     room = Room(limits)
     routes: list[Route] = [
@@ -89,7 +89,7 @@ def build_app(
 
 
 async def create_app(settings: GatewaySettings) -> web.Application:
-    """The application of a real gateway: its engine runs from now until the clean-up."""
+    """The application of a real gateway: its engine runs from now until the cleanup."""
     stack = contextlib.AsyncExitStack()
     config = EngineConfig(
         url=settings.url,

@@ -8,42 +8,46 @@ from services.gateway.logs.sweep import ORPHAN_AGE_S
 
 
 class GatewaySettings(ServiceSettings, Limits):
-    """What a gateway can be told; each field is the environment variable of the same name."""
+    """The settings of a gateway; each field is the environment variable of the same name."""
 
     metadata_urls: tuple[str, ...] = Field(
-        min_length=1, description="Metadata services; one that does not answer is passed over."
+        min_length=1, description="Metadata services; one that does not answer is skipped."
     )
     cors_origins: tuple[str, ...] = Field(
         default=(), description="Origins whose pages may call; `*` for all. Off by default."
     )
     quorum_timeout_s: float = Field(
-        default=10.0, gt=0, description="An append without its ack quorum fails as unknown then."
+        default=10.0, gt=0, description="Then an append below its ack quorum fails as unknown."
     )
     silent_bookie_s: float = Field(
-        default=2.0, gt=0, description="A bookie that is silent so long loses its place."
+        default=2.0, gt=0, description="A bookie that is silent for so long is replaced."
     )
     delay_ensemble_change: bool = Field(
-        default=False, description="Places change only where an ack quorum is out of reach."
+        default=False, description="Replace bookies only if an ack quorum is out of reach."
     )
     ledger_in_flight_bytes_max: int = Field(
-        default=128 << 20, gt=0, description="Of a ledger's unacknowledged appends; more is a 429."
+        default=128 << 20, gt=0, description="Unacknowledged appends of a ledger; more is a 429."
     )
     gateway_in_flight_bytes_max: int = Field(
-        default=512 << 20, gt=0, description="The same of all ledgers together."
+        default=512 << 20, gt=0, description="Unacknowledged appends of all ledgers."
     )
     zones_min: int = Field(
-        default=1, ge=1, le=255, description="Zones over which the copies of an entry are to lie."
+        default=1, ge=1, le=255, description="Zones over which an entry's copies are spread."
     )
     enforce_zones: bool = Field(
-        default=False, description="Refuse a ledger where too few zones live; else it is told."
+        default=False, description="Refuse a ledger if too few zones live; else warn."
     )
     quarantine_failures: int = Field(
-        default=10, ge=0, description="Failures of a live bookie, after which others are chosen."
+        default=10, ge=0, description="Failures after which a live bookie is quarantined."
     )
-    quarantine_window_s: float = Field(default=60.0, gt=0, description="Within so many seconds.")
-    quarantine_s: float = Field(default=300.0, gt=0, description="For how long.")
+    quarantine_window_s: float = Field(
+        default=60.0, gt=0, description="Failures within this time count."
+    )
+    quarantine_s: float = Field(
+        default=300.0, gt=0, description="How long a bookie stays quarantined."
+    )
     orphan_age_s: float = Field(
         default=ORPHAN_AGE_S,
         ge=30,
-        description="Ledgers of logs that none names go then: longer than a roll or a takeover.",
+        description="Age at which unnamed ledgers of logs are deleted: above a roll or a takeover.",
     )

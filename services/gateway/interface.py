@@ -1,4 +1,4 @@
-"""What the HTTP edge asks of the engine: the one seam inside the gateway.
+"""The engine's interface for the HTTP edge: the one seam inside the gateway.
 
 The edge has parsed everything and knows nothing of quorums; the engine knows nothing of HTTP and
 raises classes of `quorumlog.errors`. Both sides import these values from here.
@@ -15,7 +15,7 @@ from quorumlog.protocol.record import Run
 from quorumlog.wire.bodies import BookieList
 
 LacSource = Literal["writer", "bookies", "metadata"]
-"""Who said how far a ledger is confirmed; `metadata`: it is closed."""
+"""Who said how far a ledger is confirmed; `metadata`: it is CLOSED."""
 
 _DEFAULT: Final = Quorum.of()
 
@@ -25,7 +25,7 @@ DEGRADED = "degraded"
 
 @dataclass(frozen=True, slots=True)
 class LedgerOptions:
-    """A ledger to be created; the quorum is checked, the password is as it was sent."""
+    """A ledger to be created. The quorum is checked; the password is as the client sent it."""
 
     ensemble_size: int = _DEFAULT.ensemble_size
     write_quorum: int = _DEFAULT.write_quorum
@@ -37,14 +37,14 @@ class LedgerOptions:
     allow_degraded: bool = False
     idempotency_key: str | None = None
     tags: tuple[tuple[str, str], ...] = ()
-    """Transaction, partition and attempt, where the ledger belongs to one (docs/guides/transactions.md)."""
+    """Transaction, partition and attempt of a transaction's ledger (docs/guides/transactions.md)."""
     log: str | None = None
-    """The log that the ledger is made for: nothing but that log may write to it (rule 27)."""
+    """The log that the ledger is created for: only that log may write to it (rule 27)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerQuery:
-    """Which ledgers a list names: all conditions hold, ids ascending, those above `after`."""
+    """The conditions of a list. All must hold; ids ascend and are above `after`."""
 
     state: State | None = None
     bookie: str | None = None
@@ -56,7 +56,7 @@ class LedgerQuery:
 
 @dataclass(frozen=True, slots=True)
 class LedgerPage:
-    """One page; `next` is the `after` of the next one, None at the end."""
+    """One page; `next` is the `after` of the next page, None at the end."""
 
     ledgers: tuple[LedgerMetadata, ...]
     next: int | None
@@ -73,10 +73,10 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Confirmed entries, contiguous from the first one asked for, maybe none.
+    """Confirmed entries, contiguous from the first requested one, possibly none.
 
-    `next` is where to go on. `closed` says that the ledger is CLOSED, not that this is its end;
-    `last_entry` is its end then.
+    `next` is where to continue. `closed` says that the ledger is CLOSED, not that this is its end;
+    its end is then `last_entry`.
     """
 
     runs: tuple[Run, ...]
@@ -106,14 +106,14 @@ class Confirmation:
 
 
 class EngineInterface(Protocol):
-    """The client protocol behind one gateway. Any ledger, whoever writes it."""
+    """The client protocol behind one gateway, for any ledger, whoever writes it."""
 
     async def create(self, options: LedgerOptions) -> LedgerMetadata:
         """Create a ledger whose only writer is this process."""
         ...
 
     async def get(self, ledger_id: int) -> LedgerMetadata:
-        """The row as it is now. Raises NoSuchLedger."""
+        """The present row. Raises NoSuchLedger."""
         ...
 
     async def list(self, query: LedgerQuery) -> LedgerPage:
@@ -132,7 +132,7 @@ class EngineInterface(Protocol):
         ...
 
     async def transaction_of(self, ledger_id: int) -> str | None:
-        """The transaction that a ledger is of, if any; None too where there is no such ledger."""
+        """The transaction that a ledger belongs to, if any; None for an unknown ledger too."""
         ...
 
     async def read(
@@ -145,10 +145,10 @@ class EngineInterface(Protocol):
         max_bytes: int = 1 << 20,
         password: str | None = None,
     ) -> ReadResult:
-        """Confirmed entries from `first` to `last` (inclusive), at most `limit` of them and about
-        `max_bytes` of payload, the first one in any case. Sees every entry that was acknowledged
-        before it began. Beyond the end: no entries, and `next` is `first`. Ends before what was
-        given up; from there on EntryLost, whose `next` is where to go on.
+        """Confirmed entries from `first` to `last` (inclusive), at most `limit` and about
+        `max_bytes` of payload, but at least one. Includes every entry acknowledged before the call.
+        Beyond the end: no entries, and `next` is `first`. Stops before lost entries; a read from
+        there raises EntryLost, whose `next` is where to continue.
         """
         ...
 
@@ -166,9 +166,7 @@ class EngineInterface(Protocol):
         wait_s: float = 0.0,
         password: str | None = None,
     ) -> Confirmation:
-        """The LAC. With `after`: returns as soon as it is above `after` or the ledger is closed,
-        at the latest after `wait_s`.
-        """
+        """The LAC; with `after`, waits up to `wait_s` for a higher one or the close."""
         ...
 
     async def close(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
@@ -190,7 +188,7 @@ class EngineInterface(Protocol):
         password: str | None = None,
         declare_lost: Sequence[str] = (),
     ) -> LedgerMetadata:
-        """Give up entries of a CLOSED ledger that nobody can serve. Raises LossNotProven."""
+        """Declare entries of a CLOSED ledger lost that nobody can serve. Raises LossNotProven."""
         ...
 
     async def delete(self, ledger_id: int, *, password: str | None = None) -> None:
@@ -202,13 +200,13 @@ class EngineInterface(Protocol):
         ...
 
     async def cluster(self) -> dict[str, Any]:
-        """Every service with its state, and what is under-replicated; JSON as it is."""
+        """Every service with its state, and under-replicated ledgers, as JSON."""
         ...
 
     async def ready(self) -> QuorumLogError | None:
-        """None when a default ledger could be created now, else the error that it would get."""
+        """None if a default ledger could be created now, else the error of that creation."""
         ...
 
     async def drain(self) -> None:
-        """Take nothing new, settle what is in flight and close the ledgers of this writer."""
+        """Refuse new work, settle what is in flight and close the ledgers of this writer."""
         ...

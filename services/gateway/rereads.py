@@ -1,8 +1,9 @@
-"""Rows that somebody here rests on, read again after a gap in the news (rule 16a).
+"""Rereading rows on which this process relies, after a gap in the stream of changes (rule 16a).
 
-A handle or an owner that missed the news of its end would go on where nobody reads any more. The rows
-are read from the primary in bulk and in the background, until all are: appends go on meanwhile, since
-an open ledger is written without metadata. What a row says is judged by whoever rests on it.
+A handle or an owner that missed the change that ended it would go on writing to a ledger or log
+that nobody reads any more. The rows are read from the primary, in bulk and in the background, until
+all are read. Appends go on meanwhile, since writing an open ledger needs no metadata. The handle or
+owner itself judges its row.
 """
 
 import asyncio
@@ -18,36 +19,36 @@ log = logging.getLogger(__name__)
 Key = TypeVar("Key", int, str)
 Head = TypeVar("Head")
 
-_AGAIN_S: Final = 0.5
-"""Between two tries while the metadata service is away: each lasts for its client's deadline too."""
+_RETRY_S: Final = 0.5
+"""Pause between tries without metadata; each try also takes its client's deadline."""
 
-_NAMED_MAX: Final = 10
+_LOGGED_MAX: Final = 10
 
 
 class Rereads(Generic[Key, Head]):
-    """The rows that are to be read again. Invariant: a key is wanted until a row was read after
-    it had become so.
+    """The rows to be read again. Invariant: a key stays wanted until its row was read by a request
+    that began after the key became wanted.
     """
 
     def __init__(
         self,
-        resting: Callable[[], Iterable[Key]],
+        live_keys: Callable[[], Iterable[Key]],
         read: Callable[[Sequence[Key]], Awaitable[Mapping[Key, Head]]],
-        learned: Callable[[Head], None],
+        apply: Callable[[Head], None],
     ) -> None:
-        """`resting` gives the keys of all rows that matter here; `read` asks the primary, and
-        `learned` is told what it says. A row that it does not have says nothing: it is an alarm, and
-        what rests on it goes on (rule 18).
+        """`live_keys` gives the keys of all rows that this process relies on; `read` asks the
+        primary, and `apply` gets each row. A row that is missing is an alarm and proves nothing:
+        its handle or owner goes on (rule 18).
         """
-        self._resting: Callable[[], Iterable[Key]] = resting
+        self._live_keys: Callable[[], Iterable[Key]] = live_keys
         self._read: Callable[[Sequence[Key]], Awaitable[Mapping[Key, Head]]] = read
-        self._learned: Callable[[Head], None] = learned
+        self._apply: Callable[[Head], None] = apply
         self._wanted: dict[Key, int] = {}
-        """With the number of the request before or during which each became so."""
+        """Each key with the number of the request before or during which it became wanted."""
         self._requests = 0
         self._is_due = asyncio.Event()
         self.gaps = 0
-        """So far."""
+        """How many gaps there were."""
 
     @property
     def waiting(self) -> int:
@@ -55,46 +56,46 @@ class Rereads(Generic[Key, Head]):
         return len(self._wanted)
 
     def gap(self) -> None:
-        """News may have been missed: every row that matters is read again."""
+        """Changes may have been missed: read every relevant row again."""
         self.gaps += 1
-        for key in self._resting():
+        for key in self._live_keys():
             self.want(key)
 
     def want(self, key: Key) -> None:
-        """Read one row again: something was heard of it."""
+        """Read one row again."""
         self._wanted[key] = self._requests
         self._is_due.set()
 
     async def run(self) -> None:
-        """Read what is wanted, for ever."""
+        """Read wanted rows for ever."""
         while True:
             await self._is_due.wait()
             self._is_due.clear()
             while self._wanted:
                 if not await self._read_some():
-                    await asyncio.sleep(_AGAIN_S)
+                    await asyncio.sleep(_RETRY_S)
 
     async def _read_some(self) -> bool:
-        """One request; False where nobody answered it."""
+        """Send one request; False if it failed."""
         asked = sorted(self._wanted)[:HEADS_MAX]
         self._requests += 1
         try:
             heads = await self._read(asked)
             for key in asked:
                 if key in heads:
-                    self._learned(heads[key])
+                    self._apply(heads[key])
         except QuorumLogError as error:
             log.warning("rows-not-reread", extra={"rows": len(asked), "error": repr(error)})
             return False
         except Exception:
-            # A defect must not end what a gateway can't do without.
+            # A bug must not end a task that the gateway depends on.
             log.exception("rereading-broke")
             return False
         missing = [key for key in asked if key not in heads]
         if missing:
-            log.error("rows-missing", extra={"rows": missing[:_NAMED_MAX], "count": len(missing)})
+            log.error("rows-missing", extra={"rows": missing[:_LOGGED_MAX], "count": len(missing)})
         for key in asked:
-            # What has become wanted meanwhile is asked for again: this answer may be older.
+            # A key that became wanted meanwhile stays: this answer may be older.
             if self._wanted[key] < self._requests:
                 del self._wanted[key]
         return True

@@ -11,7 +11,7 @@ from services.local.config import LocalSettings
 
 
 def main() -> None:
-    """Run the cluster that the environment describes."""
+    """Run the cluster that the environment configures."""
     settings = LocalSettings.read()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(_run(settings))
@@ -22,11 +22,11 @@ async def _run(settings: LocalSettings) -> int:
     asked_to_end = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Explicitly: whoever starts us may ignore SIGINT (a shell does so for `&`).
+        # Explicitly: the parent may ignore SIGINT (a shell does so for `&`).
         loop.add_signal_handler(number, asked_to_end.set)
     cluster = LocalCluster(settings, say=_say)
     end = asyncio.ensure_future(asked_to_end.wait())
-    life = asyncio.ensure_future(_live(cluster))
+    life = asyncio.ensure_future(_run_until_cancelled(cluster))
     try:
         await asyncio.wait((end, life), return_when=asyncio.FIRST_COMPLETED)
         if life.done():
@@ -45,7 +45,7 @@ async def _run(settings: LocalSettings) -> int:
     return 0
 
 
-async def _live(cluster: LocalCluster) -> None:
+async def _run_until_cancelled(cluster: LocalCluster) -> None:
     await cluster.start()
     _say("quorumlog is ready")
     for name, service in cluster.services.items():

@@ -1,11 +1,11 @@
-"""All processes of a cluster on one machine: started in order, watched, ended in order.
+"""All processes of a cluster on one machine: started in order, watched, stopped in order.
 
 `python -m services.local` runs it for people, `loadtest/cluster.py` for tests.
 
 Invariants:
-  - `DATA/run/lock` is held from before the first process starts until after the last one ended,
-    so that two clusters never share a folder;
-  - each process of `_running` has a pid file, and whatever was started is ended by `stop`.
+- `DATA/run/lock` is held from before the first process starts until after the last one ended, so
+  that two clusters never share a folder;
+- each process of `services` has a pid file, and `stop` ends every process that was started.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ START_S: Final = 120.0
 """For one step of the start; a step takes about a second on an idle machine."""
 _POLL_S: Final = 0.05
 _RESTART_S: Final = 1.0
-"""A process that dies is back within 2 s, and one that keeps dying does not eat the machine."""
+"""A process that dies is back within 2 s, and one that keeps dying does not use up the machine."""
 _LOG_BYTES_MAX: Final = 16 << 20
 _STOP_ORDER: Final = ("gateway", "autorecovery", "bookie", "metadata", "redis", "postgres")
 
 
 class ClusterError(Exception):
-    """The cluster can't start or go on; says why, with the end of the log that tells more."""
+    """The cluster cannot start or continue; says why, with the end of the relevant log."""
 
 
 class StartTimeout(ClusterError):
@@ -52,30 +52,30 @@ class Place:
 
     host: str = "127.0.0.1"
     prefix: tuple[str, ...] = ()
-    """In front of its command: `nsenter` with a network namespace, say."""
+    """Put in front of its command: `nsenter` with a network namespace, say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What tests put around the processes of a cluster. By default it is nothing."""
+    """What tests put around the processes of a cluster; by default nothing."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     """Further settings of the services."""
     places: Mapping[str, Place] = field(default_factory=dict)
     """By the name of the service."""
     reach: Callable[[str], Awaitable[str]] | None = None
-    """From the URL (or DSN) of a store of our own to one that leads there, a proxy's say."""
+    """Maps the URL (or DSN) of an embedded database to one that leads there, through a proxy say."""
 
 
 @dataclass(slots=True)
 class Service:
-    """One process: what it is, and its life so far."""
+    """One process, and its life so far."""
 
     program: Program
     log: Path
     url: str
     is_up: Callable[[], Awaitable[bool]]
-    """Asks it whether it can do its work."""
+    """Whether the process is ready to work."""
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     is_expected: bool = field(default=False)
@@ -109,7 +109,7 @@ class LocalCluster:
         around: Surroundings = Surroundings(),
         say: Callable[[str], None] = lambda _line: None,
     ) -> None:
-        """`say` hears what a person should know."""
+        """`say` gets messages for people."""
         self.settings = settings
         self.services: dict[str, Service] = {}
         self._around = around
@@ -120,21 +120,19 @@ class LocalCluster:
         self._logs = self._data / "log"
         self._lock: int | None = None
 
-    # --- start -----------------------------------------------------------------------------------
-
     async def start(self) -> None:
-        """Start all processes, each kind once what it needs is ready.
+        """Start all processes, each kind after the kinds that it needs are ready.
 
-        Raises: ClusterError, after which `stop` must still be called.
+        Raises: ClusterError; `stop` must still be called then.
         """
-        self._take_folder()
+        self._lock_folder()
         for port in self._gateway_ports:
             if not is_free(port, "127.0.0.1"):
                 raise ClusterError(f"port {port} is taken")
         dsn, redis_url = await self._start_stores()
         await self._start_services(dsn, redis_url)
 
-    def _take_folder(self) -> None:
+    def _lock_folder(self) -> None:
         for folder in (self._data, self._run, self._logs):
             folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(self._run / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -144,7 +142,7 @@ class LocalCluster:
             os.close(lock)
             raise ClusterError(f"another cluster runs in {self._data}") from None
         self._lock = lock
-        _await_leftovers(self._run)
+        _await_orphans(self._run)
 
     async def _start_stores(self) -> tuple[str, str]:
         dsn, redis_url = self.settings.postgres_dsn, self.settings.redis_url
@@ -233,7 +231,7 @@ class LocalCluster:
         self.launch(program.name)
 
     def launch(self, name: str, *, prefix: tuple[str, ...] = ()) -> None:
-        """Start a process (again), with the settings and the port that it had.
+        """Start a process (again), with the same settings and port.
 
         `prefix`: a command that runs it, this time only, as the same process (a tracer, say).
         """
@@ -248,9 +246,9 @@ class LocalCluster:
         (self._run / f"{name}.pid").write_text(f"{service.process.pid}\n")
 
     async def until_up(self, name: str) -> None:
-        """Wait until a process says that it can do its work.
+        """Wait until a process is ready.
 
-        Raises: ClusterError when it ends instead, or takes too long.
+        Raises: ClusterError if it ends instead, or takes too long.
         """
         service = self.services[name]
         loop = asyncio.get_running_loop()
@@ -262,10 +260,8 @@ class LocalCluster:
                 raise StartTimeout(f"{name} is not ready after {START_S:g} s:\n{service.log_end()}")
             await asyncio.sleep(_POLL_S)
 
-    # --- life ------------------------------------------------------------------------------------
-
     async def watch(self) -> None:
-        """Tell of processes that die, and start them again where RESTART says so. Never returns."""
+        """Report processes that die, and restart them if RESTART is set. Never returns."""
         while True:
             for name, service in self.services.items():
                 if service.is_alive or not service.is_expected:
@@ -273,34 +269,32 @@ class LocalCluster:
                 age_s = time.monotonic() - service.started_at
                 if not self.settings.restart:
                     service.is_expected = False
-                    self._say(f"{name} died ({_how(service)}); its log is {service.log}")
+                    self._say(f"{name} died ({_exit_reason(service)}); its log is {service.log}")
                 elif age_s >= _RESTART_S:
-                    self._say(f"{name} died ({_how(service)}) and is started again")
+                    self._say(f"{name} died ({_exit_reason(service)}) and is started again")
                     self.launch(name)
             await asyncio.sleep(_POLL_S)
 
-    # --- end -------------------------------------------------------------------------------------
-
     async def stop(self) -> None:
-        """End all processes, each kind once those that need it are gone."""
+        """Stop all processes, each kind after the kinds that need it."""
         for kind in _STOP_ORDER:
             group = [service for service in self.services.values() if service.kind == kind]
             for service in group:
                 service.is_expected = False
                 if service.is_alive and service.process:
-                    # A process that a test has paused could not hear the signal.
+                    # A process paused by a test would not handle the signal.
                     service.process.send_signal(signal.SIGCONT)
                     service.process.send_signal(service.program.stop_signal)
             loop = asyncio.get_running_loop()
-            # One drain, and then as much again for what closes after it.
+            # One drain, and as long again for what closes after it.
             end = loop.time() + 2 * self.settings.drain_s + 10
             for service in group:
-                await self._ended(service, end)
+                await self._await_end(service, end)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
-    async def _ended(self, service: Service, end: float) -> None:
+    async def _await_end(self, service: Service, end: float) -> None:
         loop = asyncio.get_running_loop()
         while service.is_alive and service.process:
             if loop.time() > end:
@@ -321,18 +315,18 @@ async def _answers(url: str) -> bool:
         return False
 
 
-def _how(service: Service) -> str:
+def _exit_reason(service: Service) -> str:
     status = service.process.returncode if service.process else 0
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
 
 
-def _await_leftovers(run: Path) -> None:
-    """Wait for processes of a cluster whose supervisor was killed: the kernel has told them to end,
-    and one that is still there holds the files that ours need.
+def _await_orphans(run: Path) -> None:
+    """Wait for processes of a cluster whose supervisor was killed: the kernel has signalled them to
+    end, and one that is still alive holds the files that this cluster needs.
     """
     end = time.monotonic() + 30
     for pid in _pids(run):
-        while _is_ours(pid):
+        while _is_service(pid):
             if time.monotonic() > end:
                 raise ClusterError(f"process {pid} of an earlier cluster does not end")
             time.sleep(_POLL_S)
@@ -341,11 +335,11 @@ def _await_leftovers(run: Path) -> None:
 def _pids(run: Path) -> Iterator[int]:
     for file in run.glob("*.pid"):
         text = file.read_text().strip()
-        if text.isdecimal() and file.stem != "postgres":  # embedded.py looks after that one
+        if text.isdecimal() and file.stem != "postgres":  # embedded.py handles that one
             yield int(text)
 
 
-def _is_ours(pid: int) -> bool:
+def _is_service(pid: int) -> bool:
     try:
         return b"services." in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

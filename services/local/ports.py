@@ -1,9 +1,9 @@
-"""Ports that nobody else takes while we hold them.
+"""Leased ports: no other process takes a port during its lease.
 
-A port that is asked from the kernel (bind to 0, close, use it later) may be given away again in
-between, and one in the kernel's ephemeral range may be taken by any outgoing connection while its
-server restarts. So ports come from 10000-19999, in blocks that a process leases by a file lock;
-the lock goes with the process, however that ends.
+A port that the kernel chose (bind to 0, close, use it later) may be given to another process in
+between, and a port in the kernel's ephemeral range may be taken by any outgoing connection while
+its server restarts. So ports come from 10000-19999, in blocks that a process leases by a file lock;
+the lock ends with the process, however that ends.
 """
 
 import contextlib
@@ -21,23 +21,23 @@ _FIRST: Final = 10_000
 _END: Final = 20_000
 _BLOCK: Final = 10
 
-_held: list[int] = []
+_lock_fds: list[int] = []
 """Descriptors of the locks; never closed, because the lease lasts as long as the process."""
 
-_rest: list[int] = []
-"""What is left of the last block, in order: a test run that asks for one port a thousand times
+_unused_ports: list[int] = []
+"""The unused ports of the last block, in order: a test run that leases one port a thousand times
 would otherwise take every block, and a descriptor for each."""
 
 
 def free_ports(count: int, *, avoid: range = range(0)) -> list[int]:
     """Lease `count` consecutive ports on which nobody listens, for the life of this process.
 
-    `avoid`: ports that are meant for something else that does not listen yet.
-    Raises: OSError when there is no such row of ports.
+    `avoid`: ports reserved for servers that do not listen yet.
+    Raises: OSError if there are no such ports.
     """
-    if count <= len(_rest):
-        ports = _rest[:count]
-        del _rest[:count]
+    if count <= len(_unused_ports):
+        ports = _unused_ports[:count]
+        del _unused_ports[:count]
         if all(port not in avoid and is_free(port) for port in ports):
             return ports
     blocks = (_END - _FIRST) // _BLOCK
@@ -46,7 +46,7 @@ def free_ports(count: int, *, avoid: range = range(0)) -> list[int]:
     for step in range(blocks):
         first = (start + step) % blocks
         if first + wanted <= blocks and (ports := _lease(first, wanted, avoid)):
-            _rest[:] = ports[count:]
+            _unused_ports[:] = ports[count:]
             return ports[:count]
     raise OSError(errno.EADDRINUSE, f"no {count} free ports in {_FIRST}-{_END - 1}")
 
@@ -76,7 +76,7 @@ def _lease(first: int, wanted: int, avoid: range) -> list[int]:
     else:
         ports = [*range(_FIRST + first * _BLOCK, _FIRST + (first + wanted) * _BLOCK)]
         if all(port not in avoid and is_free(port) for port in ports):
-            _held.extend(locks)
+            _lock_fds.extend(locks)
             return ports
     for lock in locks:
         os.close(lock)

@@ -1,8 +1,8 @@
-"""Starting and ending the processes of one machine.
+"""Starting and stopping processes on one machine.
 
-A child must not outlive us, must not inherit ignored signals (a CI may start us with SIGINT
-ignored), and must not see our Ctrl-C: it gets a session of its own, so that the order in which the
-cluster ends is ours to choose.
+A child must not outlive its parent, must not inherit ignored signals (a CI may ignore SIGINT), and
+must not get the parent's Ctrl-C: it has a session of its own, so that the cluster chooses the order
+of its end.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 NOBODY: Final = 65534
-"""The user that owns what Postgres keeps when we are root: initdb refuses root."""
+"""The user that owns Postgres's files if the parent is root: initdb refuses root."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG: Final = 1
@@ -29,21 +29,21 @@ _CLONE_NEWUSER: Final = 0x10000000
 
 
 class Become(Enum):
-    """As whom a child runs: ways to start what refuses root and users without a name."""
+    """The user as which a child runs, for programs that refuse root and users without a name."""
 
     SELF = "self"
     NOBODY = "nobody"
-    """Plain setuid: where nobody may read all that the child needs."""
-    NOBODY_PAST_PERMISSIONS = "nobody past permissions"
-    """setuid that keeps CAP_DAC_OVERRIDE: where a folder above is closed (0700)."""
+    """Plain setuid: if nobody may read all that the child needs."""
+    NOBODY_WITH_DAC_OVERRIDE = "nobody past permissions"
+    """setuid that keeps CAP_DAC_OVERRIDE: if a folder above is closed (0700)."""
     NAMESPACE = "nobody in a user namespace"
-    """A user namespace in which we are called nobody: where setuid is not allowed, or where our own
-    user has no name, which initdb does not forgive (containers that are given any user id)."""
+    """A user namespace in which this user is called nobody: if setuid is not allowed, or if this
+    user has no name, which initdb refuses (containers that are given any user id)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run and how it ends."""
+    """A program to run, and how it is stopped."""
 
     name: str
     argv: tuple[str, ...]
@@ -52,13 +52,13 @@ class Program:
     become: Become = Become.SELF
     stop_signal: signal.Signals = signal.SIGTERM
     orphan_signal: signal.Signals = signal.SIGKILL
-    """What the kernel sends when we are gone without a word."""
+    """Sent by the kernel when the parent dies."""
 
 
 def start(program: Program, log: Path) -> subprocess.Popen[bytes]:
     """Start a program with its output appended to `log`.
 
-    Call it from the main thread: PR_SET_PDEATHSIG fires when the thread that forked ends.
+    Call this from the main thread: PR_SET_PDEATHSIG fires when the thread that forked ends.
     """
     with log.open("ab") as out:
         return subprocess.Popen(
@@ -74,7 +74,7 @@ def start(program: Program, log: Path) -> subprocess.Popen[bytes]:
 
 
 def stop(process: subprocess.Popen[bytes], how: signal.Signals, deadline_s: float) -> bool:
-    """End a process and wait for it. False when it had to be killed."""
+    """Stop a process and wait for it. False if it had to be killed."""
     if process.poll() is not None:
         return True
     process.send_signal(how)
@@ -88,7 +88,7 @@ def stop(process: subprocess.Popen[bytes], how: signal.Signals, deadline_s: floa
 
 
 def in_child(become: Become, orphan_signal: signal.Signals) -> Callable[[], None]:
-    """What the child does between fork and exec."""
+    """A function for the child to run between fork and exec."""
     parent = os.getpid()
     mask = set(signal.valid_signals())
 
@@ -103,26 +103,24 @@ def in_child(become: Become, orphan_signal: signal.Signals) -> Callable[[], None
 
 
 def die_with(parent: int, how: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send us a signal when our parent is gone (more exactly: its thread that
-    forked us).
-    """
+    """Have the kernel send a signal when the parent dies (more exactly: the thread that forked)."""
     _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0))
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
 
 
-def ways_to_have_a_name(*paths: Path) -> tuple[Become, ...]:
-    """The ways to try, best first, for a child that must reach these paths and be somebody."""
+def users_to_try(*paths: Path) -> tuple[Become, ...]:
+    """The users to try, best first, for a child that must reach these paths and needs a name."""
     if os.geteuid() != 0:
         return (Become.SELF, Become.NAMESPACE)
-    ways = (Become.NOBODY_PAST_PERMISSIONS, Become.NAMESPACE)
+    ways = (Become.NOBODY_WITH_DAC_OVERRIDE, Become.NAMESPACE)
     if all(_is_open_to_all(path) for path in paths):
         return (Become.NOBODY, *ways)
     return (*ways, Become.NOBODY)
 
 
-def give(path: Path, become: Become) -> None:
-    """Make a tree belong to whom the child runs as."""
+def chown_tree(path: Path, become: Become) -> None:
+    """Give a tree to the user as which the child runs."""
     if os.geteuid() != 0:
         return
     owner = 0 if become is Become.NAMESPACE else NOBODY
@@ -142,7 +140,7 @@ def _become(become: Become) -> None:
             pass
         case Become.NOBODY:
             _set_user()
-        case Become.NOBODY_PAST_PERMISSIONS:
+        case Become.NOBODY_WITH_DAC_OVERRIDE:
             _checked(_LIBC.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
             _set_user()
             kept = 1 << _CAP_DAC_OVERRIDE

@@ -39,9 +39,7 @@ class CookieStore:
         self._database = database
 
     async def cluster_id(self) -> str:
-        """The cluster's id, drawn when the database was created; another database is another
-        cluster (rule 18).
-        """
+        """The cluster's id, drawn when the database was created (rule 18)."""
         found = await self._database.read(
             lambda connection: connection.fetchval("SELECT cluster_id::text FROM cluster")
         )
@@ -59,9 +57,7 @@ class CookieStore:
         return _row_of(record)
 
     async def list(self) -> list[CookieRow]:
-        """All registered bookies that are not decommissioned, by name, in one page: there are as
-        many as machines.
-        """
+        """All registered bookies that are not decommissioned, by name, in one page."""
         records = await self._database.read(
             lambda connection: connection.fetch(
                 f"SELECT {_ROW} FROM cookies WHERE retired_at IS NULL ORDER BY name"
@@ -107,7 +103,7 @@ class CookieStore:
 
         return await self._database.transact(work)
 
-    async def note_log_end(self, name: str, said: LogEnd) -> CookieRow:
+    async def note_log_end(self, name: str, report: LogEnd) -> CookieRow:
         """Store how far a bookie's log is on disk, as reported by the registered process; the value
         never decreases. The version stays: the report conflicts with no other change.
 
@@ -119,13 +115,13 @@ class CookieStore:
                 "UPDATE cookies SET log_end = $3"
                 " WHERE name = $1 AND cookie->>'process' = $2 AND log_end < $3",
                 name,
-                said.process,
-                said.log_end,
+                report.process,
+                report.log_end,
             )
 
         await self._database.transact(work)
         registered = await self.get(name)
-        if registered.cookie.process != said.process:
+        if registered.cookie.process != report.process:
             raise VersionConflict(
                 f"another process is registered as {name}",
                 bookie=name,

@@ -174,24 +174,22 @@ class Liveness:
 
 def _bookie(cookie: CookieRow, body: bytes | None) -> BookieInfo:
     incarnation = cookie.cookie.incarnation
-    heard = _parsed(BookieHeartbeat, body)
-    if heard is None:
+    heartbeat = _parsed(BookieHeartbeat, body)
+    if heartbeat is None:
         return BookieInfo.lost(cookie.name, incarnation)
-    if heard.incarnation != incarnation:
-        return BookieInfo.lost(cookie.name, incarnation, heard.url)
+    if heartbeat.incarnation != incarnation:
+        return BookieInfo.lost(cookie.name, incarnation, heartbeat.url)
     return BookieInfo(
         id=member_of(cookie.name, incarnation),
-        state=heard.state,
-        url=heard.url,
-        zone=heard.zone,
-        free_bytes=heard.free_bytes,
+        state=heartbeat.state,
+        url=heartbeat.url,
+        zone=heartbeat.zone,
+        free_bytes=heartbeat.free_bytes,
     )
 
 
 def _parsed(model: type[B], body: bytes | None) -> B | None:
-    """The body under a key, or None if it is unreadable: other applications may write to Redis
-    (I31).
-    """
+    """The body under a key, or None if it is unreadable: Redis may be shared (I31)."""
     try:
         return None if body is None else model.model_validate_json(body)
     except ValidationError:

@@ -217,9 +217,7 @@ async def end_aborted(connection: Connection, ids: Sequence[str]) -> None:
 
 
 async def _release_unpublished(connection: Connection, ids: Sequence[str]) -> None:
-    """Queue unpublished ledgers of these transactions for deletion at once; that fences their
-    writers.
-    """
+    """Queue unpublished ledgers for deletion at once; that fences their writers."""
     await connection.execute(
         "WITH gone AS (DELETE FROM transaction_ledgers WHERE transaction = ANY($1::text[])"
         " RETURNING ledger_id)"

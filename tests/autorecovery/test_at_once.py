@@ -33,7 +33,7 @@ from services.autorecovery.config import Config
 from services.autorecovery.losses import Losses
 from services.autorecovery.steering import Steering
 from services.autorecovery.worker import Done, Worker
-from services.autorecovery.writers import Writers
+from services.autorecovery.writers import WriterPresence, Writers
 from services.bookie.store import Store
 from tests.bookie.support import KEY, add, ids_of, read, run_of
 from tests.bookie.test_channel import serving as bookie
@@ -99,14 +99,16 @@ class Two:
 
     async def mend(self) -> None:
         item = Repair(ledger_id=7, member="b1@1", ranges=((0, 9),), version=1, moves=True)
-        await self.worker.mend(item)
+        await self.worker.repair(item)
 
     async def look_again(self) -> None:
         """What another worker makes of what the change of the place has queued."""
         assert len(self.row.missed) == 1, "it is queued once"
         (missed,) = self.row.missed
         ranges = ((missed.first, missed.last),)
-        await self.worker.mend(Repair(ledger_id=7, member=missed.member, ranges=ranges, version=1))
+        await self.worker.repair(
+            Repair(ledger_id=7, member=missed.member, ranges=ranges, version=1)
+        )
 
     async def held(self) -> list[int]:
         return ids_of(await read(self.target, 7, 0, 20, member="b4@1"))
@@ -184,7 +186,7 @@ async def two() -> AsyncIterator[Two]:
         yield running
 
 
-async def test_what_a_bookie_is_about_to_drop_is_copied_to_it_all_the_same(two: Two) -> None:
+async def test_entries_a_bookie_is_about_to_drop_are_copied_to_it_again(two: Two) -> None:
     """It has looked for the last time, and is not named; then a repair names it (rules 18 and 20)."""
     two.row.steps[1] = lambda: two.target.drop(7, keep_stub=True)
 
@@ -194,7 +196,7 @@ async def test_what_a_bookie_is_about_to_drop_is_copied_to_it_all_the_same(two: 
     assert await two.held() == list(range(10))
 
 
-async def test_what_a_named_target_has_is_not_sent_again(two: Two) -> None:
+async def test_entries_that_a_named_target_has_are_not_sent_again(two: Two) -> None:
     two.row.row = two.row.row.with_repair(ROW_REPAIR)
     before = two.target.counters["log_records"]
 
@@ -219,12 +221,12 @@ async def the_only_healthy_copy_outlasts_the_move() -> None:
         assert seen == [list(range(10))], "all was right on the target's disk before the change"
 
 
-async def test_the_only_healthy_copy_is_not_given_away_for_a_damaged_one() -> None:
+async def test_the_only_healthy_copy_survives_a_move_to_a_damaged_one() -> None:
     """Rule 20a."""
     await the_only_healthy_copy_outlasts_the_move()
 
 
-async def test_who_has_what_nobody_can_read_keeps_the_place(two: Two) -> None:
+async def test_a_member_with_entries_that_no_other_has_keeps_its_place(two: Two) -> None:
     """Rule 20a: b1 may come back. What can be copied is."""
     for name in ("b2", "b4"):
         flip(two.stores[name], 7)
@@ -263,7 +265,7 @@ async def test_a_target_that_was_dropped_meanwhile_is_filled_again() -> None:
     await a_target_that_was_dropped_meanwhile_is_filled_again()
 
 
-async def a_place_that_went_bad_is_mended_by_the_second_look() -> None:
+async def a_place_that_went_bad_is_repaired_by_the_second_look() -> None:
     """The worker dies as the place changes hands, and b4 loses what it was seen to have."""
     async with two_bookies("lost") as two:
         await dies_at_the_change(two)
@@ -291,12 +293,12 @@ async def dies_at_the_change(two: Two) -> None:
         await mending
 
 
-async def test_a_place_that_went_bad_is_mended_by_the_second_look() -> None:
+async def test_a_place_that_went_bad_is_repaired_by_the_second_look() -> None:
     """Rule 20a: the change of the place queues it, so that no worker's death leaves it out."""
-    await a_place_that_went_bad_is_mended_by_the_second_look()
+    await a_place_that_went_bad_is_repaired_by_the_second_look()
 
 
-async def test_a_second_look_at_what_is_right_writes_nothing(two: Two) -> None:
+async def test_a_second_look_at_a_complete_copy_writes_nothing(two: Two) -> None:
     await two.mend()
     before = {name: store.counters["log_records"] for name, store in two.stores.items()}
 
@@ -305,7 +307,7 @@ async def test_a_second_look_at_what_is_right_writes_nothing(two: Two) -> None:
     assert {name: store.counters["log_records"] for name, store in two.stores.items()} == before
 
 
-async def test_what_a_member_missed_that_has_no_place_any_more_is_no_work(two: Two) -> None:
+async def test_missed_entries_of_a_member_without_a_place_need_no_repair(two: Two) -> None:
     """A writer hands over what a member missed when that has been replaced already: nobody waits for
     a bookie that never comes back.
     """
@@ -313,7 +315,7 @@ async def test_what_a_member_missed_that_has_no_place_any_more_is_no_work(two: T
     changes = two.row.changes
     lacked = Repair(ledger_id=7, member="b1@1", ranges=((3, 3),), version=1)
 
-    await two.worker.mend(lacked)
+    await two.worker.repair(lacked)
 
     assert two.row.changes == changes
 
@@ -332,7 +334,7 @@ async def test_silence_is_no_second_look() -> None:
     await silence_is_no_second_look()
 
 
-async def test_a_bookie_says_nothing_of_a_ledger_while_it_decides_whether_to_drop_it() -> None:
+async def test_a_bookie_answers_nothing_about_a_ledger_while_it_decides_to_drop_it() -> None:
     with scratch("ql-heal-") as folder:
         async with bookie(folder) as served:
             await add(served.store, run_of(7, range(10)))
@@ -425,7 +427,7 @@ def since(auditor: Auditor, ledger_id: int) -> tuple[float, float]:
 
 def blind(auditor: Auditor) -> tuple[float | None, float | None]:
     """Since when it could not look at writers and at bookies."""
-    return auditor._refused.unseen_since, auditor._lost.unseen_since
+    return auditor._refused.unobserved_since, auditor._lost.unobserved_since
 
 
 @pytest.mark.parametrize(
@@ -433,7 +435,7 @@ def blind(auditor: Auditor) -> tuple[float | None, float | None]:
     [{"stale": True}, {"liveness_age_s": 1.0}],
     ids=["stale", "liveness-is-young"],
 )
-async def test_an_auditor_knows_for_how_long_it_could_not_look(
+async def test_an_auditor_tracks_how_long_it_observed_nothing(
     audits: Audits, seen: dict[str, Any]
 ) -> None:
     auditor, ledger_id = audits.auditor, audits.ledger_id
@@ -453,7 +455,7 @@ async def test_an_auditor_knows_for_how_long_it_could_not_look(
     assert (since(auditor, ledger_id), blind(auditor)) == (first, (None, None))
 
     # It was for longer than the graces: they begin anew.
-    auditor._refused.unseen_since = auditor._lost.unseen_since = first[0] - 3600
+    auditor._refused.unobserved_since = auditor._lost.unobserved_since = first[0] - 3600
     auditor.trigger()
     await auditor.audit()
     assert min(since(auditor, ledger_id)) > max(first)
@@ -465,70 +467,70 @@ async def test_a_silent_writer_gets_the_longer_grace_and_then_its_ledger_is_reco
     """Rule 21a. Who is silent and refuses in turn is silent all the time."""
     auditor, ledger_id = audits.auditor, audits.ledger_id
     recovered: list[tuple[int, bool]] = []
-    says: list[bool | None] = [None]
+    says = [WriterPresence.SILENT]
 
     async def recover(ledger_id: int, *, is_silence_enough: bool) -> None:
         recovered.append((ledger_id, is_silence_enough))
 
-    async def is_there(_writer: Writer) -> bool | None:
+    async def presence_of(_writer: Writer) -> WriterPresence:
         return says[0]
 
-    async def looks(said: bool | None) -> None:
+    async def looks(said: WriterPresence) -> None:
         says[0] = said
         auditor.trigger()
         await auditor.audit()
         await asyncio.sleep(0)
 
     monkeypatch.setattr(auditor, "_recover", recover)
-    monkeypatch.setattr(auditor._writers, "is_there", is_there)
-    for said in (None, False, None):
+    monkeypatch.setattr(auditor._writers, "presence_of", presence_of)
+    for said in (WriterPresence.SILENT, WriterPresence.GONE, WriterPresence.SILENT):
         await looks(said)
         assert ledger_id in auditor._silent.since
-        assert (ledger_id in auditor._refused.since) is (said is False)
+        assert (ledger_id in auditor._refused.since) is (said is WriterPresence.GONE)
 
     auditor._silent.since[ledger_id] -= 7200
     auditor._config = auditor._config.model_copy(update={"abandoned_s": 60.0})
     audits.metadata.bookie_list = liveness("writable", liveness_age_s=3599.0)
-    await looks(None)
+    await looks(WriterPresence.SILENT)
     assert not recovered, "Redis is younger than the grace"
     audits.metadata.bookie_list = liveness("writable")
-    await looks(None)
+    await looks(WriterPresence.SILENT)
     assert recovered == [(ledger_id, True)]
 
     auditor._recovering.clear()
-    await looks(True)
+    await looks(WriterPresence.ALIVE)
     assert ledger_id not in auditor._silent.since
-    await looks(False)
+    await looks(WriterPresence.GONE)
     auditor._refused.since[ledger_id] -= 3600
-    await looks(False)
+    await looks(WriterPresence.GONE)
     assert recovered[1:] == [(ledger_id, False)]
 
 
-async def test_who_counted_as_gone_is_asked_again_before_it_is_fenced(
+async def test_a_writer_that_seemed_gone_is_probed_again_before_it_is_fenced(
     audits: Audits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rule 21a: to be recovered a ledger may wait for long. What proved it must hold then too."""
     auditor = audits.auditor
     row = await audits.metadata.get(audits.ledger_id)
-    given_up: dict[tuple[bool | None, bool], bool] = {}
-    for says in (True, None, False):
+    abandoned: dict[tuple[WriterPresence, bool], bool] = {}
+    for says in WriterPresence:
 
-        async def is_there(_writer: Writer, says: bool | None = says) -> bool | None:
+        async def presence_of(_writer: Writer, says: WriterPresence = says) -> WriterPresence:
             return says
 
-        monkeypatch.setattr(auditor._writers, "is_there", is_there)
+        monkeypatch.setattr(auditor._writers, "presence_of", presence_of)
         for enough in (True, False):
-            is_given_up = await auditor._is_given_up(row, is_silence_enough=enough)
-            given_up[says, enough] = is_given_up
+            is_abandoned = await auditor._is_abandoned(row, is_silence_enough=enough)
+            abandoned[says, enough] = is_abandoned
 
-    assert [said for said, is_so in given_up.items() if is_so] == [
-        (None, True),
-        (False, True),
-        (False, False),
+    assert [said for said, is_so in abandoned.items() if is_so] == [
+        (WriterPresence.GONE, True),
+        (WriterPresence.GONE, False),
+        (WriterPresence.SILENT, True),
     ]
 
 
-async def test_an_auditor_looks_away_while_another_one_audits(audits: Audits) -> None:
+async def test_an_auditor_observes_nothing_while_another_one_audits(audits: Audits) -> None:
     other = RepairClient(audits.metadata, "auditor-2")
     await audits.auditor.audit()
     assert blind(audits.auditor) == (None, None)
@@ -542,7 +544,7 @@ async def test_an_auditor_looks_away_while_another_one_audits(audits: Audits) ->
     assert None not in blind(audits.auditor)
 
 
-async def test_who_asks_for_a_look_at_everything_during_an_audit_gets_one_after_it(
+async def test_a_trigger_during_an_audit_starts_another_audit_after_it(
     audits: Audits,
 ) -> None:
     audits.metadata.bookie_list = liveness("lost", "lost", "draining", "writable", "writable")
@@ -554,16 +556,16 @@ async def test_who_asks_for_a_look_at_everything_during_an_audit_gets_one_after_
 
     await audits.auditor.audit()
     assert audits.metadata.lists == 2 * lists
-    assert audits.auditor._open_again_at > 0
+    assert audits.auditor._open_check_due_at > 0
 
 
 async def test_a_change_of_settings_hides_no_trigger(audits: Audits) -> None:
     triggered: list[bool] = []
-    await audits.steering.look(lambda: triggered.append(True))
+    await audits.steering.refresh(lambda: triggered.append(True))
     await audits.repairs.trigger()
 
     await audits.steering.change(RepairSettingsPut(paused=True))
-    await audits.steering.look(lambda: triggered.append(True))
-    await audits.steering.look(lambda: triggered.append(True))
+    await audits.steering.refresh(lambda: triggered.append(True))
+    await audits.steering.refresh(lambda: triggered.append(True))
 
     assert triggered == [True]

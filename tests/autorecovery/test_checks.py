@@ -40,7 +40,7 @@ def flip(folder: Path) -> None:
     raise AssertionError(f"{folder} does not have the entry")
 
 
-async def test_lacking_copies_are_found_told_and_mended(stores: Stores) -> None:
+async def test_missing_copies_are_found_reported_and_repaired(stores: Stores) -> None:
     async with (
         running(
             stores, bookies=3, gateways=1, environment=SETTINGS, lost_bookie_delay_s=3600

@@ -7,8 +7,8 @@ from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo
 from services.autorecovery.findings import (
+    GracePeriod,
     LostMembers,
-    Patience,
     is_believable,
     missing_zones,
     survivors_of,
@@ -32,33 +32,33 @@ def bookies(*states: str) -> list[BookieInfo]:
 def test_a_bookie_is_lost_only_after_the_delay() -> None:
     lost = LostMembers(60.0)
 
-    assert lost.look(bookies("lost", "writable", "read-only"), now=0.0) == ()
-    assert lost.look(bookies("lost", "writable", "read-only"), now=59.0) == ()
-    assert lost.look(bookies("lost", "writable", "read-only"), now=60.0) == ("a@1",)
+    assert lost.update(bookies("lost", "writable", "read-only"), now=0.0) == ()
+    assert lost.update(bookies("lost", "writable", "read-only"), now=59.0) == ()
+    assert lost.update(bookies("lost", "writable", "read-only"), now=60.0) == ("a@1",)
 
 
-def test_a_bookie_that_came_back_begins_its_delay_anew() -> None:
+def test_a_bookie_that_returned_gets_a_new_delay() -> None:
     lost = LostMembers(60.0)
-    lost.look(bookies("lost", "writable", "writable"), now=0.0)
-    lost.look(bookies("writable", "writable", "writable"), now=30.0)
+    lost.update(bookies("lost", "writable", "writable"), now=0.0)
+    lost.update(bookies("writable", "writable", "writable"), now=30.0)
 
-    assert lost.look(bookies("lost", "writable", "writable"), now=61.0) == ()
+    assert lost.update(bookies("lost", "writable", "writable"), now=61.0) == ()
 
 
-def test_a_second_loss_within_the_delay_is_not_waited_for() -> None:
+def test_a_second_loss_within_the_delay_ends_the_delay() -> None:
     lost = LostMembers(60.0)
-    lost.look(bookies("lost", "writable", "writable"), now=0.0)
+    lost.update(bookies("lost", "writable", "writable"), now=0.0)
 
-    assert lost.look(bookies("lost", "lost", "writable"), now=1.0) == ("a@1", "b@1")
+    assert lost.update(bookies("lost", "lost", "writable"), now=1.0) == ("a@1", "b@1")
 
 
 def test_earlier_incarnations_of_a_live_bookie_are_lost_at_once() -> None:
     reborn = BookieInfo.model_validate({"id": "a@3", "state": "writable", "url": ""})
 
-    assert LostMembers(60.0).look([reborn], now=0.0) == ("a@1", "a@2")
+    assert LostMembers(60.0).update([reborn], now=0.0) == ("a@1", "a@2")
 
 
-def test_liveness_that_misses_most_bookies_is_not_believed() -> None:
+def test_liveness_without_most_bookies_is_not_believed() -> None:
     assert is_believable(bookies("lost", "writable", "writable", "writable"), share_max=0.5)
     assert not is_believable(bookies("lost", "lost", "lost", "writable"), share_max=0.5)
     assert not is_believable([], share_max=0.5)
@@ -75,40 +75,40 @@ def test_a_ledger_counts_its_weakest_fragment() -> None:
     assert survivors_of(ROW, ("a@1", "d@1")) == 1
 
 
-def test_patience_ends_only_for_what_was_seen_all_the_time() -> None:
-    patience = Patience(30.0)
-    list(patience.over({"x": 1, "y": 2}, now=0.0))
-    list(patience.over({"x": 1}, now=15.0))
+def test_a_grace_period_expires_only_for_keys_seen_without_a_break() -> None:
+    grace = GracePeriod(30.0)
+    list(grace.expired({"x": 1, "y": 2}, now=0.0))
+    list(grace.expired({"x": 1}, now=15.0))
 
-    assert list(patience.over({"x": 1, "y": 2}, now=30.0)) == [1]
+    assert list(grace.expired({"x": 1, "y": 2}, now=30.0)) == [1]
 
 
-def test_a_grace_begins_anew_after_a_time_as_long_in_which_nobody_could_look() -> None:
+def test_a_grace_period_restarts_after_an_equally_long_time_without_observation() -> None:
     """Who was missing before it and is after it may have been there all the time (rule 21)."""
-    patience, lost = Patience(30.0), LostMembers(30.0)
+    grace, lost = GracePeriod(30.0), LostMembers(30.0)
     away = bookies("lost", "writable", "writable")
     for now, is_over in ((0.0, False), (25.0, False), (60.0, False), (89.0, False), (90.0, True)):
-        assert list(patience.over({"x": 1}, now=now)) == [1] * is_over
-        assert lost.look(away, now=now) == ("a@1",) * is_over
+        assert list(grace.expired({"x": 1}, now=now)) == [1] * is_over
+        assert lost.update(away, now=now) == ("a@1",) * is_over
         if now == 25.0:
             for blind in (30.0, 50.0):
-                patience.unseen(blind)
-                lost.unseen(blind)
+                grace.note_unobserved(blind)
+                lost.note_unobserved(blind)
 
 
-def test_a_grace_goes_on_over_a_moment_in_which_nobody_could_look() -> None:
-    patience, lost = Patience(30.0), LostMembers(30.0)
+def test_a_grace_period_continues_over_a_short_time_without_observation() -> None:
+    grace, lost = GracePeriod(30.0), LostMembers(30.0)
     away = bookies("lost", "writable", "writable")
-    list(patience.over({"x": 1}, now=0.0))
-    lost.look(away, now=0.0)
-    patience.unseen(10.0)
-    lost.unseen(10.0)
+    list(grace.expired({"x": 1}, now=0.0))
+    lost.update(away, now=0.0)
+    grace.note_unobserved(10.0)
+    lost.note_unobserved(10.0)
 
-    assert list(patience.over({"x": 1}, now=30.0)) == [1]
-    assert lost.look(away, now=30.0) == ("a@1",)
+    assert list(grace.expired({"x": 1}, now=30.0)) == [1]
+    assert lost.update(away, now=30.0) == ("a@1",)
 
 
-def test_a_ledger_in_fewer_zones_than_there_are_is_told() -> None:
+def test_a_ledger_in_fewer_zones_than_possible_is_reported() -> None:
     zones = {"b1@1": "a", "b2@1": "a", "b3@1": "b", "b4@1": "c"}
     live = [
         BookieInfo(id=member, state="writable", url="", zone=zone) for member, zone in zones.items()

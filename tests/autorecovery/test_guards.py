@@ -43,11 +43,11 @@ def believed(_original: Any) -> Any:
 def at_once(original: Any) -> Any:
     """Who is away is lost."""
 
-    def look(self: LostMembers, bookies: Any, now: float) -> Any:
+    def update(self: LostMembers, bookies: Any, now: float) -> Any:
         self.delay_s = 0.0
         return original(self, bookies, now)
 
-    return look
+    return update
 
 
 def unlimited(_original: Any) -> Any:
@@ -62,11 +62,11 @@ def unlimited(_original: Any) -> Any:
 def unasked(_original: Any) -> Any:
     """What the audit has found of a writer is good enough, however long ago."""
 
-    async def is_given_up(_self: Auditor, _row: Any, *, is_silence_enough: bool) -> bool:
+    async def is_abandoned(_self: Auditor, _row: Any, *, is_silence_enough: bool) -> bool:
         del is_silence_enough
         return True
 
-    return is_given_up
+    return is_abandoned
 
 
 def silence_is_enough(original: Any) -> Any:
@@ -91,35 +91,35 @@ GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
     (
         Mutant("a place moves while its bookie restarts", "rule 8, ADR 6",
                (Patch(Worker, "_may_move", always(True)),)),
-        test_moves.test_a_bookie_that_is_only_away_is_waited_for,
+        test_moves.test_repair_waits_for_a_bookie_that_is_only_away,
     ),
     (
         Mutant("whoever answers is believed to be the member", "rules 4 and 15",
-               (Patch(check, "_is_word_of", always(True)),)),
-        test_replica_check.test_what_is_not_a_bookies_word_on_what_was_asked_is_silence,
+               (Patch(check, "_is_reply_about", always(True)),)),
+        test_replica_check.test_a_reply_about_another_member_or_ledger_is_ignored,
     ),
     (
-        Mutant("a finding is not checked again", "findings are judged twice", (Patch(ReplicaCheck, "still", believed),)),
-        test_replica_check.test_what_was_mended_or_moved_meanwhile_is_no_finding,
+        Mutant("a finding is not checked again", "findings are judged twice", (Patch(ReplicaCheck, "recheck", believed),)),
+        test_replica_check.test_entries_repaired_or_moved_meanwhile_are_no_findings,
     ),
     (
         Mutant("the delay of a lost bookie is nothing", "BookKeeper: lostBookieRecoveryDelay",
-               (Patch(LostMembers, "look", at_once),)),
+               (Patch(LostMembers, "update", at_once),)),
         test_findings.test_a_bookie_is_lost_only_after_the_delay,
     ),
     (
         Mutant("the copy rate has no limit", "copying has a limit",
-               (Patch(PacedBookies, "_until_free", unlimited),)),
-        test_pace.test_in_no_stretch_of_time_more_is_handed_over_than_the_limit_and_one_run,
+               (Patch(PacedBookies, "_wait_for_turn", unlimited),)),
+        test_pace.test_in_any_interval_at_most_the_limit_and_one_run_are_sent,
     ),
     (
         Mutant("a pause stops nothing", "operators can pause",
-               (Patch(PacedBookies, "_until_free", unlimited),)),
-        test_pace.test_nothing_is_handed_over_while_repair_is_paused_and_all_of_it_afterwards,
+               (Patch(PacedBookies, "_wait_for_turn", unlimited),)),
+        test_pace.test_a_pause_holds_back_all_adds_until_it_ends,
     ),
     (
         Mutant("a recovery that waited does not ask the writer again", "rule 21",
-               (Patch(Auditor, "_is_given_up", unasked),)),
+               (Patch(Auditor, "_is_abandoned", unasked),)),
         test_open_ledgers.test_a_writer_that_answers_again_is_not_fenced_by_a_recovery_that_waited,
     ),
     (
@@ -135,20 +135,20 @@ GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
     (
         Mutant("a change of place queues no second look", "rule 20a",
                (Patch(FragmentRepair, "_second_look", always(())),)),
-        test_at_once.a_place_that_went_bad_is_mended_by_the_second_look,
+        test_at_once.a_place_that_went_bad_is_repaired_by_the_second_look,
     ),
     (
-        Mutant("silence is a second look", "rule 20a", (Patch(ReplicaCheck, "lacking", silence_is_enough),)),
+        Mutant("silence is a second look", "rule 20a", (Patch(ReplicaCheck, "missing_on_disk", silence_is_enough),)),
         test_at_once.silence_is_no_second_look,
     ),
     (
         Mutant("whatever keeps from connecting is a refusal", "rule 21a",
                (Patch(writers, "is_refusal", always(True)),)),
-        test_writers.a_host_that_cant_be_reached_is_silence,
+        test_writers.an_unreachable_host_is_silence,
     ),
     (
         Mutant("one address refuses for all", "rule 21a", (Patch(writers, "refuses_everywhere", everywhere),)),
-        test_writers.a_name_of_several_addresses_refuses_where_all_of_them_do,
+        test_writers.a_name_with_several_addresses_refuses_only_if_all_of_them_do,
     ),
     (
         Mutant("an answer without an id is another process", "rule 21a",
@@ -157,7 +157,7 @@ GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
     ),
     (
         Mutant("zones do not count", "placement spreads over zones", (Patch(test_findings, "missing_zones", always(0)),)),
-        test_findings.test_a_ledger_in_fewer_zones_than_there_are_is_told,
+        test_findings.test_a_ledger_in_fewer_zones_than_possible_is_reported,
     ),
 ]  # fmt: skip
 
@@ -173,7 +173,7 @@ def played(test: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=[mutant.name for mutant, _ in GUARDS])
-def test_a_guard_that_is_taken_out_is_noticed(guard: tuple[Mutant, Callable[[], Any]]) -> None:
+def test_every_guard_that_is_taken_out_is_noticed(guard: tuple[Mutant, Callable[[], Any]]) -> None:
     mutant, test = guard
     played(test)
     with applied(mutant), pytest.raises(NOTICED):

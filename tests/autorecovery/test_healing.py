@@ -19,7 +19,7 @@ async def contents(ledger: Ledger) -> list[bytes]:
     return [entry.payload async for entry in ledger.entries()]
 
 
-async def test_a_ledger_whose_writer_died_is_closed_though_nobody_asks(stores: Stores) -> None:
+async def test_a_ledger_whose_writer_died_is_closed_without_a_request(stores: Stores) -> None:
     async with (
         running(stores, bookies=3, gateways=2, environment=QUICK) as cluster,
         Client(cluster.gateways[0]) as writer,

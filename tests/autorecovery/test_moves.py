@@ -12,7 +12,7 @@ from quorumlog.protocol.metadata import Repair as PendingRepair
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList
 from quorumlog.wire.repair_bodies import Repair
-from services.autorecovery.worker import Away, Done, Worker
+from services.autorecovery.worker import BookieAway, Done, Worker
 
 ROW = LedgerMetadata(
     7,
@@ -52,15 +52,15 @@ async def mend(state: str, *, member: str = "b1@1", moves: bool = False) -> None
 
     worker = await worker_of(known)
     item = Repair(ledger_id=7, member="b1@1", ranges=((0, 9),), version=1, moves=moves)
-    await worker.mend(item)
+    await worker.repair(item)
 
 
-async def test_a_bookie_that_is_only_away_is_waited_for() -> None:
-    with pytest.raises(Away):
+async def test_repair_waits_for_a_bookie_that_is_only_away() -> None:
+    with pytest.raises(BookieAway):
         await mend("lost")
 
 
-async def test_what_is_lost_drained_or_an_earlier_incarnation_moves() -> None:
+async def test_places_of_lost_drained_and_earlier_members_move() -> None:
     for case in (
         mend("lost", moves=True),
         mend("draining"),

@@ -62,7 +62,7 @@ async def exported(cluster: Cluster, session: aiohttp.ClientSession) -> set[str]
     return names
 
 
-async def test_what_they_name_is_exported(stores: Stores) -> None:
+async def test_every_metric_they_name_is_exported(stores: Stores) -> None:
     texts = [rule["expr"] for rule in rules()]
     texts += [target["expr"] for panel in panels() for target in panel["targets"]]
     named = {name for text in texts for name in NAME.findall(text)}
@@ -88,7 +88,7 @@ async def test_what_they_name_is_exported(stores: Stores) -> None:
             raise
 
 
-async def test_a_trace_goes_on_to_the_next_service() -> None:
+async def test_a_trace_continues_in_the_next_service() -> None:
     heard: list[str | None] = []
 
     async def hear(request: web.Request) -> web.Response:
@@ -113,7 +113,7 @@ async def test_a_trace_goes_on_to_the_next_service() -> None:
     assert second is None
 
 
-def test_a_trace_is_in_the_logs_and_nothing_invalid_is() -> None:
+def test_valid_traces_are_logged_and_invalid_ones_are_not() -> None:
     trace.begin("r-1", TRACEPARENT)
     told = trace.in_logs()
     assert (told["request_id"], told["trace_id"]) == ("r-1", "4bf92f3577b34da6a3ce929d0e0e4736")

@@ -72,7 +72,7 @@ async def members(client: Client, ledger: Ledger) -> set[str]:
     return {member for fragment in row["fragments"] for member in fragment["bookies"]}
 
 
-async def test_what_an_operator_asks_of_bookies_is_done(stores: Stores) -> None:
+async def test_operators_commands_to_bookies_are_carried_out(stores: Stores) -> None:
     # Nobody counts as lost here: what moves is moved by the drain.
     async with (
         running(

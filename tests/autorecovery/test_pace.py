@@ -22,7 +22,7 @@ class Written:
         done(Status.OK)
 
 
-async def test_in_no_stretch_of_time_more_is_handed_over_than_the_limit_and_one_run() -> None:
+async def test_in_any_interval_at_most_the_limit_and_one_run_are_sent() -> None:
     written = Written()
     pace = PacedBookies(written)  # type: ignore[arg-type]
     rate = pace.bytes_per_s = 40 * len(RUN.body)
@@ -38,7 +38,7 @@ async def test_in_no_stretch_of_time_more_is_handed_over_than_the_limit_and_one_
     assert pace.copied_bytes == 20 * len(RUN.body)
 
 
-async def test_nothing_is_handed_over_while_repair_is_paused_and_all_of_it_afterwards() -> None:
+async def test_a_pause_holds_back_all_adds_until_it_ends() -> None:
     written = Written()
     pace = PacedBookies(written)  # type: ignore[arg-type]
     pace.is_paused = True

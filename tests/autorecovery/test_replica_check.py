@@ -72,14 +72,14 @@ async def checking(peer: Peer) -> AsyncIterator[ReplicaCheck]:
         yield ReplicaCheck(directory, session)
 
 
-async def test_what_a_bookie_says_that_it_lacks_is_lacking() -> None:
+async def test_entries_that_a_bookie_reports_as_missing_are_findings() -> None:
     async with checking(Peer()) as check:
         report = await check.check(ROW)
         assert (report.lacks, report.silent, report.entries) == ([LACKING], [], 10)
-        assert await check.still(ROW, report.lacks) == [LACKING]
+        assert await check.recheck(ROW, report.lacks) == [LACKING]
 
 
-async def test_what_is_not_a_bookies_word_on_what_was_asked_is_silence() -> None:
+async def test_a_reply_about_another_member_or_ledger_is_ignored() -> None:
     wrong: tuple[dict[str, Any], ...] = (
         {"status": 503},
         {"told": {"limbo": True}},
@@ -96,22 +96,22 @@ async def test_what_is_not_a_bookies_word_on_what_was_asked_is_silence() -> None
         async with checking(peer) as check:
             report = await check.check(ROW)
             assert (report.lacks, report.silent) == ([], ["b1@1"]), manners
-            assert await check.still(ROW, [LACKING]) == [], manners
+            assert await check.recheck(ROW, [LACKING]) == [], manners
 
 
-async def test_what_was_mended_or_moved_meanwhile_is_no_finding() -> None:
+async def test_entries_repaired_or_moved_meanwhile_are_no_findings() -> None:
     peer = Peer()
     async with checking(peer) as check:
         found = (await check.check(ROW)).lacks
         peer.heals_after = peer.asked
-        assert await check.still(ROW, found) == []
+        assert await check.recheck(ROW, found) == []
     async with checking(Peer()) as check:
         found = (await check.check(ROW)).lacks
         moved = ROW.with_member_replaced(0, "b1@1", "b2@1")
-        assert await check.still(moved, found) == []
+        assert await check.recheck(moved, found) == []
 
 
-async def test_an_open_fragment_is_its_writers() -> None:
+async def test_an_open_fragment_is_not_checked() -> None:
     open_row = LedgerMetadata(7, Quorum(1, 1, 1), DigestKind.CRC32C, (Fragment(0, ("b1@1",)),))
     peer = Peer()
     async with checking(peer) as check:

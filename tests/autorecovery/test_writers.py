@@ -15,7 +15,7 @@ from aiohttp import web
 from loadtest.ports import free_ports
 from quorumlog.net.listen import listening
 from quorumlog.protocol.metadata import Writer
-from services.autorecovery.writers import Writers, refuses_everywhere
+from services.autorecovery.writers import WriterPresence, Writers, refuses_everywhere
 
 HOST = "127.0.0.1"
 NOWHERE = "255.255.255.255"
@@ -61,79 +61,89 @@ def named(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", look_up)
 
 
-async def told(answer: Any, status: int = 200) -> bool | None:
+async def told(answer: Any, status: int = 200) -> WriterPresence:
     async with answering(answer, status) as url, asked() as writers:
-        return await writers.is_there(Writer("me", url))
+        return await writers.presence_of(Writer("me", url))
 
 
-async def gone_is_who_refuses_or_was_replaced() -> None:
+async def a_writer_that_refuses_or_was_replaced_is_gone() -> None:
     async with asked() as writers:
-        assert await writers.is_there(Writer("me", f"http://{HOST}:{free_ports(1)[0]}")) is False
-    assert await told({"id": "another"}) is False
-    assert await told({"id": "me"}) is True
+        assert (
+            await writers.presence_of(Writer("me", f"http://{HOST}:{free_ports(1)[0]}"))
+            is WriterPresence.GONE
+        )
+    assert await told({"id": "another"}) is WriterPresence.GONE
+    assert await told({"id": "me"}) is WriterPresence.ALIVE
 
 
-async def test_gone_is_who_refuses_or_was_replaced() -> None:
-    await gone_is_who_refuses_or_was_replaced()
+async def test_a_writer_that_refuses_or_was_replaced_is_gone() -> None:
+    await a_writer_that_refuses_or_was_replaced_is_gone()
 
 
 async def an_answer_without_an_id_is_silence() -> None:
     """A proxy's, or of something else that got the port."""
     answers: tuple[Any, ...] = ({}, {"id": None}, {"id": ""}, {"id": 7}, {"status": "ok"}, [], "me")
     for answer in (*answers, None):
-        assert await told(answer) is None, answer
-    assert await told({"id": "another"}, 502) is None
-    assert await told({"id": "another"}, 404) is None
+        assert await told(answer) is WriterPresence.SILENT, answer
+    assert await told({"id": "another"}, 502) is WriterPresence.SILENT
+    assert await told({"id": "another"}, 404) is WriterPresence.SILENT
 
 
 async def test_an_answer_without_an_id_is_silence() -> None:
     await an_answer_without_an_id_is_silence()
 
 
-async def a_name_that_nobody_knows_is_silence() -> None:
+async def an_unknown_host_name_is_silence() -> None:
     """A stopped container has no name any more; one of which the name server is down has none either."""
     async with asked() as writers:
-        assert await writers.is_there(Writer("me", "http://writer.invalid:1")) is None
+        assert (
+            await writers.presence_of(Writer("me", "http://writer.invalid:1"))
+            is WriterPresence.SILENT
+        )
     assert not await refuses_everywhere("http://writer.invalid:1")
 
 
-async def test_a_name_that_nobody_knows_is_silence() -> None:
-    await a_name_that_nobody_knows_is_silence()
+async def test_an_unknown_host_name_is_silence() -> None:
+    await an_unknown_host_name_is_silence()
 
 
-async def a_host_that_cant_be_reached_is_silence() -> None:
+async def an_unreachable_host_is_silence() -> None:
     async with asked() as writers:
-        assert await writers.is_there(Writer("me", f"http://{NOWHERE}:1")) is None
+        assert (
+            await writers.presence_of(Writer("me", f"http://{NOWHERE}:1")) is WriterPresence.SILENT
+        )
 
 
-async def test_a_host_that_cant_be_reached_is_silence() -> None:
-    await a_host_that_cant_be_reached_is_silence()
+async def test_an_unreachable_host_is_silence() -> None:
+    await an_unreachable_host_is_silence()
 
 
-async def test_a_time_out_is_silence() -> None:
+async def test_a_timeout_is_silence() -> None:
     with mute() as url:
         async with asked() as writers:
-            assert await writers.is_there(Writer("me", url)) is None
+            assert await writers.presence_of(Writer("me", url)) is WriterPresence.SILENT
 
 
-async def a_name_of_several_addresses_refuses_where_all_of_them_do() -> None:
+async def a_name_with_several_addresses_refuses_only_if_all_of_them_do() -> None:
     port = free_ports(1)[0]
     url = f"http://writers:{port}"
     with pytest.MonkeyPatch.context() as patch:
         async with asked() as writers:
             for addresses in ((NOWHERE, HOST), (HOST, NOWHERE)):
                 named(patch, *addresses)
-                assert await writers.is_there(Writer("me", url)) is None, addresses
+                assert await writers.presence_of(Writer("me", url)) is WriterPresence.SILENT, (
+                    addresses
+                )
             named(patch, HOST, "127.0.0.2")
-            assert await writers.is_there(Writer("me", url)) is False
+            assert await writers.presence_of(Writer("me", url)) is WriterPresence.GONE
         with socket.socket() as listener:
             listener.bind(("127.0.0.2", port))
             listener.listen()
             assert not await refuses_everywhere(url)
 
 
-async def test_a_name_of_several_addresses_refuses_where_all_of_them_do() -> None:
-    await a_name_of_several_addresses_refuses_where_all_of_them_do()
+async def test_a_name_with_several_addresses_refuses_only_if_all_of_them_do() -> None:
+    await a_name_with_several_addresses_refuses_only_if_all_of_them_do()
 
 
 OUT_OF_DESCRIPTORS = """
@@ -148,16 +158,16 @@ async def main():
         used = len(os.listdir("/proc/self/fd")) - 1
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
-        there = await writers.is_there(Writer("me", sys.argv[1]))
+        there = await writers.presence_of(Writer("me", sys.argv[1]))
         refuses = await refuses_everywhere(sys.argv[1])
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 100, hard))
-        return there, refuses, await writers.is_there(Writer("me", sys.argv[1]))
+        return there.value, refuses, (await writers.presence_of(Writer("me", sys.argv[1]))).value
 
 print(*asyncio.run(main()))
 """
 
 
-async def test_who_has_no_descriptor_to_ask_with_knows_nothing() -> None:
+async def test_without_a_free_descriptor_a_probe_proves_nothing() -> None:
     url = f"http://{HOST}:{free_ports(1)[0]}"
     done = await asyncio.to_thread(
         subprocess.run,
@@ -167,4 +177,4 @@ async def test_who_has_no_descriptor_to_ask_with_knows_nothing() -> None:
         check=False,
         timeout=120,
     )
-    assert done.stdout.split() == ["None", "False", "False"], done.stderr
+    assert done.stdout.split() == ["silent", "False", "gone"], done.stderr

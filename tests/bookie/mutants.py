@@ -316,7 +316,7 @@ def never(_original: Any) -> Any:
 
 def forgiving(original: Any) -> Any:
     """How far the log was counts for nothing."""
-    return lambda found: original(replace(found, log_end_told=0))
+    return lambda found: original(replace(found, log_end_reported=0))
 
 
 def counting_only(original: Any) -> Any:

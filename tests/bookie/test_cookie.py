@@ -85,7 +85,7 @@ LOSSES = {
     "the directory is a copy": replace(FOUND, identity=Identity(inode=8, born_ns=1_000)),
     "the inode is used again": replace(FOUND, identity=Identity(inode=7, born_ns=2_000)),
     "another process was registered": replace(FOUND, remote=OTHER_PROCESS),
-    "the log went back": replace(FOUND, log_end_told=101),
+    "the log went back": replace(FOUND, log_end_reported=101),
 }
 
 
@@ -139,7 +139,7 @@ def test_a_copied_directory_that_also_lost_deferred_syncs_needs_permission() -> 
 def test_a_salvaged_log_starts_a_new_incarnation_without_permission() -> None:
     local = LOCAL.model_copy(update={"salvaged": True})
 
-    cookie, reason = decide(replace(FOUND, local=local, log_end=3, log_end_told=100))
+    cookie, reason = decide(replace(FOUND, local=local, log_end=3, log_end_reported=100))
 
     assert (cookie.member, bool(reason)) == ("b1@3", True)
 

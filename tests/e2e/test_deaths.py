@@ -80,7 +80,7 @@ async def test_three_bookies_suffice_after_one_of_them_died(stores: Stores) -> N
         assert await contents(ledger) == sent
 
 
-async def test_a_striped_ledger_outlives_a_bookie(stores: Stores) -> None:
+async def test_a_striped_ledger_survives_the_loss_of_a_bookie(stores: Stores) -> None:
     async with (
         running(stores, bookies=6, gateways=1, environment=UNHURRIED) as cluster,
         Client(*cluster.gateways) as client,

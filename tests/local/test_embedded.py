@@ -14,11 +14,11 @@ import redis.asyncio
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, StoreServers, scratch
 from services.local.embedded import _await_predecessor, set_up_postgres
-from services.local.process import Become, in_child, start, stop, ways_to_have_a_name
+from services.local.process import Become, in_child, start, stop, users_to_try
 from tests.support.waiting import until_sync
 
 
-async def test_stores_take_commands(stores: Stores) -> None:
+async def test_embedded_databases_accept_commands(stores: Stores) -> None:
     connection = await asyncpg.connect(stores.postgres_dsn)
     client = redis.asyncio.Redis.from_url(stores.redis_url)
 
@@ -61,8 +61,8 @@ def test_postgres_keeps_its_data_below_a_closed_folder() -> None:
                 stop(process, postgres.program.stop_signal, 30)
 
 
-@pytest.mark.parametrize("way", ways_to_have_a_name(Path("/"), Path("/usr")))
-def test_a_child_has_a_name_by_every_way_that_works(way: Become) -> None:
+@pytest.mark.parametrize("way", users_to_try(Path("/"), Path("/usr")))
+def test_a_child_has_a_name_under_every_user_that_works(way: Become) -> None:
     try:
         done = subprocess.run(
             ["/usr/bin/id", "-u"],

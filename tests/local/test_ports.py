@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from loadtest.ports import free_ports
-from services.local.ports import _held, is_free
+from services.local.ports import _lock_fds, is_free
 
 
 def test_two_leases_never_share_a_port() -> None:
@@ -18,13 +18,13 @@ def test_two_leases_never_share_a_port() -> None:
 
 
 def test_small_leases_share_a_block_and_no_port() -> None:
-    before = len(_held)
+    before = len(_lock_fds)
 
     leased = [free_ports(1)[0] for _ in range(200)]
 
     assert len(set(leased)) == 200
     # Few of them lie on ports that a stranger listens on.
-    assert len(_held) - before < 100
+    assert len(_lock_fds) - before < 100
 
 
 def test_a_lease_is_consecutive() -> None:

@@ -29,7 +29,7 @@ async def test_passing_errors_count_as_not_yet() -> None:
     assert await until(ask, "an answer", passing=(TimeoutError,))
 
 
-async def test_an_error_that_was_not_named_ends_the_wait() -> None:
+async def test_an_unexpected_error_ends_the_wait() -> None:
     def ask() -> bool:
         raise ValueError("no")
 

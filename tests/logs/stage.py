@@ -325,7 +325,11 @@ class LogStage:
 
         handle = SimpleNamespace(access_row=row, records=0, append=handed)
         appends = RecordAppends(
-            cast(Any, {number: handle}), cast(Any, None), cast(Any, None), writer_of=_no, end_or=_no
+            cast(Any, {number: handle}),
+            cast(Any, None),
+            cast(Any, None),
+            writer_of=_no,
+            prefer_ledger_state=_no,
         )
 
         async def append() -> str:

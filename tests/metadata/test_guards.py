@@ -312,7 +312,7 @@ GUARDS: Final = (
     Guard(
         "rule 18a",
         "a process forgets what it answered",
-        ((Memory, "answered", forgetful),),
+        ((Memory, "note_committed", forgetful),),
         a_process_knows,
     ),
     Guard(
@@ -336,7 +336,11 @@ GUARDS: Final = (
     Guard(
         "rule 18a",
         "a change without an attempt is no witness",
-        ((transactions, "mark", nothing), (ledgers, "mark", nothing), (logs, "mark", nothing)),
+        (
+            (transactions, "record_change", nothing),
+            (ledgers, "record_change", nothing),
+            (logs, "record_change", nothing),
+        ),
         changes_without_a_token_count,
     ),
     Guard(

@@ -16,9 +16,9 @@ from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.messages import MissedRange, Status
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
-from services.gateway.engine import reading
+from services.gateway.engine import ledger_reads
 from services.gateway.engine.handle import WriteHandle
-from services.gateway.engine.reading import Reading
+from services.gateway.engine.ledger_reads import LedgerReads
 from services.gateway.engine.rows import Rows
 from services.gateway.logs.owner import LogOwner
 from services.gateway.logs.ownership import Ownership
@@ -195,7 +195,7 @@ async def what_was_missed_outlives_its_handle() -> str | None:
 
 
 async def the_lac_of_one_bookie_is_not_enough() -> str | None:
-    confirmed = partial(cast(Any, reading).confirmed_by_bookies, ROW)
+    confirmed = partial(cast(Any, ledger_reads).confirmed_by_bookies, ROW)
     # The first to answer lacks what the two others have: it had been away.
     told = await confirmed(Lacs(-1, 5, 5))
     if told != 5:
@@ -331,7 +331,7 @@ def whoever_answers(_original: Any) -> Any:
 def from_the_cache(original: Any) -> Any:
     """A negative follows whatever row is known."""
 
-    async def confirmed(self: Reading, ledger_id: int, *, is_strict: bool = False) -> Any:
+    async def confirmed(self: LedgerReads, ledger_id: int, *, is_strict: bool = False) -> Any:
         del is_strict
         return await original(self, ledger_id)
 
@@ -434,7 +434,7 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
         Mutant(
             "one bookie says how far a ledger is confirmed",
             "rules 5 and 13",
-            (Patch(reading, "confirmed_by_bookies", whoever_answers),),
+            (Patch(ledger_reads, "confirmed_by_bookies", whoever_answers),),
         ),
         the_lac_of_one_bookie_is_not_enough,
     ),
@@ -442,7 +442,7 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
         Mutant(
             "a negative follows a row from the cache",
             "rule 5",
-            (Patch(Reading, "_confirmed", from_the_cache),),
+            (Patch(LedgerReads, "_confirmed", from_the_cache),),
         ),
         a_negative_follows_the_primary,
     ),

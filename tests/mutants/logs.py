@@ -207,7 +207,7 @@ async def ledger_of_a_log_is_refused() -> str | None:
     )
     handles = {7: SimpleNamespace(access_row=row, records=0)}
     appends = RecordAppends(
-        cast(Any, handles), cast(Any, None), cast(Any, None), writer_of=_no, end_or=_no
+        cast(Any, handles), cast(Any, None), cast(Any, None), writer_of=_no, prefer_ledger_state=_no
     )
     try:
         await appends.append_here(7, (Record(b"x"),))

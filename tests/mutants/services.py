@@ -14,8 +14,9 @@ from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import positions
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.worker import Worker
+from services.autorecovery.writers import WriterPresence
 from services.bookie.collect import Collector, Disposal
-from services.gateway.engine import reading
+from services.gateway.engine import ledger_reads
 from services.gateway.engine.confirmed import confirmed_by_bookies
 from services.gateway.engine.engine import Engine
 from services.gateway.engine.recoveries import Recoveries
@@ -108,10 +109,10 @@ def unsaid(original: Any) -> Any:
 def nobody_there(_original: Any) -> Any:
     """Every writer counts as gone."""
 
-    async def is_there(_self: Auditor, _writer: Any) -> bool:
-        return False
+    async def presence_of(_self: Auditor, _writer: Any) -> WriterPresence:
+        return WriterPresence.GONE
 
-    return is_there
+    return presence_of
 
 
 SERVICES: Final = (
@@ -161,7 +162,7 @@ SERVICES: Final = (
     Mutant(
         "what is not found is denied",
         "rule 5, I6",
-        (Patch(reading, "_absent", sure_negative),),
+        (Patch(ledger_reads, "_absent", sure_negative),),
         is_of_services=True,
     ),
     Mutant(
@@ -186,7 +187,7 @@ SERVICES: Final = (
     Mutant(
         "a live writer's ledger is recovered",
         "rule 21",
-        (Patch(Auditor, "_is_there", nobody_there),),
+        (Patch(Auditor, "_presence_of", nobody_there),),
         is_of_services=True,
     ),
     Mutant(

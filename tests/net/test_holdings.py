@@ -89,7 +89,7 @@ async def test_a_later_incarnation_speaks_for_its_disk_and_limbo_is_no_reason_fo
         assert await lost(holdings, 10, 10) == [(10, 10)]
 
 
-async def test_what_is_not_a_bookies_word_on_what_was_asked_is_silence() -> None:
+async def test_a_reply_about_another_member_or_ledger_is_ignored() -> None:
     wrong: tuple[dict[str, Any], ...] = (
         {"status": 503},
         {"told": {"bookie": "b2@1"}},

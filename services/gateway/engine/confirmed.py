@@ -1,4 +1,4 @@
-"""The LAC as bookies tell it, where the writer can't be asked (rules 5 and 13)."""
+"""The LAC as told by bookies, if the writer cannot be asked (rules 5 and 13)."""
 
 import asyncio
 from functools import partial
@@ -10,8 +10,8 @@ from quorumlog.protocol.metadata import LedgerMetadata
 
 
 async def confirmed_by_bookies(row: LedgerMetadata, bookies: BookiesPort) -> int | None:
-    """The highest LAC that a covering set of the last fragment's bookies knows; None where too few
-    answered. Every entry below the last fragment is confirmed in any case.
+    """The highest LAC known to a covering set of the last fragment's bookies; None if too few
+    answered. Entries below the last fragment are always confirmed.
     """
     members = row.last_fragment.bookies
     answered: set[int] = set()
@@ -19,7 +19,7 @@ async def confirmed_by_bookies(row: LedgerMetadata, bookies: BookiesPort) -> int
     highest = row.last_fragment.first_entry - 1
     is_settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-    def heard(position: int, status: Status, lac: int) -> None:
+    def on_lac(position: int, status: Status, lac: int) -> None:
         nonlocal highest
         waiting.discard(position)
         if status in (Status.OK, Status.NO_ENTRY):
@@ -33,5 +33,5 @@ async def confirmed_by_bookies(row: LedgerMetadata, bookies: BookiesPort) -> int
                 is_settled.set_result(False)
 
     for position, member in enumerate(members):
-        bookies.read_lac(member, row.ledger_id, partial(heard, position))
+        bookies.read_lac(member, row.ledger_id, partial(on_lac, position))
     return highest if await is_settled else None

@@ -1,8 +1,8 @@
-"""The client protocol behind one gateway: any ledger, whoever writes it.
+"""The client protocol behind one gateway, for any ledger, whoever writes it.
 
-This module decides who does a piece of work (this process's handle, the writer's gateway, the
-bookies) and what may be said of the outcome; the parts do it. A gateway holds nothing that can't
-be lost at any moment (rule 11).
+This module decides who serves a request (this process's handle, the writer's gateway, the bookies)
+and what the outcome proves; its parts do the work. A gateway holds no state that may not be lost at
+any moment (rule 11).
 """
 
 import asyncio
@@ -46,14 +46,14 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieList, ServiceHeartbeat
 from services.gateway.engine.handle import Budget, WriteHandle
 from services.gateway.engine.keys import Gatekeeper, new_keys
+from services.gateway.engine.ledger_reads import LedgerReads
 from services.gateway.engine.losses import Losses
 from services.gateway.engine.missed import queue_missed
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.placing import Placing
-from services.gateway.engine.reading import Reading
 from services.gateway.engine.records import RecordAppends, is_of_log
 from services.gateway.engine.recoveries import Recoveries
-from services.gateway.engine.rows import NarrowMetadata, Rows, is_closed
+from services.gateway.engine.rows import Rows, ThrottledMetadata, is_closed
 from services.gateway.interface import (
     DEGRADED,
     Appended,
@@ -73,22 +73,22 @@ _HEARTBEAT_S: Final = 1.0
 _RESTART_S: Final = 1.0
 _CLOSE_S: Final = 30.0
 _CLOSES_AT_ONCE: Final = 64
-_HANDLES_KEPT: Final = 10_000
-"""Ended handles that are remembered, for what a repeated close is told."""
+_CLOSED_KEPT: Final = 10_000
+"""How many closed ledgers are remembered, to answer repeated closes."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What one gateway's engine is told at its start."""
+    """The configuration of one gateway's engine."""
 
     url: str
-    """How other gateways reach this very process."""
+    """The URL at which other gateways reach this process."""
     metadata_urls: tuple[str, ...]
     ledger_in_flight_bytes_max: int = 128 << 20
     """Two of the largest bodies (docs/guides/http.md, Bounds)."""
     gateway_in_flight_bytes_max: int = 512 << 20
     metadata_s: float = 3.0
-    """Then a caller is told that the metadata can't be reached."""
+    """After this time a caller gets metadata-unavailable."""
     delays_ensemble_change: bool = False
     zones_min: int = 1
     enforces_zones: bool = False
@@ -97,7 +97,7 @@ class EngineConfig:
 
 
 class Engine:
-    """One gateway's engine. Invariant: a write handle is made once, for a ledger that this very
+    """One gateway's engine. Invariant: a write handle is created once, for a ledger that this
     process created (rule 11).
     """
 
@@ -122,31 +122,35 @@ class Engine:
         self._bookies = bookies
         self._ports = ports
         self._peers = peers
-        self.rereads = Rereads(self._live_ledgers, metadata.heads, self._learned)
-        """Of the rows of this process's write handles."""
-        self._rows = Rows(metadata, self._row_changed, self._ledger_ended, self._news_missed)
+        self.rereads = Rereads(self._live_ledgers, metadata.heads, self._apply_head)
+        """The rows of this process's write handles."""
+        self._rows = Rows(metadata, self._row_changed, self._ledger_ended, self._on_missed_news)
         self._on_gap: list[Callable[[], None]] = [self.rereads.gap]
         self._recoveries = Recoveries(self._rows, ports)
         self._losses = Losses(self._rows, ports.metadata, holdings)
         self._gatekeeper = Gatekeeper()
         self._handles: dict[int, WriteHandle] = {}
-        self.reading = Reading(
+        self.reading = LedgerReads(
             self.writer, self._handles, self._rows, ports, peers, self._gatekeeper
         )
         self.records = RecordAppends(
-            self._handles, self._rows, peers, writer_of=self._writer_of, end_or=self._end_or
+            self._handles,
+            self._rows,
+            peers,
+            writer_of=self._writer_of,
+            prefer_ledger_state=self._prefer_ledger_state,
         )
         self.append_records = self.records.append
         self.transaction_of = self.records.transaction_of
-        self._ended: dict[int, int] = {}
-        """Ledgers that were written and closed here, with the last acknowledged entry."""
+        self._closed_here: dict[int, int] = {}
+        """Ledgers written and closed here, with the last acknowledged entry."""
         self._budget = Budget(config.gateway_in_flight_bytes_max)
         self._draining = False
 
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, config: EngineConfig) -> AsyncIterator["Engine"]:
-        """An engine with its connections and its background work."""
+        """An engine with its connections and its background tasks."""
         tasks, timers = Tasks(), Timers(asyncio.get_running_loop())
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
@@ -156,7 +160,7 @@ class Engine:
             metadata = MetadataClient(config.metadata_urls, session, deadline_s=config.metadata_s)
             directory = Directory(metadata.bookies, Quarantine(config.quarantine))
             bookies = BookieClient(directory.address, session, failed=directory.quarantine.failed)
-            narrow = NarrowMetadata(metadata)
+            narrow = ThrottledMetadata(metadata)
             ports = Ports(bookies, narrow, directory, timers, tasks, config.times)
             engine = cls(
                 config,
@@ -171,10 +175,10 @@ class Engine:
                 directory.follow,
                 engine._rows.follow,
                 engine.rereads.run,
-                engine._tell_that_it_lives,
+                engine._send_heartbeats,
                 partial(metadata.keep_confirmed, _HEARTBEAT_S),
             ):
-                tasks.start(_forever(work))
+                tasks.start(_restart_forever(work))
             try:
                 yield engine
             finally:
@@ -184,8 +188,6 @@ class Engine:
                 await tasks.close()
                 timers.close()
                 await bookies.close()
-
-    # --- ledgers -------------------------------------------------------------------------------
 
     async def create(self, options: LedgerOptions) -> LedgerMetadata:
         """Create a ledger whose only writer is this process.
@@ -223,18 +225,20 @@ class Engine:
             )
         except (MetadataUnavailable, asyncio.CancelledError) as error:
             if not isinstance(error, MetadataUnavailable) or error.outcome == UNKNOWN:
-                self._ports.tasks.start(self._settle(draft, attempt, options.idempotency_key))
+                self._ports.tasks.start(
+                    self._settle_creation(draft, attempt, options.idempotency_key)
+                )
             raise
         self._adopt(row, keys.ledger_key)
-        self._doubt(row, gaps)
+        self._reread_after_gap(row, gaps)
         return row
 
     def _adopt(self, row: LedgerMetadata, ledger_key: bytes) -> None:
-        """Become the writer of a ledger that was created here."""
+        """Become the writer of a ledger created here."""
         self._rows.put(row)
         is_ours = row.writer is not None and row.writer.id == self.writer.id
-        # A repeat of an idempotency key gets the row of the first one: maybe with its handle.
-        # And by the time that the answer is here, others may have ended it.
+        # A repeated idempotency key gets the first ledger's row, whose handle may exist; and
+        # somebody else may have ended the ledger before this answer arrived.
         is_new = row.ledger_id not in self._handles and row.state is State.OPEN
         if is_ours and row.ledger_key == ledger_key and is_new:
             self._handles[row.ledger_id] = WriteHandle(
@@ -247,9 +251,9 @@ class Engine:
                 delays_change=self._config.delays_ensemble_change,
             )
 
-    async def _settle(self, draft: LedgerMetadata, attempt: str, key: str | None) -> None:
-        """Learn what became of a ledger whose creation nobody could tell of: while this process
-        lives, it is taken for its writer (rule 11), so nobody else would end or mend it.
+    async def _settle_creation(self, draft: LedgerMetadata, attempt: str, key: str | None) -> None:
+        """Settle a creation of unknown outcome. While this process lives it counts as the ledger's
+        writer (rule 11), so nobody else would close or repair the ledger.
         """
         while True:
             gaps = self.rereads.gaps
@@ -258,21 +262,19 @@ class Engine:
             except MetadataUnavailable:
                 await asyncio.sleep(_RESTART_S)
             except QuorumLogError:
-                return  # it was never made
+                return  # the ledger was never created
             else:
                 self._adopt(row, draft.ledger_key)
-                self._doubt(row, gaps)
+                self._reread_after_gap(row, gaps)
                 return
 
-    def _doubt(self, row: LedgerMetadata, gaps: int) -> None:
-        """Read a row again that came with an answer, where news may have been missed since it was
-        asked for.
-        """
+    def _reread_after_gap(self, row: LedgerMetadata, gaps: int) -> None:
+        """Read a created row again if changes may have been missed since the request."""
         if gaps != self.rereads.gaps and row.ledger_id in self._handles:
             self.rereads.want(row.ledger_id)
 
     async def get(self, ledger_id: int) -> LedgerMetadata:
-        """The row as it is now. Raises: NoSuchLedger, MetadataUnavailable."""
+        """The present row. Raises: NoSuchLedger, MetadataUnavailable."""
         return await self._rows.fresh(ledger_id)
 
     async def list(self, query: LedgerQuery) -> LedgerPage:
@@ -286,8 +288,6 @@ class Engine:
             limit=query.limit,
         )
         return LedgerPage(tuple(rows), after)
-
-    # --- writing -------------------------------------------------------------------------------
 
     async def append(
         self,
@@ -312,7 +312,7 @@ class Engine:
                 writer, ledger_id, payloads, password=password, expect=expect
             )
         except WriterLost as error:
-            raise await self._end_or(error, ledger_id) from error
+            raise await self._prefer_ledger_state(error, ledger_id) from error
 
     async def append_here(
         self,
@@ -322,7 +322,7 @@ class Engine:
         password: str | None = None,
         expect: int | None = None,
     ) -> Appended:
-        """Append to a ledger of this process, for its own clients and other gateways'."""
+        """Append to a ledger of this process, for its own clients and other gateways."""
         handle = self._handles.get(ledger_id)
         if handle is not None:
             row = handle.row
@@ -332,7 +332,7 @@ class Engine:
         try:
             submitted = self.submit(ledger_id, payloads, expect=expect)
         except (LedgerFenced, WriterLost) as error:
-            raise await self._end_or(error, ledger_id) from error
+            raise await self._prefer_ledger_state(error, ledger_id) from error
         return await submitted
 
     def submit(
@@ -340,7 +340,7 @@ class Engine:
     ) -> asyncio.Future[Appended]:
         """Begin an append to a ledger of this process; ids follow the order of the calls.
 
-        Asks for no password. Raises at once, with nothing done, where it can't begin.
+        Checks no password. Raises at once, with nothing done, if the append cannot begin.
         """
         handle = self._handles.get(ledger_id)
         if handle is None:
@@ -351,7 +351,7 @@ class Engine:
 
     async def close(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
         """The writer's close. Raises: LedgerClosed, LedgerFenced, WriterLost."""
-        if ledger_id in self._handles or ledger_id in self._ended:
+        if ledger_id in self._handles or ledger_id in self._closed_here:
             return await self.close_here(ledger_id, password=password)
         row = await self._rows.fresh(ledger_id)
         if is_of_log(row):
@@ -363,8 +363,8 @@ class Engine:
             await self._peers.close(row.writer, ledger_id, password=password)
         except WriterLost as error:
             if is_closed(row):
-                return row  # nobody is left to say where the writer would have ended it
-            raise await self._end_or(error, ledger_id) from error
+                return row  # only the lost writer knew its own last entry
+            raise await self._prefer_ledger_state(error, ledger_id) from error
         return await self._rows.fresh(ledger_id)
 
     async def close_here(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
@@ -376,11 +376,11 @@ class Engine:
         return await self._close(row)
 
     async def close_for_log(self, ledger_id: int) -> LedgerMetadata:
-        """The writer's close of a ledger that belongs to a log (rule 27)."""
+        """The writer's close of a log's ledger (rule 27)."""
         return await self._close(await self._rows.fresh(ledger_id))
 
     def replace(self, ledger_id: int, member: str) -> None:
-        """Ask this process's handle to replace a bookie (rule 21). Raises: WriterLost."""
+        """Have this process's handle replace a bookie (rule 21). Raises: WriterLost."""
         handle = self._handles.get(ledger_id)
         if handle is None:
             raise WriterLost("this process has no write handle", outcome=NOT_DONE)
@@ -405,7 +405,7 @@ class Engine:
         password: str | None = None,
         declare_lost: Sequence[str] = (),
     ) -> LedgerMetadata:
-        """Give up entries first..last of a CLOSED ledger, which nobody can serve (rule 31).
+        """Declare entries first..last of a CLOSED ledger lost, which nobody can serve (rule 31).
 
         Raises: LossNotProven, InvalidRequest, NoSuchLedger, MetadataUnavailable.
         """
@@ -429,8 +429,6 @@ class Engine:
                 continue
             break
         self._rows.deleted(ledger_id)
-
-    # --- reading -------------------------------------------------------------------------------
 
     async def read(
         self,
@@ -461,19 +459,17 @@ class Engine:
         wait_s: float = 0.0,
         password: str | None = None,
     ) -> Confirmation:
-        """The LAC; with `after`, as soon as it is above that or the ledger is closed."""
+        """The LAC; with `after`, waits until it is above that or the ledger is closed."""
         return await self.reading.last_add_confirmed(
             ledger_id, after=after, wait_s=wait_s, password=password
         )
-
-    # --- the cluster ---------------------------------------------------------------------------
 
     async def bookies(self) -> BookieList:
         """Every registered bookie with its state."""
         return await self._directory.refresh()
 
     async def cluster(self) -> dict[str, Any]:
-        """Every service with its state, and what this gateway writes with less redundancy."""
+        """Every service with its state, and this gateway's ledgers with reduced redundancy."""
         queue = RepairClient(self._metadata, self.writer.id)
         bookies, services, metadata, repairs, summary = await asyncio.gather(
             self.bookies(),
@@ -504,30 +500,30 @@ class Engine:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Payload that is taken and not yet acknowledged."""
+        """Payload that is accepted and not yet acknowledged."""
         return self._budget.used_bytes
 
     def degraded_ledgers(self) -> Sequence[int]:
-        """Ledgers of this process with a bookie that takes no part (rule 8)."""
+        """Ledgers of this process with a member that takes no adds (rule 8)."""
         return [ledger for ledger, handle in self._handles.items() if handle.is_degraded]
 
     @property
     def ensemble_changes(self) -> int:
-        """By writers of this process, so far."""
+        """Ensemble changes by writers of this process so far."""
         narrow = self._ports.metadata
-        return narrow.ensemble_changes if isinstance(narrow, NarrowMetadata) else 0
+        return narrow.ensemble_changes if isinstance(narrow, ThrottledMetadata) else 0
 
     @property
     def quarantined(self) -> Sequence[str]:
-        """Bookies that fail here though they are called live: new places go to others."""
+        """Bookies that are listed as live and fail here: new ledgers avoid them."""
         return self._directory.quarantine.names
 
     def channels(self) -> dict[str, bool]:
-        """The bookies that were asked so far, and whether their connection stands."""
+        """The bookies contacted so far, and whether each one's connection is open."""
         return self._bookies.channels()
 
     async def ready(self) -> QuorumLogError | None:
-        """None when a default ledger could be created now, else the error that it would get."""
+        """None if a default ledger could be created now, else the error of that creation."""
         if self._draining:
             return ShuttingDown("this gateway is about to end")
         size = LedgerOptions().ensemble_size
@@ -538,7 +534,7 @@ class Engine:
         return None if self._directory.new_ensemble(size) else self.placing.too_few(size)
 
     async def drain(self) -> None:
-        """Take nothing new, settle what is in flight and close the ledgers of this writer."""
+        """Refuse new work, settle what is in flight and close the ledgers of this writer."""
         self._draining = True
         room = asyncio.Semaphore(_CLOSES_AT_ONCE)
 
@@ -551,47 +547,44 @@ class Engine:
         log.info("draining", extra={"ledgers": len(handles)})
         await asyncio.gather(*[close(handle) for handle in handles])
 
-    # --- what handles tell (handle.HandleOwner) --------------------------------------------------
-
     def handle_closed(self, handle: WriteHandle, row: LedgerMetadata) -> None:
-        """The ledger is CLOSED: its row says all."""
+        """The ledger is CLOSED: its row is the answer from now on."""
         self._rows.put(row)
         if handle.failure_code is None:
-            self._hand_over(handle)
+            self._queue_missed(handle)
         self._handles.pop(handle.ledger_id, None)
-        self._ended[handle.ledger_id] = handle.last_add_confirmed
-        if len(self._ended) > _HANDLES_KEPT:
-            del self._ended[next(iter(self._ended))]
+        self._closed_here[handle.ledger_id] = handle.last_add_confirmed
+        if len(self._closed_here) > _CLOSED_KEPT:
+            del self._closed_here[next(iter(self._closed_here))]
 
     def handle_failed(self, handle: WriteHandle) -> None:
-        """The handle is over; it stays, so that no other is made and callers learn why."""
+        """The handle has failed. It stays, so that no other is created and callers learn why."""
         code = handle.failure_code
         log.warning("handle-failed", extra={"ledger": handle.ledger_id, "code": code})
         if code in (LedgerFenced.code, LedgerClosed.code):
-            self._hand_over(handle)
+            self._queue_missed(handle)
         if code in (LedgerFenced.code, QuorumLogError.code):
-            # Nobody else will: its writer's process lives. A ledger without a handle gets an end.
-            self._recoveries.want(handle.ledger_id)
+            # Nobody else recovers it, since its writer's process lives. A ledger without a handle
+            # must end.
+            self._recoveries.start_background(handle.ledger_id)
 
-    def _hand_over(self, handle: WriteHandle) -> None:
-        """Others have ended the ledger, and know less than its writer of what members lack."""
+    def _queue_missed(self, handle: WriteHandle) -> None:
+        """Queue missed entries, which only this writer knows, after somebody else's close."""
         missed = handle.missed
         if missed:
             repairs = RepairClient(self._metadata, self.writer.id)
             self._ports.tasks.start(queue_missed(repairs, handle.ledger_id, missed))
 
     def recovery_wanted(self, handle: WriteHandle) -> None:
-        """Somebody's recovery was met: run one (rule 10)."""
-        self._recoveries.want(handle.ledger_id)
-
-    # --- inside ----------------------------------------------------------------------------------
+        """The writer met a recovery of its ledger: run one (rule 10)."""
+        self._recoveries.start_background(handle.ledger_id)
 
     async def _close(self, row: LedgerMetadata) -> LedgerMetadata:
-        """Close a ledger that was written here, or say how it ended."""
+        """Close a ledger that was written here, or answer how it ended."""
         ledger_id = row.ledger_id
         handle = self._handles.get(ledger_id)
         if is_closed(row):
-            last = self._ended.get(ledger_id) if handle is None else handle.last_add_confirmed
+            last = self._closed_here.get(ledger_id) if handle is None else handle.last_add_confirmed
             if last is not None and last != row.last_entry:
                 raise LedgerClosed(
                     f"somebody else closed it at {row.last_entry}, not at {last}",
@@ -621,9 +614,9 @@ class Engine:
             raise WriterLost("no write handle", ledger_id=row.ledger_id, outcome=NOT_DONE)
         return row.writer
 
-    async def _end_or(self, error: QuorumLogError, ledger_id: int) -> QuorumLogError:
-        """A lost writer's ledger may have an end by now, which says more (negatives are read
-        again from the primary).
+    async def _prefer_ledger_state(self, error: QuorumLogError, ledger_id: int) -> QuorumLogError:
+        """The ledger's closed or fenced state, if it has one by now, says more than a lost writer.
+        Read from the primary, as any negative.
         """
         try:
             row = await self._rows.fresh(ledger_id)
@@ -638,13 +631,13 @@ class Engine:
         self.reading.tails.changed(ledger_id)
         handle, row = self._handles.get(ledger_id), self._rows.cached(ledger_id)
         if handle is not None and row is not None and is_closed(row):
-            handle.superseded(row)
+            handle.closed_by_other(row)
 
     def on_gap(self, missed: Callable[[], None]) -> None:
-        """Call this whenever news of rows may have been missed (rule 16a)."""
+        """Register a callback for gaps in the stream of changes (rule 16a)."""
         self._on_gap.append(missed)
 
-    def _news_missed(self) -> None:
+    def _on_missed_news(self) -> None:
         for missed in self._on_gap:
             missed()
 
@@ -652,15 +645,16 @@ class Engine:
         return [ledger_id for ledger_id, handle in self._handles.items() if handle.is_live]
 
     def _ledger_ended(self, ledger_id: int) -> None:
-        """News of a ledger that is not OPEN. One of ours: somebody else ended it, and its handle ends
-        now, not at the next append. News are no proof, so the row is read.
+        """A change says that a ledger is not OPEN any more. If this process writes it, somebody
+        else ended it, and its handle must end now, not at the next append. A notification proves
+        nothing, so the row is read.
         """
         handle = self._handles.get(ledger_id)
         if handle is not None and handle.is_live and not handle.is_closing_row:
             self.rereads.want(ledger_id)
 
-    def _learned(self, head: LedgerHead) -> None:
-        """What the primary's row says of a ledger that is written here."""
+    def _apply_head(self, head: LedgerHead) -> None:
+        """Apply the primary's row of a ledger that is written here."""
         handle = self._handles.get(head.ledger_id)
         if handle is None:
             return
@@ -674,7 +668,7 @@ class Engine:
         if self._draining:
             raise ShuttingDown("this gateway is about to end")
 
-    async def _tell_that_it_lives(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             state = "draining" if self._draining else "ready"
             heartbeat = ServiceHeartbeat(url=self.writer.url, state=state)
@@ -683,8 +677,8 @@ class Engine:
             await asyncio.sleep(_HEARTBEAT_S)
 
 
-async def _forever(work: Callable[[], Awaitable[None]]) -> None:
-    """Background work that a gateway can't do without: a defect in it is told, and it goes on."""
+async def _restart_forever(work: Callable[[], Awaitable[None]]) -> None:
+    """Run a background task that the gateway depends on; log failures and restart it."""
     while True:
         try:
             await work()
@@ -694,7 +688,7 @@ async def _forever(work: Callable[[], Awaitable[None]]) -> None:
 
 
 class EngineForLogs:
-    """The engine as logs use it: no password is asked for, and ledgers of logs may be closed."""
+    """The engine as logs use it: without passwords, and with the right to close logs' ledgers."""
 
     def __init__(self, engine: Engine) -> None:
         """A view."""
@@ -710,7 +704,7 @@ class EngineForLogs:
 
 
 def _members(row: LedgerMetadata, names: Sequence[str]) -> tuple[str, ...]:
-    """The ledger's members that these names of members or bookies mean."""
+    """The ledger's members that these names of members or bookies denote."""
     members = sorted(row.all_members)
     for name in names:
         if not any(name in (member, member_name(member)) for member in members):

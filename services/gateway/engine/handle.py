@@ -1,8 +1,9 @@
 """One write handle: the appends of one ledger on their way through its writer machine.
 
-Appends gather into runs without a timer: those that arrive in one turn of the event loop go as one
-run, and while two runs are in flight new appends wait, and all that waited goes as the next. Ids are given here, in the order of arrival, so
-that `expect` is judged before anything is sent. The handle has no task and no timer of its own.
+Appends are batched into runs without a timer: those that arrive in one turn of the event loop form
+one run; while two runs are in flight, new appends wait, and all that waited form the next run. Ids
+are assigned here, in the order of arrival, so that `expect` is checked before anything is sent. The
+handle has no task of its own.
 """
 
 import asyncio
@@ -44,16 +45,16 @@ from services.gateway.engine.waiters import LacWaiters
 from services.gateway.interface import Appended
 
 RUN_BYTES_MAX: Final = 1 << 20
-"""Larger appends are cut: a run is what one group commit writes and one read returns."""
+"""Larger appends are split: a run is the unit of a group commit and of a read."""
 RUN_ENTRIES_MAX: Final = 10_000
 RUNS_IN_FLIGHT: Final = 2
 """One on the wire and one on the disk; more only makes runs smaller (measured)."""
-LAC_S: Final = 0.01
-"""A writer that is idle for so long tells its bookies the LAC (explicit LAC): what was appended
-last can then be read though its gateway dies. A busy one tells it with each entry."""
+EXPLICIT_LAC_S: Final = 0.01
+"""A writer that is idle for so long sends its bookies an explicit LAC, so that the last appends are
+readable even if the gateway dies. A busy writer sends it with each entry."""
 _LARGE_BYTES: Final = 64 << 10
 _LARGE_IN_FLIGHT_BYTES: Final = 8 << 20
-"""Runs that are large by themselves need not wait for each other, up to this much."""
+"""Large runs need not wait for each other, up to this size in flight."""
 
 
 class Budget:
@@ -67,23 +68,23 @@ class Budget:
         self.used_bytes = 0
 
     def has_room(self, size: int) -> bool:
-        """Whether `size` more fit; a single append of any size does when nothing is in flight."""
+        """Whether `size` more bytes fit; an append of any size fits when nothing is in flight."""
         return self.used_bytes == 0 or self.used_bytes + size <= self.limit_bytes
 
 
 class HandleOwner(Protocol):
-    """Who is told what a handle met."""
+    """Gets a handle's outcomes."""
 
     def handle_closed(self, handle: "WriteHandle", row: LedgerMetadata) -> None:
         """The ledger is CLOSED."""
         ...
 
     def handle_failed(self, handle: "WriteHandle") -> None:
-        """The handle is over, and the ledger's end is not known here."""
+        """The handle has failed, and the ledger's end is not known here."""
         ...
 
     def recovery_wanted(self, handle: "WriteHandle") -> None:
-        """Somebody's recovery was met: run one (rule 10)."""
+        """The writer met a recovery of its ledger: run one (rule 10)."""
         ...
 
 
@@ -103,9 +104,9 @@ class WriteHandle:
     """The writer of one ledger, from its creation to its end.
 
     Invariants:
-      - waiters are in the order of their ids, which follow on from each other;
-      - entries below `_sent` were given to the machine, those from there to `_next` are gathered;
-      - each waiter is answered once: by its confirmation or by the handle's end.
+    - waiters are in the order of their ids, which are contiguous;
+    - entries below `_sent` were given to the machine; those from `_sent` to `_next` are gathered;
+    - each waiter is answered once: by its confirmation or by the handle's end.
     """
 
     def __init__(
@@ -119,12 +120,12 @@ class WriteHandle:
         gateway_budget: Budget,
         delays_change: bool = False,
     ) -> None:
-        """A handle is made once, by the process that created the ledger (rule 11)."""
+        """Created once, by the process that created the ledger (rule 11)."""
         self.ledger_id = row.ledger_id
         self.access_row = row
-        """The row as it was created: its keys never change."""
+        """The row as created: its keys never change."""
         self._machine = Writer(row, Codec(row.digest, row.mac_key), delays_change=delays_change)
-        self._driver = Driver(self._machine, row.ledger_id, ports, self._told)
+        self._driver = Driver(self._machine, row.ledger_id, ports, self._on_outcome)
         self._owner = owner
         self._lacs = lacs
         self._clock = ports.clock
@@ -145,32 +146,32 @@ class WriteHandle:
         self._closed_row: LedgerMetadata | None = None
         self.last_add_confirmed = -1
         self.records = 0
-        """Records that were taken, of a ledger that holds record batches."""
+        """How many records were accepted, if the ledger stores record batches."""
         self.tails = LacWaiters()
 
     @property
     def is_live(self) -> bool:
-        """Whether this handle still speaks for its ledger: not failed, not closed."""
+        """Whether this handle still writes: neither failed nor closed."""
         return self._failure is None and self._closed_row is None
 
     @property
     def failure_code(self) -> str | None:
-        """Why the handle failed; None where it did not."""
+        """Why the handle failed; None if it did not."""
         return None if self._failure is None else self._failure.code
 
     @property
     def is_closing(self) -> bool:
-        """Whether the writer's own close is on its way."""
+        """Whether the writer's own close is under way."""
         return self._close is not None and not self._close.done()
 
     @property
     def is_closing_row(self) -> bool:
-        """Whether its own close of the row is under way: then CLOSED may be its own doing."""
+        """Whether its own close of the row is under way: then CLOSED may be its own change."""
         return self._machine.is_closing_row
 
     @property
     def missed(self) -> tuple[MissedRange, ...]:
-        """What members lack as far as this writer knows, and metadata does not (rule 8)."""
+        """Missed ranges of members that this writer knows and metadata does not (rule 8)."""
         return self._machine.missed
 
     @property
@@ -180,15 +181,15 @@ class WriteHandle:
 
     @property
     def is_degraded(self) -> bool:
-        """Whether a slot of the ensemble does not take part (rule 8)."""
+        """Whether a member of the ensemble takes no adds (rule 8)."""
         return self.is_live and self._machine.is_degraded
 
     def append(
         self, payloads: Sequence[bytes], size: int, expect: int | None = None
     ) -> asyncio.Future[Appended]:
-        """Take an append; `size` is the payloads' bytes. The future ends when it is durable.
+        """Accept an append; `size` is the payloads' bytes. The future completes when it is durable.
 
-        Raises: UnexpectedEntryId, Overloaded, or why the handle is over; nothing is sent then.
+        Raises: UnexpectedEntryId, Overloaded, or why the handle ended; nothing is sent then.
         """
         if self._failure is not None or self._close is not None or self._closed_row is not None:
             raise self._refusal()
@@ -216,9 +217,9 @@ class WriteHandle:
         return future
 
     async def close(self) -> LedgerMetadata:
-        """The writer's close: what is in flight is settled first. Every caller gets the outcome.
+        """The writer's close, after in-flight appends are settled. Every caller gets the outcome.
 
-        Raises: LedgerFenced, LedgerClosed, or why the handle is over.
+        Raises: LedgerFenced, LedgerClosed, or why the handle ended.
         """
         if self._closed_row is not None:
             return self._closed_row
@@ -231,57 +232,57 @@ class WriteHandle:
         return await asyncio.shield(self._close)
 
     def replace(self, member: str) -> None:
-        """Ask for a member's replacement in the open fragment (rule 21)."""
+        """Request a member's replacement in the open fragment (rule 21)."""
         if self.is_live:
             self._driver.post(ReplaceRequested(member))
 
-    def superseded(self, row: LedgerMetadata) -> None:
-        """Somebody else closed the ledger: learned before a bookie's fence told it."""
+    def closed_by_other(self, row: LedgerMetadata) -> None:
+        """Somebody else closed the ledger; noticed before a bookie answered fenced."""
         if not self.is_closing:
             self._ended(row)
 
     def deleted(self) -> None:
-        """The ledger is gone."""
+        """The ledger was deleted."""
         self._driver.stop()
         self._fail(Failed("no-such-ledger", detail="the ledger was deleted"), is_final=True)
 
     def learn(self, head: LedgerHead) -> None:
-        """A row of the primary. One above what the writer knows that names another state, or another
-        writer, ends the handle at once: nothing more is acknowledged by it (rule 16a).
+        """Apply a row of the primary. If its version is above the writer's and it names another
+        state or another writer, the handle ends at once and acknowledges nothing more (rule 16a).
         """
         if not self.is_live or head.version <= self.row.version:
             return
         if head.state is None:
             self.deleted()
         elif self.is_closing_row:
-            pass  # its own answer tells whose close it was
+            pass  # the answer to its own close tells who closed the ledger
         elif head.state is not State.OPEN or not self._is_writer(head):
-            self._overtaken(head)
+            self._end_superseded(head)
 
     def _is_writer(self, head: LedgerHead) -> bool:
         mine = self.access_row.writer
         return mine is None or head.writer_id == mine.id
 
-    def _overtaken(self, head: LedgerHead) -> None:
+    def _end_superseded(self, head: LedgerHead) -> None:
         self._driver.stop()
         detail = f"the row of version {head.version} is {head.state}"
         self._fail(Failed(LedgerFenced.code, detail=detail), is_final=True)
 
     def abandon(self) -> None:
-        """The process ends: what is pending has an unknown outcome."""
+        """The process ends: pending appends have an unknown outcome."""
         self._driver.stop()
         self._fail(Failed("writer-lost", detail="the writer's process ends"), is_final=True)
 
     def _flush_gathered(self) -> None:
-        """What arrived in the same turn of the event loop goes as one run."""
+        """Send the appends of one turn of the event loop as one run."""
         self._is_flush_due = False
         if self.is_live:
             self._flush()
 
     def _flush(self) -> None:
-        """Send what is gathered, as far as runs may be in flight."""
+        """Send gathered appends, as far as runs may be in flight."""
         while self._gathered and self._may_send():
-            payloads, size = self._take()
+            payloads, size = self._cut_run()
             self._sent += len(payloads)
             self._runs.append((self._sent - 1, size))
             self._runs_bytes += size
@@ -295,7 +296,7 @@ class WriteHandle:
             self._gathered_bytes >= _LARGE_BYTES and self._runs_bytes < _LARGE_IN_FLIGHT_BYTES
         )
 
-    def _take(self) -> tuple[tuple[bytes, ...], int]:
+    def _cut_run(self) -> tuple[tuple[bytes, ...], int]:
         """The next run's payloads and their bytes."""
         gathered = self._gathered
         if self._gathered_bytes <= RUN_BYTES_MAX and len(gathered) <= RUN_ENTRIES_MAX:
@@ -312,14 +313,14 @@ class WriteHandle:
         self._gathered_bytes -= size
         return tuple(gathered[:count]), size
 
-    def _told(self, told: Told) -> None:
+    def _on_outcome(self, told: Told) -> None:
         match told:
             case Confirmed(_, last):
                 self._confirm(last)
             case Closed(row):
                 self._ended(row)
             case Failed():
-                # An ENDING machine closes the ledger at its LAC and tells that later.
+                # An ENDING machine closes the ledger at its LAC and reports that later.
                 is_ending = self._machine.state in (WriterState.ENDING, WriterState.CLOSED)
                 self._fail(told, is_final=not is_ending or told.code == QuorumLogError.code)
             case RecoverLedger():
@@ -340,19 +341,19 @@ class WriteHandle:
         self.tails.advance(last)
         if not self._is_lac_due:
             self._is_lac_due = True
-            self._clock.after(LAC_S, self._tell_lac, last)
+            self._clock.after(EXPLICIT_LAC_S, self._send_explicit_lac, last)
         if self._gathered or self._close is not None:
             self._flush()
 
-    def _tell_lac(self, known: int) -> None:
-        """The explicit LAC, once nothing has been confirmed for a moment. It is safe whatever
-        became of the ledger: what is confirmed is below any end (I1).
+    def _send_explicit_lac(self, known: int) -> None:
+        """Send the explicit LAC once nothing was confirmed for a moment. This is safe whatever
+        became of the ledger: a confirmed entry is below any end (I1).
         """
         if not self.is_live:
             return
         lac = self.last_add_confirmed
         if lac != known:
-            self._clock.after(LAC_S, self._tell_lac, lac)
+            self._clock.after(EXPLICIT_LAC_S, self._send_explicit_lac, lac)
             return
         self._is_lac_due = False
         row = self.row
@@ -371,12 +372,12 @@ class WriteHandle:
             self.tails.wake_all()
         if is_final and self._close is not None and not self._close.done():
             self._close.set_exception(self._error(failed, UNKNOWN))
-            self._close.exception()  # it may have no reader left
+            self._close.exception()  # perhaps nobody awaits it
         if is_news and is_final:
             self._owner.handle_failed(self)
 
     def _drop_waiters(self, failed: Failed) -> None:
-        """Fail all that wait: unknown where anything was sent, else not done."""
+        """Fail all waiting appends: unknown if anything was sent, else not done."""
         while self._waiters:
             waiter = self._waiters.popleft()
             self._release(waiter)
@@ -411,7 +412,7 @@ class WriteHandle:
         self._owner.handle_closed(self, row)
 
     def _refusal(self) -> QuorumLogError:
-        """Why nothing more is taken."""
+        """The error of any further request."""
         failed, row = self._failure, self._closed_row
         if row is not None or failed is None:
             last = None if row is None else row.last_entry

@@ -1,6 +1,6 @@
-"""What gateways ask of each other: one hop, to the ledger's writer. Not in the public document.
+"""Requests between gateways: one hop, to the ledger's writer. Not in the public OpenAPI document.
 
-The request names the instance that it means; another one answers `writer-lost`, not done (rule
+A request names the instance that it is for; another instance answers `writer-lost`, not done (rule
 11). Passwords are checked here again, since anybody can reach these routes.
 """
 
@@ -21,7 +21,7 @@ _WAIT_S_MAX: Final = 60.0
 
 
 def routes(engine: Engine) -> Iterable[web.RouteDef]:
-    """The routes of an engine; errors are left to the application's middleware."""
+    """The routes of an engine; the application's middleware handles errors."""
     inner = _Internal(engine)
     ledger = "/internal/ledgers/{ledger_id:[0-9]{1,19}}"
     return (
@@ -81,7 +81,7 @@ class _Internal:
         )
 
     async def last_add_confirmed(self, request: web.Request) -> web.Response:
-        """The writer's LAC; with `after` and `wait_ms` once it is above that."""
+        """The writer's LAC; with `after` and `wait_ms`, once it is above `after`."""
         ledger_id = self._ledger_of(request)
         wait_s = min((_integer(request, "wait_ms") or 0) / 1000, _WAIT_S_MAX)
         known, version = await self._engine.reading.writers_lac(
@@ -96,7 +96,7 @@ class _Internal:
         )
 
     async def close(self, request: web.Request) -> web.Response:
-        """The writer's close; the row is read from the metadata service by who asks."""
+        """The writer's close; the caller reads the row from the metadata service."""
         ledger_id = self._ledger_of(request)
         row = await self._engine.close_here(ledger_id, password=_password(request))
         return self._answer({"version": row.version})

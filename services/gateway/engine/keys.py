@@ -1,9 +1,8 @@
-"""The keys that a ledger's password gives (rule 30); the password itself is stored nowhere.
+"""The keys derived from a ledger's password (rule 30); the password itself is stored nowhere.
 
-The access key in the row is salt and key; it says whether a password is right. The ledger key is
-what bookies check: the access key (nothing, where there is no password) bound to a nonce of this
-very ledger, so that an id that is used again by mistake has another key (rule 17). The MAC key
-goes to gateways only, for the digest `hmac-sha256`.
+The access key in the row is salt and key; it verifies a password. Bookies check the ledger key: the
+access key (empty without a password) bound to a nonce of this ledger, so that an id reused by
+mistake has another key (rule 17). Only gateways get the MAC key, for the digest `hmac-sha256`.
 """
 
 import hashlib
@@ -22,13 +21,13 @@ from quorumlog.protocol.metadata import DigestKind, LedgerMetadata
 _SALT_BYTES: Final = 16
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 32
-_REMEMBERED: Final = 10_000
-"""Right passwords are remembered as hashes, so that an append does not derive keys (taste)."""
+_VERIFIED_MAX: Final = 10_000
+"""Verified passwords are remembered as hashes, so that an append does not derive keys (taste)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerKeys:
-    """What a new ledger's row keeps."""
+    """The keys in a new ledger's row."""
 
     ledger_key: bytes
     access_key: bytes
@@ -36,7 +35,7 @@ class LedgerKeys:
 
 
 def new_keys(password: str | None, digest: DigestKind) -> LedgerKeys:
-    """Keys for a new ledger: other ones each time, for the same password too."""
+    """Keys for a new ledger; different ones each time, even for the same password."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     access_key = mac_key = b""
     if password is not None:
@@ -49,28 +48,28 @@ def new_keys(password: str | None, digest: DigestKind) -> LedgerKeys:
 
 
 class Gatekeeper:
-    """Says whether a password opens a ledger."""
+    """Checks passwords of ledgers."""
 
     def __init__(self) -> None:
-        """Nothing is remembered yet."""
-        self._right: OrderedDict[bytes, None] = OrderedDict()
+        """No password is remembered yet."""
+        self._verified: OrderedDict[bytes, None] = OrderedDict()
 
     def check(self, row: LedgerMetadata, password: str | None) -> None:
-        """Raise WrongPassword unless `password` is the ledger's. One too many is no fault."""
+        """Raise WrongPassword unless `password` is the ledger's, or the ledger has none."""
         if not row.access_key:
             return
         if password is None:
             raise WrongPassword("the ledger has a password", ledger_id=row.ledger_id)
         mark = hashlib.sha256(row.access_key + password.encode(errors="surrogatepass")).digest()
-        if mark in self._right:
+        if mark in self._verified:
             return
         salt = row.access_key[:_SALT_BYTES]
         derived = salt + _derive(password, salt, b"quorumlog access key")
         if not hmac.compare_digest(derived, row.access_key):
             raise WrongPassword("the password is another one", ledger_id=row.ledger_id)
-        self._right[mark] = None
-        if len(self._right) > _REMEMBERED:
-            self._right.popitem(last=False)
+        self._verified[mark] = None
+        if len(self._verified) > _VERIFIED_MAX:
+            self._verified.popitem(last=False)
 
 
 def _derive(password: str, salt: bytes, purpose: bytes) -> bytes:

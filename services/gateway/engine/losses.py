@@ -1,5 +1,5 @@
-"""Accepting that entries of a CLOSED ledger are lost (rule 31): an operator's word, once it is proven
-that nobody can serve them.
+"""Accepting that entries of a CLOSED ledger are lost (rule 31): an operator decides, after it is
+proven that nobody can serve them.
 """
 
 import logging
@@ -17,17 +17,17 @@ from services.gateway.engine.rows import Rows, is_closed
 
 log = logging.getLogger(__name__)
 
-_TOLD_MAX: Final = 100
-"""Ranges that a refusal names (taste)."""
+_REFUSED_RANGES_MAX: Final = 100
+"""How many ranges a refusal names (taste)."""
 
 
 class Losses:
-    """What operators give up. Invariant: an entry is given up only while all who could hold it
-    answer that they do not, or are declared gone for ever.
+    """Losses accepted by operators. Invariant: an entry is declared lost only while all possible
+    holders deny it or are declared gone for ever.
     """
 
     def __init__(self, rows: Rows, metadata: MetadataPort, holdings: HoldingsClient) -> None:
-        """Nothing is kept here."""
+        """Keeps no state."""
         self._rows = rows
         self._metadata = metadata
         self._holdings = holdings
@@ -35,7 +35,8 @@ class Losses:
     async def accept(
         self, row: LedgerMetadata, first: int, last: int, declared: tuple[str, ...]
     ) -> LedgerMetadata:
-        """Give up entries first..last of a ledger whose row was just read; gives the row then.
+        """Declare entries first..last lost, of a ledger whose row was just read; returns the new
+        row.
 
         Raises: InvalidRequest, LossNotProven, NoSuchLedger, MetadataUnavailable.
         """
@@ -58,8 +59,8 @@ class Losses:
                     f"at most {LOST_RANGES_MAX} ranges of a ledger are given up",
                     ledger_id=row.ledger_id,
                 )
-            # The proof is about this very row: where a repair or another operator changed it,
-            # others may hold them by now.
+            # The proof holds for this row only: after a change by a repair or another operator,
+            # others may have the entries.
             status, now = await self._metadata.cas(changed, (), attempt=new_attempt())
             if status is CasStatus.MISSING:
                 raise NoSuchLedger("it is deleted", ledger_id=row.ledger_id)
@@ -87,7 +88,7 @@ class Losses:
         async for found in self._holdings.answers(row, ranges):
             if not found.is_lost(declared):
                 against.append(found)
-                if len(against) >= _TOLD_MAX:
+                if len(against) >= _REFUSED_RANGES_MAX:
                     break
         if against:
             raise LossNotProven(
@@ -99,5 +100,5 @@ class Losses:
 
 
 def answers_json(found: Answers) -> dict[str, object]:
-    """As the problem document tells it."""
+    """The form in a problem document."""
     return {"first": found.first, "last": found.last, "answers": dict(found.words)}

@@ -1,4 +1,4 @@
-"""What operators watch of an engine: read when somebody scrapes, never on the hot path."""
+"""Metrics of an engine for operators: read at scrape time, never on the hot path."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,55 +10,55 @@ from services.gateway.engine.engine import Engine
 
 
 def add_metrics(engine: Engine, registry: CollectorRegistry) -> None:
-    """Give an engine's gauges to a registry."""
+    """Register an engine's metrics."""
     gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
         ("open_ledgers", "Ledgers that this process writes.", lambda: engine.open_ledgers),
         (
             "degraded_ledgers",
-            "Of those, the ones with a bookie that takes no part (redundancy is less than asked).",
+            "Of those, the ones with a bookie that takes no adds (reduced redundancy).",
             lambda: len(engine.degraded_ledgers()),
         ),
         (
             "append_in_flight_bytes",
-            "Payload that is taken and not yet acknowledged.",
+            "Payload that is accepted and not yet acknowledged.",
             lambda: engine.in_flight_bytes,
         ),
         (
             "bookie_channels",
-            "Bookies with a standing connection.",
+            "Bookies with an open connection.",
             lambda: sum(engine.channels().values()),
         ),
         (
             "bookie_channels_broken",
-            "Bookies that were asked and have none.",
+            "Bookies that were contacted and have no open connection.",
             lambda: sum(not is_open for is_open in engine.channels().values()),
         ),
         (
             "bookies_quarantined",
-            "Bookies that fail here though they are called live.",
+            "Bookies that are listed as live and fail here.",
             lambda: len(engine.quarantined),
         ),
         (
             "narrow_ledgers",
-            "Ledgers made here in fewer zones than asked, since the start.",
+            "Ledgers created here in fewer zones than requested, since the start.",
             lambda: engine.placing.narrow_count,
         ),
     )
-    registry.register(_Changes(engine))
+    registry.register(_EnsembleChanges(engine))
     for name, text, read in gauges:
         Gauge(f"quorumlog_gateway_{name}", text, registry=registry).set_function(read)
 
 
-class _Changes(Collector):
+class _EnsembleChanges(Collector):
     """A counter that the engine keeps itself."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
-        """As it is now."""
+        """The counter's present value."""
         yield CounterMetricFamily(
             "quorumlog_gateway_ensemble_changes",
-            "Times that a writer here put another bookie in a place.",
+            "Ensemble changes by writers of this process.",
             value=self._engine.ensemble_changes,
         )

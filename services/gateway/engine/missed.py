@@ -1,8 +1,8 @@
-"""What a writer knew that its members lack, when others ended its ledger (rule 8).
+"""Missed entries that only a writer knew when somebody else ended its ledger (rule 8).
 
-A writer hands this over with its own changes of the row. A recovery writes back what lies above the
-LAC that it found, and knows nothing of an older entry that reached only an ack quorum; without this,
-the next check of all copies would find it, a day later.
+A writer normally queues missed entries with its own changes of the row. A recovery writes back
+entries above the LAC that it found, and knows nothing of an older entry that reached only an ack
+quorum. Without this module only the next check of all copies would find that entry, a day later.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from quorumlog.wire.repair_bodies import RepairAdd
 
 log = logging.getLogger(__name__)
 
-_AGAIN_S: Final = 1.0
+_RETRY_S: Final = 1.0
 
 
 async def queue_missed(
     repairs: RepairClient, ledger_id: int, missed: Iterable[MissedRange]
 ) -> None:
-    """Put the ranges into the repair queue, as soon as metadata is there. Repair looks before it
-    copies, so one that is told twice, or that was mended since, costs a look.
+    """Add the ranges to the repair queue, once metadata is available. Repair checks before it
+    copies, so a range that is queued twice, or repaired since, costs only a check.
     """
     ranges = defaultdict(list)
     for item in missed:
@@ -38,7 +38,7 @@ async def queue_missed(
         try:
             await repairs.add(items)
         except MetadataUnavailable:
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_RETRY_S)
         except QuorumLogError as error:
             log.warning("missed-not-queued", extra={"ledger": ledger_id, "error": repr(error)})
             return

@@ -1,7 +1,7 @@
 """Requests to the gateway that is a ledger's writer: one hop, to that very process (rule 11).
 
-The writer's instance id goes along and is checked there. Where nothing was sent (a refused
-connection) the writer is lost and nothing was done; where anything may have been, the outcome is
+A request has the writer's instance id, which the receiver checks. If nothing was sent (a refused
+connection), the writer is lost and nothing was done; if anything may have been sent, the outcome is
 unknown.
 """
 
@@ -22,29 +22,29 @@ from quorumlog.wire.problems import from_answer
 from services.gateway.interface import Appended
 
 INSTANCE: Final = header.FORWARDED_WRITER
-"""The header with the instance id of the writer that is meant."""
+"""The header with the instance id of the intended writer."""
 PASSWORD: Final = header.LEDGER_PASSWORD
 
 _QUORUM_S: Final = 10.0
 _APPEND_BEYOND_S: Final = 5.0
-"""Above the quorum timeout: the writer answers before this ends."""
+"""Added to the quorum timeout, so that the writer answers first."""
 _CLOSE_S: Final = 30.0
 _LAC_S: Final = 5.0
-"""A busy writer must not look like one that is gone: what bookies know is behind it (rule 5)."""
+"""Long, so that a busy writer does not look gone: the bookies' LAC is older (rule 5)."""
 _HUNG_S: Final = 2.0
-"""For how long nobody else waits for a writer that did not answer in time (taste)."""
+"""How long readers skip a writer that did not answer in time (taste)."""
 _CONNECT_S: Final = 2.0
 _GONE_MAX: Final = 10_000
 _U32: Final = struct.Struct(">I")
 
 
 def encode_payloads(payloads: Sequence[bytes]) -> bytes:
-    """Payloads as (u32 length, payload) each."""
+    """Payloads, each as (u32 length, payload)."""
     return b"".join([part for p in payloads for part in (_U32.pack(len(p)), p)])
 
 
 def decode_payloads(body: bytes) -> list[bytes]:
-    """The payloads of such a body. Raises ValueError."""
+    """The inverse of `encode_payloads`. Raises ValueError."""
     payloads, at, end = [], 0, len(body)
     while at < end:
         if end - at < 4:
@@ -68,7 +68,7 @@ class Peers:
         self._gone: OrderedDict[str, None] = OrderedDict()
         """Instances that another one has replaced: they never come back."""
         self._hung_until: dict[str, float] = {}
-        """Writers that did not answer in time: readers go to the bookies at once meanwhile."""
+        """Writers that timed out: until then readers ask the bookies at once."""
 
     async def append(
         self,
@@ -82,7 +82,7 @@ class Peers:
         """Append through the writer. Raises what the writer raised, WriterLost, QuorumTimeout."""
         query = "" if expect is None else f"?expect={expect}"
         try:
-            told = await self._ask(
+            reply = await self._ask(
                 writer,
                 "POST",
                 f"/internal/ledgers/{ledger_id}/append{query}",
@@ -92,26 +92,26 @@ class Peers:
             )
         except TimeoutError as error:
             raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
-        return Appended(int(told["first"]), int(told["last"]), int(told["last_add_confirmed"]))
+        return Appended(int(reply["first"]), int(reply["last"]), int(reply["last_add_confirmed"]))
 
     async def append_records(
         self, writer: Writer, ledger_id: int, data: bytes, *, expect: int | None
     ) -> Appended:
-        """Append a record batch of no place through the writer, as `append` does payloads."""
+        """Append a record batch without offsets through the writer, like payloads in `append`."""
         query = "" if expect is None else f"?expect={expect}"
         path = f"/internal/ledgers/{ledger_id}/records{query}"
         try:
-            told = await self._ask(writer, "POST", path, self._append_s, data=data)
+            reply = await self._ask(writer, "POST", path, self._append_s, data=data)
         except TimeoutError as error:
             raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
-        return Appended(int(told["first"]), int(told["last"]), int(told["last_add_confirmed"]))
+        return Appended(int(reply["first"]), int(reply["last"]), int(reply["last_add_confirmed"]))
 
     async def last_add_confirmed(
         self, writer: Writer, ledger_id: int, *, after: int | None = None, wait_s: float = 0.0
     ) -> tuple[int, bool, int]:
         """LAC, whether the ledger is closed, and the row's version, as the writer knows them.
 
-        Raises: WriterLost, also when it does not answer.
+        Raises: WriterLost, also if the writer times out.
         """
         query = "" if after is None else f"?after={after}&wait_ms={int(wait_s * 1000)}"
         now = asyncio.get_running_loop().time()
@@ -119,13 +119,13 @@ class Peers:
             raise WriterLost("the writer did not answer just now", ledger_id=ledger_id)
         self._hung_until.pop(writer.id, None)
         try:
-            told = await self._ask(
+            reply = await self._ask(
                 writer, "GET", f"/internal/ledgers/{ledger_id}/lac{query}", _LAC_S + wait_s
             )
         except TimeoutError as error:
             self._hung_until[writer.id] = asyncio.get_running_loop().time() + _HUNG_S
             raise WriterLost("the writer did not answer", ledger_id=ledger_id) from error
-        return int(told["last_add_confirmed"]), told["closed"] is True, int(told["version"])
+        return int(reply["last_add_confirmed"]), reply["closed"] is True, int(reply["version"])
 
     async def close(self, writer: Writer, ledger_id: int, *, password: str | None) -> None:
         """The writer's close. Raises what the writer raised, WriterLost."""
@@ -165,7 +165,9 @@ class Peers:
                 body = await answer.read()
                 status, instance = answer.status, answer.headers.get(INSTANCE)
         except aiohttp.ClientConnectorError as error:
-            raise WriterLost(f"its process is not there: {error}", outcome=NOT_DONE) from error
+            raise WriterLost(
+                f"nothing listens at its address: {error}", outcome=NOT_DONE
+            ) from error
         except aiohttp.ConnectionTimeoutError as error:
             raise WriterLost("its process can't be reached", outcome=NOT_DONE) from error
         except aiohttp.ClientError as error:
@@ -180,7 +182,7 @@ class Peers:
             if type(problem) is QuorumLogError:
                 raise WriterLost(f"no answer of the writer: {problem.detail}", outcome=UNKNOWN)
             raise problem
-        told = orjson.loads(body) if instance is not None else None
-        if not isinstance(told, dict):
+        reply = orjson.loads(body) if instance is not None else None
+        if not isinstance(reply, dict):
             raise WriterLost("something else answers at its address", outcome=UNKNOWN)
-        return told
+        return reply

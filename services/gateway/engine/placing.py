@@ -1,4 +1,4 @@
-"""On which bookies a new ledger lies: live ones, in as many zones as asked, or told to be degraded."""
+"""Ensembles of new ledgers: live bookies, in enough zones, or else marked as degraded."""
 
 import logging
 
@@ -13,19 +13,19 @@ class Placing:
     """Chooses the ensembles of new ledgers for one gateway."""
 
     def __init__(self, directory: Directory, *, zones_min: int, enforces_zones: bool) -> None:
-        """`zones_min`: over how many zones the copies of each entry are to lie. Where too few
-        live, a ledger is refused (`enforces_zones`), or made and told to be degraded.
+        """`zones_min`: over how many zones the copies of each entry are spread. If too few zones
+        live, a ledger is refused (`enforces_zones`), or created and marked as degraded.
         """
         self._directory = directory
         self._zones_min = zones_min
         self._enforces_zones = enforces_zones
         self.narrow_count = 0
-        """Ledgers that were made in fewer zones than asked."""
+        """Ledgers created in fewer zones than requested."""
 
     async def new_ensemble(
         self, quorum: Quorum, *, allow_degraded: bool
     ) -> tuple[tuple[str, ...], bool]:
-        """The members, and whether that is less than was asked for.
+        """The members, and whether the ensemble is degraded.
 
         Raises: NotEnoughBookies, MetadataUnavailable.
         """
@@ -33,7 +33,7 @@ class Placing:
         for is_retry in (False, True):
             if is_retry or not self._directory.is_known:
                 await self._directory.refresh()
-            # A full ensemble of bookies that were called live just now beats a degraded one.
+            # A full ensemble of recently live bookies is better than a degraded one.
             found = self._directory.new_ensemble(
                 quorum.ensemble_size, degraded_ack=degraded_ack if is_retry else None
             )
@@ -43,7 +43,7 @@ class Placing:
         raise self.too_few(quorum.ensemble_size)
 
     def too_few(self, needed: int) -> NotEnoughBookies:
-        """The error for an ensemble that can't be."""
+        """The error if no ensemble is possible."""
         live = len(self._directory.writable())
         return NotEnoughBookies(f"{live} bookies live, {needed} are needed")
 

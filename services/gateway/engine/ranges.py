@@ -13,20 +13,20 @@ from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Run
 
 _SLACK_BYTES: Final = 64 << 10
-"""Above what is wanted of payload: columns and digests of many small entries."""
+"""Added to the wanted payload bytes: columns and digests of many small entries."""
 
 
 async def read_range(
     ports: Ports, row: LedgerMetadata, first: int, last: int, bytes_max: int
 ) -> list[Run]:
-    """Contiguous entries from `first` on, at least that one, about `bytes_max` of payload.
+    """Contiguous entries from `first` on, at least one, about `bytes_max` of payload.
 
-    Raises: EntryUnavailable for the first one; one that comes later only ends the list.
+    Raises: EntryUnavailable for the first entry; a later unavailable entry only ends the list.
     """
     runs: list[Run] = []
     end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def told(news: Told) -> None:
+    def on_outcome(news: Told) -> None:
         if end.done():
             return
         if isinstance(news, EntriesRead):
@@ -43,7 +43,7 @@ async def read_range(
         row, first=first, last=last, max_bytes=max(bytes_max, 1), turn=row.ledger_id
     )
     asked_bytes = min(ports.read_bytes_max, bytes_max + _SLACK_BYTES)
-    driver = Driver(reader, row.ledger_id, replace(ports, read_bytes_max=asked_bytes), told)
+    driver = Driver(reader, row.ledger_id, replace(ports, read_bytes_max=asked_bytes), on_outcome)
     try:
         driver.post(Begin())
         await end

@@ -1,6 +1,6 @@
-"""Appends to ledgers of transactions: record batches, as the log holds them that they may come onto.
+"""Appends to transactions' ledgers: record batches, in the form of the log that may publish them.
 
-One request is one entry (rule 25). How many records precede it, its writer counts.
+One request is one entry (rule 25). The writer counts the records before it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,19 +26,19 @@ from services.gateway.interface import Appended
 
 
 def transaction_of(row: LedgerMetadata) -> str | None:
-    """The transaction that a ledger was written in, if any."""
+    """The transaction that a ledger belongs to, if any."""
     return dict(row.extra).get(TRANSACTION_TAG) if row.extra else None
 
 
 def is_of_log(row: LedgerMetadata) -> bool:
-    """Whether only a log may write and close a ledger (rule 27): not that of a transaction, which a
-    task attempt writes and seals.
+    """Whether only a log may write and close the ledger (rule 27). A transaction's ledger is
+    written and sealed by a task attempt instead.
     """
     return row.log is not None and transaction_of(row) is None
 
 
 class RecordAppends:
-    """Appends of records, to a handle of this process or through the writer's gateway."""
+    """Appends of records, through a handle of this process or the writer's gateway."""
 
     def __init__(
         self,
@@ -47,16 +47,18 @@ class RecordAppends:
         peers: Peers,
         *,
         writer_of: Callable[[LedgerMetadata], Writer],
-        end_or: Callable[[QuorumLogError, int], Awaitable[QuorumLogError]],
+        prefer_ledger_state: Callable[[QuorumLogError, int], Awaitable[QuorumLogError]],
     ) -> None:
-        """`writer_of` finds the writer to forward to, `end_or` says more of one that is lost."""
+        """`writer_of` finds the writer to forward to; `prefer_ledger_state` replaces the error of a
+        lost writer by the ledger's state.
+        """
         self._handles, self._rows, self._peers = handles, rows, peers
-        self._writer_of, self._end_or = writer_of, end_or
+        self._writer_of, self._prefer_ledger_state = writer_of, prefer_ledger_state
 
     async def transaction_of(self, ledger_id: int) -> str | None:
-        """The transaction that a ledger is of, if any; None too where there is no such ledger.
+        """The transaction that a ledger belongs to, if any; None for an unknown ledger too.
 
-        Raises: MetadataUnavailable where nobody can say now.
+        Raises: MetadataUnavailable.
         """
         handle = self._handles.get(ledger_id)
         if handle is not None:
@@ -64,7 +66,7 @@ class RecordAppends:
         try:
             return transaction_of(await self._rows.row(ledger_id))
         except NoSuchLedger:
-            return None  # who goes on meets it again
+            return None  # the following append reports it
 
     async def append(
         self, ledger_id: int, records: Sequence[Record], *, expect: int | None = None
@@ -80,12 +82,12 @@ class RecordAppends:
         try:
             return await self._peers.append_records(writer, ledger_id, data, expect=expect)
         except WriterLost as error:
-            raise await self._end_or(error, ledger_id) from error
+            raise await self._prefer_ledger_state(error, ledger_id) from error
 
     async def append_here(
         self, ledger_id: int, records: Sequence[Record], *, expect: int | None = None
     ) -> Appended:
-        """Append to a ledger of this process, for its own clients and other gateways'."""
+        """Append to a ledger of this process, for its own clients and other gateways."""
         handle = self._handles.get(ledger_id)
         if handle is None:
             raise WriterLost(
@@ -101,9 +103,9 @@ class RecordAppends:
         if len(data) > batch.BATCH_BYTES_MAX:
             raise TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
         try:
-            # No wait between the count and the id: they follow each other's order.
+            # No await between counting and assigning the id, so that both have one order.
             submitted = handle.append((data,), len(data), expect)
         except (LedgerFenced, WriterLost) as error:
-            raise await self._end_or(error, ledger_id) from error
+            raise await self._prefer_ledger_state(error, ledger_id) from error
         handle.records += len(records)
         return await submitted

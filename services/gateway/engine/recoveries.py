@@ -1,4 +1,4 @@
-"""The recoveries that this gateway runs: one per ledger at a time, shared by all who ask."""
+"""The recoveries that this gateway runs: one at a time per ledger, shared by all callers."""
 
 import asyncio
 import itertools
@@ -16,24 +16,24 @@ from services.gateway.engine.rows import Rows, is_closed
 log = logging.getLogger(__name__)
 
 _DEADLINE_S: Final = 30.0
-"""Then whoever asked is told that it is blocked; it may be asked for again."""
+"""After this time callers get recovery-blocked; they may retry."""
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Between the tries of a recovery that nobody waits for (rule 10)."""
+"""Between tries of a background recovery (rule 10)."""
 
 
 class Recoveries:
     """Runs recoveries. Invariant: at most one machine per ledger."""
 
     def __init__(self, rows: Rows, ports: Ports) -> None:
-        """Nothing runs yet."""
+        """No recovery runs yet."""
         self._rows = rows
         self._ports = ports
         self._running: dict[int, asyncio.Task[LedgerMetadata]] = {}
-        self._wanted: set[int] = set()
+        self._in_background: set[int] = set()
 
     async def run(self, ledger_id: int, *, declare_lost: tuple[str, ...] = ()) -> LedgerMetadata:
-        """Recover a ledger, or take part in the recovery that runs; gives the closed row. What is
-        declared lost (rule 14) takes a recovery of its own.
+        """Recover a ledger, or join the running recovery; returns the closed row. Members declared
+        lost (rule 14) need a recovery of their own.
 
         Raises: RecoveryBlocked, NoSuchLedger, MetadataUnavailable.
         """
@@ -46,14 +46,14 @@ class Recoveries:
             task.add_done_callback(lambda done: self._ended(ledger_id, done))
         return await asyncio.shield(task)
 
-    def want(self, ledger_id: int) -> None:
-        """Recover a ledger in the background, again and again until it is closed (rule 10)."""
-        if ledger_id not in self._wanted:
-            self._wanted.add(ledger_id)
-            self._ports.tasks.start(self._insist(ledger_id))
+    def start_background(self, ledger_id: int) -> None:
+        """Recover a ledger in the background, with retries until it is closed (rule 10)."""
+        if ledger_id not in self._in_background:
+            self._in_background.add(ledger_id)
+            self._ports.tasks.start(self._retry_until_closed(ledger_id))
 
     async def close(self) -> None:
-        """End what runs: a recovery can be left at any point."""
+        """Cancel running recoveries: a recovery may stop at any point."""
         running = list(self._running.values())
         for task in running:
             task.cancel()
@@ -62,9 +62,9 @@ class Recoveries:
     def _ended(self, ledger_id: int, task: asyncio.Task[LedgerMetadata]) -> None:
         self._running.pop(ledger_id, None)
         if not task.cancelled():
-            task.exception()  # whoever waits has it; maybe nobody does
+            task.exception()  # perhaps nobody awaits the task
 
-    async def _insist(self, ledger_id: int) -> None:
+    async def _retry_until_closed(self, ledger_id: int) -> None:
         try:
             for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
                 try:
@@ -76,7 +76,7 @@ class Recoveries:
                     log.warning("recovery-failed", extra={"ledger": ledger_id, "why": error.detail})
                 await asyncio.sleep(pause_s)
         finally:
-            self._wanted.discard(ledger_id)
+            self._in_background.discard(ledger_id)
 
     async def _recover(self, ledger_id: int, declare_lost: tuple[str, ...]) -> LedgerMetadata:
         row = await self._rows.fresh(ledger_id)

@@ -1,7 +1,7 @@
-"""Ledgers' rows as this gateway knows them: a cache that follows the stream of changes.
+"""Ledger rows: a cache that follows the stream of changes.
 
-A row from here may be old, so it proves no absence: negative answers are given only after a read
-of the primary (`fresh`). While the metadata service is away, known rows serve.
+A cached row may be old, so it proves no absence: negative answers need a read of the primary
+(`fresh`). While the metadata service is away, cached rows serve.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ log = logging.getLogger(__name__)
 
 _ROWS_MAX: Final = 100_000
 """A row of three members takes about 1 KiB, so at most 100 MB (measured with sys.getsizeof)."""
-_PATIENCE_S: Final = 0.5
-"""For how long a read waits for metadata when it has an old row to fall back on (taste)."""
-_AT_ONCE: Final = 32
-"""Above what one Postgres does at once, below what hurts it (taste)."""
-_PAUSE_S: Final = 1.0
+_FRESH_S: Final = 0.5
+"""How long a read waits for metadata if it has an old row to fall back on (taste)."""
+_REQUESTS_MAX: Final = 32
+"""Above the parallelism of one Postgres, below what hurts it (taste)."""
+_AWAY_PAUSE_S: Final = 1.0
 """After the metadata service did not answer, old rows serve at once for this long (taste)."""
 
 
 @dataclass(slots=True)
-class _Reads:
-    """Reads of one row from the primary that are under way, and what was heard since the first."""
+class _PendingReads:
+    """Reads of one row from the primary that are under way, and the changes heard meanwhile."""
 
     count: int = 0
     version: int = 0
@@ -41,8 +41,8 @@ class _Reads:
 class Rows:
     """The cache.
 
-    Invariants: a row in it never goes back to a lower version; one that is older than what was heard,
-    before it came or since, is stale.
+    Invariants: a cached row never goes back to a lower version; a row older than a version heard
+    of, before or after it was read, is stale.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Rows:
         ended: Callable[[int], None],
         missed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`changed` is told which ledger's row is news, `ended` which is not OPEN any more; `missed`
-        that news may have been.
+        """`changed` gets ledgers whose row changed, `ended` those that are not OPEN any more;
+        `missed` is called if changes may have been missed.
         """
         self._metadata = metadata
         self._changed = changed
@@ -61,10 +61,10 @@ class Rows:
         self._missed = missed
         self._rows: OrderedDict[int, LedgerMetadata] = OrderedDict()
         self._stale: set[int] = set()
-        """Rows that are older than something that was heard since."""
-        self._reads: dict[int, _Reads] = {}
+        """Rows older than a version heard of."""
+        self._reads: dict[int, _PendingReads] = {}
         self._deleted: OrderedDict[int, None] = OrderedDict()
-        self._away_until = 0.0
+        self._cached_until = 0.0
 
     async def follow(self) -> None:
         """Follow the stream of changes, for ever."""
@@ -78,16 +78,18 @@ class Rows:
                         self._changed(ledger_id)
                     self._missed()
                 elif change.ledger_id is not None:
-                    self._heard(change.ledger_id, change.version or 0, is_deleted=change.deleted)
+                    self._on_change(
+                        change.ledger_id, change.version or 0, is_deleted=change.deleted
+                    )
                     if change.deleted or change.state is not State.OPEN:
                         self._ended(change.ledger_id)
 
     def cached(self, ledger_id: int) -> LedgerMetadata | None:
-        """The row as it was known last."""
+        """The last known row."""
         return self._rows.get(ledger_id)
 
     def put(self, row: LedgerMetadata) -> None:
-        """A row that was read or written."""
+        """Cache a row that was read or written."""
         known = self._rows.get(row.ledger_id)
         if row.ledger_id in self._deleted or (known is not None and known.version > row.version):
             return
@@ -101,7 +103,7 @@ class Rows:
             self._changed(row.ledger_id)
 
     def deleted(self, ledger_id: int) -> None:
-        """The ledger has a tombstone: it never comes back (rule 17)."""
+        """The ledger has a tombstone and never comes back (rule 17)."""
         self._rows.pop(ledger_id, None)
         self._stale.discard(ledger_id)
         self._deleted[ledger_id] = None
@@ -110,22 +112,23 @@ class Rows:
         self._changed(ledger_id)
 
     async def row(self, ledger_id: int, *, newer_than: int = 0) -> LedgerMetadata:
-        """The row, maybe some moments old; with `newer_than`, of a higher version if there is one.
+        """The row, possibly some moments old; with `newer_than`, of a higher version if there is
+        one.
 
-        Raises: NoSuchLedger, MetadataUnavailable when it was never known here.
+        Raises: NoSuchLedger, MetadataUnavailable if it was never known here.
         """
         known = self._rows.get(ledger_id)
         if known is not None:
             if ledger_id not in self._stale and known.version > newer_than:
                 return known
             loop = asyncio.get_running_loop()
-            if loop.time() < self._away_until:
+            if loop.time() < self._cached_until:
                 return known
             try:
-                async with asyncio.timeout(_PATIENCE_S):
+                async with asyncio.timeout(_FRESH_S):
                     return await self.fresh(ledger_id)
             except (TimeoutError, MetadataUnavailable):
-                self._away_until = loop.time() + _PAUSE_S
+                self._cached_until = loop.time() + _AWAY_PAUSE_S
                 return known
         return await self.fresh(ledger_id)
 
@@ -133,7 +136,7 @@ class Rows:
         """The row from the primary. Raises: NoSuchLedger, MetadataUnavailable."""
         if ledger_id in self._deleted:
             raise NoSuchLedger("the ledger was deleted", ledger_id=ledger_id, deleted=True)
-        reads = self._reads.setdefault(ledger_id, _Reads())
+        reads = self._reads.setdefault(ledger_id, _PendingReads())
         reads.count += 1
         try:
             row = await self._metadata.get(ledger_id)
@@ -147,11 +150,11 @@ class Rows:
                 del self._reads[ledger_id]
         self.put(row)
         if self._rows.get(ledger_id) is row and (reads.has_gap or row.version < reads.version):
-            # The news overtook the answer, on another connection, and would not be told again.
+            # The notification overtook the answer, on another connection, and is not repeated.
             self._stale.add(ledger_id)
         return row
 
-    def _heard(self, ledger_id: int, version: int, *, is_deleted: bool) -> None:
+    def _on_change(self, ledger_id: int, version: int, *, is_deleted: bool) -> None:
         if is_deleted:
             self.deleted(ledger_id)
             return
@@ -164,17 +167,17 @@ class Rows:
             self._changed(ledger_id)
 
 
-class NarrowMetadata:
-    """The rows as machines ask for them, a few at a time: when a bookie dies, thousands of
-    ledgers change their ensembles at once. Implements `ports.MetadataPort`.
+class ThrottledMetadata:
+    """Machines' requests for rows, a few at a time: when a bookie dies, thousands of ledgers change
+    their ensembles at once. Implements `ports.MetadataPort`.
     """
 
     def __init__(self, metadata: MetadataClient) -> None:
-        """`metadata` does the work."""
+        """Sends requests through `metadata`."""
         self._metadata = metadata
-        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._room = asyncio.Semaphore(_REQUESTS_MAX)
         self.ensemble_changes = 0
-        """So far: nothing else that a gateway's machines change leaves a row OPEN."""
+        """Counted by rows left OPEN: no other change by a gateway's machines leaves a row OPEN."""
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
         """The row from the primary."""
@@ -184,7 +187,7 @@ class NarrowMetadata:
     async def cas(
         self, metadata: LedgerMetadata, missed: tuple[MissedRange, ...], *, attempt: str
     ) -> tuple[CasStatus, LedgerMetadata | None]:
-        """Compare-and-swap, until it is settled."""
+        """Compare-and-swap, until the outcome is settled."""
         async with self._room:
             status, row = await self._metadata.cas(metadata, missed, attempt=attempt)
         if status is CasStatus.OK and metadata.state is State.OPEN:

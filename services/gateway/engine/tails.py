@@ -1,6 +1,4 @@
-"""Waiting for entries of ledgers that another gateway writes: one long poll a ledger, however
-many wait here; nobody polls for himself.
-"""
+"""Waiting for entries of other gateways' ledgers: one long poll per ledger for all waiters."""
 
 import asyncio
 import logging
@@ -16,34 +14,34 @@ from services.gateway.interface import Confirmation
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 10.0
-"""How long one question to the writer waits there for news."""
+"""How long one poll waits at the writer."""
 _PAUSE_S: Final = 1.0
-"""Between questions where nobody can be asked to wait: the writer is gone (taste)."""
+"""Between polls that cannot wait at the writer, because the writer is gone (taste)."""
 
 Poll = Callable[[int, int, float], Awaitable[Confirmation]]
-"""(ledger, after, wait) to what is confirmed now; waits for news where that can be had."""
+"""(ledger, after, wait) to the LAC; waits for a higher one if possible."""
 
 
 class _Tail:
-    """One ledger that is followed."""
+    """One followed ledger."""
 
     def __init__(self) -> None:
         self.waiters = LacWaiters()
         self.known = NO_ENTRY
-        """The highest LAC that was heard of."""
+        """The highest LAC heard of."""
 
 
 class Tails:
-    """The ledgers that are followed. Invariant: a ledger is followed while somebody waits."""
+    """The followed ledgers. Invariant: a ledger is followed while somebody waits."""
 
     def __init__(self, poll: Poll, tasks: TasksPort) -> None:
-        """Nothing is followed yet."""
+        """No ledger is followed yet."""
         self._poll = poll
         self._tasks = tasks
         self._followed: dict[int, _Tail] = {}
 
     async def wait(self, ledger_id: int, after: int, wait_s: float) -> bool:
-        """True once there may be news beyond `after`, False after `wait_s`."""
+        """True once there may be a LAC above `after`, False after `wait_s`."""
         tail = self._followed.get(ledger_id)
         if tail is None:
             tail = self._followed[ledger_id] = _Tail()
@@ -53,7 +51,7 @@ class Tails:
         return await tail.waiters.wait(after, wait_s)
 
     def changed(self, ledger_id: int) -> None:
-        """The ledger's row changed: all who wait look again."""
+        """The ledger's row changed: wake all waiters."""
         tail = self._followed.get(ledger_id)
         if tail is not None:
             tail.waiters.wake_all()
@@ -61,7 +59,7 @@ class Tails:
     async def _follow(self, ledger_id: int, tail: _Tail) -> None:
         waiters = tail.waiters
         try:
-            # The first waiter is registered right after this task was started.
+            # The first waiter registers right after this task is started.
             while (after := waiters.lowest) is not None:
                 pause_s = 0.0
                 try:

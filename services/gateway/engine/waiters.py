@@ -1,31 +1,29 @@
-"""Those who wait at the tail of one ledger, woken by the news itself."""
+"""Waiters at the tail of one ledger, woken by its changes."""
 
 import asyncio
 
 
 class LacWaiters:
-    """Futures of those who wait until something of the ledger is news to them."""
+    """Futures of waiters, each with the LAC that it knows."""
 
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        """Nobody waits."""
+        """Nobody waits yet."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def __bool__(self) -> bool:
-        """Whether somebody waits still."""
+        """Whether somebody still waits."""
         return any(not future.done() for _, future in self._waiting)
 
     @property
     def lowest(self) -> int | None:
-        """The lowest LAC that is known to those who wait; None when nobody does."""
+        """The lowest LAC known to a waiter; None if nobody waits."""
         known = [after for after, future in self._waiting if not future.done()]
         return min(known, default=None)
 
     async def wait(self, after: int, wait_s: float) -> bool:
-        """Return True once the LAC is above `after` or anything else changed; False after
-        `wait_s`.
-        """
+        """True once the LAC is above `after` or something else changed; False after `wait_s`."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((after, future))
         try:
@@ -40,7 +38,7 @@ class LacWaiters:
         return True
 
     def advance(self, last_add_confirmed: int) -> None:
-        """The LAC is this now: wake those who know less."""
+        """Wake the waiters that know a lower LAC."""
         if not self._waiting:
             return
         still = []
@@ -52,7 +50,7 @@ class LacWaiters:
         self._waiting = still
 
     def wake_all(self) -> None:
-        """Something else changed: closed, deleted, the writer gone."""
+        """Wake all waiters: the ledger was closed or deleted, or the writer is gone."""
         waiting, self._waiting = self._waiting, []
         for _, future in waiting:
             if not future.done():

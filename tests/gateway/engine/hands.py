@@ -12,7 +12,7 @@ from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, St
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.engine.handle import Budget, WriteHandle
 from services.gateway.engine.keys import Gatekeeper
-from services.gateway.engine.reading import Reading
+from services.gateway.engine.ledger_reads import LedgerReads
 from services.gateway.engine.rows import Rows
 
 ME = Writer("me", "http://me")
@@ -113,9 +113,9 @@ def rows_of(primary: Primary) -> Rows:
     return Rows(cast(Any, primary), lambda _ledger: None, lambda _ledger: None)
 
 
-def reading_of(rows: Rows, handles: Mapping[int, Any]) -> Reading:
+def reading_of(rows: Rows, handles: Mapping[int, Any]) -> LedgerReads:
     """Reads by a process that asks nobody else."""
-    return Reading(ME, handles, rows, Hand().ports, cast(Any, None), Gatekeeper())
+    return LedgerReads(ME, handles, rows, Hand().ports, cast(Any, None), Gatekeeper())
 
 
 class Lacs:

@@ -26,7 +26,7 @@ from tests.gateway.engine.support import ledger, payloads, world_of
 from tests.support.waiting import until
 
 
-async def test_what_was_acknowledged_is_read_through_any_gateway(stores: Stores) -> None:
+async def test_acknowledged_entries_are_readable_through_any_gateway(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
         for number in range(5):
@@ -36,7 +36,7 @@ async def test_what_was_acknowledged_is_read_through_any_gateway(stores: Stores)
             assert await payloads(world.other, row.ledger_id) == wanted
 
 
-async def test_appends_through_any_gateway_get_ids_that_follow_on(stores: Stores) -> None:
+async def test_appends_through_any_gateway_get_contiguous_ids(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
 
@@ -128,7 +128,7 @@ async def test_passwords_are_asked_for_everywhere_and_stored_nowhere(stores: Sto
             await ledger(world.engine, digest=DigestKind.HMAC_SHA256)
 
 
-async def test_a_deleted_ledger_is_gone_and_its_id_is_used_up(stores: Stores) -> None:
+async def test_a_deleted_ledger_is_gone_and_its_id_is_not_reused(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine, ledger_id=77)
         await world.engine.append(77, [b"x"])
@@ -145,7 +145,7 @@ async def test_a_deleted_ledger_is_gone_and_its_id_is_used_up(stores: Stores) ->
         assert row.ledger_id == 77
 
 
-async def test_ledgers_of_logs_are_refused_to_the_ledger_api(stores: Stores) -> None:
+async def test_the_ledger_api_refuses_ledgers_of_logs(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine, log="events")
         for engine in (world.engine, world.other):
@@ -211,7 +211,7 @@ async def test_a_writer_that_is_gone_is_lost_and_the_ledger_recoverable(stores: 
         assert await payloads(world.other, row.ledger_id) == [b"one", b"two"]
 
 
-async def test_draining_closes_what_is_open_and_takes_nothing_new(stores: Stores) -> None:
+async def test_draining_closes_open_ledgers_and_refuses_new_work(stores: Stores) -> None:
     async with world_of(stores) as world:
         rows = [await ledger(world.engine) for _ in range(10)]
         appends = [world.engine.submit(row.ledger_id, [b"x"]) for row in rows]
@@ -226,7 +226,7 @@ async def test_draining_closes_what_is_open_and_takes_nothing_new(stores: Stores
                 await world.engine.append(row.ledger_id, [b"y"])
 
 
-async def test_a_create_whose_answer_comes_after_the_ledgers_end_gives_no_handle(
+async def test_a_create_answered_after_the_ledgers_end_makes_no_handle(
     stores: Stores,
 ) -> None:
     """The answer was lost, and by the time that the same attempt is asked again others have ended

@@ -49,7 +49,7 @@ async def closed(world: World, **options: Any) -> LedgerMetadata:
     return await world.engine.close(row.ledger_id, password=password)
 
 
-async def test_what_nobody_has_is_given_up_and_read_as_lost_at_every_gateway(
+async def test_entries_without_a_copy_are_declared_lost_and_read_as_lost_at_every_gateway(
     stores: Stores,
 ) -> None:
     async with world_of(stores) as world:
@@ -77,7 +77,7 @@ async def test_what_nobody_has_is_given_up_and_read_as_lost_at_every_gateway(
         assert told.asked == [((3, 5),), ((2, 2), (6, 6))]
 
 
-async def test_what_somebody_has_is_not_given_up_whoever_is_declared_lost(stores: Stores) -> None:
+async def test_entries_with_a_copy_are_never_declared_lost(stores: Stores) -> None:
     async with world_of(stores) as world:
         told = Told(world)
         row = await closed(world)
@@ -94,7 +94,7 @@ async def test_what_somebody_has_is_not_given_up_whoever_is_declared_lost(stores
         assert await world.metadata.get(row.ledger_id) == row
 
 
-async def test_a_proof_is_about_the_row_that_it_changes(stores: Stores) -> None:
+async def test_a_proof_of_loss_holds_for_one_version_of_the_row(stores: Stores) -> None:
     """Between the answers and the compare-and-swap a repair may give the place to one who has it."""
     async with world_of(stores) as world:
         told = Told(world)
@@ -115,7 +115,9 @@ async def test_a_proof_is_about_the_row_that_it_changes(stores: Stores) -> None:
         assert (await world.metadata.get(row.ledger_id)).lost_entries == ()
 
 
-async def test_only_ids_of_a_closed_ledger_are_given_up_by_who_may(stores: Stores) -> None:
+async def test_only_entries_of_a_closed_ledger_are_declared_lost_and_only_with_the_password(
+    stores: Stores,
+) -> None:
     async with world_of(stores) as world:
         told = Told(world)
         living = await ledger(world.engine)

@@ -24,7 +24,7 @@ async def placing(zones: str, *, enforces: bool, zones_min: int = 2) -> Placing:
 QUORUM = Quorum(3, 3, 2)
 
 
-async def test_enough_zones_are_no_degradation() -> None:
+async def test_an_ensemble_in_enough_zones_is_not_degraded() -> None:
     for enforces in (False, True):
         members, is_degraded = await (await placing("aab", enforces=enforces)).new_ensemble(
             QUORUM, allow_degraded=False
@@ -32,7 +32,7 @@ async def test_enough_zones_are_no_degradation() -> None:
         assert (len(members), is_degraded) == (3, False)
 
 
-async def test_too_few_zones_are_an_error_or_told_as_set() -> None:
+async def test_too_few_zones_are_refused_or_marked_degraded_as_configured() -> None:
     strict = await placing("aaa", enforces=True)
     with pytest.raises(NotEnoughBookies, match="1 zones, 2 are asked for"):
         await strict.new_ensemble(QUORUM, allow_degraded=False)
@@ -42,7 +42,7 @@ async def test_too_few_zones_are_an_error_or_told_as_set() -> None:
     assert lenient.narrow_count == 1
 
 
-async def test_each_write_set_of_a_striped_ledger_is_to_span_the_zones() -> None:
+async def test_each_write_set_of_a_striped_ledger_spans_the_zones() -> None:
     two_by_two = await placing("aabb", enforces=True)
     for _ in range(50):  # candidates come in an order that chance decides
         members, _ = await two_by_two.new_ensemble(Quorum(4, 2, 2), allow_degraded=False)
@@ -52,6 +52,6 @@ async def test_each_write_set_of_a_striped_ledger_is_to_span_the_zones() -> None
         await odd.new_ensemble(Quorum(3, 2, 2), allow_degraded=False)
 
 
-async def test_no_more_zones_are_asked_for_than_there_are_copies() -> None:
+async def test_no_more_zones_are_required_than_there_are_copies() -> None:
     alone = await placing("a", enforces=True)
     assert await alone.new_ensemble(Quorum(1, 1, 1), allow_degraded=False) == (("b0@1",), False)

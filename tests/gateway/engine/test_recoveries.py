@@ -27,12 +27,12 @@ class Away:
         return DRAFT.closed(last_entry=-1, length=0)
 
 
-def test_a_recovery_that_is_wanted_outlasts_any_outage() -> None:
+def test_a_background_recovery_is_retried_through_any_outage() -> None:
     async def main() -> None:
         rows, tasks = Away(), Tasks()
         none = cast(Any, None)
         recoveries = Recoveries(cast(Any, rows), Ports(none, none, none, none, tasks))
-        recoveries.want(7)
+        recoveries.start_background(7)
         async with asyncio.timeout(OUTAGE_S + 3600):
             await rows.read.wait()
         await tasks.close()

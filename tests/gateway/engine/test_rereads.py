@@ -41,7 +41,7 @@ def running(rereads: Rereads[int, int]) -> Iterator[None]:
         task.cancel()
 
 
-def test_every_row_is_read_once_and_many_at_once() -> None:
+def test_every_row_is_reread_once_and_in_bulk() -> None:
     async def main() -> None:
         primary, learned = Primary(), list[int]()
         keys = range(2 * HEADS_MAX + 1)
@@ -57,7 +57,7 @@ def test_every_row_is_read_once_and_many_at_once() -> None:
     run_virtual(main, seed=0)
 
 
-def test_rows_are_asked_for_until_somebody_answers_whatever_goes_wrong() -> None:
+def test_rows_are_requested_until_answered_whatever_fails() -> None:
     async def main() -> None:
         primary, learned = Primary(), list[int]()
         primary.failures = [RuntimeError("a defect"), MetadataUnavailable(), MetadataUnavailable()]
@@ -72,7 +72,7 @@ def test_rows_are_asked_for_until_somebody_answers_whatever_goes_wrong() -> None
     run_virtual(main, seed=0)
 
 
-def test_an_answer_that_a_gap_overtook_is_asked_for_again() -> None:
+def test_a_row_whose_answer_a_gap_overtook_is_requested_again() -> None:
     async def main() -> None:
         primary, learned = Primary(), list[int]()
         rereads = Rereads[int, int](lambda: (1, 2), primary.heads, learned.append)
@@ -90,7 +90,7 @@ def test_an_answer_that_a_gap_overtook_is_asked_for_again() -> None:
     run_virtual(main, seed=0)
 
 
-def test_without_anything_that_rests_on_a_row_nobody_is_asked() -> None:
+def test_without_live_keys_no_row_is_requested() -> None:
     async def main() -> None:
         primary = Primary()
         rereads = Rereads[int, int](lambda: (), primary.heads, lambda _head: None)
@@ -104,7 +104,7 @@ def test_without_anything_that_rests_on_a_row_nobody_is_asked() -> None:
     run_virtual(main, seed=0)
 
 
-def test_a_row_that_is_lost_is_told_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_row_is_logged_and_proves_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         primary, learned = Primary(), list[int]()
         primary.lost = {2}

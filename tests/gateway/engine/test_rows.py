@@ -36,7 +36,7 @@ async def closed(service: Service, row: LedgerMetadata) -> None:
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-async def test_news_that_overtakes_a_rows_answer_makes_it_stale(
+async def test_a_change_that_overtakes_a_rows_answer_makes_the_row_stale(
     stores: Stores, *, is_known: bool
 ) -> None:
     async with serving(stores) as service:

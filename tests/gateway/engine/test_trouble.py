@@ -58,7 +58,7 @@ async def test_a_bookie_that_dies_is_replaced_and_no_append_fails(stores: Stores
         assert (await world.engine.close(row.ledger_id)).last_entry == 19
 
 
-async def test_a_striped_ledger_outlives_a_bookie(stores: Stores) -> None:
+async def test_a_striped_ledger_survives_the_loss_of_a_bookie(stores: Stores) -> None:
     async with world_of(stores, bookies=6) as world:
         row = await ledger(world.engine, ensemble_size=5, write_quorum=3, ack_quorum=2)
         wanted = [b"%d" % number for number in range(120)]
@@ -75,7 +75,7 @@ async def test_a_striped_ledger_outlives_a_bookie(stores: Stores) -> None:
         assert await payloads(world.engine, row.ledger_id) == wanted
 
 
-async def test_without_a_spare_the_writer_goes_on_and_says_so(stores: Stores) -> None:
+async def test_without_a_spare_bookie_the_writer_continues_degraded(stores: Stores) -> None:
     async with world_of(stores, bookies=3, gateways=1) as world:
         row = await ledger(world.engine)
         await world.engine.append(row.ledger_id, [b"0"])
@@ -117,7 +117,7 @@ async def test_an_append_without_a_quorum_is_unknown_and_the_ledger_recoverable(
         assert closed.last_entry == len(stored) - 1
 
 
-async def test_a_recovery_fences_the_writer_whose_gateway_finds_the_end(stores: Stores) -> None:
+async def test_a_recovery_fences_the_writer_and_its_gateway_learns_the_end(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
         await world.engine.append(row.ledger_id, [b"one"])
@@ -133,7 +133,7 @@ async def test_a_recovery_fences_the_writer_whose_gateway_finds_the_end(stores: 
         assert await payloads(world.engine, row.ledger_id) == [b"one"]
 
 
-async def test_a_close_elsewhere_beyond_the_writers_end_is_a_conflict_everywhere(
+async def test_a_close_elsewhere_beyond_the_writers_end_is_a_conflict_at_every_gateway(
     stores: Stores,
 ) -> None:
     async with world_of(stores, bookies=3) as world:
@@ -168,7 +168,7 @@ async def _leave_copy(world: World, row: LedgerMetadata, member: str) -> None:
     assert await done is Status.OK
 
 
-async def test_appends_in_flight_while_a_recovery_runs_are_in_it_or_fail(stores: Stores) -> None:
+async def test_appends_in_flight_during_a_recovery_are_recovered_or_fail(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
         stop = asyncio.Event()
@@ -195,7 +195,7 @@ async def test_appends_in_flight_while_a_recovery_runs_are_in_it_or_fail(stores:
             assert stored[entry_id] == data
 
 
-async def test_the_writers_gateway_recovers_what_it_meets_in_recovery(stores: Stores) -> None:
+async def test_the_writers_gateway_recovers_a_ledger_found_in_recovery(stores: Stores) -> None:
     async with world_of(stores, gateways=1) as world:
         row = await ledger(world.engine)
         await world.engine.append(row.ledger_id, [b"one"])
@@ -212,7 +212,7 @@ async def test_the_writers_gateway_recovers_what_it_meets_in_recovery(stores: St
         assert await payloads(world.engine, row.ledger_id) == [b"one"]
 
 
-async def test_a_handle_that_broke_gives_its_ledger_an_end(stores: Stores) -> None:
+async def test_a_failed_handles_ledger_is_recovered(stores: Stores) -> None:
     async with world_of(stores, gateways=1) as world:
         row = await ledger(world.engine)
         await world.engine.append(row.ledger_id, [b"one"])
@@ -235,7 +235,7 @@ async def test_a_handle_that_broke_gives_its_ledger_an_end(stores: Stores) -> No
             await world.engine.append(row.ledger_id, [b"three"])
 
 
-async def test_entries_that_nobody_can_read_now_are_unavailable_not_absent(
+async def test_unreadable_entries_are_unavailable_not_absent(
     stores: Stores,
 ) -> None:
     async with world_of(stores, bookies=3) as world:
@@ -274,7 +274,7 @@ async def test_an_acknowledged_entry_is_never_called_absent_by_lying_bookies(
             await world.other.entry(row.ledger_id, 0)
 
 
-async def test_a_dead_metadata_service_stops_neither_open_ledgers_nor_known_ones(
+async def test_without_metadata_open_and_cached_ledgers_still_work(
     stores: Stores,
 ) -> None:
     async with world_of(stores, metadata_s=3.0) as world:
@@ -297,7 +297,7 @@ async def test_a_dead_metadata_service_stops_neither_open_ledgers_nor_known_ones
         assert await until(end, "the ledger closes", passing=(MetadataUnavailable,)) == 6
 
 
-async def test_a_ledger_of_which_nothing_is_known_now_is_not_taken_for_one_of_no_transaction(
+async def test_an_unknown_ledger_is_not_taken_for_one_without_a_transaction(
     stores: Stores,
 ) -> None:
     async with world_of(stores, metadata_s=3.0) as world:
@@ -325,7 +325,7 @@ async def test_bytes_in_flight_are_limited_and_released(stores: Stores) -> None:
         assert (await world.engine.append(row.ledger_id, [bytes(90_000)])).first == 3
 
 
-async def test_appends_gather_into_runs_while_two_are_in_flight(stores: Stores) -> None:
+async def test_appends_are_batched_while_two_runs_are_in_flight(stores: Stores) -> None:
     async with world_of(stores, bookies=3, gateways=1, times=PATIENT) as world:
         row = await ledger(world.engine)
         one = world.of(row)[0]
@@ -362,7 +362,7 @@ async def test_appends_of_one_turn_of_the_loop_are_one_run(stores: Stores) -> No
             assert ranges == [(0, 49)]
 
 
-async def test_a_forward_that_breaks_after_it_was_sent_is_unknown(stores: Stores) -> None:
+async def test_a_forwarded_append_that_breaks_after_sending_is_unknown(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
         await world.other.read(row.ledger_id, 0)
@@ -427,7 +427,7 @@ async def waiting_tails(world: World, ledger_id: int, after: int) -> list[asynci
     return [asyncio.ensure_future(wait(number)) for number in range(20)]
 
 
-async def test_those_who_wait_at_the_tail_are_woken_by_an_append_and_by_the_close(
+async def test_waiters_at_the_tail_are_woken_by_an_append_and_by_the_close(
     stores: Stores,
 ) -> None:
     async with world_of(stores) as world:
@@ -443,7 +443,7 @@ async def test_those_who_wait_at_the_tail_are_woken_by_an_append_and_by_the_clos
             assert await asyncio.gather(*waiting) == [1] * 20
 
 
-async def test_a_wait_at_the_tail_ends_with_its_time(stores: Stores) -> None:
+async def test_a_wait_at_the_tail_times_out(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
         for engine in (world.engine, world.other):
@@ -451,7 +451,7 @@ async def test_a_wait_at_the_tail_ends_with_its_time(stores: Stores) -> None:
             assert (known.last_add_confirmed, known.closed) == (-1, False)
 
 
-async def test_readers_of_a_lost_writers_ledger_hear_from_the_bookies(stores: Stores) -> None:
+async def test_readers_of_a_lost_writers_ledger_get_the_bookies_lac(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
         for number in range(5):
@@ -468,7 +468,7 @@ async def test_readers_of_a_lost_writers_ledger_hear_from_the_bookies(stores: St
         assert await payloads(world.other, row.ledger_id) == [b"%d" % n for n in range(5)]
 
 
-async def test_the_lac_of_an_idle_writer_is_with_the_bookies_and_outlives_its_gateway(
+async def test_an_idle_writers_lac_reaches_the_bookies_and_survives_its_gateway(
     stores: Stores,
 ) -> None:
     async with world_of(stores) as world:
@@ -493,7 +493,7 @@ async def test_the_lac_of_an_idle_writer_is_with_the_bookies_and_outlives_its_ga
         assert (closed.last_entry, closed.length) == (4, 5)
 
 
-async def test_a_recovery_that_lost_members_block_ends_once_they_are_declared_lost(
+async def test_a_blocked_recovery_ends_once_missing_members_are_declared_lost(
     stores: Stores,
 ) -> None:
     async with world_of(stores, bookies=5) as world:
@@ -520,7 +520,7 @@ async def test_a_recovery_that_lost_members_block_ends_once_they_are_declared_lo
         assert await payloads(world.other, row.ledger_id) == [b"one"]
 
 
-async def test_what_a_writer_knew_to_be_missed_is_repaired_though_others_end_its_ledger(
+async def test_a_writers_missed_entries_are_repaired_after_another_ends_its_ledger(
     stores: Stores,
 ) -> None:
     """Rule 8: what reached only an ack quorum, and lies below the LAC that their recovery begins at."""

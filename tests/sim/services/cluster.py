@@ -24,10 +24,15 @@ from services.autorecovery.pace import PacedBookies
 from services.autorecovery.steering import Steering
 from services.autorecovery.worker import Done, Workers
 from services.autorecovery.writers import Writers
-from services.gateway.engine.engine import _HEARTBEAT_S, Engine, EngineConfig, _forever
+from services.gateway.engine.engine import (
+    _HEARTBEAT_S,
+    Engine,
+    EngineConfig,
+    _restart_forever,
+)
 from services.gateway.engine.internal import routes
 from services.gateway.engine.peers import Peers
-from services.gateway.engine.rows import NarrowMetadata
+from services.gateway.engine.rows import ThrottledMetadata
 from tests.sim.plan import MS, SECOND
 from tests.sim.services.judge import Judge
 from tests.sim.services.metadata import URL, Metadata
@@ -88,7 +93,7 @@ class Gateway(Process):
         metadata = MetadataClient((URL,), session, deadline_s=config.metadata_s)
         directory = seeded(Directory(metadata.bookies), net.rng)
         bookies = cast("Any", Bookies(self, nodes))
-        ports = Ports(bookies, NarrowMetadata(metadata), directory, timers, tasks, config.times)
+        ports = Ports(bookies, ThrottledMetadata(metadata), directory, timers, tasks, config.times)
         self.engine = Engine(
             config,
             metadata,
@@ -103,7 +108,7 @@ class Gateway(Process):
         if net.plan.has_restores:
             work.append(partial(metadata.keep_confirmed, _HEARTBEAT_S))
         for one in work:
-            tasks.start(_forever(one))
+            tasks.start(_restart_forever(one))
         self._routes = [
             (
                 route.method,

@@ -1,8 +1,8 @@
-"""Reading any ledger: how far it is confirmed, who says so, and what may be said of an entry.
+"""Reads of any ledger: the LAC and its source, the entries, and which negative answers are proven.
 
-The writer's word is best: it is asked, here or over HTTP, and where it can't be reached the bookies
-are, by coverage. A row from the cache may be old, so negatives follow a read of the primary (rule
-5).
+The writer's LAC is best, from this process or over HTTP; if the writer cannot be reached, the
+bookies' LAC by coverage serves. A cached row may be old, so a negative answer needs a read of the
+primary (rule 5).
 """
 
 import asyncio
@@ -32,9 +32,9 @@ from services.gateway.engine.tails import Tails
 from services.gateway.interface import Confirmation, EntryResult, ReadResult
 
 
-class Reading:
-    """The reads of one gateway. Invariant: a LAC that is told comes with a row that is at least as
-    new, so that the entries up to it are looked for where they are.
+class LedgerReads:
+    """The reads of one gateway. Invariant: each LAC comes with a row at least as new, so that
+    entries up to it are read from their present members.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Reading:
         self._ports = ports
         self._peers = peers
         self._gatekeeper = gatekeeper
-        self.tails = Tails(self._ask_for_lac, ports.tasks)
+        self.tails = Tails(self._poll_lac, ports.tasks)
 
     async def read(
         self,
@@ -65,7 +65,7 @@ class Reading:
         max_bytes: int = 1 << 20,
         password: str | None = None,
     ) -> ReadResult:
-        """Confirmed entries from `first` on, up to what was given up (rule 31).
+        """Confirmed entries from `first` on, up to lost ones (rule 31).
 
         Raises: EntryLost, EntryUnavailable, NoSuchLedger.
         """
@@ -76,7 +76,7 @@ class Reading:
             end = min(end, last)
         runs = []
         if first <= end:
-            end = _before_the_lost(row, first, end)
+            end = _end_before_lost(row, first, end)
             runs = await read_range(self._ports, row, first, end, max_bytes)
         return ReadResult(
             tuple(runs),
@@ -109,7 +109,7 @@ class Reading:
         wait_s: float = 0.0,
         password: str | None = None,
     ) -> Confirmation:
-        """The LAC; with `after`, as soon as it is above that or the ledger is closed."""
+        """The LAC; with `after`, waits until it is above that or the ledger is closed."""
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_s
         while True:
@@ -127,9 +127,9 @@ class Reading:
     async def writers_lac(
         self, ledger_id: int, *, after: int | None, wait_s: float
     ) -> tuple[Confirmation, int]:
-        """What this process says as the ledger's writer, and the row's version.
+        """The LAC of this process as the ledger's writer, and the row's version.
 
-        Raises: WriterLost where it has no live handle and the ledger is not closed.
+        Raises: WriterLost if this process has no live handle and the ledger is not closed.
         """
         handle = self._handles.get(ledger_id)
         if handle is not None and handle.is_live:
@@ -148,13 +148,13 @@ class Reading:
     async def _confirmed(
         self, ledger_id: int, *, is_strict: bool = False
     ) -> tuple[LedgerMetadata, Confirmation]:
-        """How far a ledger is confirmed, and a row that is at least as new as that.
+        """The LAC, and a row at least as new.
 
         With `is_strict` the row was read from the primary, for a negative answer (rule 5).
         """
         handle = self._handles.get(ledger_id)
         if handle is not None and self._rows.cached(ledger_id) is None:
-            self._rows.put(handle.row)  # what is written here is known here, whoever is away
+            self._rows.put(handle.row)  # its row is known here, even without metadata
         row = await (self._rows.fresh(ledger_id) if is_strict else self._rows.row(ledger_id))
         if is_closed(row):
             return row, _confirmed_end(row)
@@ -196,8 +196,8 @@ class Reading:
             return row, _confirmed_end(row)
         return row, Confirmation(lac, closed=False, lac_source="writer")
 
-    async def _ask_for_lac(self, ledger_id: int, after: int, wait_s: float) -> Confirmation:
-        """For Tails: waits at the writer where that can be reached."""
+    async def _poll_lac(self, ledger_id: int, after: int, wait_s: float) -> Confirmation:
+        """The LAC for `Tails`; waits at the writer if the writer can be reached."""
         row = await self._rows.row(ledger_id)
         writer = row.writer
         if not is_closed(row) and writer is not None and writer.id != self._writer.id:
@@ -214,9 +214,9 @@ def _confirmed_end(row: LedgerMetadata) -> Confirmation:
     return Confirmation(end, closed=True, lac_source="metadata")
 
 
-def _before_the_lost(row: LedgerMetadata, first: int, last: int) -> int:
-    """How far entries may be read from `first` on: not into what was given up. No bookie is asked for
-    that, so a copy that turns up later changes no answer. Raises: EntryLost.
+def _end_before_lost(row: LedgerMetadata, first: int, last: int) -> int:
+    """The last entry that may be read from `first` on, before lost ones. Bookies are not asked for
+    lost entries, so a copy found later changes no answer. Raises: EntryLost.
     """
     lost = row.lost_at(first)
     if lost is not None:
@@ -230,7 +230,7 @@ def _before_the_lost(row: LedgerMetadata, first: int, last: int) -> int:
 
 
 def _absent(row: LedgerMetadata, known: Confirmation, entry_id: int) -> QuorumLogError:
-    """What may be said of an entry that is not there (rule 5)."""
+    """The error for an entry without a copy: only what is proven (rule 5)."""
     is_beyond = entry_id > known.last_add_confirmed
     if known.closed and is_beyond:
         return NoSuchEntry(
