@@ -8,7 +8,7 @@ Attempts, tombstones, the repair queue and leases behave as its SQL says; tests/
 import asyncio
 import re
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -55,7 +55,7 @@ from quorumlog.wire.repair_bodies import (
     RepairsAdd,
     RepairSettings,
 )
-from quorumlog.wire.witnesses import HEADER, from_header, to_header
+from quorumlog.wire.witnesses import HEADER, from_header, to_header, token_of
 from services.metadata.memory import Memory, Presented
 from services.metadata.transitions import check_change, check_new
 from tests.sim.plan import SECOND
@@ -143,8 +143,8 @@ class Metadata(Process):
         return told
 
     def _check(self, presented: Presented) -> None:
+        self._restores.heard(tokens_of(presented.witnesses))
         tokens = self.memory.presented(presented)
-        self._restores.heard(tokens)
         wanted = {*self.memory.wanted, *tokens}
         found = (token for token in sorted(wanted) if token in self.tables.attempts)
         self.memory.compare(wanted, found, holder=presented.holder)
@@ -481,6 +481,11 @@ class Metadata(Process):
             held = self.tables.leases[name] = Held(body.holder, token, now + ttl)
         left_s = (held.expires_at - now) / SECOND
         return Lease(name=name, holder=held.holder, token=held.token, expires_in_s=left_s)
+
+
+def tokens_of(witnesses: Iterable[str]) -> set[str]:
+    """The tokens that sound witnesses stand for."""
+    return {token for w in witnesses if (token := token_of(CLUSTER_ID, w)) is not None}
 
 
 def _memory() -> Memory:

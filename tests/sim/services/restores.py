@@ -81,4 +81,6 @@ class Restores:
         names = self.knowers(self._since, self.lost) if now - self._since > TELL_US else []
         if names:
             raise Violation(f"rule 18a: {names} know that the database went back, yet {what}")
-        self.limit = self.limit or f"{what}, {(now - self._since) / SECOND:.1f} s after it went back"
+        self.limit = (
+            self.limit or f"{what}, {(now - self._since) / SECOND:.1f} s after it went back"
+        )

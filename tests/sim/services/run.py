@@ -35,7 +35,6 @@ from services.gateway.interface import Appended, LedgerOptions
 from tests.sim.plan import SECOND
 from tests.sim.services.cluster import Cluster
 from tests.sim.services.judge import Judge
-from tests.sim.services.loop import VirtualLoop
 from tests.sim.services.metadata import outcome_of
 from tests.sim.services.net import Net, Process
 from tests.sim.services.node import held_ids
@@ -44,6 +43,7 @@ from tests.sim.shrink import shrunk
 from tests.sim.world import Violation, judged
 from tests.support import invariants
 from tests.support.history import check
+from tests.support.virtual import VirtualLoop
 
 CALM_S = 400.0
 """Virtual time that a healed cluster gets: repairs that failed in the storm wait for minutes."""
