@@ -1,9 +1,11 @@
 """The mutants of whole services: guards outside the machines, and what only several parts show."""
 
+import contextlib
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from quorumlog.errors import NoSuchEntry, QuorumLogError
+from quorumlog.errors import DatabaseWentBack, NoSuchEntry, QuorumLogError
+from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol import recovery
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.metadata import LedgerMetadata
@@ -15,16 +17,17 @@ from quorumlog.protocol.window import positions
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.worker import Worker
 from services.autorecovery.writers import WriterPresence
-from services.bookie.collect import Collector, Disposal
+from services.bookie.collect import Collector, Disposal, MetadataRows
 from services.gateway.engine import ledger_reads
 from services.gateway.engine.confirmed import confirmed_by_bookies
 from services.gateway.engine.engine import Engine
 from services.gateway.engine.recoveries import Recoveries
 from services.gateway.interface import Confirmation
+from services.metadata.memory import Memory
 from tests.explore.scope import Scope
 from tests.mutants.guards import always, entries_only, forgotten_id, normal_add
 from tests.mutants.hunt import Mutant, Patch
-from tests.sim.services.plan import draw_losses
+from tests.sim.services.plan import draw_losses, draw_restores
 
 
 def gone_if_unnamed(_original: Any) -> Any:
@@ -115,6 +118,40 @@ def nobody_there(_original: Any) -> Any:
     return presence_of
 
 
+def believed(original: Any) -> Any:
+    """A database that lacks what was answered is taken for the right one."""
+
+    def compare(self: Memory, wanted: Any, found: Any, *, holder: str) -> None:
+        with contextlib.suppress(DatabaseWentBack):
+            original(self, wanted, found, holder=holder)
+
+    return compare
+
+
+def of_its_own(_original: Any) -> Any:
+    """A service forgets at once what others told it that the database lacks."""
+    return property(lambda self: set(self._held))
+
+
+def unproven(original: Any) -> Any:
+    """No row is read together with the witnesses."""
+
+    async def get(self: MetadataClient, ledger_id: int, *, proof: bool = False) -> LedgerMetadata:
+        del proof
+        return cast("LedgerMetadata", await original(self, ledger_id))
+
+    return get
+
+
+def not_asked(_original: Any) -> Any:
+    """The collector does not exchange witnesses either."""
+
+    async def confirm(_self: MetadataRows) -> None:
+        return
+
+    return confirm
+
+
 SERVICES: Final = (
     Mutant(
         "copies are made without the recovery flag",
@@ -195,5 +232,33 @@ SERVICES: Final = (
         "rule 8",
         (Patch(Worker, "_may_stay", always(True)),),
         is_of_services=True,
+    ),
+    Mutant(
+        "a database that went back is believed",
+        "rule 18a",
+        (Patch(Memory, "compare", believed),),
+        is_of_services=True,
+        draw_services=draw_restores,
+    ),
+    Mutant(
+        "a service forgets what others told of the database",
+        "rule 18a",
+        (Patch(Memory, "wanted", of_its_own),),
+        is_of_services=True,
+        draw_services=draw_restores,
+    ),
+    Mutant(
+        "the collector presents no witnesses",
+        "rule 18a, I26",
+        (Patch(MetadataClient, "get", unproven), Patch(MetadataRows, "confirm", not_asked)),
+        is_of_services=True,
+        draw_services=draw_restores,
+    ),
+    Mutant(
+        "what requests present is not looked for",
+        "rule 18a",
+        (Patch(Memory, "presented", always(())),),
+        is_of_services=True,
+        draw_services=draw_restores,
     ),
 )

@@ -344,7 +344,12 @@ class SimBookie:
         self._check_fence()
 
     def keep_stub(self) -> None:
-        """Give the entries up; that the ledger is fenced stays (rule 16)."""
+        """Give the entries up; that the ledger is fenced stays (rule 16). Who waits for a sync of what
+        is given up hears nothing.
+        """
+        self._boot += 1
+        self._is_syncing = False
+        self._waiting.clear()
         self.log = list(self.replica.repeated())
         self._base = self.synced = len(self.log)
         self.damaged.clear()

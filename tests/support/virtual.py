@@ -1,15 +1,17 @@
 """An event loop whose clock jumps: it sleeps without waiting, and each seed is one schedule.
 
-Only for code without sockets, threads and processes.
+Only for code without sockets and processes; what a thread would do is done at once.
 """
 
 import asyncio
 import random
 import selectors
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class Deadlock(Exception):
@@ -36,9 +38,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
+        self.set_exception_handler(self._failed)
+        self.failures: list[str] = []
+        """What tasks and callbacks raised and nobody asked for: defects."""
 
     def time(self) -> float:
+        """Seconds since the loop was made."""
         return self._jumping.now
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        """The work of a thread is done here and now: threads run in no order."""
+        del executor
+        future: asyncio.Future[T] = self.create_future()
+        future.set_result(func(*args))
+        return future
+
+    def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.failures.append(f"{context.get('message')}: {context.get('exception')!r}")
 
 
 def run_virtual(main: Callable[[], Coroutine[Any, Any, T]], *, seed: int) -> T:

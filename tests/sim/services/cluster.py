@@ -35,9 +35,9 @@ from services.gateway.engine.peers import Peers
 from services.gateway.engine.rows import ThrottledMetadata
 from tests.sim.plan import MS, SECOND
 from tests.sim.services.judge import Judge
-from tests.sim.services.metadata import URL, Metadata
+from tests.sim.services.metadata import URL, Metadata, tokens_of
 from tests.sim.services.net import Answer, Net, Process, Request, Session
-from tests.sim.services.node import Bookies, Node, tokens_of
+from tests.sim.services.node import Bookies, Node
 
 Work = Callable[[], Awaitable[None]]
 

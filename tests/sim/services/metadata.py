@@ -8,7 +8,7 @@ Attempts, tombstones, the repair queue and leases behave as its SQL says; tests/
 import asyncio
 import re
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -57,7 +57,7 @@ from quorumlog.wire.repair_bodies import (
     RepairsAdd,
     RepairSettings,
 )
-from quorumlog.wire.witnesses import HEADER, from_header, to_header
+from quorumlog.wire.witnesses import HEADER, from_header, to_header, token_of
 from services.metadata.memory import Memory, Presented
 from tests.sim.plan import SECOND
 from tests.sim.services.net import Answer, Net, Process, Request
@@ -145,8 +145,8 @@ class Metadata(Process):
         return told
 
     def _check(self, presented: Presented) -> None:
+        self._restores.heard(tokens_of(presented.witnesses))
         tokens = self.memory.presented(presented)
-        self._restores.heard(tokens)
         wanted = {*self.memory.wanted, *tokens}
         found = (token for token in sorted(wanted) if token in self.tables.attempts)
         self.memory.compare(wanted, found, holder=presented.holder)
@@ -301,8 +301,8 @@ class Metadata(Process):
             row = self.tables.rows[ledger_id]
             if row is None or ledger_id <= after or query.get("state", row.state) != row.state:
                 continue
-            wanted, members = query.get("bookie"), row.to_core().all_members
-            if wanted is None or wanted in members or wanted in map(member_name, members):
+            wanted = query.get("bookie")
+            if wanted is None or wanted in _names_of(row):
                 found.append(row)
         page = found[:limit]
         return LedgerList(
@@ -483,6 +483,18 @@ class Metadata(Process):
             held = self.tables.leases[name] = Held(body.holder, token, now + ttl)
         left_s = (held.expires_at - now) / SECOND
         return Lease(name=name, holder=held.holder, token=held.token, expires_in_s=left_s)
+
+
+def tokens_of(witnesses: Iterable[str]) -> set[str]:
+    """The tokens that sound witnesses stand for."""
+    return {token for w in witnesses if (token := token_of(CLUSTER_ID, w)) is not None}
+
+
+def _names_of(row: LedgerRow) -> set[str]:
+    """The bookies that a row names, with their incarnations and without."""
+    members = {member for fragment in row.fragments for member in fragment.bookies}
+    members |= {repair.target for repair in row.repairs}
+    return members | set(map(member_name, members))
 
 
 def _memory() -> Memory:

@@ -18,8 +18,8 @@ import aiohttp
 from quorumlog.errors import QuorumLogError
 from quorumlog.wire.problems import to_bytes
 from tests.sim.plan import MS, SECOND
-from tests.sim.services.loop import VirtualLoop
 from tests.sim.services.plan import ServicePlan
+from tests.support.virtual import VirtualLoop
 
 _LONGEST_S: Final = 600.0
 

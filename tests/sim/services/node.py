@@ -7,7 +7,7 @@ hits all of them at once.
 import contextlib
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -32,17 +32,19 @@ from quorumlog.protocol.ranges import Ranges, names
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import LacAsked, LacTold, RunStored
 from quorumlog.wire.bodies import BookieInfo, BookieState
-from quorumlog.wire.witnesses import token_of
 from services.bookie.collect import Collector, MetadataRows
 from services.bookie.store import Store
 from tests.sim.bookie import SimBookie, Watcher
 from tests.sim.plan import SECOND
-from tests.sim.services.metadata import CLUSTER_ID, URL
+from tests.sim.services.metadata import CLUSTER_ID, URL, tokens_of
 from tests.sim.services.net import Answer, Net, Process, Request, Session
 
 if TYPE_CHECKING:
     from tests.sim.services.judge import Judge
 
+
+CALM_S = 3.0
+"""Between two looks of a collector, at least, once the faults are over."""
 
 CONFIRM_S = 1.0
 """Between two exchanges of witnesses: the bookie's `heartbeat_s`."""
@@ -203,17 +205,13 @@ class Node(Process):
     def _collect(self) -> None:
         """A collector of its own for each life of the process."""
         client = self.client = MetadataClient([URL], cast("Any", Session(self)))
-        client.witnesses = self.load()
+        client.witnesses = self.kept
         rows = MetadataRows(client, partial(setattr, self, "kept"))
         if self.net.plan.has_restores:
             _ = self.spawn(self._remember(rows))
         every_s, grace_s = self.net.plan.collect
         collector = _Collector(cast("Store", _Held(self)), rows, CLUSTER_ID, grace_s=grace_s)
         _ = self.spawn(self._run(collector, every_s))
-
-    def load(self) -> tuple[str, ...]:
-        """What this bookie remembers of the database when it starts."""
-        return self.kept
 
     async def _remember(self, rows: MetadataRows) -> None:
         """As the bookie's runtime does: it keeps what the database is known to have answered."""
@@ -224,7 +222,8 @@ class Node(Process):
 
     async def _run(self, collector: Collector, every_s: float) -> None:
         while True:
-            await self.net.pause(every_s)
+            # What happens between two looks counts in the storm only.
+            await self.net.pause(max(every_s, CALM_S) if self.net.is_healed else every_s)
             try:
                 await collector.round()
             except QuorumLogError as error:
@@ -260,11 +259,6 @@ def _digest(
         "damaged": [(e, e) for e in damaged if e % modulus == residue],
         "digest": "",
     }
-
-
-def tokens_of(witnesses: Iterable[str]) -> set[str]:
-    """The tokens that sound witnesses stand for."""
-    return {token for w in witnesses if (token := token_of(CLUSTER_ID, w)) is not None}
 
 
 class _Held:

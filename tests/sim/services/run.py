@@ -35,7 +35,6 @@ from services.gateway.interface import Appended, LedgerOptions
 from tests.sim.plan import SECOND
 from tests.sim.services.cluster import Cluster
 from tests.sim.services.judge import Judge
-from tests.sim.services.loop import VirtualLoop
 from tests.sim.services.metadata import outcome_of
 from tests.sim.services.net import Net, Process
 from tests.sim.services.node import held_ids
@@ -44,6 +43,7 @@ from tests.sim.shrink import shrunk
 from tests.sim.world import Violation, judged
 from tests.support import invariants
 from tests.support.history import check
+from tests.support.virtual import VirtualLoop
 
 CALM_S = 400.0
 """Virtual time that a healed cluster gets: repairs that failed in the storm wait for minutes."""
@@ -304,10 +304,10 @@ class Run:
         await self._calm()
         self._judge_the_end()
 
-    async def _until(self, is_done: Callable[[], bool]) -> None:
+    async def _until(self, is_done: Callable[[], bool], *, every_s: float = 0.05) -> None:
         while not is_done():
             self._raise_failures()
-            await self.net.pause(0.05)
+            await self.net.pause(every_s)
         self._raise_failures()
 
     def _raise_failures(self) -> None:
@@ -336,7 +336,8 @@ class Run:
             await self._close_for_good(ledger_id)
         tables = self.cluster.metadata.tables
         end = self.loop.time() + CALM_S
-        await self._until(lambda: self._is_at_rest() or self.loop.time() > end)
+        # All copies are looked at each time, which takes as long as seconds of the cluster's life.
+        await self._until(lambda: self._is_at_rest() or self.loop.time() > end, every_s=1.0)
         left = [f"{key} {item.ranges} {item.detail}" for key, item in tables.repairs.items()]
         lacking = [left, *self._wrong_copies()[:3]]
         judged(invariants.copies_come_back([] if self._is_at_rest() else lacking))
