@@ -156,9 +156,7 @@ class Worker:
 
     @contextlib.asynccontextmanager
     async def _renewing(self, item: Repair) -> AsyncIterator[None]:
-        """Renew the claim on an item during the block. Two workers on one item lose nothing, and
-        copy twice.
-        """
+        """Renew an item's claim during the block. Two workers on one item only copy twice."""
 
         async def renew() -> None:
             while True:

@@ -243,9 +243,7 @@ def join(found: list[tuple[Part, Bytes]], first: int, last: int, bytes_max: int)
 
 
 def _plain_heads(found: list[tuple[Part, Bytes]]) -> list[tuple[int, int]] | None:
-    """Count and first id of each run if an entry's index follows from its id (no holes, one digest
-    kind), else None.
-    """
+    """Count and first id of each run without holes, all of one digest kind; else None."""
     heads = []
     only_kind = None
     for part, body in found:

@@ -218,7 +218,7 @@ class Limbo:
         self._queued_at.update(dict.fromkeys(keys, now))
 
     async def _try_to_leave(self, ledger_id: int) -> None:
-        """End a ledger's limbo if every expected entry is here; else queue the missing ones."""
+        """End a ledger's limbo if every expected entry is here; else queue missing ones."""
         checked = 0
         missing: Ranges = ()
         status, row = await self._rows.read(ledger_id)

@@ -70,7 +70,5 @@ class Moves:
         await self._pending.wait_synced(ledger)
 
     async def rewrite_deleted(self, ledger_ids: Sequence[int]) -> None:
-        """Rewrite the deletion of these ledgers as one record (rule 16a); on disk when it returns.
-        The index already knows them.
-        """
+        """Rewrite deletions that the index knows as one record (rule 16a); on disk at return."""
         await self._pending.write(packed(ledger_ids))

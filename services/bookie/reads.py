@@ -59,9 +59,7 @@ class Reads:
     def note_read(
         self, ledger: Ledger, first: int, last: int, parts: list[Part], bytes_max: int
     ) -> bool:
-        """Note a read of first..last, which `parts` contain, and read ahead for a sequential reader
-        that has to wait for the disk. True: the range was read ahead.
-        """
+        """Note a read, and read ahead for a sequential reader. True: the range was read ahead."""
         is_in_order = ledger.read_to == first - 1
         ledger.read_to = last
         if not is_in_order:

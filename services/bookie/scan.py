@@ -1,4 +1,4 @@
-"""Reading a whole segment in little memory: its valid stretches, and the ledgers they name.
+"""Reading a whole segment in little memory: valid stretches, and the ledgers they name.
 
 Unlike a replay, a scan continues behind damage at the next valid batch.
 """

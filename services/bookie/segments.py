@@ -83,9 +83,7 @@ class Segments:
         return int(_FIRST.unpack(data)[0])
 
     def remove_leftovers(self) -> None:
-        """Remove unfinished segments, in which nothing was ever acknowledged, and finish
-        interrupted removals. Raises LogDamaged.
-        """
+        """Remove unfinished segments, and finish interrupted removals. Raises LogDamaged."""
         for path in self.directory.glob("*.new"):
             path.unlink()
         for segment in self.gone():

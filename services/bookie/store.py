@@ -351,9 +351,7 @@ class Store:
         self.moves.drop(ledger_id, keep_stub=keep_stub)
 
     def withhold(self, ledger_id: int, *, withheld: bool) -> None:
-        """Answer nothing about a ledger while its drop is decided (or answer again). Otherwise a
-        repair that names this bookie just now might find entries that are about to go.
-        """
+        """Answer nothing about a ledger while its drop is decided, lest a repair count on it."""
         if withheld:
             self._withheld.add(ledger_id)
         else:

@@ -175,9 +175,7 @@ def rebuild_index(directory: Directory, *, json: AsJson = False) -> None:
 
 @contextmanager
 def _index_aside(directory: Path) -> Iterator[None]:
-    """Move the index aside, and delete it if the rebuild succeeds. A log that is damaged below the
-    checkpoint cannot be replayed into a new index, while the bookie still starts with the old one.
-    """
+    """Move the index aside, and back if the rebuild fails: the bookie still starts with it."""
     index, aside = directory / "index", directory / "index.aside"
     shutil.rmtree(aside, ignore_errors=True)
     if index.exists():

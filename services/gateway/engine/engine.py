@@ -615,9 +615,7 @@ class Engine:
         return row.writer
 
     async def _prefer_ledger_state(self, error: QuorumLogError, ledger_id: int) -> QuorumLogError:
-        """The ledger's closed or fenced state, if it has one by now, says more than a lost writer.
-        Read from the primary, as any negative.
-        """
+        """The ledger's closed or fenced state, read from the primary, if it has one by now."""
         try:
             row = await self._rows.fresh(ledger_id)
             self._writer_of(row)

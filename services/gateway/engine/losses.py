@@ -1,6 +1,4 @@
-"""Accepting that entries of a CLOSED ledger are lost (rule 31): an operator decides, after it is
-proven that nobody can serve them.
-"""
+"""Accepting a proven loss of a CLOSED ledger's entries (rule 31): an operator decides."""
 
 import logging
 from typing import Final
