@@ -178,6 +178,27 @@ async def test_a_peer_that_does_not_read_is_not_read_from(
     assert seen == set(range(asked))
 
 
+async def test_answers_of_one_moment_are_each_given_in_the_name_that_was_asked(
+    served: Served,
+) -> None:
+    """Rule 4: what an older incarnation is asked is not answered in the new one's name."""
+    await served.add(run_of(7, range(3)))
+    served.store.set_member("b1@2")
+    members = ["b1@1", "b1@2"] * 20
+    answered: dict[int, str] = {}
+    async with served.session.ws_connect(f"{served.url}/v1/channel") as socket:
+        for number, member in enumerate(members):
+            # All arrive before any is answered: this task does not wait in between.
+            await socket.send_bytes(frames.write_lac_request(number, member, 7, 1, KEY))
+        while len(answered) < len(members):
+            message = await socket.receive()
+            name, answers = frames.parse_answers(message.data)
+            assert {answer.status for answer in answers} == {Status.OK}
+            answered |= {answer.request_id: name for answer in answers}
+
+    assert [answered[number] for number in range(len(members))] == members
+
+
 async def test_plain_http_gives_the_same_answers_in_json(served: Served) -> None:
     key = {"X-Ledger-Key": base64.b64encode(KEY).decode()}
     base = f"{served.url}/v1/ledgers/7"

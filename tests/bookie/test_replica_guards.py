@@ -5,7 +5,22 @@ from dataclasses import replace
 import pytest
 
 from quorumlog.protocol.messages import Status
-from quorumlog.protocol.replica import AddAsked, LacAsked, LacKept, LacTold, ask, memory_replica
+from quorumlog.protocol.record import merge
+from quorumlog.protocol.replica import (
+    AddAsked,
+    FenceAsked,
+    HeldEntries,
+    LacAsked,
+    LacKept,
+    LacTold,
+    LedgerFenced,
+    LimboSet,
+    ReadAsked,
+    RunStored,
+    ask,
+    memory_replica,
+    replay,
+)
 from tests.bookie.test_replica import KEY, ME, add, run_of
 
 STRANGERS = pytest.mark.parametrize("member", ["b9@2", "b1@3"], ids=["another", "a later one"])
@@ -71,3 +86,122 @@ def test_a_damaged_copy_is_replaced_by_recovery_and_by_repair(is_repair: bool) -
 
     assert verdict.status is Status.OK
     assert verdict.records
+
+
+# --- incarnations, limbo, what is dropped ----------------------------------------------------
+
+
+@pytest.mark.parametrize("is_fenced", [False, True], ids=["open", "in recovery"])
+def test_a_row_of_another_key_neither_fences_what_is_here_nor_defines_its_key(
+    is_fenced: bool,
+) -> None:
+    """Rules 15 and 30: only limbo, which any loss asks for."""
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(0)))
+
+    verdict = replica.enter_limbo(b"o" * 32, is_fenced=is_fenced)
+
+    assert verdict.records == (LimboSet(1, True),)
+    assert (replica.ledger_key, replica.is_fenced, replica.is_limbo) == (KEY, False, True)
+
+
+def test_the_first_row_of_a_ledger_that_was_lost_defines_its_key_once() -> None:
+    replica = memory_replica(ME)
+
+    assert LacKept(-1, KEY) in replica.enter_limbo(KEY, is_fenced=False).records
+    assert replica.enter_limbo(KEY, is_fenced=False).records == ()
+    assert replica.ledger_key == KEY
+
+
+def test_what_is_moved_is_held_at_its_new_place() -> None:
+    replica = memory_replica(ME)
+    ask(replica, LacTold(ME, 5, KEY))
+
+    record = replica.moved(run_of(0))
+
+    assert record == RunStored(run_of(0), KEY, replaces=True)
+    assert replica.accepted_count == 2
+    assert ask(replica, ReadAsked(ME, 0, 0)).present == ((0, 0),)
+
+
+def test_a_fence_that_a_dropped_copy_leaves_is_told_when_it_is_on_disk() -> None:
+    """I13: not before, and no later than the record that fenced first."""
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(0)))
+    dropped = replica.drop()
+    assert ask(replica, FenceAsked(ME, KEY)).after == dropped.after == 2
+
+    replica = memory_replica(ME)
+    fenced = ask(replica, FenceAsked(ME, KEY))
+    replica.drop()
+    assert ask(replica, FenceAsked(ME, KEY)).after == fenced.after == 1
+
+
+def test_what_is_said_again_is_what_is_known_and_no_more() -> None:
+    replica = memory_replica(ME)
+    assert replica.repeated() == ()
+    assert replica.accepted_count == 0
+
+    ask(replica, LacTold(ME, 5, KEY))
+    assert replica.repeated() == (LacKept(5, KEY),)
+
+    ask(replica, FenceAsked(ME, KEY))
+    replica.set_limbo(limbo=True)
+    before = replica.accepted_count
+    again = replica.repeated()
+    assert again == (LedgerFenced(KEY), LacKept(5, KEY), LimboSet(1, True))
+    assert replica.accepted_count == before + 3
+    replica.synced(before + 3)
+    twin = replay(ME, again)
+    assert (twin.ledger_key, twin.is_fenced, twin.is_limbo) == (KEY, True, True)
+
+
+# --- adds and reads --------------------------------------------------------------------------
+
+
+def test_what_a_driver_read_beside_the_run_is_not_compared() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(0, 3)))
+
+    verdict = replica.step(replace(add(run_of(1)), stored=run_of(0, 3)))
+
+    assert (verdict.status, verdict.records) == (Status.OK, ())
+
+
+def test_what_lies_in_the_holes_of_a_run_need_not_be_read() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(1)))
+    holes = run_of(0, 3).where(lambda entry_id: entry_id != 1)
+    assert holes is not None
+
+    verdict = replica.step(add(holes))
+
+    assert (verdict.status, verdict.compare) == (Status.OK, ())
+
+
+def test_a_bookie_that_defers_acknowledges_a_repeated_add_at_once_too() -> None:
+    """Rule 31."""
+    replica = memory_replica(ME, is_deferred=True)
+    ask(replica, add(run_of(0)))
+
+    assert ask(replica, add(run_of(0))).after == 0
+
+
+def test_a_plain_read_does_not_wait_for_a_fence() -> None:
+    replica = memory_replica(ME)
+    ask(replica, add(run_of(0)))
+    ask(replica, FenceAsked(ME, KEY))
+
+    assert ask(replica, ReadAsked(ME, 0, 0)).after == 0
+
+
+def test_entries_in_memory_change_only_where_a_record_replaces_them() -> None:
+    """As the index of a bookie does: the first copy counts, and a repaired one takes its place."""
+    held = HeldEntries()
+    held.accept(RunStored(run_of(0, 2), KEY))
+
+    held.accept(RunStored(run_of(1, 2, text="y"), KEY))
+    assert held.run(((0, 2),)) == merge([run_of(0, 2), run_of(2, text="y")])
+
+    held.accept(RunStored(run_of(1, text="z"), KEY, replaces=True))
+    assert held.run(((1, 1),)) == run_of(1, text="z")

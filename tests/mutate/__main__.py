@@ -24,7 +24,8 @@ from tests.support.spread import count, interruptible, progress
 TESTS: Final = {
     "shared/quorumlog/protocol": (
         "tests/protocol", "tests/wire", "tests/scenarios", "tests/explore", "tests/sim",
-        "tests/bp46", "tests/support", "tests/bookie/test_replica.py", "tests/regressions",
+        "tests/bp46", "tests/support", "tests/bookie/test_replica.py",
+        "tests/bookie/test_replica_guards.py", "tests/regressions",
     ),
     "services/bookie": ("tests/bookie", "tests/sim", "tests/bp46", "tests/regressions"),
     "services/metadata": ("tests/metadata",),

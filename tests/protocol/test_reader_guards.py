@@ -272,3 +272,11 @@ def test_while_the_row_is_read_for_an_entry_nobody_is_asked_or_heard_about_later
 
     assert bench.do(ReadAnswered(2, B3, read.first, read.last, Status.OK, some(1, 2))) == []
     assert bench.reader.key() == before
+
+
+def test_nobody_else_is_asked_for_an_entry_that_is_here_already() -> None:
+    bench = Bench(STRIPED, last=3)
+
+    bench.gets(0, some(3), 0)
+
+    bench.none(SendRead)

@@ -12,18 +12,21 @@ from quorumlog.protocol.messages import (
     FenceAnswered,
     FindBookies,
     MetadataAnswered,
+    MissedRange,
     ReadAnswered,
+    RecoverRequested,
     SendAdd,
     SendFence,
     SendRead,
+    StartTimer,
     Status,
     Timer,
     TimerFired,
     UpdateMetadata,
 )
 from quorumlog.protocol.metadata import State
-from quorumlog.protocol.recovery import Phase
-from tests.protocol.hands import B1, B2, B3, B4, answer, ledger, run_of
+from quorumlog.protocol.recovery import _AHEAD_RUNS, Phase
+from tests.protocol.hands import B1, B2, B3, B4, B5, answer, ledger, run_of
 from tests.protocol.test_recovery import Bench, reading
 
 
@@ -254,3 +257,164 @@ def test_nothing_comes_of_what_arrives_after_the_end() -> None:
     assert bench.do(BookiesFound(1, (B4,))) == []
     row = replace(done.metadata, state=State.IN_RECOVERY, last_entry=None, length=None)
     assert bench.do(MetadataAnswered(update.attempt, CasStatus.CONFLICT, row)) == []
+
+
+def test_a_recovery_begins_once() -> None:
+    bench = Bench(ledger(state=State.IN_RECOVERY))
+    bench.start()
+    before = bench.recovery.key()
+
+    assert bench.do(RecoverRequested(bench.row)) == []
+    assert bench.recovery.key() == before
+
+
+def test_a_timer_that_nobody_started_or_that_comes_after_the_end_means_nothing() -> None:
+    for timer in Timer:
+        bench = reading()
+        before = bench.recovery.key()
+        assert bench.do(TimerFired(timer, 5)) == []
+        assert bench.recovery.key() == before
+
+    bench = reading()
+    bench.reads_at(0, run_of(b"abc"), absent_from=1)
+    bench.reads_at(1, absent_from=0)
+    bench.wrote(0, 1)  # a moment is given to the third
+    bench.wrote(2)
+    bench.cas()
+    bench.one(Closed)
+    before = bench.recovery.key()
+    for timer in Timer:
+        assert bench.do(TimerFired(timer, 1)) == []
+    assert bench.recovery.key() == before
+
+
+def test_an_answer_about_another_range_is_not_taken() -> None:
+    bench = reading()
+    read = bench.reads[0]
+    before = bench.recovery.key()
+
+    short = ReadAnswered(0, read.member, read.first, read.first, Status.NO_ENTRY)
+
+    assert bench.do(short) == []
+    assert bench.recovery.key() == before
+
+
+def test_a_bookie_that_acknowledges_only_some_of_what_is_written_back_is_silent() -> None:
+    bench = reading(None, -1, -1, -1, read_entries=1)
+    bench.reads_at(0, run_of(b"a"))
+    bench.wrote(0)
+    bench.reads_at(0, run_of(b"b", first=1, before=1))
+    bench.wrote(0, 1)  # entry 1; bookie 1 has not answered for entry 0, bookie 2 for neither
+
+    bench.do(TimerFired(Timer.ADD, 1))
+
+    find = bench.one(FindBookies)
+    assert (find.ensemble, set(find.exclude)) == ((B1,), {B1, B2, B3})
+
+
+def test_what_a_replaced_bookie_missed_is_handed_over_under_its_own_name() -> None:
+    bench = reading(ledger(4, 4, 2), -1, -1, -1, -1, read_entries=1)
+    bench.reads_at(0, run_of(b"a"))
+    slow = bench.adds[2]
+    bench.wrote(0, 1)
+    bench.wrote(3, status=Status.UNKNOWN)
+    bench.reads_at(0, run_of(b"b", first=1, before=1))
+    bench.wrote(0, 1, status=Status.UNKNOWN)
+    bench.do(BookiesFound(bench.one(FindBookies).attempt, (B5, "b6@1", "b7@1")))
+    bench.keep()
+
+    bench.do(answer(slow))
+    bench.keep()
+    bench.wrote(0, 1, 2, 3)
+    for position in (0, 1, 2):
+        bench.reads_at(position, absent_from=2)
+
+    update = bench.one(UpdateMetadata)
+    assert [fragment.first_entry for fragment in update.metadata.fragments] == [0, 1]
+    assert update.missed == (MissedRange(B4, 0, 0),)
+
+
+def test_a_length_that_only_lost_members_know_is_not_waited_for() -> None:
+    """Rule 14: of a whole fragment nobody is left to be asked."""
+    lost = (B1, B2, B3)
+    row = ledger(
+        fragments=((0, lost), (2, (B4, B5, "b6@1"))), state=State.IN_RECOVERY, declared_lost=lost
+    )
+    bench = Bench(row)
+    bench.start()
+    bench.fenced(1, 1, 1)
+    bench.reads_at(0, absent_from=2)
+    bench.reads_at(1, absent_from=2)
+
+    closed = bench.one(UpdateMetadata).metadata
+    assert (closed.last_entry, closed.length, closed.may_lack_entries) == (1, 0, True)
+
+
+def test_what_a_silent_bookie_misses_is_one_range_and_not_one_for_each_entry() -> None:
+    bench = reading(None, -1, -1, -1, read_entries=1)
+    for entry_id in range(5):
+        bench.reads_at(0, run_of(b"x", first=entry_id, before=entry_id))
+        if entry_id == 0:
+            bench.wrote(2, status=Status.UNKNOWN)
+        bench.wrote(0, 1)
+
+    assert bench.recovery._window.missed == []
+    assert bench.recovery._missed == (MissedRange(B3, 0, 4),)
+
+
+def test_a_recovery_that_fails_closes_nothing() -> None:
+    bench = reading()
+    bench.reads_at(0, run_of(b"a"))
+
+    bench.wrote(1, status=Status.CONFLICT)
+
+    assert bench.one(Failed).code == "recovery-blocked"
+    bench.none(UpdateMetadata, SendRead)
+
+
+def test_reading_is_ahead_of_writing_by_a_few_runs_only() -> None:
+    bench = reading(None, -1, -1, -1, read_entries=1)
+    count = 0
+    while bench.reads[0].first == count:
+        bench.reads_at(0, run_of(b"x", first=count, before=count))
+        count += 1
+    assert count == _AHEAD_RUNS
+
+    bench.wrote(0, 1)
+    bench.none(SendRead)  # the last one alone confirms nothing
+
+
+def test_a_slow_bookie_does_not_hold_up_reading() -> None:
+    bench = reading(None, -1, -1, -1, read_entries=1)
+    for entry_id in range(_AHEAD_RUNS + 2):
+        bench.reads_at(0, run_of(b"x", first=entry_id, before=entry_id))
+        bench.wrote(0, 1)
+
+    assert bench.reads[0].first == _AHEAD_RUNS + 2
+
+
+def test_one_moment_is_given_to_a_slow_bookie() -> None:
+    bench = reading()
+    bench.reads_at(0, run_of(b"a", b"b"), absent_from=2)
+    bench.reads_at(1, absent_from=0)
+    bench.wrote(0, 1)
+    assert [timer.timer for timer in bench.all(StartTimer)].count(Timer.HEDGE) == 1
+
+    bench.wrote(1)
+
+    bench.none(StartTimer, UpdateMetadata)
+
+
+def test_only_its_own_timer_has_the_close_asked_for_again() -> None:
+    bench = reading()
+    bench.reads_at(0, run_of(b"abc"), absent_from=1)
+    bench.reads_at(1, absent_from=0)
+    bench.wrote(0, 1, 2)
+    update = bench.one(UpdateMetadata)
+    other = bench.recovery.copy()
+    assert bench.do(TimerFired(Timer.ADD, 1)) == []
+
+    bench.machine = bench.recovery = other
+    bench.cas(CasStatus.UNKNOWN)
+    assert bench.do(TimerFired(Timer.ADD, 1)) == []
+    assert bench.do(TimerFired(Timer.RETRY)) == [update]

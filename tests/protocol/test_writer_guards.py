@@ -381,3 +381,115 @@ def test_a_row_that_came_with_a_lost_race_does_not_stand_for_the_one_that_a_fenc
     bench.cas(CasStatus.CONFLICT, replace(bench.writer.metadata, version=5))
 
     bench.one(ReadMetadata)
+
+
+def test_a_row_is_being_closed_only_while_its_close_is_under_way() -> None:
+    bench, update = changing()
+    assert not bench.writer.is_closing_row
+    bench.cas(row=applied(update))
+    bench.ok(0, 0, 1, 2)
+
+    bench.do(CloseRequested())
+
+    assert bench.writer.is_closing_row
+    bench.cas(row=applied(bench.one(UpdateMetadata)))
+    assert not bench.writer.is_closing_row
+
+
+def test_what_a_bookie_has_not_acknowledged_of_what_is_confirmed_is_missed() -> None:
+    """Rule 8: others may end the ledger before the bookie answers."""
+    bench = Bench()
+    bench.append()
+    bench.append()
+    bench.ok(0, 0, 1)
+
+    assert bench.writer.missed == (MissedRange(B3, 0, 0),)
+    bench.ok(0, 2)
+    assert bench.writer.missed == ()
+
+
+def test_a_bookie_that_answers_while_it_is_replaced_is_sent_nothing_more() -> None:
+    """Rule 7."""
+    bench, _ = changing()
+    bench.do(answer(bench.adds[0, 0]))
+
+    assert [add.position for add in bench.append()] == [1, 2]
+
+
+def test_a_second_failure_of_a_bookie_that_is_down_starts_no_second_search() -> None:
+    bench = Bench()
+    bench.append()
+    bench.append()
+    bench.fails(0, 2)
+    bench.found()
+
+    bench.fails(1, 2)
+
+    bench.none(FindBookies)
+
+
+def test_a_bookie_in_whose_place_another_was_chosen_does_not_come_back_too() -> None:
+    bench = Bench()
+    bench.append()
+    bench.fails(0, 2)
+    bench.append()
+
+    bench.found(B4, B3)
+
+    assert bench.one(UpdateMetadata).metadata.last_fragment.bookies == (B1, B2, B4)
+    bench.none(SendAdd)
+
+
+def test_a_new_member_that_is_sent_what_was_confirmed_meanwhile_does_not_miss_it() -> None:
+    bench, update = changing()
+    bench.ok(0, 1, 2)
+    bench.cas(row=applied(update))
+    bench.ok(0, 0)
+
+    bench.do(CloseRequested())
+
+    assert bench.one(UpdateMetadata).missed == ()
+
+
+def test_a_change_that_outlived_the_handle_leaves_nothing_missed_of_what_was_not_confirmed() -> (
+    None
+):
+    bench, update = changing()
+    bench.do(TimerFired(Timer.QUORUM, 0))
+
+    bench.cas(row=applied(update))
+
+    assert bench.one(UpdateMetadata).missed == ()
+
+
+def test_a_timer_that_nobody_started_means_nothing() -> None:
+    for timer in Timer:
+        bench = Bench()
+        before = bench.writer.key()
+        assert bench.do(TimerFired(timer, 5)) == []
+        assert bench.writer.key() == before
+
+
+def test_silence_after_the_end_asks_for_nothing() -> None:
+    bench = Bench()
+    bench.append()
+    bench.ok(0, 0, 1)
+    bench.do(CloseRequested())
+    bench.do(TimerFired(Timer.HEDGE))
+    bench.cas(row=applied(bench.one(UpdateMetadata)))
+    assert bench.writer.state is WriterState.CLOSED
+    is_degraded = bench.writer.is_degraded
+
+    assert bench.do(TimerFired(Timer.ADD, 1)) == []
+    assert bench.writer.is_degraded is is_degraded
+
+
+def test_only_its_own_timer_has_a_change_asked_for_again() -> None:
+    bench = Bench()
+    bench.append()
+    bench.do(TimerFired(Timer.QUORUM, 0))
+    update = bench.one(UpdateMetadata)
+    bench.cas(CasStatus.UNKNOWN)
+
+    assert bench.do(TimerFired(Timer.ADD, 1)) == []
+    assert bench.do(TimerFired(Timer.RETRY)) == [update]
