@@ -21,6 +21,9 @@ _ONLY_IN: dict[str, str | tuple[str, ...]] = {
 }
 """Who may import a package that the others must not know."""
 
+_WITHIN = ("quorumlog", "local", "jobs")
+"""The library as a whole, a folder that uses nothing of ours, and programs within `spark`."""
+
 _READS_ENVIRONMENT = ("config.py", "embedded.py", "cli.py")
 """embedded.py hands ours on to Postgres's tools; the command line has its own settings."""
 
@@ -52,6 +55,18 @@ def test_every_module_says_why_it_exists() -> None:
         name_of(path)
         for path in sources(*_CODE, "tests")
         if (text := path.read_text()).strip() and not ast.get_docstring(ast.parse(text))
+    ]
+
+    assert not silent
+
+
+def test_every_folder_says_what_it_is_for_and_what_it_may_use() -> None:
+    silent = [
+        name_of(path)
+        for path in sources("shared/quorumlog", "services")
+        if path.name == "__init__.py"
+        and path.parent.name not in _WITHIN
+        and "ay use" not in (ast.get_docstring(ast.parse(path.read_text())) or "")
     ]
 
     assert not silent
