@@ -79,12 +79,12 @@ class Log:
         epoch: int | None = None,
         since: int | None = None,
     ) -> Producer:
-        """A producer, which appends exactly once whatever process dies. A producer of the same id with a
-        higher epoch ends older ones; the default epoch is the wall clock's time.
+        """A producer, which appends exactly once whatever process dies. A producer of the same id with
+        a higher epoch ends older ones; the default epoch is the wall clock's time.
 
-        `since`: the log's `next_offset` before the producer of this id and epoch sent its first request.
-        With the default epoch the first append reads `since` from the log. A caller that gives an
-        epoch may have sent requests under that epoch before, and gives the `since` of that time;
+        `since`: the log's `next_offset` before the producer of this id and epoch sent its first
+        request. With the default epoch the first append reads `since` from the log. A caller that gives
+        an epoch may have sent requests under that epoch before, and gives the `since` of that time;
         without `since`, a log that has forgotten any producer refuses producers that it does not know
         with ExpiredProducer: begin a new epoch then.
         """

@@ -7,8 +7,8 @@ T = TypeVar("T")
 
 
 class Paged(AsyncIterator[T], Generic[T]):
-    """Iterates over the items of pages, in order, or over whole pages (`pages`), for callers that handle
-    many items at once. Use one of the two.
+    """Iterates over the items of pages, in order, or over whole pages (`pages`), for callers that
+    handle many items at once. Use one of the two.
     """
 
     def __init__(self, pages: AsyncGenerator[Sequence[T], None]) -> None:

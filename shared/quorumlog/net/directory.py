@@ -1,5 +1,5 @@
-"""The bookies of the cluster, as the metadata service last listed them: addresses, and which ones may be
-chosen for new places.
+"""The bookies of the cluster, as the metadata service last listed them: addresses, and which ones may
+be chosen for new places.
 
 Liveness only proposes (I31): an old list may slow things down and loses nothing. Addresses are kept
 for ever, since a bookie that is listed as lost may still answer.
@@ -77,8 +77,8 @@ class Directory:
         return self._addresses.get(name)
 
     def writable(self) -> tuple[str, ...]:
-        """Live members that take entries, in a new random order each time, so that load spreads: members
-        with more room come first more often, members in quarantine last.
+        """Live members that take entries, in a new random order each time, so that load spreads:
+        members with more room come first more often, members in quarantine last.
         """
         order = {
             bookie.id: (

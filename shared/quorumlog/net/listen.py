@@ -211,7 +211,7 @@ class _Connection(RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer; aiohttp's exceptions from outside all middlewares become problem documents."""
+        """Send an answer; exceptions from outside all middlewares become problem documents."""
         if isinstance(resp, web.HTTPException):
             instance = request_id(request.headers.get(header.REQUEST_ID))
             resp = problem_response(error_of_http(resp, request.method, request.path), instance)

@@ -56,7 +56,8 @@ class LogClient:
         return self._core(row), True
 
     async def cas(self, log: LogMetadata) -> tuple[bool, LogMetadata]:
-        """Replace a row: whether that was done, and the row as it is then. Returns once that is settled.
+        """Replace a row: whether that was done, and the row as it is then. Returns once that is
+        settled.
 
         Raises: NoSuchLog, InvalidRequest; MetadataUnavailable only where nothing was sent.
         """

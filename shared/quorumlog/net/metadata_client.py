@@ -337,8 +337,8 @@ class MetadataClient:
     # Witnesses of the database.
 
     async def confirm(self) -> None:
-        """Present the remembered witnesses, and remember those of the service. Raises: DatabaseWentBack,
-        MetadataUnavailable.
+        """Present the remembered witnesses, and remember those of the service. Raises:
+        DatabaseWentBack, MetadataUnavailable.
         """
         await self.ask("POST", "/v1/witnesses", gives=WitnessState)
 

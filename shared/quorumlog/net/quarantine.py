@@ -42,7 +42,7 @@ class Quarantine:
         self._until: dict[str, float] = {}
 
     def failed(self, name: str) -> None:
-        """Count a failure: a bookie broke the connection, was silent, or sent an answer that is none."""
+        """Count a failure: a broken connection, silence, or an answer that nobody asked for."""
         rule, now = self._rule, self._clock()
         if not rule.failures or len(self._failed_at) >= _BOOKIES_MAX:
             return

@@ -84,8 +84,8 @@ class ServiceSettings(BaseModel):
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self:
-        """The settings of an environment; an empty variable counts as absent, and a list is written with
-        commas. Ends the process with one line for each wrong setting.
+        """The settings of an environment; an empty variable counts as absent, and a list is written
+        with commas. Ends the process with one line for each wrong setting.
         """
         values: dict[str, Any] = {}
         for name, field in cls.model_fields.items():

@@ -28,7 +28,7 @@ from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 from quorumlog.wire.witnesses import WITNESS
 
 SERVICE_ID_MAX = 2**53 - 1
-"""The greatest id that the service assigns: exact in every JSON reader (docs/guides/http.md, Bounds)."""
+"""The greatest id that the service assigns: exact in JSON readers (docs/guides/http.md, Bounds)."""
 
 LOST_RANGES_MAX = 1000
 """Ranges of entries that may be given up in one ledger, so that a row stays small (taste)."""
@@ -384,8 +384,8 @@ class CookieRow(Body):
     version: Version
     cookie: Cookie
     log_end: Annotated[int, Field(ge=0, le=ID_MAX)] = 0
-    """How far the log of this instance was on disk, by the last report of its process; a directory whose
-    log ends earlier went back (a snapshot)."""
+    """How far the log of this instance was on disk, by the last report of its process; a directory
+    whose log ends earlier went back (a snapshot)."""
 
 
 class LogEnd(Body):
@@ -461,8 +461,8 @@ class BookieList(Body):
     bookies: tuple[BookieInfo, ...]
     stale: bool = False
     liveness_age_s: float = 0.0
-    """How long liveness has been recorded without a break: shorter than a grace period, a missing bookie
-    proves nothing (rule 21)."""
+    """How long liveness has been recorded without a break: shorter than a grace period, a missing
+    bookie proves nothing (rule 21)."""
 
 
 class ServiceHeartbeat(Body):

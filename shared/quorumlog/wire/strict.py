@@ -54,8 +54,8 @@ def check_strings(data: bytes | bytearray, count: int) -> None:
 
 
 def count_strings(data: bytes | bytearray, value: Any) -> int:
-    """How many strings a value of `data` has, keys included. Raises BadRequest where the value is nested
-    too deeply, or has an integer that lost digits.
+    """How many strings a value of `data` has, keys included. Raises BadRequest where the value is
+    nested too deeply, or has an integer that lost digits.
     """
     count, depth, level = 0, 0, [value]
     while level:
