@@ -39,10 +39,10 @@ class HoldingsClient:
                 last = min(high, first + _SPAN - 1)
                 ids = range(first, last + 1)
                 members = tuple({m: None for e in ids for m in loss.holders(row, e)})
-                told = await asyncio.gather(
+                found_by = await asyncio.gather(
                     *(self._ask(member, row.ledger_id, first, last) for member in members)
                 )
-                for found in loss.answers(row, ids, dict(zip(members, told, strict=True))):
+                for found in loss.answers(row, ids, dict(zip(members, found_by, strict=True))):
                     yield found
 
     async def lost(self, row: LedgerMetadata, ranges: Ranges) -> tuple[Answers, ...]:
@@ -83,13 +83,13 @@ class HoldingsClient:
             ) as response:
                 if response.status != 200:
                     return None
-                told = DigestsBody.model_validate_json(await response.read())
-            (part,) = told.digests
+                answer = DigestsBody.model_validate_json(await response.read())
+            (part,) = answer.digests
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None
-        if (told.ledger_id, part.first, part.last) != (ledger_id, first, last):
+        if (answer.ledger_id, part.first, part.last) != (ledger_id, first, last):
             return None
-        return Holding(part.present, part.damaged) if _speaks_for(told.bookie, member) else None
+        return Holding(part.present, part.damaged) if _speaks_for(answer.bookie, member) else None
 
 
 def _speaks_for(bookie: str, member: str) -> bool:

@@ -442,11 +442,11 @@ class MetadataClient:
             raise _Unsettled(NOT_DONE, f"{url}: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _Unsettled(UNKNOWN, f"{url}: {error!r}") from error
-        told = from_header(response.headers.get(HEADER, ""))
-        is_proven = bool(presented and told)
-        if told:
+        witnesses = from_header(response.headers.get(HEADER, ""))
+        is_proven = bool(presented and witnesses)
+        if witnesses:
             kept = (witness for witness in self.witnesses if witness not in presented)
-            self.witnesses = tuple(dict.fromkeys((*kept, *told)))[-_WITNESSES_MAX:]
+            self.witnesses = tuple(dict.fromkeys((*kept, *witnesses)))[-_WITNESSES_MAX:]
         if response.status < 400:
             found = _parsed(gives, response.status, answered)
             if found is None:

@@ -73,14 +73,12 @@ class ServiceSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = Field(default="127.0.0.1", description="where to listen; 0.0.0.0 in containers")
-    port: int = Field(ge=1, le=65535, description="where to listen; fixed, as others are told it")
+    port: int = Field(ge=1, le=65535, description="where to listen; fixed, since others know it")
     advertised_url: str = Field(
         default="", description="how others reach this process; from host and port"
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    drain_s: float = Field(
-        default=20.0, gt=0, description="for what is in flight when it is told to end"
-    )
+    drain_s: float = Field(default=20.0, gt=0, description="for requests in flight at shutdown")
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self:

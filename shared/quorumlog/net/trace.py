@@ -50,10 +50,10 @@ def begin(request_id: str, traceparent: str | None) -> None:
 def in_logs() -> dict[str, str]:
     """The fields of a log line about the current request's trace."""
     request_id, trace = _request.get(), _trace.get()
-    told = {} if request_id is None else {"request_id": request_id}
+    fields = {} if request_id is None else {"request_id": request_id}
     if trace is not None:
-        told |= {"trace_id": trace.trace_id, "span_id": trace.span_id}
-    return told
+        fields |= {"trace_id": trace.trace_id, "span_id": trace.span_id}
+    return fields
 
 
 def config() -> aiohttp.TraceConfig:

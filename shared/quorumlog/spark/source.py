@@ -142,12 +142,12 @@ class PruningReader(Reader):
 def _note(load: str, pruning: Pruning) -> None:
     """Note a load's pruning at the driver, for all of its planning processes."""
     place = Path(SparkFiles.getRootDirectory()) / f"quorumlog-{load}"
-    told = hashlib.sha256(repr(pruning).encode()).hexdigest()
+    digest = hashlib.sha256(repr(pruning).encode()).hexdigest()
     try:
         # A symbolic link: it exists with its whole text or not at all.
-        place.symlink_to(told)
+        place.symlink_to(digest)
     except FileExistsError:
-        if str(place.readlink()) != told:
+        if str(place.readlink()) != digest:
             raise OneFilter(
                 "this frame was read with another filter, and Spark keeps one plan for each load: "
                 "load again for each filter, or leave pushFilters out"
