@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from quorumlog import header
+
 _ROOT = Path(__file__).resolve().parent.parent
 _CODE = ("shared", "services", "loadtest")
 
@@ -78,6 +80,23 @@ def test_packages_are_imported_where_they_belong() -> None:
         for path in sources(*_CODE)
         for module in imported(path)
         if not name_of(path).startswith(_ONLY_IN.get(module.partition(".")[0], ""))
+    ]
+
+    assert not strays
+
+
+def test_headers_of_ours_are_named_in_one_place() -> None:
+    """Except where a gateway describes them to people, and names them in what it refuses."""
+    ours = {value for name, value in vars(header).items() if name.isupper()}
+    home = _ROOT / "shared/quorumlog/header.py"
+
+    strays = [
+        (name_of(path), node.value)
+        for path in sources("shared", "services")
+        if path != home
+        and not name_of(path).startswith(("services/gateway/edge", "services/gateway/logs"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in ours
     ]
 
     assert not strays
