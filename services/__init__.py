@@ -1,1 +1,4 @@
-"""The services of quorumlog: they meet over HTTP only."""
+"""The processes of a cluster. They meet over HTTP, and none imports another.
+
+Each may use `quorumlog.net`, `wire` and `protocol`, and nothing that is for users.
+"""

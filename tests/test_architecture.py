@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from quorumlog import header
+
 _ROOT = Path(__file__).resolve().parent.parent
 _CODE = ("shared", "services", "loadtest")
 
@@ -20,6 +22,9 @@ _ONLY_IN: dict[str, str | tuple[str, ...]] = {
     "locust": ("loadtest",),
 }
 """Who may import a package that the others must not know."""
+
+_WITHIN = ("quorumlog", "local", "jobs")
+"""The library as a whole, a folder that uses nothing of ours, and programs within `spark`."""
 
 _READS_ENVIRONMENT = ("config.py", "embedded.py", "cli.py")
 """embedded.py hands ours on to Postgres's tools; the command line has its own settings."""
@@ -57,12 +62,41 @@ def test_every_module_says_why_it_exists() -> None:
     assert not silent
 
 
+def test_every_folder_says_what_it_is_for_and_what_it_may_use() -> None:
+    silent = [
+        name_of(path)
+        for path in sources("shared/quorumlog", "services")
+        if path.name == "__init__.py"
+        and path.parent.name not in _WITHIN
+        and "ay use" not in (ast.get_docstring(ast.parse(path.read_text())) or "")
+    ]
+
+    assert not silent
+
+
 def test_packages_are_imported_where_they_belong() -> None:
     strays = [
         (name_of(path), module)
         for path in sources(*_CODE)
         for module in imported(path)
         if not name_of(path).startswith(_ONLY_IN.get(module.partition(".")[0], ""))
+    ]
+
+    assert not strays
+
+
+def test_headers_of_ours_are_named_in_one_place() -> None:
+    """Except where a gateway describes them to people, and names them in what it refuses."""
+    ours = {value for name, value in vars(header).items() if name.isupper()}
+    home = _ROOT / "shared/quorumlog/header.py"
+
+    strays = [
+        (name_of(path), node.value)
+        for path in sources("shared", "services")
+        if path != home
+        and not name_of(path).startswith(("services/gateway/edge", "services/gateway/logs"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in ours
     ]
 
     assert not strays

@@ -1,12 +1,12 @@
 """Every error that a caller of quorumlog can meet: one class for each code of the HTTP API.
 
-The server raises a class, `wire/problems.py` turns it into `application/problem+json`, and the
-client raises the same class again. Three questions decide which class it is: may the same request
-be sent again (`retryable`), was it done (`outcome`), and whose fault is it (the families, and
-`status`). A class's docstring is what `/problems/<code>` shows to people. Pure: no IO, no clock.
+A server raises a class, `wire/problems.py` turns the error into `application/problem+json`, and the
+client raises the same class again. Three questions decide the class: may the same request be sent again
+(`retryable`), was it done (`outcome`), and whose fault is it (the families, and `status`). The docstring
+of a class is what `/problems/<code>` shows to people. Pure: no IO, no clock.
 
-A class that says more precisely what another one says is a subclass of that, with a code of its own:
-who catches the broader class, or decides by `retryable` and `outcome`, need not know it.
+A more precise class is a subclass of the broader one, with a code of its own: callers that catch the
+broader class, or decide by `retryable` and `outcome`, need not know the precise one.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal, Self, TypeVar
 from quorumlog import header
 
 Outcome = Literal["not-done", "unknown"]
-"""What became of the request: certainly nothing, or nobody can say."""
+"""The outcome of a request: certainly not done, or unknown."""
 
 NOT_DONE: Final[Outcome] = "not-done"
 UNKNOWN: Final[Outcome] = "unknown"
@@ -25,10 +25,10 @@ _BY_CODE: dict[str, type["QuorumLogError"]] = {}
 
 
 class QuorumLogError(Exception):
-    """The service met something that it should never meet; its log says more."""
+    """A bug or a state that should never occur; the service's log says more."""
 
-    # Invariant: an error is not changed once it is made. It may be raised in one task and read in
-    # another; who knows more of what happened raises another error (`replace`).
+    # Invariant: an error never changes after its construction: one task may raise it while another
+    # reads it. Code that knows more about what happened raises a new error (`replace`).
 
     code: str = "internal-error"
     status: int = 500
@@ -50,11 +50,11 @@ class QuorumLogError(Exception):
     extra_headers: Mapping[str, str]
 
     member_headers: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Members of the document that the answer carries as a header too: name to header."""
+    """Members of the document that the answer also has as headers: name to header."""
 
     def __init_subclass__(cls, *, travels: bool = True) -> None:
-        """Register a class that names a code. A family names none and is never raised; a class of the
-        client's own does not travel, and is in no table of the HTTP API.
+        """Register a class that has a code. A family has none and is never raised; a client's own class
+        does not travel, and is no code of the HTTP API.
         """
         code = cls.__dict__.get("code")
         if code is None or not travels:
@@ -79,7 +79,7 @@ class QuorumLogError(Exception):
     ) -> None:
         """`detail` says what happened this time; `members` are further members of the document.
 
-        `outcome` and `retryable` replace what holds for most errors of the class.
+        `outcome` and `retryable` replace the defaults of the class.
         """
         super().__init__(detail or self.title)
         given = {"outcome": outcome, "retryable": retryable, "retry_after_s": retry_after_s}
@@ -96,22 +96,22 @@ class QuorumLogError(Exception):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse, but for what Python itself notes of an exception: its traceback, its cause."""
+        """Refuse all names but those that Python itself sets, such as the traceback and the cause."""
         if not name.startswith("__"):
             raise AttributeError(f"{name}: an error is not changed; raise another one")
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        """Code and detail, as a log line wants them."""
+        """Code and detail, for log lines."""
         return f"{type(self).__name__}({self.code}: {self.detail})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Errors cross process borders (multiprocessing, Spark) as what they are."""
+        """Keep class and fields when errors cross processes (multiprocessing, Spark)."""
         return (_rebuild, (type(self), self.detail, self.__dict__))
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that an answer with this error carries."""
+        """The headers of an answer with this error."""
         headers = dict(self.extra_headers)
         if self.retry_after_s is not None:
             headers[header.RETRY_AFTER] = str(self.retry_after_s)
@@ -121,14 +121,14 @@ class QuorumLogError(Exception):
         return headers
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with other fields, for who knows more of what happened than who raised this one."""
+        """A copy with some fields changed, for code that knows more about what happened."""
         state = {**self.__dict__, **changes}
         if "__notes__" in state:
             state["__notes__"] = list(state["__notes__"])
         return _rebuild(type(self), state["detail"], state)
 
     def with_outcome(self, outcome: Outcome) -> Self:
-        """A copy, of which more is known about what became of the request."""
+        """A copy with another outcome."""
         return self.replace(outcome=outcome)
 
 
@@ -142,12 +142,12 @@ def _rebuild(cls: type[E], detail: str, state: dict[str, Any]) -> E:
 
 
 def codes() -> dict[str, type[QuorumLogError]]:
-    """Every code with its class, the base class (`internal-error`) included."""
+    """Every code with its class, including the base class (`internal-error`)."""
     return {QuorumLogError.code: QuorumLogError, **_BY_CODE}
 
 
 def by_code(code: str) -> type[QuorumLogError]:
-    """The class of a code; the base class where the code is not known (a newer server)."""
+    """The class of a code; the base class for an unknown code (of a newer server)."""
     return _BY_CODE.get(code, QuorumLogError)
 
 
@@ -155,35 +155,35 @@ def by_code(code: str) -> type[QuorumLogError]:
 
 
 class Invalid(QuorumLogError):
-    """The request itself is wrong: sent again as it is, it fails again."""
+    """The request itself is wrong: the same request fails again."""
 
     status = 400
     outcome = NOT_DONE
 
 
 class Refused(QuorumLogError):
-    """The caller may not do this."""
+    """The caller is not allowed to do this."""
 
     status = 403
     outcome = NOT_DONE
 
 
 class NotFound(QuorumLogError):
-    """What the request names is not there."""
+    """The request names something that does not exist."""
 
     status = 404
     outcome = NOT_DONE
 
 
 class Superseded(QuorumLogError):
-    """Somebody else decided otherwise; the caller must look again first."""
+    """Another client or process changed the state; the caller must read it again first."""
 
     status = 409
     outcome = NOT_DONE
 
 
 class Unavailable(QuorumLogError):
-    """The cluster can't do it now; later it may."""
+    """The cluster can't do this now, but may be able to later."""
 
     status = 503
     outcome = NOT_DONE
@@ -212,11 +212,11 @@ class InvalidRequest(Invalid):
 
 
 class Unauthenticated(Refused):
-    """The request names no caller, or one that is not known."""
+    """The request names no caller, or an unknown one."""
 
     code = "unauthenticated"
     status = 401
-    title = "Who asks is not known"
+    title = "The caller is not known"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -225,21 +225,21 @@ class Unauthenticated(Refused):
 
 
 class Forbidden(Refused):
-    """The caller may not do this: a page of another origin, say, that `CORS_ORIGINS` does not name."""
+    """The caller is not allowed to do this: a page of an origin that is not in `CORS_ORIGINS`, say."""
 
     code = "forbidden"
     title = "Not allowed"
 
 
 class WrongPassword(Refused):
-    """The ledger has a password, and the header `Ledger-Password` is missing or another."""
+    """The ledger has a password, and the header `Ledger-Password` is missing or wrong."""
 
     code = "wrong-password"
     title = "The ledger's password is missing or wrong"
 
 
 class StaleProducer(Refused):
-    """A producer of the same id with a higher epoch has written since; `Producer-Epoch` names it."""
+    """A producer of the same id has written under a higher epoch since, which `Producer-Epoch` has."""
 
     code = "stale-producer"
     title = "A newer epoch of this producer exists"
@@ -254,7 +254,7 @@ class RouteNotFound(NotFound):
 
 
 class NoSuchLedger(NotFound):
-    """There is no ledger with this id, or it was deleted (`deleted` says which)."""
+    """There is no ledger with this id, or the ledger was deleted (`deleted` says which)."""
 
     code = "no-such-ledger"
     title = "No such ledger"
@@ -268,7 +268,7 @@ class NoSuchEntry(NotFound):
 
 
 class NotYetConfirmed(NotFound):
-    """The entry is beyond the last add confirmed of a ledger that is not closed: it may come."""
+    """The entry is beyond the last add confirmed of a ledger that is not closed: it may come later."""
 
     code = "not-yet-confirmed"
     title = "The entry is not confirmed yet"
@@ -290,7 +290,7 @@ class NoSuchBookie(NotFound):
 
 
 class NoSuchRepair(NotFound):
-    """The queue of repairs has no such item: it was done, or the ledger is gone."""
+    """The queue of repairs has no such item: the repair is done, or the ledger was deleted."""
 
     code = "no-such-repair"
     title = "No such item in the queue of repairs"
@@ -304,7 +304,7 @@ class NoSuchTransaction(NotFound):
 
 
 class MethodNotAllowed(Invalid):
-    """The route exists, but not with this method; `Allow` names those that it has."""
+    """The route exists, but not with this method; `Allow` lists the methods that it has."""
 
     code = "method-not-allowed"
     status = 405
@@ -337,7 +337,7 @@ class TooLarge(Invalid):
 
 
 class UnsupportedMediaType(Invalid):
-    """The body's `Content-Type` is not one that the route takes, or the body is compressed."""
+    """The route does not accept the body's `Content-Type`, or the body is compressed."""
 
     code = "unsupported-media-type"
     status = 415
@@ -345,7 +345,7 @@ class UnsupportedMediaType(Invalid):
 
 
 class HeadersTooLarge(Invalid):
-    """The request's line or its headers are larger than the limit."""
+    """The request line or the headers are larger than the limit."""
 
     code = "headers-too-large"
     status = 431
@@ -356,15 +356,15 @@ class HeadersTooLarge(Invalid):
 
 
 class LedgerClosed(Superseded):
-    """The ledger is closed: it takes no more entries, and its end is final (`last_entry`)."""
+    """The ledger is closed: it takes no more entries, and its last entry is final (`last_entry`)."""
 
     code = "ledger-closed"
     title = "The ledger is closed"
 
 
 class LedgerFenced(Superseded):
-    """Somebody recovers the ledger: its writer can't go on. What was in flight may be in it; where
-    the recovery ends, that end is the truth.
+    """The ledger is being recovered, so its writer can't continue. Entries in flight may become part of
+    the ledger; the last entry that recovery finds is final.
     """
 
     code = "ledger-fenced"
@@ -379,7 +379,7 @@ class LedgerExists(Superseded):
 
 
 class OwnedByLog(Superseded):
-    """The ledger belongs to a log; append, close and delete go through that."""
+    """The ledger belongs to a log; append, close and delete through the log."""
 
     code = "owned-by-log"
     title = "The ledger belongs to a log"
@@ -394,8 +394,8 @@ class WriterLost(Superseded):
 
 
 class NotTheOwner(WriterLost):
-    """The log is not owned by the gateway that was asked for it by another one, or that is about to
-    end. Nothing was appended; the next try finds the owner.
+    """The gateway that got the request does not own the log, or is shutting down. Nothing was appended;
+    the next try finds the owner.
     """
 
     code = "not-the-owner"
@@ -405,7 +405,7 @@ class NotTheOwner(WriterLost):
 
 
 class EntryConflict(Superseded):
-    """Bookies hold other bytes under an entry's id than its writer sent: the handle is over."""
+    """Bookies store other bytes under an entry's id than its writer sent: the writer can't continue."""
 
     code = "entry-conflict"
     title = "Other bytes are stored under the entry's id"
@@ -427,15 +427,15 @@ class LogClosed(Superseded):
 
 
 class LogFenced(Superseded):
-    """Somebody else opened the log for writing since; this writer token is over."""
+    """Another writer has opened the log since; this writer token is no longer valid."""
 
     code = "log-fenced"
     title = "A newer writer opened the log"
 
 
 class SequenceGap(Superseded):
-    """A request of this producer with a lower sequence number is missing; `Producer-Expected-Seq`
-    names it.
+    """A request of this producer with a lower sequence number is missing; `Producer-Expected-Seq` has
+    that number.
     """
 
     code = "sequence-gap"
@@ -445,9 +445,9 @@ class SequenceGap(Superseded):
 
 
 class ExpiredProducer(Superseded):
-    """What was known of this producer, or of this request of it, has expired, so nobody can say whether
-    this is a repeat. Nothing was appended now. A new producer says in `Producer-Since` where the log
-    ended before its first request.
+    """The log has forgotten this producer, or this request, so it can't tell whether the request is a
+    repeat. Nothing was appended now. A new producer sends in `Producer-Since` where the log ended
+    before the producer's first request.
     """
 
     code = "expired-producer"
@@ -470,7 +470,7 @@ class TransactionAborted(Superseded):
 
 
 class OffsetTruncated(Superseded):
-    """The offset is below the log's first one: those records were dropped (`first_offset`)."""
+    """The offset is below the log's first offset (`first_offset`): these records were dropped."""
 
     code = "offset-truncated"
     status = 410
@@ -478,8 +478,8 @@ class OffsetTruncated(Superseded):
 
 
 class EntryLost(Superseded):
-    """Nobody can serve the entry any more, and an operator has accepted that: it was acknowledged,
-    and it never comes back. Reading goes on at the entry `next`; in a log, at `next_offset`.
+    """The entry was acknowledged and is lost for ever: no bookie has it, and an operator has accepted
+    that. Continue reading at the entry `next`; in a log, at `next_offset`.
     """
 
     code = "entry-lost"
@@ -488,8 +488,8 @@ class EntryLost(Superseded):
 
 
 class LossNotProven(Superseded):
-    """Entries are given up only where the ledger is CLOSED and all who could hold them answer that
-    they do not; `answers` says what each of them answered.
+    """Entries are given up only if the ledger is CLOSED and every bookie that could hold them answers
+    that it does not; `answers` has the answer of each.
     """
 
     code = "loss-not-proven"
@@ -497,7 +497,7 @@ class LossNotProven(Superseded):
 
 
 class VersionConflict(Superseded):
-    """The row has another version than `If-Match` says; `current` is the row as it is now."""
+    """The row has another version than `If-Match` says; `current` is the current row."""
 
     code = "version-conflict"
     status = 412
@@ -505,8 +505,8 @@ class VersionConflict(Superseded):
 
 
 class UnexpectedEntryId(Superseded):
-    """The first entry would not get the id that `expect` names; nothing was written. The header
-    `Next-Entry-Id` and `next_entry_id` tell the id that the next entry gets.
+    """The first entry would not get the id in `expect`; nothing was written. The header `Next-Entry-Id`
+    and the member `next_entry_id` have the id that the next entry gets.
     """
 
     code = "unexpected-entry-id"
@@ -516,8 +516,8 @@ class UnexpectedEntryId(Superseded):
 
 
 class UnexpectedOffset(Superseded):
-    """The first record would not get the offset that `expect` names; nothing was written. The
-    header `Next-Offset` and `next_offset` tell the offset that the next record gets.
+    """The first record would not get the offset in `expect`; nothing was written. The header
+    `Next-Offset` and the member `next_offset` have the offset that the next record gets.
     """
 
     code = "unexpected-offset"
@@ -530,7 +530,7 @@ class UnexpectedOffset(Superseded):
 
 
 class Overloaded(Unavailable):
-    """Too much is asked at once; nothing of this request was begun."""
+    """Too many requests at once; nothing of this request was begun."""
 
     code = "overloaded"
     status = 429
@@ -538,31 +538,31 @@ class Overloaded(Unavailable):
 
 
 class NotEnoughBookies(Unavailable):
-    """Fewer bookies live than the ledger's ensemble needs."""
+    """Fewer bookies are live than the ledger's ensemble needs."""
 
     code = "not-enough-bookies"
     title = "Not enough bookies"
 
 
 class EntryUnavailable(Unavailable):
-    """The entry may be there, but can't be read now; `answers` says what each bookie answered."""
+    """The entry may exist, but can't be read now; `answers` has the answer of each bookie."""
 
     code = "entry-unavailable"
     title = "The entry can't be read now"
 
 
 class MetadataUnavailable(Unavailable):
-    """The metadata service can't be reached, or its database can't."""
+    """The metadata service or its database can't be reached."""
 
     code = "metadata-unavailable"
     title = "The metadata can't be reached"
 
 
 class DatabaseWentBack(MetadataUnavailable):
-    """The metadata's database lacks a change that it had answered: it was restored from a backup, or
-    failed over to a standby that lagged. Nothing is changed or deleted until the right database is
-    back, or an operator accepts the loss; reads on which no deletion rests go on. `witnesses` names
-    what is missing. See the runbook.
+    """The metadata's database lacks a change that was answered: the database was restored from a
+    backup, or failed over to a standby that lagged. Nothing is changed or deleted until the right
+    database is back, or an operator accepts the loss; reads on which no deletion rests continue.
+    `witnesses` lists the missing changes. See the runbook.
     """
 
     code = "database-went-back"
@@ -571,8 +571,8 @@ class DatabaseWentBack(MetadataUnavailable):
 
 
 class RecoveryBlocked(Unavailable):
-    """A recovery can't end because nobody can say whether an entry was acknowledged: too many of
-    its bookies do not answer. `bookie` and `entry_id` name where it stands.
+    """A recovery can't finish: too many bookies do not answer, so whether an entry was acknowledged is
+    unknown. `bookie` and `entry_id` say where the recovery is blocked.
     """
 
     code = "recovery-blocked"
@@ -587,14 +587,14 @@ class ReadOnly(Unavailable):
 
 
 class ShuttingDown(ReadOnly):
-    """The process that was asked is about to end and takes nothing new: ask another one."""
+    """The process is shutting down and takes no new requests: ask another one."""
 
     code = "shutting-down"
     title = "The process is shutting down"
 
 
 class QuorumTimeout(QuorumLogError):
-    """Too few bookies acknowledged in time. The entries may be there, now or later."""
+    """Too few bookies acknowledged in time. The entries may exist, now or later."""
 
     code = "quorum-timeout"
     status = 504

@@ -191,7 +191,7 @@ async def test_a_wiped_directory_is_refused_and_with_permission_a_new_incarnatio
     done = await asyncio.to_thread(CliRunner().invoke, cli, command)
     assert (done.exit_code, done.output) == (
         0,
-        "b1 may start without what it lost, once, as incarnation 3 or later\n",
+        "b1 may start once without the entries that it lost, as incarnation 3 or later\n",
     )
     # It counts as alive for minutes, however slow it is: see the last lines.
     bookie.start(HEARTBEAT_S="60")

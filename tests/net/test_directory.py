@@ -161,8 +161,8 @@ async def test_failures_far_apart_or_of_a_bookie_that_was_gone_do_not_count() ->
     quarantine = Quarantine(QuarantineRule(failures=3, window_s=60, for_s=300), clock)
     for clock.now in (0.0, 40.0, 80.0, 120.0):
         quarantine.failed("b1")
-    assert not quarantine.holds("b1")
+    assert not quarantine.contains("b1")
     for _ in range(3):
         quarantine.failed("b2")
     await directory_of(bookie(2, "lost"), quarantine=quarantine)
-    assert not quarantine.holds("b2")
+    assert not quarantine.contains("b2")

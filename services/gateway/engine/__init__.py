@@ -1,4 +1,8 @@
-"""The client protocol behind one gateway."""
+"""The client protocol behind one gateway: ledgers that it writes, reads, recovers and deletes.
+
+May use `interface` and `rereads` of the gateway; it knows nothing of logs and of HTTP's public face.
+`internal` and `peers` are what gateways ask of each other.
+"""
 
 from services.gateway.engine.engine import Engine, EngineConfig, EngineForLogs
 from services.gateway.engine.metrics import add_metrics

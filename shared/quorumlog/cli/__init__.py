@@ -1,18 +1,18 @@
 """`quorumlog …`: ledgers, logs and the cluster from a shell.
 
-Exit status: 0 done; 1 an error, and nothing was done; 2 wrong usage; 3 an error after which nobody
-can say whether it was done; 4 what was asked for is not there; 5 what was waited for has not come;
-130 Ctrl-C; 141 whoever read the output has closed it.
+Exit status: 0 done; 1 an error, and nothing was done; 2 wrong usage; 3 an error with an unknown
+outcome; 4 the requested thing does not exist; 5 a wait timed out; 130 Ctrl-C; 141 the reader of the
+output has closed it.
 
 The folder may use the SDK and the errors, typer and rich, and nothing of the servers: the base
-package carries the folder, the extra `cli` brings what it imports.
+package carries the folder, the extra `cli` brings what the folder imports.
 """
 
 import sys
 from typing import Final
 
 _EXTRA: Final = ("typer", "rich")
-"""What the extra `cli` brings (pyproject.toml)."""
+"""The packages of the extra `cli` (pyproject.toml)."""
 
 
 def main() -> None:

@@ -23,16 +23,19 @@ from quorumlog.cli.operator import asked, autorecoveries, bare, drain_of, found_
 from quorumlog.client import Client
 from quorumlog.errors import NoSuchBookie, VersionConflict
 
-app = typer.Typer(no_args_is_help=True, help="The servers that keep entries.")
+app = typer.Typer(no_args_is_help=True, help="The servers that store entries.")
 app.add_typer(cookies.app, name="cookie")
 
 NOT_YET: Final = 5
 _LOOK_S: Final = 1.0
 
-BookieArgument = Annotated[str, typer.Argument(help="Its name, as bookie-1.")]
-WaitOption = Annotated[bool, typer.Option("--wait", help="Until nothing names it any more.")]
+BookieArgument = Annotated[str, typer.Argument(help="The bookie's name, such as bookie-1.")]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Wait until nothing names the bookie any more.")
+]
 TimeoutOption = Annotated[
-    float | None, typer.Option("--timeout", min=0, help="Wait no longer (seconds); status 5.")
+    float | None,
+    typer.Option("--timeout", min=0, help="Wait at most this long (seconds); status 5 after that."),
 ]
 
 
@@ -47,7 +50,7 @@ def list_(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False)
 def info(
     name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
 ) -> None:
-    """Print what a bookie says of itself, and how many ledgers name it."""
+    """Print a bookie's own status, and how many ledgers name the bookie."""
 
     async def work(client: Client) -> dict[str, Any]:
         known = await found_bookie(client, name)
@@ -63,8 +66,8 @@ def info(
 def damage(
     name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
 ) -> None:
-    """Print what a bookie can't read of its log, with its place; status 1 where there is something.
-    What others have is copied from them.
+    """Print the damaged entries of a bookie's log, with their places; status 1 if there are any. The
+    bookie copies them from other members that have them.
     """
 
     async def work(client: Client) -> dict[str, Any]:
@@ -83,7 +86,9 @@ def damage(
             as_json=False,
         )
         if found["is_cut"]:
-            Console(stderr=True).print("there is more: look again when these are repaired")
+            Console(stderr=True).print(
+                "there is more: run the command again when these are repaired"
+            )
     else:
         Console(highlight=False).print(f"{found['bookie']}: nothing is damaged", markup=False)
     if places:
@@ -94,18 +99,18 @@ def damage(
 def pause(
     name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
 ) -> None:
-    """Hold a bookie's scrubbing and compaction back until `resume`, or until it starts again."""
-    told = run(gateway, lambda client: _set_paused(client, name, paused=True))
-    print_object(told, as_json=as_json)
+    """Pause a bookie's scrubbing and compaction until `resume`, or until the bookie restarts."""
+    answer = run(gateway, lambda client: _set_paused(client, name, paused=True))
+    print_object(answer, as_json=as_json)
 
 
 @app.command()
 def resume(
     name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
 ) -> None:
-    """Let a bookie's scrubbing and compaction go on."""
-    told = run(gateway, lambda client: _set_paused(client, name, paused=False))
-    print_object(told, as_json=as_json)
+    """Resume a bookie's scrubbing and compaction."""
+    answer = run(gateway, lambda client: _set_paused(client, name, paused=False))
+    print_object(answer, as_json=as_json)
 
 
 @app.command()
@@ -116,13 +121,13 @@ def drain(
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Empty a bookie that lives: it takes nothing new, and what it has moves to others. Again, it
-    shows how far that is.
+    """Drain a live bookie: it takes no new entries, and its entries move to other bookies. Repeat the
+    command to see the progress.
     """
 
     async def work(client: Client) -> dict[str, Any]:
         await _set_state(client, name, "draining")
-        return await _watched(
+        return await _follow_drain(
             lambda: drain_of(client, name), 0.0 if not wait else timeout, as_json=as_json
         )
 
@@ -136,20 +141,20 @@ def drain(
 def readonly(
     name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
 ) -> None:
-    """Have a bookie take no new entries; it keeps what it has."""
-    told = run(gateway, lambda client: _set_state(client, name, "read-only"))
+    """Make a bookie read-only: it takes no new entries and keeps those it has."""
+    answer = run(gateway, lambda client: _set_state(client, name, "read-only"))
     if as_json:
-        print_json(told)
+        print_json(answer)
 
 
 @app.command()
 def writable(
     name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
 ) -> None:
-    """Have a bookie take entries (again); this calls a drain off."""
-    told = run(gateway, lambda client: _set_state(client, name, "writable"))
+    """Make a bookie take entries again. Cancels a drain."""
+    answer = run(gateway, lambda client: _set_state(client, name, "writable"))
     if as_json:
-        print_json(told)
+        print_json(answer)
 
 
 @app.command()
@@ -160,7 +165,7 @@ def decommission(
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List a dead bookie no more; refused while it lives or anything names it."""
+    """Remove a dead bookie from the list; refused while the bookie lives or anything names it."""
 
     async def work(client: Client) -> dict[str, Any]:
         url = (await autorecoveries(client))[0]
@@ -174,7 +179,7 @@ def decommission(
                 return (await drain_of(client, name)) | {"done": False}
             return {"bookie": bare(name), "done": True, "ledgers": 0, "repairs": 0, "first": []}
 
-        return await _watched(tried, timeout, as_json=as_json)
+        return await _follow_drain(tried, timeout, as_json=as_json)
 
     left = run(gateway, work)
     _print_left(left, as_json=as_json)
@@ -191,20 +196,20 @@ async def _living_bookie(client: Client, name: str) -> dict[str, Any]:
 
 async def _set_paused(client: Client, name: str, *, paused: bool) -> dict[str, Any]:
     known = await _living_bookie(client, name)
-    told = await asked("PUT", f"{known['url']}/v1/maintenance", {"paused": paused})
-    return {"bookie": told["bookie"], **told["scrub"]}
+    answer = await asked("PUT", f"{known['url']}/v1/maintenance", {"paused": paused})
+    return {"bookie": answer["bookie"], **answer["scrub"]}
 
 
 async def _set_state(client: Client, name: str, state: str) -> dict[str, Any]:
     known = await _living_bookie(client, name)
-    told: dict[str, Any] = await asked("PUT", f"{known['url']}/v1/state", {"state": state})
-    return told
+    answer: dict[str, Any] = await asked("PUT", f"{known['url']}/v1/state", {"state": state})
+    return answer
 
 
-async def _watched(
+async def _follow_drain(
     look: Callable[[], Awaitable[dict[str, Any]]], timeout_s: float | None, *, as_json: bool
 ) -> dict[str, Any]:
-    """Look until it is done or the time is over, with a bar on standard error."""
+    """Repeat until the drain is done or the time is over, with a progress bar on standard error."""
     end = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     columns = (
         TextColumn("{task.description}"),
@@ -232,10 +237,10 @@ def _print_left(left: dict[str, Any], *, as_json: bool) -> None:
         return
     console = Console(highlight=False)
     if left["done"]:
-        console.print(f"{left['bookie']}: nothing names it", markup=False)
+        console.print(f"{left['bookie']}: nothing names the bookie", markup=False)
         return
     console.print(
-        f"{left['bookie']}: {left['ledgers']} ledgers name it, {left['repairs']} queued",
+        f"{left['bookie']}: {left['ledgers']} ledgers name the bookie, {left['repairs']} repairs are queued",
         markup=False,
     )
     print_rows(left["first"], ("ledger_id", "bookie", "state", "reason"), as_json=False)

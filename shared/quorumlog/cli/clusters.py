@@ -15,7 +15,7 @@ from quorumlog.cli.common import (
     watched,
 )
 
-app = typer.Typer(no_args_is_help=True, help="How the cluster is.")
+app = typer.Typer(no_args_is_help=True, help="The state of the cluster.")
 
 
 @app.command()

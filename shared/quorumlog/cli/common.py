@@ -1,4 +1,4 @@
-"""What all commands share: options, errors as exit statuses, tables and JSON."""
+"""Shared by all commands: options, errors as exit statuses, tables and JSON."""
 
 import asyncio
 import os
@@ -20,21 +20,23 @@ T = TypeVar("T")
 
 GatewayOption = Annotated[
     str,
-    typer.Option("--gateway", envvar="QUORUMLOG_GATEWAY", help="URLs of gateways, with commas."),
+    typer.Option(
+        "--gateway", envvar="QUORUMLOG_GATEWAY", help="URLs of gateways, separated by commas."
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON in place of a table.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 WatchOption = Annotated[
     float | None,
-    typer.Option("--watch", min=0.1, help="Again every so many seconds, until Ctrl-C."),
+    typer.Option("--watch", min=0.1, help="Repeat at this interval (seconds) until Ctrl-C."),
 ]
 _INTERRUPTED: Final = 130
 _PIPE_CLOSED: Final = 141
-"""As a shell tells of a process that SIGINT or SIGPIPE ended."""
+"""The statuses that a shell reports for a process that SIGINT or SIGPIPE ended."""
 DEFAULT_GATEWAY = "http://127.0.0.1:8080"
 
 
 def run(gateway: str, work: Callable[[Client], Awaitable[T]]) -> T:
-    """Do something with a client; an error ends the process with its exit status."""
+    """Do work with a client; an error ends the process with the error's exit status."""
 
     async def in_session() -> T:
         async with Client(*gateway.split(","), batching=BATCHING) as client:
@@ -45,7 +47,7 @@ def run(gateway: str, work: Callable[[Client], Awaitable[T]]) -> T:
     except KeyboardInterrupt:
         raise typer.Exit(_INTERRUPTED) from None
     except BrokenPipeError:
-        # Whoever read our output has seen enough. Nothing may be flushed to it at the exit.
+        # The reader of our output has closed it, so nothing may be flushed to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(_PIPE_CLOSED) from None
     except (CutShort, OSError) as error:
@@ -56,11 +58,11 @@ def run(gateway: str, work: Callable[[Client], Awaitable[T]]) -> T:
 
 
 def failed(error: QuorumLogError) -> typer.Exit:
-    """Says what went wrong; the exit status that tells it to programs."""
+    """Print an error, and return the exit status that tells programs what happened."""
     named = {"bookie": error.bookie, "entry": error.entry_id}
     where = ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
-    told = f"{error.code}: {error.detail}" + (f" ({where})" if where else "")
-    Console(stderr=True, highlight=False).print(told, markup=False)
+    message = f"{error.code}: {error.detail}" + (f" ({where})" if where else "")
+    Console(stderr=True, highlight=False).print(message, markup=False)
     if error.outcome == UNKNOWN:
         return typer.Exit(3)
     return typer.Exit(4 if isinstance(error, NotFound) else 1)
@@ -72,7 +74,7 @@ def watched(
     show: Callable[[T], None],
     every_s: float | None,
 ) -> None:
-    """Show what `work` finds: once, or again and again until Ctrl-C."""
+    """Show what `work` returns: once, or repeatedly until Ctrl-C."""
     try:
         while True:
             found = run(gateway, work)
@@ -87,19 +89,19 @@ def watched(
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON."""
+    """Print one line of JSON."""
     sys.stdout.write(orjson.dumps(value).decode() + "\n")
     sys.stdout.flush()
 
 
 def print_object(value: dict[str, Any], *, as_json: bool) -> None:
-    """A table of names and values."""
+    """Print a table of names and values, or JSON."""
     if as_json:
         print_json(value)
         return
     table = Table(show_header=False, box=None)
     table.add_column(no_wrap=True)
-    # What is too wide goes on below: a value that is cut off tells nobody anything.
+    # Wide values are wrapped: a truncated value helps nobody.
     table.add_column(overflow="fold")
     for name, field in value.items():
         text = field if isinstance(field, str) else orjson.dumps(field).decode()
@@ -108,7 +110,7 @@ def print_object(value: dict[str, Any], *, as_json: bool) -> None:
 
 
 def print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...], *, as_json: bool) -> None:
-    """A table, or a line of JSON each."""
+    """Print rows as a table, or as a line of JSON each."""
     if as_json:
         for row in rows:
             print_json(row)

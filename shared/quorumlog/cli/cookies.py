@@ -1,8 +1,8 @@
-"""`quorumlog bookie cookie …`: which data a bookie's name stands for, in the operator's hands.
+"""`quorumlog bookie cookie …`: commands for cookies, which bind a bookie's name to its data.
 
-A bookie whose directory does not match its cookie refuses to start, since it may have lost what it
-acknowledged. These commands ask the metadata service, which keeps the cookies: the bookie they are
-about does not run.
+A bookie whose directory does not match its cookie refuses to start, since it may have lost acknowledged
+entries. These commands ask the metadata service, which stores the cookies: the bookie in question does
+not run.
 """
 
 import asyncio
@@ -20,18 +20,21 @@ from quorumlog.cli.operator import asked, bare
 from quorumlog.errors import QuorumLogError
 
 app = typer.Typer(
-    no_args_is_help=True, help="Which data a bookie's name stands for. Asks the metadata service."
+    no_args_is_help=True,
+    help="The data that a bookie's name stands for. Asks the metadata service.",
 )
 
-NameArgument = Annotated[str, typer.Argument(help="Its name, as bookie-1.")]
+NameArgument = Annotated[str, typer.Argument(help="The bookie's name, such as bookie-1.")]
 MetadataOption = Annotated[
     str,
     typer.Option(
-        "--metadata", envvar="METADATA_URLS", help="URL of a metadata service, as bookies have it."
+        "--metadata",
+        envvar="METADATA_URLS",
+        help="URL of a metadata service, as in the bookies' settings.",
     ),
 ]
 DirectoryOption = Annotated[
-    Path | None, typer.Option("--data-dir", help="Compare with what lies in this directory.")
+    Path | None, typer.Option("--data-dir", help="Compare with the cookie in this directory.")
 ]
 
 
@@ -42,11 +45,11 @@ def show(
     data_dir: DirectoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the registered cookie, and the one in a directory beside it."""
+    """Print the registered cookie, and beside it the cookie in a directory."""
     row = _ask("GET", name, metadata)
     found = {"name": row["name"], "version": row["version"], **row["cookie"]}
     if data_dir is not None:
-        local = _local(data_dir)
+        local = _cookie_in(data_dir)
         found["directory"] = local
         found["matches"] = (
             local is not None
@@ -58,8 +61,8 @@ def show(
 
 @app.command()
 def fix(name: NameArgument, metadata: MetadataOption, as_json: JsonOption = False) -> None:
-    """Let the next start of a bookie go on without what it lost: it comes back as a new
-    incarnation, which denies nothing and is filled from its peers. For one start.
+    """Permit a bookie's next start to continue without the entries that it lost: the bookie comes back
+    as a new incarnation, which denies no entry until it is refilled from its peers. For one start only.
     """
     row = _ask("GET", name, metadata)
     if not row["cookie"]["may_fix"]:
@@ -70,7 +73,7 @@ def fix(name: NameArgument, metadata: MetadataOption, as_json: JsonOption = Fals
         print_json(row)
     else:
         Console(highlight=False).print(
-            f"{bare(name)} may start without what it lost, once, as incarnation"
+            f"{bare(name)} may start once without the entries that it lost, as incarnation"
             f" {row['cookie']['incarnation'] + 1} or later",
             markup=False,
         )
@@ -78,14 +81,14 @@ def fix(name: NameArgument, metadata: MetadataOption, as_json: JsonOption = Fals
 
 @app.command()
 def delete(name: NameArgument, metadata: MetadataOption, as_json: JsonOption = False) -> None:
-    """List a bookie no more; refused while it lives or any ledger names it. An empty directory
-    may then come under its name, as a later incarnation.
+    """Remove a bookie from the list; refused while the bookie lives or any ledger names it. An empty
+    directory may then register under the name, as a later incarnation.
     """
     _ask("DELETE", name, metadata)
     if as_json:
         print_json({"deleted": bare(name)})
     else:
-        Console(highlight=False).print(f"{bare(name)} is listed no more", markup=False)
+        Console(highlight=False).print(f"{bare(name)} is removed from the list", markup=False)
 
 
 def _ask(method: str, name: str, metadata: str, body: dict[str, Any] | None = None) -> Any:
@@ -97,7 +100,7 @@ def _ask(method: str, name: str, metadata: str, body: dict[str, Any] | None = No
 
 
 def _is_own_marker(directory: Path, local: Any) -> bool:
-    """Whether the directory is the one that its cookie was written for, and no copy (rule 15a)."""
+    """Whether the cookie was written for this very directory, which is no copy (rule 15a)."""
     identity = local.get("identity")
     try:
         return identity is None or bool((directory / "marker").stat().st_ino == identity["inode"])
@@ -105,8 +108,8 @@ def _is_own_marker(directory: Path, local: Any) -> bool:
         return False
 
 
-def _local(directory: Path) -> Any:
-    """The directory's own cookie, or None where there is none that can be read."""
+def _cookie_in(directory: Path) -> Any:
+    """The directory's own cookie, or None where no cookie can be read."""
     try:
         return orjson.loads((directory / "cookie.json").read_bytes())
     except (OSError, orjson.JSONDecodeError):

@@ -32,11 +32,12 @@ from quorumlog.cli.pipes import (
 from quorumlog.client import Client, Entry
 
 PasswordOption = Annotated[
-    str | None, typer.Option("--password", envvar="QUORUMLOG_PASSWORD", help="Of the ledger.")
+    str | None,
+    typer.Option("--password", envvar="QUORUMLOG_PASSWORD", help="The ledger's password."),
 ]
 LedgerArgument = Annotated[int, typer.Argument(help="The ledger's id.")]
 
-app = typer.Typer(no_args_is_help=True, help="Create, append, read, end ledgers.")
+app = typer.Typer(no_args_is_help=True, help="Create, append to, read, close ledgers.")
 
 
 def _form(framing: Framing, *, as_json: bool) -> Callable[[Entry], bytes]:
@@ -81,14 +82,16 @@ def create(
 @app.command()
 def append(
     ledger_id: LedgerArgument,
-    texts: Annotated[list[str] | None, typer.Argument(help="Entries; else standard input.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="Entries; default: standard input.")
+    ] = None,
     gateway: GatewayOption = DEFAULT_GATEWAY,
     password: PasswordOption = None,
     as_json: JsonOption = False,
     file: FileOption = None,
     framing: FramingOption = Framing.LINES,
 ) -> None:
-    """Append entries: arguments, or what a file or standard input holds, as it comes."""
+    """Append entries: the arguments, or the records of a file or of standard input as they arrive."""
 
     async def work(client: Client) -> tuple[int, int] | None:
         ledger = client.ledger(ledger_id, password=password)
@@ -115,7 +118,7 @@ def read(
     follow: FollowOption = False,
     framing: FramingOption = Framing.LINES,
 ) -> None:
-    """Print the confirmed entries; with --follow those to come as well."""
+    """Print the confirmed entries; with --follow new entries too."""
 
     async def work(client: Client) -> None:
         ledger = client.ledger(ledger_id, password=password)
@@ -123,7 +126,7 @@ def read(
         await write(found.pages(), _form(framing, as_json=as_json))
 
     if follow and last is not None:
-        raise typer.BadParameter("--to has an end, and --follow has none")
+        raise typer.BadParameter("--to and --follow exclude each other")
     run(gateway, work)
 
 
@@ -133,11 +136,13 @@ def tail(
     gateway: GatewayOption = DEFAULT_GATEWAY,
     password: PasswordOption = None,
     as_json: JsonOption = False,
-    first: Annotated[int | None, typer.Option("--from", min=0, help="In place of -n.")] = None,
+    first: Annotated[
+        int | None, typer.Option("--from", min=0, help="Begin here instead of with -n.")
+    ] = None,
     lines: LinesOption = 10,
     framing: FramingOption = Framing.LINES,
 ) -> None:
-    """Print the last entries, and those to come, until the ledger is closed."""
+    """Print the last entries, and new entries until the ledger is closed."""
 
     async def work(client: Client) -> None:
         ledger = client.ledger(ledger_id, password=password)
@@ -163,7 +168,9 @@ def list_(
     gateway: GatewayOption = DEFAULT_GATEWAY,
     as_json: JsonOption = False,
     state: Annotated[str | None, typer.Option(help="OPEN, IN_RECOVERY or CLOSED")] = None,
-    bookie: Annotated[str | None, typer.Option(help="with entries there, as bookie-1@1")] = None,
+    bookie: Annotated[
+        str | None, typer.Option(help="ledgers that name this member, such as bookie-1@1")
+    ] = None,
 ) -> None:
     """Print all ledgers."""
 
@@ -181,7 +188,7 @@ def close(
     password: PasswordOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """End a ledger, through its writer."""
+    """Close a ledger, through its writer."""
     found = run(gateway, lambda client: client.ledger(ledger_id, password=password).close())
     print_object(found, as_json=as_json)
 
@@ -194,10 +201,12 @@ def recover(
     as_json: JsonOption = False,
     declare_lost: Annotated[
         list[str] | None,
-        typer.Option(help="A bookie that is gone for ever, as bookie-1@1; entries may be lacking."),
+        typer.Option(
+            help="A bookie that is gone for ever, such as bookie-1@1; the ledger may lack entries."
+        ),
     ] = None,
 ) -> None:
-    """End a ledger whose writer is gone: fence, read on, close."""
+    """Recover a ledger whose writer is gone: fence, read forward, close."""
 
     async def work(client: Client) -> dict[str, Any]:
         ledger = client.ledger(ledger_id, password=password)
@@ -211,24 +220,26 @@ def recover(
 def accept_loss(
     ledger_id: LedgerArgument,
     first: Annotated[int, typer.Option("--from", min=0, help="The first lost entry.")],
-    last: Annotated[int, typer.Option("--to", min=0, help="The last one.")],
+    last: Annotated[int, typer.Option("--to", min=0, help="The last lost entry.")],
     gateway: GatewayOption = DEFAULT_GATEWAY,
     password: PasswordOption = None,
     as_json: JsonOption = False,
     declare_lost: Annotated[
         list[str] | None,
-        typer.Option(help="A bookie that is gone for ever, as bookie-1@1: not waited for."),
+        typer.Option(
+            help="A bookie that is gone for ever, such as bookie-1@1: its answer is not needed."
+        ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Give up entries of a closed ledger for ever. Refused unless all who could hold them answer that
-    they do not; `ledger verify` tells which these are.
+    """Give up lost entries of a closed ledger for ever. Refused unless every bookie that could hold the
+    entries answers that it does not; `ledger verify` lists lost entries.
     """
     if first > last:
         raise typer.BadParameter("--from is above --to")
     if not yes:
         if not sys.stdin.isatty():
-            raise typer.BadParameter("it can't be undone: say --yes where nobody can be asked")
+            raise typer.BadParameter("this can't be undone: pass --yes where there is no terminal")
         question = f"Give up entries {first} to {last} of ledger {ledger_id} for ever?"
         typer.confirm(question, abort=True, err=True)
 
@@ -254,10 +265,10 @@ def verify(
     ledger_id: LedgerArgument,
     gateway: GatewayOption = DEFAULT_GATEWAY,
     as_json: JsonOption = False,
-    repair: Annotated[bool, typer.Option("--repair", help="Have mended what lacks.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair missing copies.")] = False,
 ) -> None:
-    """Compare a ledger's copies, as the bookies digest them; status 1 where not all are there.
-    `lost` is what nobody has; entries from `open_from` on are still being written, and are not
+    """Compare a ledger's copies by digests that the bookies compute; status 1 if copies are missing.
+    `lost`: entries that no bookie has. Entries from `open_from` on are still being written, and are not
     compared.
     """
 

@@ -32,7 +32,7 @@ from quorumlog.client import Client, LogRecord, Start
 
 NameArgument = Annotated[str, typer.Argument(help="The log's name.")]
 
-app = typer.Typer(no_args_is_help=True, help="Named logs, which go on when a process dies.")
+app = typer.Typer(no_args_is_help=True, help="Named logs, which survive the death of any process.")
 
 
 @app.command(name="create")
@@ -40,12 +40,18 @@ def create_log(
     name: NameArgument,
     gateway: GatewayOption = DEFAULT_GATEWAY,
     as_json: JsonOption = False,
-    roll_bytes: Annotated[int | None, typer.Option(help="End a ledger at this size.")] = None,
-    roll_seconds: Annotated[int | None, typer.Option(help="End a ledger at this age.")] = None,
-    retention_bytes: Annotated[int | None, typer.Option(help="Keep this much at least.")] = None,
-    retention_seconds: Annotated[int | None, typer.Option(help="Keep ledgers this long.")] = None,
+    roll_bytes: Annotated[
+        int | None, typer.Option(help="Roll to a new ledger at this size.")
+    ] = None,
+    roll_seconds: Annotated[
+        int | None, typer.Option(help="Roll to a new ledger at this age.")
+    ] = None,
+    retention_bytes: Annotated[
+        int | None, typer.Option(help="Retain at least this many bytes.")
+    ] = None,
+    retention_seconds: Annotated[int | None, typer.Option(help="Retain ledgers this long.")] = None,
 ) -> None:
-    """Create a log; the same settings again are the same log."""
+    """Create a log. Repeating the command with the same settings is harmless."""
 
     async def work(client: Client) -> dict[str, Any]:
         log = await client.create_log(
@@ -63,13 +69,15 @@ def create_log(
 @app.command(name="append")
 def append_to_log(
     name: NameArgument,
-    texts: Annotated[list[str] | None, typer.Argument(help="Records; else standard input.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="Records; default: standard input.")
+    ] = None,
     gateway: GatewayOption = DEFAULT_GATEWAY,
     as_json: JsonOption = False,
     file: FileOption = None,
     framing: FramingOption = Framing.LINES,
 ) -> None:
-    """Append records exactly once: arguments, or what a file or standard input holds, as it comes."""
+    """Append records exactly once: the arguments, or the records of a file or of standard input."""
 
     async def work(client: Client) -> tuple[int, int] | None:
         producer = client.log(name).producer()
@@ -121,7 +129,7 @@ def read_log(
     follow: FollowOption = False,
     framing: FramingOption = Framing.LINES,
 ) -> None:
-    """Print the records that are there now; with --follow those to come as well."""
+    """Print the confirmed records; with --follow new records too."""
     start = _start(first) or 0
 
     async def work(client: Client) -> None:
@@ -138,12 +146,12 @@ def tail_log(
     gateway: GatewayOption = DEFAULT_GATEWAY,
     as_json: JsonOption = False,
     first: Annotated[
-        str | None, typer.Option("--from", help="An offset, earliest or latest; in place of -n.")
+        str | None, typer.Option("--from", help="An offset, earliest or latest; instead of -n.")
     ] = None,
     lines: LinesOption = 10,
     framing: FramingOption = Framing.LINES,
 ) -> None:
-    """Print the last records, and those to come, until the log is closed."""
+    """Print the last records, and new records until the log is closed."""
     given = _start(first)
 
     async def work(client: Client) -> None:
@@ -180,7 +188,7 @@ def list_logs(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = Fa
 def roll_log(
     name: NameArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
 ) -> None:
-    """Go on in a new ledger."""
+    """Roll: close the log's open ledger and continue in a new one."""
     print_object(run(gateway, lambda client: client.log(name).roll()), as_json=as_json)
 
 
@@ -191,7 +199,7 @@ def truncate_log(
     gateway: GatewayOption = DEFAULT_GATEWAY,
     as_json: JsonOption = False,
 ) -> None:
-    """Drop old ledgers."""
+    """Drop ledgers that end below an offset."""
     found = run(gateway, lambda client: client.log(name).truncate(before))
     print_object(found, as_json=as_json)
 
@@ -200,7 +208,7 @@ def truncate_log(
 def close_log(
     name: NameArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
 ) -> None:
-    """End a log for good."""
+    """Close a log for good."""
     print_object(run(gateway, lambda client: client.log(name).close()), as_json=as_json)
 
 

@@ -1,4 +1,4 @@
-"""The services behind the gateway: where they are, and what an operator asks of them."""
+"""Requests of operators to the services behind the gateway."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -21,7 +21,9 @@ class NoAutorecovery(NotFound, travels=False):
 
 
 async def asked(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
-    """A service's own endpoint; its JSON, or None. Each of these requests may be repeated."""
+    """Ask a service's own endpoint and return the JSON of its answer, or None. All of these requests
+    may be repeated.
+    """
     base, _, path = url.partition("/v1/")
     async with Transport([base], deadline_s=_DEADLINE_S) as transport:
         answer = await transport.request(
@@ -34,7 +36,7 @@ async def asked(method: str, url: str, body: dict[str, Any] | None = None) -> An
 
 
 async def found_bookie(client: Client, name: str) -> dict[str, Any]:
-    """What the gateway knows of a bookie, by its name with or without @incarnation.
+    """The gateway's entry for a bookie, by its name with or without @incarnation.
 
     Raises: NoSuchBookie.
     """
@@ -54,7 +56,7 @@ async def autorecoveries(client: Client) -> Sequence[str]:
 
 
 async def auditor(client: Client) -> str:
-    """The URL of the process of autorecovery that audits, or of any where that is not settled."""
+    """The URL of the auditor, or of any process of autorecovery while there is no auditor."""
     urls = await autorecoveries(client)
     for url in urls:
         if (await asked("GET", f"{url}/v1/status"))["auditor"]:
@@ -63,7 +65,7 @@ async def auditor(client: Client) -> str:
 
 
 async def drain_of(client: Client, name: str) -> dict[str, Any]:
-    """How far a bookie is emptied."""
+    """How far a bookie is drained."""
     url = (await autorecoveries(client))[0]
     found: dict[str, Any] = await asked("GET", f"{url}/v1/drains/{quote(bare(name))}")
     return found

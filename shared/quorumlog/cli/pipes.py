@@ -1,7 +1,7 @@
-"""Standard input to a ledger or a log, and back: how records are told apart, and how they flow.
+"""Standard input to a ledger or a log, and back: the framing of records, and their flow.
 
-What comes in is sent as it comes (a slow `tail -f` too), in batches that make themselves; what is
-read is written page by page. Nothing but the records is on standard output.
+Records are sent as they arrive (from a slow `tail -f` too), in batches of what is waiting; records that
+are read are written page by page. Standard output has nothing but the records.
 """
 
 import asyncio
@@ -28,33 +28,35 @@ _CHUNK: Final = 1 << 16
 _CHUNKS_AHEAD: Final = 8
 _LENGTH: Final = struct.Struct(">I")
 _RECORD_BYTES_MAX: Final = 64 << 20
-"""A record that is longer than any server takes is no record: what is read is bounded."""
+"""Bounds the bytes that are read for one record: no server takes a longer one."""
 
 BATCHING: Final = Batching(count_max=5000, linger_ms=2, queued_bytes_max=8 << 20)
 
 
 class Framing(StrEnum):
-    """How records follow each other in a stream of bytes."""
+    """How a stream of bytes is divided into records."""
 
     LINES = "lines"
-    """A newline after each; the last one may lack it."""
+    """A newline after each record; the last record may lack it."""
     NULL = "null"
-    """A zero byte after each, as `find -print0` and `sort -z` have it."""
+    """A zero byte after each record, as `find -print0` and `sort -z` write it."""
     FRAMES = "frames"
-    """The length before each, u32 big-endian: any bytes at all."""
+    """The length before each record, u32 big-endian: records may have any bytes."""
     RAW = "raw"
-    """Nothing: the whole input is one record, and what is read follows on without a gap."""
+    """No framing: the whole input is one record, and records are written without separators."""
 
 
 FramingOption = Annotated[
     Framing,
-    typer.Option("--format", help="How records are told apart; frames and raw take any bytes."),
+    typer.Option(
+        "--format", help="How input is divided into records; frames and raw take any bytes."
+    ),
 ]
-FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Continue with new ones.")]
 LinesOption = Annotated[
-    int, typer.Option("--lines", "-n", min=0, help="Begin so many before the end.")
+    int, typer.Option("--lines", "-n", min=0, help="Begin this many before the end.")
 ]
-FileOption = Annotated[Path | None, typer.Option(help="In place of standard input.")]
+FileOption = Annotated[Path | None, typer.Option(help="Read this file instead of standard input.")]
 
 
 class CutShort(Exception):
@@ -62,7 +64,7 @@ class CutShort(Exception):
 
 
 def split(data: bytearray, framing: Framing) -> list[bytes]:
-    """Take the whole records off the start of `data`."""
+    """Take the complete records off the start of `data`."""
     if framing is Framing.RAW:
         return []
     if framing is not Framing.FRAMES:
@@ -81,7 +83,7 @@ def split(data: bytearray, framing: Framing) -> list[bytes]:
 
 
 def joined(payloads: Sequence[bytes], framing: Framing) -> bytes:
-    """Records as they are written."""
+    """The bytes of records, with framing."""
     if framing is Framing.FRAMES:
         return b"".join(part for p in payloads for part in (_LENGTH.pack(len(p)), p))
     after = {Framing.LINES: b"\n", Framing.NULL: b"\0", Framing.RAW: b""}[framing]
@@ -91,7 +93,7 @@ def joined(payloads: Sequence[bytes], framing: Framing) -> bytes:
 async def records(
     texts: Sequence[str] | None, file: Path | None, framing: Framing
 ) -> AsyncIterator[list[bytes]]:
-    """What is to be appended, as it comes: arguments, or what a file or standard input holds.
+    """The records to append: the arguments, or those of a file or of standard input as they arrive.
 
     Raises: CutShort.
     """
@@ -114,15 +116,15 @@ async def records(
 
 
 async def _chunks(file: Path | None) -> AsyncGenerator[bytes, None]:
-    """A file's bytes, read beside the event loop by a thread that nothing waits for: a read of a
-    terminal may last for ever, and Ctrl-C must not.
+    """A file's bytes, read by a daemon thread beside the event loop: a read of a terminal may last for
+    ever, and must not delay Ctrl-C.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue(_CHUNKS_AHEAD)
     source = sys.stdin.fileno() if file is None else os.open(file, os.O_RDONLY)
 
     def read() -> None:
-        # The loop may be gone when a read is over at last.
+        # The event loop may be closed by the time the read returns.
         with contextlib.suppress(RuntimeError):
             while True:
                 try:
@@ -148,8 +150,8 @@ async def send(
     submit: Callable[[bytes], Awaitable[asyncio.Future[T]]],
     place: Callable[[T], int],
 ) -> tuple[int, int] | None:
-    """Append everything in order; the first place and the last one. Where it fails, what was
-    acknowledged until then is told on standard error.
+    """Append everything in order, and return the first and last place. After a failure, print on
+    standard error what was acknowledged until then.
     """
     under_way: deque[asyncio.Future[T]] = deque()
     first: int | None = None
@@ -174,7 +176,7 @@ async def send(
                 await settle(BATCHING.count_max)
             await settle(0)
     except BaseException:
-        # Answers that came while we waited for input count too, up to the first that is an error.
+        # Answers that arrived while we waited for input count too, up to the first error.
         with contextlib.suppress(Exception, asyncio.CancelledError):
             while under_way and under_way[0].done():
                 acknowledged(under_way[0].result())
@@ -188,7 +190,7 @@ async def send(
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int], None]]:
-    """A line on standard error that counts, where that is a terminal."""
+    """A counter on standard error, where that is a terminal."""
     columns = (SpinnerColumn(), TextColumn("{task.completed:,} appended"), TimeElapsedColumn())
     console = Console(stderr=True, highlight=False)
     with Progress(
@@ -205,7 +207,7 @@ async def write(pages: AsyncGenerator[Sequence[T], None], form: Callable[[T], by
             if page:
                 left = memoryview(b"".join(map(form, page)))
                 while left:
-                    # Without a buffer (PYTHONUNBUFFERED) a write that is interrupted, by Ctrl-Z and
-                    # fg say, has taken a part only.
+                    # Without a buffer (PYTHONUNBUFFERED), an interrupted write (Ctrl-Z and fg, say) has
+                    # written only a part.
                     left = left[sys.stdout.buffer.write(left) :]
                 sys.stdout.buffer.flush()

@@ -18,7 +18,7 @@ from quorumlog.cli.common import (
 from quorumlog.cli.operator import asked, auditor, autorecoveries
 from quorumlog.client import Client
 
-app = typer.Typer(no_args_is_help=True, help="How lost copies are made again.")
+app = typer.Typer(no_args_is_help=True, help="Repair of missing copies.")
 
 
 @app.command()
@@ -27,8 +27,8 @@ def status(
     as_json: JsonOption = False,
     watch: WatchOption = None,
 ) -> None:
-    """Print what each autorecovery does, how much lacks copies, and the first of it with the
-    reason why.
+    """Print what each process of autorecovery does, how many entries lack copies, and the first items
+    of the queue with their reasons.
     """
 
     async def work(client: Client) -> dict[str, Any]:
@@ -54,44 +54,44 @@ def status(
 
 @app.command()
 def trigger(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
-    """Have everything looked at now, and what was put off tried again."""
-    _tell(gateway, "POST", "/v1/audits", as_json=as_json)
+    """Audit everything now, and retry postponed repairs."""
+    _send_change(gateway, "POST", "/v1/audits", as_json=as_json)
 
 
 @app.command()
 def check(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
-    """Have all copies of all ledgers compared now, and mended what lacks; `status` tells how far."""
+    """Compare all copies of all ledgers now and repair what is missing; `status` shows the progress."""
 
     async def work(client: Client) -> Any:
         return await asked("POST", f"{await auditor(client)}/v1/checks")
 
-    _print_told(run(gateway, work), as_json=as_json)
+    _print_answer(run(gateway, work), as_json=as_json)
 
 
 @app.command()
 def pause(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
-    """Copy nothing, in any process and over restarts, until `resume`; what is found is queued."""
-    _tell(gateway, "PATCH", "/v1/settings", {"paused": True}, as_json=as_json)
+    """Pause copying in all processes, across restarts, until `resume`; findings are still queued."""
+    _send_change(gateway, "PATCH", "/v1/settings", {"paused": True}, as_json=as_json)
 
 
 @app.command()
 def resume(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
-    """Copy again."""
-    _tell(gateway, "PATCH", "/v1/settings", {"paused": False}, as_json=as_json)
+    """Resume copying."""
+    _send_change(gateway, "PATCH", "/v1/settings", {"paused": False}, as_json=as_json)
 
 
 @app.command()
 def limit(
     bytes_per_s: Annotated[
-        int | None, typer.Option(min=0, help="Of all processes together; 0: no limit.")
+        int | None, typer.Option(min=0, help="For all processes together; 0: no limit.")
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Repairs at a time in each process.")
+        int | None, typer.Option(min=1, max=64, help="Concurrent repairs in each process.")
     ] = None,
     gateway: GatewayOption = DEFAULT_GATEWAY,
     as_json: JsonOption = False,
 ) -> None:
-    """Set how fast copies are made, at once and over restarts."""
+    """Limit the rate of copying; takes effect at once and survives restarts."""
     given: dict[str, Any] = {}
     if bytes_per_s is not None:
         given["bytes_per_s"] = bytes_per_s or None
@@ -99,7 +99,7 @@ def limit(
         given["concurrency"] = concurrency
     if not given:
         raise typer.BadParameter("give --bytes-per-s, --concurrency, or both")
-    _tell(gateway, "PATCH", "/v1/settings", given, as_json=as_json)
+    _send_change(gateway, "PATCH", "/v1/settings", given, as_json=as_json)
 
 
 @app.command()
@@ -108,13 +108,13 @@ def delay(
     gateway: GatewayOption = DEFAULT_GATEWAY,
     as_json: JsonOption = False,
 ) -> None:
-    """Set how long a bookie may be away before its ledgers are copied, over restarts too; the same
-    value again: look now.
+    """Set how long a bookie may be away before its ledgers are copied; survives restarts. Repeating the
+    same value starts an audit now.
     """
-    _tell(gateway, "PUT", "/v1/lost-bookie-delay", {"seconds": seconds}, as_json=as_json)
+    _send_change(gateway, "PUT", "/v1/lost-bookie-delay", {"seconds": seconds}, as_json=as_json)
 
 
-def _tell(
+def _send_change(
     gateway: str,
     method: str,
     path: str,
@@ -122,15 +122,15 @@ def _tell(
     *,
     as_json: bool,
 ) -> None:
-    """Tell one process; the others learn it from the metadata."""
+    """Send a change to one process; the others learn it from the metadata."""
 
     async def work(client: Client) -> Any:
         url = (await autorecoveries(client))[0]
         return await asked(method, f"{url}{path}", body)
 
-    _print_told(run(gateway, work), as_json=as_json)
+    _print_answer(run(gateway, work), as_json=as_json)
 
 
-def _print_told(told: Any, *, as_json: bool) -> None:
+def _print_answer(answer: Any, *, as_json: bool) -> None:
     if as_json:
-        print_json(told)
+        print_json(answer)

@@ -12,6 +12,8 @@ async with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
         print(record.offset, record.value)
 
 `quorumlog.client.sync` has the same names for code without an event loop.
+
+The folder may use aiohttp, orjson, `errors`, `header` and problem documents: it is the base package.
 """
 
 from quorumlog.client.batching import Batching

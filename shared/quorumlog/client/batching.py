@@ -1,6 +1,7 @@
-"""Appends that travel together: what is submitted while a request is under way goes with the next.
+"""Batches of appends: what is submitted while a request is under way goes with the next request.
 
-One request at a time, so what is submitted first is there first; and a lone append goes at once.
+One request is under way at a time, so the order of submissions is the order of entries; and a lone
+append is sent at once.
 """
 
 import asyncio
@@ -21,21 +22,21 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 _ENTRIES_MAX: Final = 10_000
-"""Of one request, as the API has it."""
+"""Of one request: the API's limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """When appends go. A single append that is larger than a limit goes alone."""
+    """When appends are sent. A single append that is larger than a limit is sent alone."""
 
     bytes_max: int = 1 << 20
     """Payload bytes of one request."""
     count_max: int = 1000
     """Entries of one request."""
     linger_ms: float = 0.0
-    """How long the first of a batch that is not full waits for more."""
+    """How long the first append of a batch that is not full waits for more."""
     queued_bytes_max: int = 64 << 20
-    """What may wait to be sent; beyond, `submit` waits."""
+    """Bytes that may wait to be sent; beyond them, `submit` waits."""
 
     def __post_init__(self) -> None:
         if self.bytes_max < 1 or self.queued_bytes_max < 1 or self.linger_ms < 0:
@@ -66,14 +67,14 @@ class _Submission(Generic[P, R]):
 
 Send = Callable[[Call[P]], Awaitable[A]]
 Share = Callable[[A, int, int], R]
-"""What a submission gets of an answer: the answer, its first payload's index, and how many."""
+"""A submission's share of an answer: of the answer, its first payload's index, and its count."""
 
 
 class Batcher(Generic[P, A, R]):
-    """Submissions on their way.
+    """The queue of submissions, and the one request that is under way.
 
-    Invariants: they are sent in the order of the calls and one request at a time; after a request
-    that failed nothing of what was queued behind it is sent, so that no gap is left unnoticed.
+    Invariants: submissions are sent in the order of the calls, one request at a time; after a failed
+    request nothing that was queued behind the request is sent, so that no gap is left unnoticed.
     """
 
     def __init__(
@@ -96,9 +97,10 @@ class Batcher(Generic[P, A, R]):
         self._idle.set()
 
     async def submit(self, payloads: Sequence[P], expect: int | None = None) -> asyncio.Future[R]:
-        """Queue an append; the future is done when it is durable. Waits while too much is queued.
+        """Queue an append; the future is done once the append is durable. Waits while too much is
+        queued.
 
-        One with `expect` travels alone.
+        An append with `expect` is sent alone.
         """
         if not payloads:
             raise ValueError("nothing to append")
@@ -117,7 +119,7 @@ class Batcher(Generic[P, A, R]):
         return submission.done
 
     async def append(self, payloads: Sequence[P], expect: int | None = None) -> R:
-        """Queue an append and wait until it is durable."""
+        """Queue an append and wait until the append is durable."""
         return await (await self.submit(payloads, expect))
 
     async def flush(self) -> None:
@@ -136,7 +138,7 @@ class Batcher(Generic[P, A, R]):
             self._idle.set()
 
     async def _linger(self) -> None:
-        """Wait for more, where the next batch is not full."""
+        """Wait for more submissions unless the next batch is full."""
         if not self._limits.linger_ms or self._queue[0].expect is not None:
             return
         try:
@@ -148,7 +150,7 @@ class Batcher(Generic[P, A, R]):
             return
 
     def _take(self) -> list[_Submission[P, R]]:
-        """The next batch; what nobody waits for any more is left out."""
+        """The next batch, without submissions whose callers gave up waiting."""
         taken: list[_Submission[P, R]] = []
         size = count = 0
         while self._queue:
@@ -178,7 +180,7 @@ class Batcher(Generic[P, A, R]):
             answer = await self._send(Call(payloads, taken[0].expect))
         except Invalid as error:
             if len(taken) > 1 and error.outcome == NOT_DONE:
-                # One of them is wrong; the others need not suffer for it.
+                # One submission is invalid; the others are sent one by one and need not fail with it.
                 for submission in taken:
                     await self._send_all([submission])
             else:
@@ -199,7 +201,7 @@ class Batcher(Generic[P, A, R]):
                 index += count
 
     def _fail_queued(self, cause: QuorumLogError) -> None:
-        """What was behind a request that failed was not sent."""
+        """Fail what is queued behind a failed request: none of it was sent."""
         while self._queue:
             submission = self._queue[0]
             self._drop_first()

@@ -1,4 +1,4 @@
-"""A cluster, as an application sees it."""
+"""A cluster as an application sees it."""
 
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -16,20 +16,20 @@ from quorumlog.client.transaction import Transaction
 from quorumlog.client.transport import Transport
 
 Shown = dict[str, Any]
-"""What the API shows of something, as it came: a newer server's fields pass through."""
+"""A JSON object of the API, unchanged: fields of a newer server pass through."""
 
 
 class Client:
-    """Talks to the gateways of one cluster; use it in `async with`, whose end waits for appends that
-    are on their way (after an exception it ends them).
+    """The client of one cluster's gateways. Use it in `async with`: leaving waits for appends that are
+    under way, or cancels them after an exception.
     """
 
     def __init__(
         self, *urls: str, deadline_s: float = 60.0, batching: Batching | None = None
     ) -> None:
-        """`urls`: of one or more gateways; when one dies the next is asked.
+        """`urls`: of one or more gateways; when one dies the next one is asked.
 
-        `deadline_s`: for one call, with all its repetitions. `batching`: how appends are gathered.
+        `deadline_s`: for one call with all its retries. `batching`: how appends are batched.
         """
         self._transport = Transport(urls, deadline_s=deadline_s)
         self._batching = batching or Batching()
@@ -53,8 +53,8 @@ class Client:
         ledger_id: int | None = None,
         allow_degraded: bool | None = None,
     ) -> Ledger:
-        """Create a ledger; what is left out is the server's choice. A repetition of the request
-        makes no second one.
+        """Create a ledger; the server chooses what is left out. A retry of the request creates no
+        second ledger.
         """
         options = {
             "ensemble_size": ensemble_size,
@@ -76,7 +76,7 @@ class Client:
         return self.ledger(int(answer.json()["ledger_id"]), password=password)
 
     def ledger(self, ledger_id: int, *, password: str | None = None) -> Ledger:
-        """A ledger that exists; asks nobody."""
+        """A handle of an existing ledger. Sends no request."""
         return Ledger(self._transport, ledger_id, password, self._batching)
 
     async def delete_ledger(self, ledger_id: int, *, password: str | None = None) -> None:
@@ -85,7 +85,7 @@ class Client:
             "DELETE",
             f"/v1/ledgers/{ledger_id}",
             headers=with_password(password),
-            # Twice is 404, which says that it is gone; but then nobody knows who did it.
+            # A second delete gets 404: the ledger is gone, but nobody can tell who deleted it.
             is_repeatable=False,
         )
 
@@ -96,7 +96,7 @@ class Client:
         bookie: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Paged[Shown]:
-        """All ledgers that fit, by id."""
+        """All ledgers that match, by id."""
         params: dict[str, str | int] = {}
         if state:
             params["state"] = state
@@ -120,10 +120,10 @@ class Client:
         retention_bytes: int | None = None,
         retention_seconds: int | None = None,
     ) -> Log:
-        """Create a log, or get it where it exists with the same settings; what is left out is the
-        server's choice.
+        """Create a log, or get an existing log of the same settings; the server chooses what is left
+        out.
 
-        Raises: LogExists where it has others.
+        Raises: LogExists where the log has other settings.
         """
         settings = {
             "ensemble_size": ensemble_size,
@@ -146,7 +146,9 @@ class Client:
         return self.log(name)
 
     def log(self, name: str, *, writer_token: int | None = None) -> Log:
-        """A log that exists; asks nobody. `writer_token`: of `Log.open`, in another process."""
+        """A handle of an existing log. Sends no request. `writer_token`: of `Log.open`, in another
+        process.
+        """
         return Log(self._transport, name, writer_token, self._batching)
 
     async def begin(
@@ -157,21 +159,21 @@ class Client:
         version: int | None = None,
         expires_in_s: int | None = None,
     ) -> Transaction:
-        """A transaction on a log. With `app` and `version` the one that all of this version share;
-        it may be COMMITTED already (`info`), and then there is nothing to do.
+        """Begin a transaction on a log. With `app` and `version`: the transaction that all processes of
+        this version share; if it is COMMITTED already (`info`), there is nothing left to do.
         """
         wanted = {"log": log, "app": app, "version": version, "expires_in_s": expires_in_s}
         answer = await self._transport.request(
             "POST",
             "/v1/transactions",
             body=orjson.dumps({k: v for k, v in wanted.items() if v is not None}),
-            # Done twice without an app, one of the two is left to expire.
+            # Without an app a retry may begin a second transaction; the first one expires.
             is_repeatable=True,
         )
         return self.transaction(str(answer.json()["transaction"]))
 
     def transaction(self, transaction_id: str) -> Transaction:
-        """A transaction that exists; asks nobody."""
+        """A handle of an existing transaction. Sends no request."""
         return Transaction(self._transport, transaction_id)
 
     def logs(self) -> Paged[Shown]:

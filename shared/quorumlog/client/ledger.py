@@ -18,14 +18,14 @@ _OCTETS: Final = "application/octet-stream"
 _LENGTH: Final = struct.Struct(">I")
 _HEAD: Final = struct.Struct(">QI")
 PAGE: Final = 1000
-"""Entries of a page, where an iterator asks for them (taste; bytes end a page too)."""
+"""Entries of a page that an iterator asks for (taste; the server ends a page by bytes too)."""
 WAIT_MS: Final = 30_000
-"""How long a tail that rests is asked for at once."""
+"""How long one request waits at a tail for new entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Entries that are durable on an ack quorum: ids first to last."""
+    """Entries `first` to `last` are durable on an ack quorum."""
 
     first_entry: int
     last_entry: int
@@ -56,7 +56,7 @@ class Page:
 
 
 class Ledger:
-    """A ledger of a cluster. Holds its id and password, and appends that are on their way."""
+    """A handle of a ledger: its id and password, and appends that are under way."""
 
     ledger_id: int
 
@@ -79,17 +79,17 @@ class Ledger:
         return f"Ledger({self.ledger_id})"
 
     async def append(self, payload: bytes, *, expect: int | None = None) -> int:
-        """Append one entry and return its id once it is durable.
+        """Append one entry and return the entry's id once the entry is durable.
 
-        Appends that are made while one is under way travel together, in the order of the calls.
-        An error whose `outcome` is unknown may have appended it; it is never sent twice by itself,
-        and what was queued behind it is not sent.
-        `expect`: the id that it must get, else UnexpectedEntryId and nothing is written.
+        Appends that are made while a request is under way travel together, in the order of the calls.
+        After an error whose `outcome` is unknown the entry may have been appended: the client never
+        sends the entry again by itself, and does not send what was queued behind it.
+        `expect`: the id that the entry must get; else UnexpectedEntryId, and nothing is written.
         """
         return (await self._batcher.append((payload,), expect)).first_entry
 
     async def submit(self, payload: bytes) -> asyncio.Future[Appended]:
-        """Append one entry without waiting until it is durable: that is when the future is done.
+        """Queue one entry; the future is done once the entry is durable.
 
         Waits only while too much is queued.
         """
@@ -98,13 +98,13 @@ class Ledger:
     async def append_batch(
         self, payloads: Sequence[bytes], *, expect: int | None = None
     ) -> Appended:
-        """Append entries that get consecutive ids. Of a batch whose outcome is unknown a prefix may
-        be there.
+        """Append entries under consecutive ids. If the outcome is unknown, a prefix of the batch may
+        have been appended.
         """
         return await self._batcher.append(payloads, expect)
 
     async def flush(self) -> None:
-        """Wait until every append of this object is settled."""
+        """Wait until every append of this handle has succeeded or failed."""
         await self._batcher.flush()
 
     async def _send(self, call: Call[bytes]) -> Appended:
@@ -121,16 +121,16 @@ class Ledger:
             headers=self._headers,
             is_repeatable=False,
         )
-        told = answer.json()
-        first = int(told["entry_id"] if "entry_id" in told else told["first_entry"])
-        return Appended(first, first + len(call.payloads) - 1, int(told["last_add_confirmed"]))
+        shown = answer.json()
+        first = int(shown["entry_id"] if "entry_id" in shown else shown["first_entry"])
+        return Appended(first, first + len(call.payloads) - 1, int(shown["last_add_confirmed"]))
 
     async def read(
         self, first: int = 0, *, limit: int | None = None, last: int | None = None, wait_ms: int = 0
     ) -> Page:
         """Read entries from `first` on, as many as one answer holds.
 
-        `wait_ms`: how long the server may wait for one at the tail.
+        `wait_ms`: how long the server may wait for a new entry at the tail.
         """
         params: dict[str, str | int] = {"from": first, "wait_ms": wait_ms}
         if limit is not None:
@@ -153,7 +153,7 @@ class Ledger:
         )
 
     def entries(self, first: int = 0, *, last: int | None = None) -> Paged[Entry]:
-        """The entries that are confirmed when it begins, in order."""
+        """The entries that are confirmed when the iteration begins, in order."""
         return Paged(self._entries(first, last))
 
     async def _entries(self, first: int, last: int | None) -> AsyncGenerator[Sequence[Entry], None]:
@@ -166,7 +166,9 @@ class Ledger:
             first = page.next
 
     def tail(self, first: int = 0) -> Paged[Entry]:
-        """The entries in order, and those to come, until the ledger is closed. Never fences."""
+        """Follow the ledger: all entries in order, and new ones as they are confirmed, until the ledger
+        is closed. Never fences.
+        """
         return Paged(self._tail(first))
 
     async def _tail(self, first: int) -> AsyncGenerator[Sequence[Entry], None]:
@@ -182,17 +184,18 @@ class Ledger:
         return await self._call("GET", "")
 
     async def last_add_confirmed(self) -> int:
-        """The last entry that is confirmed, -1 where there is none."""
+        """The last add confirmed; -1 while no entry is confirmed."""
         answer = await self._call("GET", "/last-add-confirmed")
         return int(answer["last_add_confirmed"])
 
     async def close(self) -> dict[str, Any]:
-        """End the ledger after its last acknowledged entry, through its writer."""
+        """Close the ledger after its last acknowledged entry, through its writer."""
         return await self._call("POST", "/close")
 
     async def recover(self, *, declare_lost: Sequence[str] = ()) -> dict[str, Any]:
-        """End the ledger although its writer may be gone: fence, read on, close. All who ask get
-        the same end. `declare_lost` names bookies that never come back: entries may be lacking.
+        """Recover the ledger, whose writer may be gone: fence, read forward, close. Every caller gets
+        the same last entry. `declare_lost` names bookies that never come back: the ledger may lack
+        entries then.
         """
         lost = orjson.dumps({"declare_lost": list(declare_lost)}) if declare_lost else None
         return await self._call("POST", "/recover", lost)
@@ -200,10 +203,10 @@ class Ledger:
     async def accept_loss(
         self, first: int, last: int, *, declare_lost: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """Give up entries first..last of a closed ledger for ever: reads of them raise EntryLost.
+        """Give up entries first..last of a closed ledger for ever: reads of these raise EntryLost.
 
-        Raises: LossNotProven unless all who could hold them answer that they do not, those apart
-        that `declare_lost` says are gone for ever.
+        Raises: LossNotProven unless every bookie that could hold the entries answers that it does not;
+        bookies in `declare_lost` need not answer, as they are gone for ever.
         """
         wanted = {"first": first, "last": last, "declare_lost": list(declare_lost)}
         return await self._call("POST", "/accept-loss", orjson.dumps(wanted))
@@ -222,12 +225,12 @@ def _share(done: Appended, index: int, count: int) -> Appended:
 
 
 def with_password(password: str | None) -> Mapping[str, str]:
-    """The header that opens a ledger which has a password."""
+    """The header with the ledger's password, where it has one."""
     return {} if password is None else {header.LEDGER_PASSWORD: password}
 
 
 def frames(payloads: Sequence[bytes]) -> bytes:
-    """A batch as it travels."""
+    """A batch of payloads as one body: a length before each."""
     return b"".join(part for p in payloads for part in (_LENGTH.pack(len(p)), p))
 
 

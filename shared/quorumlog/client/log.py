@@ -1,4 +1,4 @@
-"""One named log: append records, read them by offset, follow them."""
+"""One named log: append records, read by offset, follow."""
 
 import asyncio
 import uuid
@@ -29,9 +29,7 @@ from quorumlog.client.transport import Transport
 
 
 class Log:
-    """A log of a cluster. Holds its name, appends that are on their way and, once it was opened for
-    one writer, the writer token.
-    """
+    """A handle of a log: its name, appends that are under way and, after `open`, the writer token."""
 
     name: str
     writer_token: int | None
@@ -52,25 +50,26 @@ class Log:
         return f"Log({self.name!r})"
 
     async def append(self, *records: bytes | Record, expect: int | None = None) -> LogAppended:
-        """Append records next to each other, all or none; returns when they are durable.
+        """Append records at consecutive offsets, all or none; return once the records are durable.
 
-        Appends that are made while one is under way travel together, in the order of the calls.
-        An error whose `outcome` is unknown may have appended them; they are never sent twice by
-        itself, and what was queued behind them is not sent. Where that must not be, use a
-        `producer`.
-        `expect`: the offset that the first must get, else UnexpectedOffset, nothing written.
+        Appends that are made while a request is under way travel together, in the order of the calls.
+        After an error whose `outcome` is unknown the records may have been appended: the client never
+        sends records again by itself, and does not send what was queued behind them. A `producer`
+        appends exactly once instead.
+        `expect`: the offset that the first record must get; else UnexpectedOffset, and nothing is
+        written.
         """
         return await self._batcher.append(records, expect)
 
     async def submit(self, *records: bytes | Record) -> asyncio.Future[LogAppended]:
-        """Append records without waiting until they are durable: that is when the future is done.
+        """Queue records; the future is done once the records are durable.
 
         Waits only while too much is queued.
         """
         return await self._batcher.submit(records)
 
     async def flush(self) -> None:
-        """Wait until every append of this object is settled."""
+        """Wait until every append of this handle has succeeded or failed."""
         await self._batcher.flush()
 
     def producer(
@@ -80,14 +79,14 @@ class Log:
         epoch: int | None = None,
         since: int | None = None,
     ) -> Producer:
-        """Who appends exactly once, whatever dies. One of the same id with a higher epoch ends the
-        ones before it; the epoch is the time by the clock where it is not given.
+        """A producer, which appends exactly once whatever process dies. A producer of the same id with
+        a higher epoch ends older ones; the default epoch is the wall clock's time.
 
-        `since`: the log's `next_offset` before the producer of this id and epoch had sent anything.
-        It is read with the first request where the epoch is made here. Who gives an epoch may have
-        sent under it before, and gives the `since` of then; without it a log that has forgotten any
-        producer takes no requests of one that it does not know. Raises: ExpiredProducer; begin a
-        new epoch then.
+        `since`: the log's `next_offset` before the producer of this id and epoch sent its first
+        request. With the default epoch the first append reads `since` from the log. A caller that gives
+        an epoch may have sent requests under that epoch before, and gives the `since` of that time;
+        without `since`, a log that has forgotten any producer refuses producers that it does not know
+        with ExpiredProducer: begin a new epoch then.
         """
         return Producer(
             self._request,
@@ -107,7 +106,7 @@ class Log:
     async def _request(
         self, call: Call[bytes | Record], headers: Mapping[str, str], *, is_repeatable: bool
     ) -> LogAppended:
-        """One append request, for this object and its producers."""
+        """Send one append request, of this handle or one of its producers."""
         content_type, body = encoded(call.payloads)
         token = self.writer_token
         answer = await self._transport.request(
@@ -119,12 +118,12 @@ class Log:
             headers={**headers, **({} if token is None else {header.WRITER_TOKEN: str(token)})},
             is_repeatable=is_repeatable,
         )
-        told = answer.json()
+        shown = answer.json()
         return LogAppended(
-            int(told["first_offset"]),
-            int(told["last_offset"]),
-            int(told["ledger_id"]),
-            int(told["entry_id"]),
+            int(shown["first_offset"]),
+            int(shown["last_offset"]),
+            int(shown["ledger_id"]),
+            int(shown["entry_id"]),
             answer.headers.get(header.PRODUCER_DUPLICATE) == "true",
         )
 
@@ -133,7 +132,7 @@ class Log:
     ) -> LogPage:
         """Read records from `start` on, as many as one answer holds.
 
-        `wait_ms`: how long the server may wait for one at the tail.
+        `wait_ms`: how long the server may wait for a new record at the tail.
         """
         params: dict[str, str | int] = {"from": start, "wait_ms": wait_ms}
         if limit is not None:
@@ -154,7 +153,7 @@ class Log:
         )
 
     def records(self, start: Start = "earliest") -> Paged[LogRecord]:
-        """The records that are there when it begins, in order."""
+        """The records that are confirmed when the iteration begins, in order."""
         return Paged(self._records(start))
 
     async def _records(self, start: Start) -> AsyncGenerator[Sequence[LogRecord], None]:
@@ -170,7 +169,9 @@ class Log:
             start = page.next
 
     def tail(self, start: Start = "earliest") -> Paged[LogRecord]:
-        """The records in order, and those to come, until the log is closed. Never fences."""
+        """Follow the log: all records in order, and new ones as they are confirmed, until the log is
+        closed. Never fences.
+        """
         return Paged(self._tail(start))
 
     async def _tail(self, start: Start) -> AsyncGenerator[Sequence[LogRecord], None]:
@@ -182,34 +183,34 @@ class Log:
                 return
 
     async def open(self, owner: str) -> int:
-        """Become its only writer: whoever wrote it is fenced off, and this object's appends carry
-        the token. Returns the offset that the next record gets.
+        """Become the log's only writer: fence former writers, and send the writer token with this
+        handle's appends. Returns the offset that the next record gets.
         """
-        told = await self._call("POST", "/open", {"owner": owner}, is_repeatable=False)
-        self.writer_token = int(told["writer_token"])
-        return int(told["next_offset"])
+        shown = await self._call("POST", "/open", {"owner": owner}, is_repeatable=False)
+        self.writer_token = int(shown["writer_token"])
+        return int(shown["next_offset"])
 
     async def info(self) -> dict[str, Any]:
         """The log as the API shows it: settings, ledgers, offsets, owner."""
         return await self._call("GET", "")
 
     async def roll(self) -> dict[str, Any]:
-        """Go on in a new ledger."""
+        """Roll: close the log's open ledger and continue in a new one."""
         return await self._call("POST", "/roll")
 
     async def truncate(self, before: int) -> dict[str, Any]:
-        """Drop whole ledgers that end below an offset; `first_offset` tells the result."""
+        """Drop whole ledgers that end below an offset; `first_offset` of `info` shows the result."""
         return await self._call("POST", "/truncate", {"before": before})
 
     async def archived(self, through: int, *, expect: int | None = None) -> dict[str, Any]:
-        """Say that all records below an offset are kept elsewhere too; retention keeps the others.
+        """Record that all records below an offset are archived elsewhere; retention keeps the others.
 
         `expect`: `archived_through` as it was before. Raises: VersionConflict, InvalidRequest.
         """
         return await self._call("POST", "/archived", {"through": through, "expect": expect})
 
     async def close(self) -> dict[str, Any]:
-        """End the log for good."""
+        """Close the log for good."""
         return await self._call("POST", "/close")
 
     async def delete(self) -> None:

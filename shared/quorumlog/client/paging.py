@@ -1,4 +1,4 @@
-"""What is read page by page and looked at one by one."""
+"""An iterator over items that are fetched page by page."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Generic, Self, TypeVar
@@ -7,12 +7,12 @@ T = TypeVar("T")
 
 
 class Paged(AsyncIterator[T], Generic[T]):
-    """An iterator over pages' items, in order. `pages` gives them as they came, for whoever wants
-    to handle many at once; use one or the other.
+    """Iterates over the items of pages, in order, or over whole pages (`pages`), for callers that
+    handle many items at once. Use one of the two.
     """
 
     def __init__(self, pages: AsyncGenerator[Sequence[T], None]) -> None:
-        """`pages`: their items; a page may be empty."""
+        """`pages`: the items of each page; a page may be empty."""
         self._pages = pages
         self._page: Sequence[T] = ()
         self._index = 0
@@ -34,5 +34,5 @@ class Paged(AsyncIterator[T], Generic[T]):
         return self._pages
 
     async def aclose(self) -> None:
-        """Ask for nothing more."""
+        """Stop fetching."""
         await self._pages.aclose()

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for code that has none."""
+"""An event loop in a thread of its own, for code without an event loop."""
 
 import asyncio
 import threading
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Portal:
-    """Runs coroutines for other threads, and hands their results back. Any thread may call."""
+    """Runs coroutines for other threads and returns the results. Any thread may call."""
 
     def __init__(self) -> None:
-        """Start the thread. It does not keep a process alive."""
+        """Start the thread, a daemon: it does not keep the process alive."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="quorumlog-client", daemon=True
@@ -23,7 +23,9 @@ class Portal:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine. Where the wait is broken off (Ctrl-C), so is the work."""
+        """Run a coroutine and return its result. If the wait is interrupted (Ctrl-C), cancel the
+        coroutine.
+        """
         if not self._thread.is_alive() or threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("the client is closed, or it is called from its own callback")
@@ -35,7 +37,7 @@ class Portal:
             raise
 
     def future(self, awaited: "asyncio.Future[T]") -> "Future[T]":
-        """The same future for threads."""
+        """An asyncio future as a future for threads."""
 
         async def result() -> T:
             return await awaited
@@ -43,7 +45,7 @@ class Portal:
         return asyncio.run_coroutine_threadsafe(result(), self._loop)
 
     def iterate(self, paged: Paged[T]) -> Iterator[T]:
-        """The items, one thread's turn a page."""
+        """The items; the calling thread waits for the loop once per page."""
         pages = paged.pages()
         try:
             while True:
@@ -53,12 +55,12 @@ class Portal:
                     return
                 yield from page
         finally:
-            # One that is given up after the client ended was ended with it.
+            # The end of the client has closed the generator already.
             if self._thread.is_alive():
                 self.run(_closed(pages))
 
     def close(self) -> None:
-        """End what is under way, and the thread."""
+        """Cancel what is under way, and end the thread."""
         self.run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -73,7 +75,7 @@ class Portal:
 
 
 async def _closed(pages: AsyncGenerator[Any, None]) -> None:
-    """Close a generator whose last step may still be ending."""
+    """Close a generator whose last step may not have returned yet."""
     while True:
         try:
             await pages.aclose()

@@ -1,4 +1,4 @@
-"""Who appends to a log exactly once, whatever dies."""
+"""Producers: exactly-once appends to a log, whatever process dies."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -11,8 +11,8 @@ from quorumlog.errors import NOT_DONE, UNKNOWN, ExpiredProducer, QuorumLogError
 
 
 class Unsettled(QuorumLogError, travels=False):
-    """Nobody knows what became of the producer's last request, so nothing else may follow it:
-    append the same records again in one call, or `settle`.
+    """The outcome of the producer's last request is unknown, so no other request may follow: append
+    the same records again in one call, or call `settle`.
     """
 
     code = "unsettled"
@@ -27,17 +27,17 @@ class Request(Protocol):
     def __call__(
         self, call: Call[bytes | Record], headers: Mapping[str, str], *, is_repeatable: bool
     ) -> Coroutine[Any, Any, LogAppended]:
-        """Send it, again and again where it may be repeated."""
+        """Send the request, with retries where `is_repeatable`."""
         ...
 
 
 class Producer:
-    """Appends to a log exactly once: a repeat of a request gets the first one's answer.
+    """Appends to a log exactly once: a repeat of a request gets the first request's answer.
 
-    Invariants: `seq` is that of the next request; one whose outcome is unknown keeps its own, and no
-    other records are sent under it. `since` is the log's end before this producer had sent anything,
-    by which a log that has forgotten some tells a new producer from a forgotten one; once it is known
-    it never changes. None: it is not said.
+    Invariants: `seq` is the sequence number of the next request; a request whose outcome is unknown
+    keeps its number, and no other records are sent under that number. `since` is the log's end before
+    this producer sent its first request: a log that has forgotten some producers tells new ones from
+    forgotten ones by it. Once known, `since` never changes; while None, requests do not carry it.
     """
 
     producer_id: str
@@ -65,28 +65,28 @@ class Producer:
         self._batcher = Batcher(self._send, share, size_of, start, batching)
 
     async def append(self, *records: bytes | Record) -> LogAppended:
-        """Append records next to each other, all or none, and once.
+        """Append records at consecutive offsets, all or none, and once.
 
-        Appends that are made while one is under way travel together, in the order of the calls.
-        After an error whose outcome is unknown the same call again is harmless, if the records
-        travelled alone; else it is Unsettled, and `settle` tells where they are.
+        Appends that are made while a request is under way travel together, in the order of the calls.
+        After an error whose outcome is unknown the same call again is harmless if its records travelled
+        alone; else it raises Unsettled, and `settle` tells where the records are.
         """
         return await self._batcher.append(records)
 
     async def submit(self, *records: bytes | Record) -> asyncio.Future[LogAppended]:
-        """Append records without waiting until they are durable: that is when the future is done.
+        """Queue records; the future is done once the records are durable.
 
         Waits only while too much is queued.
         """
         return await self._batcher.submit(records)
 
     async def flush(self) -> None:
-        """Wait until every append of this object is settled, or failed."""
+        """Wait until every append of this producer has succeeded or failed."""
         await self._batcher.flush()
 
     async def settle(self) -> LogAppended | None:
-        """Send the request again whose outcome is unknown: where all its records are, in the order
-        of their calls. None where there is no such request.
+        """Repeat the request whose outcome is unknown, and return where all its records are, in the
+        order of their calls; None where there is no such request.
         """
         await self._batcher.flush()
         return None if self._open is None else await self._batcher.append(self._open)
@@ -112,14 +112,14 @@ class Producer:
                 is_repeatable=True,
             )
         except QuorumLogError as error:
-            # Under an epoch that the caller gave, another process may have sent it before.
+            # Under an epoch that the caller gave, another process may have sent this request before.
             may_be_anothers = isinstance(error, ExpiredProducer) and self._read_since is None
             if error.outcome == NOT_DONE and not may_be_anothers and self._open is None:
                 raise
             self._open = call.payloads
-            told = error.with_outcome(UNKNOWN)
-            told.add_note(f"request {self.seq} is open: append the same again, or settle")
-            raise told from error
+            unknown = error.with_outcome(UNKNOWN)
+            unknown.add_note(f"request {self.seq} is open: append the same again, or settle")
+            raise unknown from error
         except asyncio.CancelledError:
             self._open = call.payloads
             raise

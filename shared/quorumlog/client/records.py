@@ -1,4 +1,4 @@
-"""Records of logs: what is appended, what comes back, and how both travel."""
+"""Records of logs: what callers append, what they read, and the JSON of both."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ import orjson
 from quorumlog.client.ledger import FRAMES, frames
 
 _RECORD_BYTES: Final = 64
-"""What a record counts for beside its value, so that a queue of empty ones has an end too."""
+"""Bytes that a record counts beside its value, so that a queue of empty records is bounded too."""
 
 Start = int | Literal["earliest", "latest"]
 
@@ -23,7 +23,7 @@ class Record:
     key: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     timestamp: str | None = None
-    """RFC 3339; the time of the append where it is not given."""
+    """RFC 3339; by default the time of the append."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True)
 class LogAppended:
-    """Records that are durable, all of one request. `is_duplicate`: an earlier one did it."""
+    """The records of one request are durable. `is_duplicate`: an earlier request appended them."""
 
     first_offset: int
     last_offset: int
@@ -52,7 +52,7 @@ class LogAppended:
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """Some records in order. Go on at `next`; `closed` says that nothing ever follows."""
+    """Some records in order. Continue at `next`; `closed`: no record will ever follow."""
 
     records: tuple[LogRecord, ...]
     next: int
@@ -61,7 +61,7 @@ class LogPage:
 
 
 def encoded(records: Sequence[bytes | Record]) -> tuple[str, bytes]:
-    """The content type and the body of an append: frames where there are only values, else JSON."""
+    """The content type and the body of an append: frames for records of only values, else JSON."""
     plain = [record for record in records if isinstance(record, bytes)]
     if len(plain) == len(records):
         return FRAMES, frames(plain)
@@ -69,14 +69,14 @@ def encoded(records: Sequence[bytes | Record]) -> tuple[str, bytes]:
 
 
 def size_of(record: bytes | Record) -> int:
-    """About how many bytes a record is."""
+    """A record's approximate size in bytes."""
     if isinstance(record, bytes):
         return len(record) + _RECORD_BYTES
     return len(record.value) + len(record.key or b"") + _RECORD_BYTES
 
 
 def share(done: LogAppended, index: int, count: int) -> LogAppended:
-    """What some records of a batch got."""
+    """The answer for some records of a batch."""
     first = done.first_offset + index
     return LogAppended(first, first + count - 1, done.ledger_id, done.entry_id, done.is_duplicate)
 

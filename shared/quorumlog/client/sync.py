@@ -52,12 +52,12 @@ __all__ = [
 
 
 class Producer:
-    """Appends to a log exactly once: a repeat of a request gets the first one's answer.
+    """Appends to a log exactly once: a repeat of a request gets the first request's answer.
 
-    Invariants: `seq` is that of the next request; one whose outcome is unknown keeps its own, and no
-    other records are sent under it. `since` is the log's end before this producer had sent anything,
-    by which a log that has forgotten some tells a new producer from a forgotten one; once it is known
-    it never changes. None: it is not said.
+    Invariants: `seq` is the sequence number of the next request; a request whose outcome is unknown
+    keeps its number, and no other records are sent under that number. `since` is the log's end before
+    this producer sent its first request: a log that has forgotten some producers tells new ones from
+    forgotten ones by it. Once known, `since` never changes; while None, requests do not carry it.
     """
 
     def __init__(self, portal: Portal, inner: _async.Producer) -> None:
@@ -89,34 +89,34 @@ class Producer:
         return self._inner.since
 
     def append(self, *records: bytes | Record) -> LogAppended:
-        """Append records next to each other, all or none, and once.
+        """Append records at consecutive offsets, all or none, and once.
 
-        Appends that are made while one is under way travel together, in the order of the calls.
-        After an error whose outcome is unknown the same call again is harmless, if the records
-        travelled alone; else it is Unsettled, and `settle` tells where they are.
+        Appends that are made while a request is under way travel together, in the order of the calls.
+        After an error whose outcome is unknown the same call again is harmless if its records travelled
+        alone; else it raises Unsettled, and `settle` tells where the records are.
         """
         return self._portal.run(self._inner.append(*records))
 
     def submit(self, *records: bytes | Record) -> Future[LogAppended]:
-        """Append records without waiting until they are durable: that is when the future is done.
+        """Queue records; the future is done once the records are durable.
 
         Waits only while too much is queued.
         """
         return self._portal.future(self._portal.run(self._inner.submit(*records)))
 
     def flush(self) -> None:
-        """Wait until every append of this object is settled, or failed."""
+        """Wait until every append of this producer has succeeded or failed."""
         self._portal.run(self._inner.flush())
 
     def settle(self) -> LogAppended | None:
-        """Send the request again whose outcome is unknown: where all its records are, in the order
-        of their calls. None where there is no such request.
+        """Repeat the request whose outcome is unknown, and return where all its records are, in the
+        order of their calls; None where there is no such request.
         """
         return self._portal.run(self._inner.settle())
 
 
 class Ledger:
-    """A ledger of a cluster. Holds its id and password, and appends that are on their way."""
+    """A handle of a ledger: its id and password, and appends that are under way."""
 
     def __init__(self, portal: Portal, inner: _async.Ledger) -> None:
         """Made by a client."""
@@ -132,30 +132,30 @@ class Ledger:
         return self._inner.ledger_id
 
     def append(self, payload: bytes, *, expect: int | None = None) -> int:
-        """Append one entry and return its id once it is durable.
+        """Append one entry and return the entry's id once the entry is durable.
 
-        Appends that are made while one is under way travel together, in the order of the calls.
-        An error whose `outcome` is unknown may have appended it; it is never sent twice by itself,
-        and what was queued behind it is not sent.
-        `expect`: the id that it must get, else UnexpectedEntryId and nothing is written.
+        Appends that are made while a request is under way travel together, in the order of the calls.
+        After an error whose `outcome` is unknown the entry may have been appended: the client never
+        sends the entry again by itself, and does not send what was queued behind it.
+        `expect`: the id that the entry must get; else UnexpectedEntryId, and nothing is written.
         """
         return self._portal.run(self._inner.append(payload, expect=expect))
 
     def submit(self, payload: bytes) -> Future[Appended]:
-        """Append one entry without waiting until it is durable: that is when the future is done.
+        """Queue one entry; the future is done once the entry is durable.
 
         Waits only while too much is queued.
         """
         return self._portal.future(self._portal.run(self._inner.submit(payload)))
 
     def append_batch(self, payloads: Sequence[bytes], *, expect: int | None = None) -> Appended:
-        """Append entries that get consecutive ids. Of a batch whose outcome is unknown a prefix may
-        be there.
+        """Append entries under consecutive ids. If the outcome is unknown, a prefix of the batch may
+        have been appended.
         """
         return self._portal.run(self._inner.append_batch(payloads, expect=expect))
 
     def flush(self) -> None:
-        """Wait until every append of this object is settled."""
+        """Wait until every append of this handle has succeeded or failed."""
         self._portal.run(self._inner.flush())
 
     def read(
@@ -163,16 +163,18 @@ class Ledger:
     ) -> Page:
         """Read entries from `first` on, as many as one answer holds.
 
-        `wait_ms`: how long the server may wait for one at the tail.
+        `wait_ms`: how long the server may wait for a new entry at the tail.
         """
         return self._portal.run(self._inner.read(first, limit=limit, last=last, wait_ms=wait_ms))
 
     def entries(self, first: int = 0, *, last: int | None = None) -> Iterator[Entry]:
-        """The entries that are confirmed when it begins, in order."""
+        """The entries that are confirmed when the iteration begins, in order."""
         return self._portal.iterate(self._inner.entries(first, last=last))
 
     def tail(self, first: int = 0) -> Iterator[Entry]:
-        """The entries in order, and those to come, until the ledger is closed. Never fences."""
+        """Follow the ledger: all entries in order, and new ones as they are confirmed, until the ledger
+        is closed. Never fences.
+        """
         return self._portal.iterate(self._inner.tail(first))
 
     def info(self) -> dict[str, Any]:
@@ -180,34 +182,33 @@ class Ledger:
         return self._portal.run(self._inner.info())
 
     def last_add_confirmed(self) -> int:
-        """The last entry that is confirmed, -1 where there is none."""
+        """The last add confirmed; -1 while no entry is confirmed."""
         return self._portal.run(self._inner.last_add_confirmed())
 
     def close(self) -> dict[str, Any]:
-        """End the ledger after its last acknowledged entry, through its writer."""
+        """Close the ledger after its last acknowledged entry, through its writer."""
         return self._portal.run(self._inner.close())
 
     def recover(self, *, declare_lost: Sequence[str] = ()) -> dict[str, Any]:
-        """End the ledger although its writer may be gone: fence, read on, close. All who ask get
-        the same end. `declare_lost` names bookies that never come back: entries may be lacking.
+        """Recover the ledger, whose writer may be gone: fence, read forward, close. Every caller gets
+        the same last entry. `declare_lost` names bookies that never come back: the ledger may lack
+        entries then.
         """
         return self._portal.run(self._inner.recover(declare_lost=declare_lost))
 
     def accept_loss(
         self, first: int, last: int, *, declare_lost: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """Give up entries first..last of a closed ledger for ever: reads of them raise EntryLost.
+        """Give up entries first..last of a closed ledger for ever: reads of these raise EntryLost.
 
-        Raises: LossNotProven unless all who could hold them answer that they do not, those apart
-        that `declare_lost` says are gone for ever.
+        Raises: LossNotProven unless every bookie that could hold the entries answers that it does not;
+        bookies in `declare_lost` need not answer, as they are gone for ever.
         """
         return self._portal.run(self._inner.accept_loss(first, last, declare_lost=declare_lost))
 
 
 class Log:
-    """A log of a cluster. Holds its name, appends that are on their way and, once it was opened for
-    one writer, the writer token.
-    """
+    """A handle of a log: its name, appends that are under way and, after `open`, the writer token."""
 
     def __init__(self, portal: Portal, inner: _async.Log) -> None:
         """Made by a client."""
@@ -228,38 +229,39 @@ class Log:
         return self._inner.writer_token
 
     def append(self, *records: bytes | Record, expect: int | None = None) -> LogAppended:
-        """Append records next to each other, all or none; returns when they are durable.
+        """Append records at consecutive offsets, all or none; return once the records are durable.
 
-        Appends that are made while one is under way travel together, in the order of the calls.
-        An error whose `outcome` is unknown may have appended them; they are never sent twice by
-        itself, and what was queued behind them is not sent. Where that must not be, use a
-        `producer`.
-        `expect`: the offset that the first must get, else UnexpectedOffset, nothing written.
+        Appends that are made while a request is under way travel together, in the order of the calls.
+        After an error whose `outcome` is unknown the records may have been appended: the client never
+        sends records again by itself, and does not send what was queued behind them. A `producer`
+        appends exactly once instead.
+        `expect`: the offset that the first record must get; else UnexpectedOffset, and nothing is
+        written.
         """
         return self._portal.run(self._inner.append(*records, expect=expect))
 
     def submit(self, *records: bytes | Record) -> Future[LogAppended]:
-        """Append records without waiting until they are durable: that is when the future is done.
+        """Queue records; the future is done once the records are durable.
 
         Waits only while too much is queued.
         """
         return self._portal.future(self._portal.run(self._inner.submit(*records)))
 
     def flush(self) -> None:
-        """Wait until every append of this object is settled."""
+        """Wait until every append of this handle has succeeded or failed."""
         self._portal.run(self._inner.flush())
 
     def producer(
         self, producer_id: str | None = None, *, epoch: int | None = None, since: int | None = None
     ) -> Producer:
-        """Who appends exactly once, whatever dies. One of the same id with a higher epoch ends the
-        ones before it; the epoch is the time by the clock where it is not given.
+        """A producer, which appends exactly once whatever process dies. A producer of the same id with
+        a higher epoch ends older ones; the default epoch is the wall clock's time.
 
-        `since`: the log's `next_offset` before the producer of this id and epoch had sent anything.
-        It is read with the first request where the epoch is made here. Who gives an epoch may have
-        sent under it before, and gives the `since` of then; without it a log that has forgotten any
-        producer takes no requests of one that it does not know. Raises: ExpiredProducer; begin a
-        new epoch then.
+        `since`: the log's `next_offset` before the producer of this id and epoch sent its first
+        request. With the default epoch the first append reads `since` from the log. A caller that gives
+        an epoch may have sent requests under that epoch before, and gives the `since` of that time;
+        without `since`, a log that has forgotten any producer refuses producers that it does not know
+        with ExpiredProducer: begin a new epoch then.
         """
         return Producer(self._portal, self._inner.producer(producer_id, epoch=epoch, since=since))
 
@@ -268,21 +270,23 @@ class Log:
     ) -> LogPage:
         """Read records from `start` on, as many as one answer holds.
 
-        `wait_ms`: how long the server may wait for one at the tail.
+        `wait_ms`: how long the server may wait for a new record at the tail.
         """
         return self._portal.run(self._inner.read(start, limit=limit, wait_ms=wait_ms))
 
     def records(self, start: Start = "earliest") -> Iterator[LogRecord]:
-        """The records that are there when it begins, in order."""
+        """The records that are confirmed when the iteration begins, in order."""
         return self._portal.iterate(self._inner.records(start))
 
     def tail(self, start: Start = "earliest") -> Iterator[LogRecord]:
-        """The records in order, and those to come, until the log is closed. Never fences."""
+        """Follow the log: all records in order, and new ones as they are confirmed, until the log is
+        closed. Never fences.
+        """
         return self._portal.iterate(self._inner.tail(start))
 
     def open(self, owner: str) -> int:
-        """Become its only writer: whoever wrote it is fenced off, and this object's appends carry
-        the token. Returns the offset that the next record gets.
+        """Become the log's only writer: fence former writers, and send the writer token with this
+        handle's appends. Returns the offset that the next record gets.
         """
         return self._portal.run(self._inner.open(owner))
 
@@ -291,22 +295,22 @@ class Log:
         return self._portal.run(self._inner.info())
 
     def roll(self) -> dict[str, Any]:
-        """Go on in a new ledger."""
+        """Roll: close the log's open ledger and continue in a new one."""
         return self._portal.run(self._inner.roll())
 
     def truncate(self, before: int) -> dict[str, Any]:
-        """Drop whole ledgers that end below an offset; `first_offset` tells the result."""
+        """Drop whole ledgers that end below an offset; `first_offset` of `info` shows the result."""
         return self._portal.run(self._inner.truncate(before))
 
     def archived(self, through: int, *, expect: int | None = None) -> dict[str, Any]:
-        """Say that all records below an offset are kept elsewhere too; retention keeps the others.
+        """Record that all records below an offset are archived elsewhere; retention keeps the others.
 
         `expect`: `archived_through` as it was before. Raises: VersionConflict, InvalidRequest.
         """
         return self._portal.run(self._inner.archived(through, expect=expect))
 
     def close(self) -> dict[str, Any]:
-        """End the log for good."""
+        """Close the log for good."""
         return self._portal.run(self._inner.close())
 
     def delete(self) -> None:
@@ -317,8 +321,8 @@ class Log:
 class TransactionLedger:
     """A ledger of a transaction, which one task attempt writes and seals.
 
-    Invariant: one append at a time, and `entries` is the entry that the next one gets; so a
-    repetition of an append is recognized, and is there once.
+    Invariant: one append is under way at a time, and `entries` is the id of the next entry; so a retry
+    of an append is recognized, and the entry exists once.
     """
 
     def __init__(self, portal: Portal, inner: _async.TransactionLedger) -> None:
@@ -340,20 +344,20 @@ class TransactionLedger:
         return self._inner.entries
 
     def append(self, *records: bytes | Record) -> int:
-        """Append records as one entry, whose id is returned when it is durable.
+        """Append records as one entry and return the entry's id once the entry is durable.
 
         Raises: TransactionAborted, TransactionCommitted, LedgerClosed, LedgerFenced, WriterLost:
-        then this attempt is lost, and another one needs a ledger of its own.
+        this attempt is lost then, and the next attempt needs a ledger of its own.
         """
         return self._portal.run(self._inner.append(*records))
 
     def close(self) -> dict[str, Any]:
-        """Seal it: a commit may name it then."""
+        """Seal the ledger: a commit may name it then."""
         return self._portal.run(self._inner.close())
 
 
 class Transaction:
-    """A transaction of a log. Holds nothing but its id."""
+    """A handle of a transaction of a log: its id."""
 
     def __init__(self, portal: Portal, inner: _async.Transaction) -> None:
         """Made by a client."""
@@ -375,7 +379,7 @@ class Transaction:
     def ledger(
         self, *, partition: int | None = None, attempt: int | None = None
     ) -> TransactionLedger:
-        """A ledger to write into; what is not named by the commit is deleted."""
+        """Create a ledger to write to. Ledgers that the commit does not name are deleted."""
         return TransactionLedger(
             self._portal, self._portal.run(self._inner.ledger(partition=partition, attempt=attempt))
         )
@@ -383,10 +387,10 @@ class Transaction:
     def commit(
         self, *ledger_ids: int, overwrite: bool = False, writer_token: int | None = None
     ) -> dict[str, Any]:
-        """Put these closed ledgers onto the log, in this order: all of them, once.
+        """Publish these closed ledgers to the log, in this order: all of them, once.
 
-        `overwrite`: what was on the log before is dropped. `writer_token`: of a log that was
-        opened. Raises: TransactionAborted; TransactionCommitted where other ones were published;
+        `overwrite`: drop what was on the log before. `writer_token`: of a log that was opened.
+        Raises: TransactionAborted; TransactionCommitted where other ledgers were published;
         InvalidRequest.
         """
         return self._portal.run(
@@ -394,21 +398,21 @@ class Transaction:
         )
 
     def abort(self) -> dict[str, Any]:
-        """End it: nothing of it comes onto the log. Raises: TransactionCommitted."""
+        """Abort: nothing of the transaction is published. Raises: TransactionCommitted."""
         return self._portal.run(self._inner.abort())
 
 
 class Client:
-    """Talks to the gateways of one cluster; use it in `async with`, whose end waits for appends that
-    are on their way (after an exception it ends them).
+    """The client of one cluster's gateways. Use it in `async with`: leaving waits for appends that are
+    under way, or cancels them after an exception.
     """
 
     def __init__(
         self, *urls: str, deadline_s: float = 60.0, batching: Batching | None = None
     ) -> None:
-        """`urls`: of one or more gateways; when one dies the next is asked.
+        """`urls`: of one or more gateways; when one dies the next one is asked.
 
-        `deadline_s`: for one call, with all its repetitions. `batching`: how appends are gathered.
+        `deadline_s`: for one call with all its retries. `batching`: how appends are batched.
         """
         self._inner = _async.Client(*urls, deadline_s=deadline_s, batching=batching)
 
@@ -435,8 +439,8 @@ class Client:
         ledger_id: int | None = None,
         allow_degraded: bool | None = None,
     ) -> Ledger:
-        """Create a ledger; what is left out is the server's choice. A repetition of the request
-        makes no second one.
+        """Create a ledger; the server chooses what is left out. A retry of the request creates no
+        second ledger.
         """
         return Ledger(
             self._portal,
@@ -455,7 +459,7 @@ class Client:
         )
 
     def ledger(self, ledger_id: int, *, password: str | None = None) -> Ledger:
-        """A ledger that exists; asks nobody."""
+        """A handle of an existing ledger. Sends no request."""
         return Ledger(self._portal, self._inner.ledger(ledger_id, password=password))
 
     def delete_ledger(self, ledger_id: int, *, password: str | None = None) -> None:
@@ -469,7 +473,7 @@ class Client:
         bookie: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """All ledgers that fit, by id."""
+        """All ledgers that match, by id."""
         return self._portal.iterate(
             self._inner.ledgers(state=state, bookie=bookie, metadata=metadata)
         )
@@ -489,10 +493,10 @@ class Client:
         retention_bytes: int | None = None,
         retention_seconds: int | None = None,
     ) -> Log:
-        """Create a log, or get it where it exists with the same settings; what is left out is the
-        server's choice.
+        """Create a log, or get an existing log of the same settings; the server chooses what is left
+        out.
 
-        Raises: LogExists where it has others.
+        Raises: LogExists where the log has other settings.
         """
         return Log(
             self._portal,
@@ -514,7 +518,9 @@ class Client:
         )
 
     def log(self, name: str, *, writer_token: int | None = None) -> Log:
-        """A log that exists; asks nobody. `writer_token`: of `Log.open`, in another process."""
+        """A handle of an existing log. Sends no request. `writer_token`: of `Log.open`, in another
+        process.
+        """
         return Log(self._portal, self._inner.log(name, writer_token=writer_token))
 
     def begin(
@@ -525,8 +531,8 @@ class Client:
         version: int | None = None,
         expires_in_s: int | None = None,
     ) -> Transaction:
-        """A transaction on a log. With `app` and `version` the one that all of this version share;
-        it may be COMMITTED already (`info`), and then there is nothing to do.
+        """Begin a transaction on a log. With `app` and `version`: the transaction that all processes of
+        this version share; if it is COMMITTED already (`info`), there is nothing left to do.
         """
         return Transaction(
             self._portal,
@@ -536,7 +542,7 @@ class Client:
         )
 
     def transaction(self, transaction_id: str) -> Transaction:
-        """A transaction that exists; asks nobody."""
+        """A handle of an existing transaction. Sends no request."""
         return Transaction(self._portal, self._inner.transaction(transaction_id))
 
     def logs(self) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Transactions: records that come onto a log together, once, or not at all."""
+"""Transactions: records that are published to a log together, once, or not at all."""
 
 import uuid
 from typing import Any
@@ -15,8 +15,8 @@ from quorumlog.errors import UnexpectedEntryId
 class TransactionLedger:
     """A ledger of a transaction, which one task attempt writes and seals.
 
-    Invariant: one append at a time, and `entries` is the entry that the next one gets; so a
-    repetition of an append is recognized, and is there once.
+    Invariant: one append is under way at a time, and `entries` is the id of the next entry; so a retry
+    of an append is recognized, and the entry exists once.
     """
 
     ledger_id: int
@@ -34,10 +34,10 @@ class TransactionLedger:
         return f"TransactionLedger({self.ledger_id})"
 
     async def append(self, *records: bytes | Record) -> int:
-        """Append records as one entry, whose id is returned when it is durable.
+        """Append records as one entry and return the entry's id once the entry is durable.
 
         Raises: TransactionAborted, TransactionCommitted, LedgerClosed, LedgerFenced, WriterLost:
-        then this attempt is lost, and another one needs a ledger of its own.
+        this attempt is lost then, and the next attempt needs a ledger of its own.
         """
         content_type, body = encoded(records)
         entry_id = self.entries
@@ -51,21 +51,21 @@ class TransactionLedger:
                 is_repeatable=True,
             )
         except UnexpectedEntryId as error:
-            # An earlier try did it: nobody else writes here.
+            # An earlier try appended the entry: nobody else writes to this ledger.
             if error.members.get("next_entry_id") != entry_id + 1:
                 raise
         self.entries = entry_id + 1
         return entry_id
 
     async def close(self) -> dict[str, Any]:
-        """Seal it: a commit may name it then."""
+        """Seal the ledger: a commit may name it then."""
         answer = await self._transport.request("POST", f"{self._path}/close", is_repeatable=True)
         closed: dict[str, Any] = answer.json()
         return closed
 
 
 class Transaction:
-    """A transaction of a log. Holds nothing but its id."""
+    """A handle of a transaction of a log: its id."""
 
     transaction_id: str
 
@@ -88,7 +88,7 @@ class Transaction:
     async def ledger(
         self, *, partition: int | None = None, attempt: int | None = None
     ) -> TransactionLedger:
-        """A ledger to write into; what is not named by the commit is deleted."""
+        """Create a ledger to write to. Ledgers that the commit does not name are deleted."""
         wanted = {
             "transaction": self.transaction_id,
             "partition": partition,
@@ -106,10 +106,10 @@ class Transaction:
     async def commit(
         self, *ledger_ids: int, overwrite: bool = False, writer_token: int | None = None
     ) -> dict[str, Any]:
-        """Put these closed ledgers onto the log, in this order: all of them, once.
+        """Publish these closed ledgers to the log, in this order: all of them, once.
 
-        `overwrite`: what was on the log before is dropped. `writer_token`: of a log that was
-        opened. Raises: TransactionAborted; TransactionCommitted where other ones were published;
+        `overwrite`: drop what was on the log before. `writer_token`: of a log that was opened.
+        Raises: TransactionAborted; TransactionCommitted where other ledgers were published;
         InvalidRequest.
         """
         token = {} if writer_token is None else {header.WRITER_TOKEN: str(writer_token)}
@@ -124,7 +124,7 @@ class Transaction:
         return done
 
     async def abort(self) -> dict[str, Any]:
-        """End it: nothing of it comes onto the log. Raises: TransactionCommitted."""
+        """Abort: nothing of the transaction is published. Raises: TransactionCommitted."""
         answer = await self._transport.request("POST", f"{self._path}/abort", is_repeatable=True)
         done: dict[str, Any] = answer.json()
         return done

@@ -1,8 +1,8 @@
-"""Requests to whichever gateway answers, sent again where that is safe.
+"""Requests to whichever gateway answers, with retries where these are safe.
 
-Whether a request may be sent again is decided by two things only: whether it certainly was not
-done (`outcome`), or whether doing it twice is the same as once (`is_repeatable`). A connection that
-breaks after a request left is no knowledge of what became of it.
+A retry is safe for one of two reasons only: the request certainly was not done (`outcome`), or doing it
+twice equals doing it once (`is_repeatable`). A connection that breaks after a request was sent says
+nothing about the request's outcome.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from quorumlog.wire import problems
 _BACKOFF_FIRST_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 2.0
 _CONNECT_S: Final = 5.0
-"""A gateway's machine that is gone must not cost the whole deadline (taste)."""
+"""A gateway whose machine is gone must not use up the whole deadline (taste)."""
 _ATTEMPT_S: Final = 20.0
-"""So long one gateway may take for what another may be asked as well: it may hang."""
+"""How long one gateway may take for a request that another gateway can serve too: it may hang."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayAnswer:
-    """An answer that is no error."""
+    """A gateway's answer that is no error."""
 
     status: int
     headers: Mapping[str, str]
@@ -49,11 +49,11 @@ class GatewayAnswer:
 class Transport:
     """Connections to the gateways of one cluster.
 
-    Invariant: `_current` is a gateway that did not fail since it was chosen: a healthy one is kept.
+    Invariant: the gateway `_current` has not failed since it was chosen: a healthy gateway is kept.
     """
 
     def __init__(self, urls: Sequence[str], *, deadline_s: float) -> None:
-        """`deadline_s`: for one call with all its repetitions."""
+        """`deadline_s`: for one call with all its retries."""
         if not urls:
             raise ValueError("a client needs the URL of at least one gateway")
         self._urls = [url.rstrip("/") for url in urls]
@@ -66,12 +66,12 @@ class Transport:
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
             connector=aiohttp.TCPConnector(limit=0),
-            trace_configs=[_tells_of_sending()],
+            trace_configs=[_marks_sending()],
         )
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
-        """Wait for what is under way; after an exception end it instead."""
+        """Wait for the work that is under way, or cancel it after an exception."""
         if kind is not None:
             for task in self._tasks:
                 task.cancel()
@@ -82,7 +82,7 @@ class Transport:
             self._session = None
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work beside the caller; the client's end waits for it."""
+        """Run work in the background; leaving the client waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -99,9 +99,9 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         wait_s: float = 0.0,
     ) -> GatewayAnswer:
-        """Send a request until it is answered for good.
+        """Send a request, with safe retries, until there is a final answer.
 
-        `wait_s` is how long the server was asked to wait; it does not count.
+        `wait_s`: how long the request asks the server to wait, in addition to the deadline.
         Raises: a class of `quorumlog.errors`, the server's own or ConnectionLost.
         """
         sent = {**(headers or {})}
@@ -118,21 +118,21 @@ class Transport:
                 url = self._urls[asked]
                 return await self._once(url, method, path, body, params, sent, until)
             except QuorumLogError as raised:
-                # What becomes of a repetition says nothing of the tries before it. A request of a
-                # producer that is not known any more did nothing now; its tries before may have.
+                # The outcome of a retry says nothing about the tries before it: ExpiredProducer means
+                # that this try did nothing, though an earlier one may have appended.
                 is_expired = isinstance(raised, ExpiredProducer)
                 error = raised.with_outcome(NOT_DONE) if is_expired else raised
                 may_be_done = may_be_done or (error.outcome == UNKNOWN and method != "GET")
                 if error.retryable and asked == self._current:
-                    # What can't be done at one gateway now may be possible at the next.
+                    # The next gateway may be able to do what this one can't do now.
                     self._current = (asked + 1) % len(self._urls)
                 may_repeat = error.retryable and (is_repeatable or error.outcome == NOT_DONE)
                 rest_s = max(pause_s * random.uniform(0.5, 1), error.retry_after_s or 0)  # noqa: S311
                 if not may_repeat or loop.time() + rest_s >= end:
-                    told = error.with_outcome(UNKNOWN) if may_be_done else error
-                    if told.outcome == raised.outcome:
+                    final = error.with_outcome(UNKNOWN) if may_be_done else error
+                    if final.outcome == raised.outcome:
                         raise
-                    raise told from raised
+                    raise final from raised
             await asyncio.sleep(rest_s)
             pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
 
@@ -148,7 +148,7 @@ class Transport:
     ) -> GatewayAnswer:
         """Ask one gateway."""
         assert self._session is not None, "use the client in `async with`"
-        told = SimpleNamespace(outcome=NOT_DONE)
+        sent = SimpleNamespace(outcome=NOT_DONE)
         try:
             async with (
                 asyncio.timeout_at(end),
@@ -158,7 +158,7 @@ class Transport:
                     data=body,
                     params=params,
                     headers=headers,
-                    trace_request_ctx=told,
+                    trace_request_ctx=sent,
                 ) as response,
             ):
                 content = await response.read()
@@ -166,22 +166,22 @@ class Transport:
             raise ConnectionLost(f"{url}: {error}", outcome=NOT_DONE) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             detail = f"{url}: {type(error).__name__} {error}".rstrip()
-            raise ConnectionLost(detail, outcome=told.outcome) from error
+            raise ConnectionLost(detail, outcome=sent.outcome) from error
         if response.status >= 400:
             raise problems.from_answer(response.status, content, response.headers)
         if (
             header.REQUEST_ID not in response.headers
             and response.content_type != "application/json"
         ):
-            # Every answer of a gateway has one; a proxy's blank page or login form is no answer, and
-            # a delete must not count as done by it.
+            # Every answer of a gateway has a request id. A proxy's blank page or login form is no
+            # answer, and must not make a delete count as done.
             raise ConnectionLost(f"{url}: something else answers there", outcome=UNKNOWN)
         return GatewayAnswer(response.status, response.headers, content)
 
 
-def _tells_of_sending() -> aiohttp.TraceConfig:
-    """Has a request say that its outcome is unknown, just before its first byte goes out: a deadline
-    that ends the wait for a connection leaves it not done.
+def _marks_sending() -> aiohttp.TraceConfig:
+    """Mark a request's outcome as unknown just before its first byte is sent: a request whose deadline
+    ends while it waits for a connection is not done.
     """
     config = aiohttp.TraceConfig()
 

@@ -1,9 +1,9 @@
 """One WebSocket channel per bookie: pipelined requests, each answered exactly once.
 
-What is not a checked answer becomes `Status.UNKNOWN`: a broken connection (all in flight at once),
-silence past the deadline, an answer whose echo is not what was asked (rule 4), a bookie without a
-known address, too many bytes in flight. A channel connects when it is needed and backs off, with
-jitter, when that fails; requests made meanwhile are unknown at once, so that a writer changes its
+Everything but a checked answer becomes `Status.UNKNOWN`: a broken connection (for all requests in
+flight), silence past the deadline, an answer that does not echo its request (rule 4), a bookie without
+a known address, too many bytes in flight. A channel connects on the first request and, when connecting
+fails, backs off with jitter; requests made meanwhile are unknown at once, so that a writer changes its
 ensemble without a wait.
 """
 
@@ -27,13 +27,13 @@ from quorumlog.wire.frames import Answer, Op
 log = logging.getLogger(__name__)
 
 MESSAGE_BYTES_MAX: Final = 80 << 20
-"""Above the largest run (64 MiB of frames: docs/guides/http.md, Bounds) with its columns."""
+"""Above the largest run (64 MiB of frames: docs/guides/http.md, Bounds) and its columns."""
 
 _SWEEP_S: Final = 0.1
 _GOODBYE_S: Final = 0.2
-"""How long a peer may take to answer our close: it may be gone."""
+"""How long to wait for the peer's answer to a close: the peer may be gone."""
 _REQUEST_COST: Final = 128
-"""What a request without a run counts for the bytes in flight."""
+"""Bytes in flight that a request without a run counts as."""
 
 Done = Callable[[Answer], None]
 
@@ -48,7 +48,7 @@ class ChannelLimits:
     quick_s: float = 2.0
     """Reads (docs/protocol.md, Times)."""
     slow_s: float = 10.0
-    """What waits for a disk: adds, fences. As long as the quorum timeout."""
+    """Requests that wait for a disk: adds, fences. Equals the quorum timeout."""
     in_flight_bytes_max: int = 256 << 20
 
 
@@ -78,7 +78,7 @@ class _Asked:
         self.done = done
 
     def unknown(self) -> None:
-        """Answer that nothing is known."""
+        """Complete the request with `Status.UNKNOWN`."""
         self.done(
             Answer(self.op, Status.UNKNOWN, 0, self.ledger_id, self.first, self.last, NO_ENTRY)
         )
@@ -88,9 +88,9 @@ class Channel:
     """The connection to one bookie.
 
     Invariants:
-      - each request in `_asked` is answered once: by its answer, by silence, or by the break;
-      - `_asked` keeps requests of one patience in the order of their deadlines;
-      - a request is in `_asked` from before its bytes are handed over.
+      - each request in `_asked` completes once: by its answer, its deadline, or a broken connection;
+      - `_asked` keeps the requests of one timeout class in the order of their deadlines;
+      - a request enters `_asked` before its bytes are handed over.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Channel:
         limits: ChannelLimits,
         failed: Callable[[str], None],
     ) -> None:
-        """Nothing is connected before the first request."""
+        """The channel connects on the first request."""
         self._failed = failed
         self._name = name
         self._address = address
@@ -128,7 +128,7 @@ class Channel:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Bytes of what was asked and is not answered."""
+        """Bytes of the requests that are not answered yet."""
         return self._in_flight_bytes
 
     def next_id(self) -> int:
@@ -152,11 +152,11 @@ class Channel:
             self._loop.call_later(_SWEEP_S, self._sweep)
 
     def deadline(self, *, is_slow: bool) -> float:
-        """When a request that is made now counts as silent."""
+        """The deadline of a request that is sent now."""
         return self._loop.time() + (self._limits.slow_s if is_slow else self._limits.quick_s)
 
     async def close(self) -> None:
-        """Break the connection; what is in flight is unknown."""
+        """Break the connection; requests in flight become unknown."""
         self._closed = True
         task = self._task
         if task is not None:
@@ -174,13 +174,13 @@ class Channel:
         return True
 
     async def _run(self) -> None:
-        """Connect, carry messages until the connection breaks, fail what is in flight."""
+        """Connect, carry messages until the connection breaks, fail the requests in flight."""
         try:
             socket = await self._connect()
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._send_all(socket))
-                    await self._hear_all(socket)
+                    await self._receive_all(socket)
                     raise aiohttp.ClientConnectionResetError("the bookie ended the channel")
             finally:
                 self._open = False
@@ -217,7 +217,7 @@ class Channel:
             self._wake = self._loop.create_future()
             await self._wake
 
-    async def _hear_all(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _receive_all(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             message = await socket.receive()
             if message.type is not aiohttp.WSMsgType.BINARY:
@@ -225,13 +225,13 @@ class Channel:
             self._heard_at = self._loop.time()
             member, answers = frames.parse_answers(message.data)
             if member_name(member) != self._name:
-                # It has come back elsewhere, and another one listens at its address of before: this
-                # connection would stand, and be of no use, for ever.
+                # The bookie has moved, and another one listens at its former address: this connection
+                # would stay open, and useless, for ever.
                 raise aiohttp.ClientError(f"{member} listens at the address of {self._name}")
             for answer in answers:
-                self._settle(member, answer)
+                self._complete(member, answer)
 
-    def _settle(self, member: str, answer: Answer) -> None:
+    def _complete(self, member: str, answer: Answer) -> None:
         quick, slow = self._asked
         asked = slow.pop(answer.request_id, None) or quick.pop(answer.request_id, None)
         if asked is None:
@@ -242,7 +242,7 @@ class Channel:
             and answer.ledger_id == asked.ledger_id
             and answer.first == asked.first
             and answer.last == asked.last
-            # A refusal by another incarnation is knowledge of nothing but that (rule 9).
+            # A refusal by another incarnation proves nothing but that (rule 9).
             and (member == asked.member or answer.status is Status.NOT_MINE)
         )
         if echoed:
@@ -279,7 +279,7 @@ class Channel:
                 self._in_flight_bytes -= asked.size
                 silent.append(asked)
         if any(asked.deadline - self._limits.slow_s > self._heard_at for asked in silent):
-            # Nothing at all since a slow request was sent: the peer is gone without a word.
+            # No message at all since a slow request was sent: the peer is gone without closing.
             task = self._task
             if task is not None and self._open:
                 task.cancel()
@@ -303,8 +303,8 @@ class BookieClient:
         limits: ChannelLimits | None = None,
         failed: Callable[[str], None] = lambda _name: None,
     ) -> None:
-        """`address` tells the URL of a bookie's name, as it is known now; `failed` hears of each
-        time that a bookie is silent, breaks its connection or says what was not asked.
+        """`address` gives the URL that is known now for a bookie's name; `failed` is called each time
+        a bookie is silent, breaks its connection or sends an answer that nobody asked for.
         """
         self._failed = failed
         self._address = address
@@ -363,8 +363,8 @@ class BookieClient:
         self._ask_lac(channel, Op.READ_LAC, request_id, message, member, ledger_id, done)
 
     def write_lac(self, member: str, ledger_id: int, lac: int, ledger_key: bytes) -> None:
-        """Have a member keep a LAC (explicit LAC). Nobody waits for the answer: the next entry
-        carries the same.
+        """Send a member the writer's LAC (explicit LAC). Nobody waits for the answer: the next entry
+        carries the LAC too.
         """
         channel = self._channel(member)
         request_id = channel.next_id()
@@ -393,8 +393,8 @@ class BookieClient:
         fence_key: bytes | None = None,
         from_disk: bool = False,
     ) -> None:
-        """Read what a member holds of first..last; with `fence_key` it fences first (X1), with
-        `from_disk` it syncs first, and reads its disk (rule 20a).
+        """Read what a member holds of first..last. With `fence_key` the member fences first (X1); with
+        `from_disk` it syncs first and reads its disk (rule 20a).
         """
         channel = self._channel(member)
         request_id = channel.next_id()

@@ -1,4 +1,4 @@
-"""Runs one machine to its end: a recovery, or a repair."""
+"""Runs one machine, a recovery or a repair, until it ends."""
 
 import asyncio
 
@@ -12,9 +12,9 @@ from quorumlog.protocol.metadata import LedgerMetadata
 async def conclude(
     machine: Machine, ledger_id: int, ports: Ports, first: Event, *, deadline_s: float
 ) -> LedgerMetadata:
-    """Step a recovery or a repair until it says how it ended; gives the row.
+    """Run a recovery or a repair until it ends, and return the row.
 
-    Raises: the error that it ended with; RecoveryBlocked when it has not ended in time.
+    Raises: the error that the machine ended with; RecoveryBlocked when it has not ended in time.
     """
     end: asyncio.Future[LedgerMetadata] = asyncio.get_running_loop().create_future()
 

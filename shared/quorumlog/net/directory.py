@@ -1,7 +1,8 @@
-"""Which bookies there are, as the metadata service said last: addresses, and who may be chosen.
+"""The bookies of the cluster, as the metadata service last listed them: addresses, and which ones may
+be chosen for new places.
 
-Liveness only proposes (I31): a list that is old may slow things and loses nothing.
-Addresses are kept for ever, since a bookie that is called lost may still answer.
+Liveness only proposes (I31): an old list may slow things down and loses nothing. Addresses are kept
+for ever, since a bookie that is listed as lost may still answer.
 """
 
 import asyncio
@@ -20,10 +21,11 @@ from quorumlog.wire.bodies import BookieInfo, BookieList
 log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 1.0
-"""As often as bookies tell that they live (docs/protocol.md, Times)."""
+"""The interval of bookies' heartbeats (docs/protocol.md, Times)."""
 
 _ROOM_MIN_BYTES: Final = 64 << 20
-"""Less counts as this much: who told nothing, or is nearly full, is chosen seldom and not never."""
+"""Less free space counts as this much: a bookie that is nearly full, or did not say how much room it
+has, is chosen rarely, but not never."""
 
 
 class Directory:
@@ -45,7 +47,7 @@ class Directory:
         """Whether the list was ever read."""
 
     async def follow(self) -> None:
-        """Keep the list fresh, for ever."""
+        """Refresh the list again and again, for ever."""
         while True:
             try:
                 await self.refresh()
@@ -71,50 +73,55 @@ class Directory:
         return self._bookies
 
     def address(self, name: str) -> str | None:
-        """Where a bookie listens, or listened last."""
+        """The URL where a bookie listens, or last listened."""
         return self._addresses.get(name)
 
     def writable(self) -> tuple[str, ...]:
-        """Live members that take entries, in a new order each time, so that load spreads: those
-        with more room come first more often, those in quarantine last.
+        """Live members that take entries, in a new random order each time, so that load spreads:
+        members with more room come first more often, members in quarantine last.
         """
         order = {
-            bookie.id: (self.quarantine.holds(member_name(bookie.id)), self._lot(bookie.free_bytes))
+            bookie.id: (
+                self.quarantine.contains(member_name(bookie.id)),
+                self._weighted_draw(bookie.free_bytes),
+            )
             for bookie in self._bookies
             if bookie.state == "writable"
         }
         return tuple(sorted(order, key=lambda member: order[member]))
 
-    def _lot(self, free_bytes: int) -> float:
-        """A draw in which the least one wins, in proportion to the room (Efraimidis and Spirakis)."""
+    def _weighted_draw(self, free_bytes: int) -> float:
+        """A random number; the bookie with the least one wins, with a chance in proportion to its room
+        (Efraimidis and Spirakis).
+        """
         return -math.log(1.0 - self._chance.random()) / max(free_bytes, _ROOM_MIN_BYTES)
 
     def zone_count(self, members: tuple[str, ...]) -> int:
-        """In how many zones members lie; those whose zone is not known count as in one."""
+        """How many zones members are in; all members of unknown zones count as one zone."""
         zones = self._zones()
         return len({zones.get(member, "") for member in members})
 
     def candidates(self, ensemble: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
-        """Live writable members that are not in `exclude`, best first: those of other zones than
-        the ones that stay.
+        """Live writable members that are not in `exclude`, best first: members of zones that the
+        remaining members are not in.
         """
         staying = [member for member in ensemble if member in exclude]
         free = [member for member in self.writable() if member not in exclude]
         spread = placement.spread(staying, free, self._zones())
-        return tuple(sorted(spread, key=lambda m: self.quarantine.holds(member_name(m))))
+        return tuple(sorted(spread, key=lambda m: self.quarantine.contains(member_name(m))))
 
     def new_ensemble(
         self, size: int, *, degraded_ack: tuple[int, int] | None = None
     ) -> tuple[tuple[str, ...], bool] | None:
-        """An ensemble for a new ledger, and whether it is degraded; None where that can't be.
+        """An ensemble for a new ledger, and whether it is degraded; None where there is none.
 
-        With `degraded_ack` (write quorum, ack quorum) absent members may fill it up, as long as
-        every write set reaches its ack quorum with live ones (rule 29).
+        With `degraded_ack` (write quorum, ack quorum) absent members may complete the ensemble, as
+        long as every write set reaches its ack quorum with live members (rule 29).
         """
         zones = self._zones()
         live = self.writable()
-        healthy = [m for m in live if not self.quarantine.holds(member_name(m))]
-        # Zones would pull one in that is in quarantine; only where there are too few others.
+        healthy = [m for m in live if not self.quarantine.contains(member_name(m))]
+        # Spreading over zones must not choose a member in quarantine unless there are too few others.
         for members in (healthy, live):
             chosen = placement.ensemble(size, members, zones)
             if chosen is not None:
@@ -125,7 +132,7 @@ class Directory:
         write_quorum, ack_quorum = degraded_ack
         absent = [bookie.id for bookie in self._bookies if bookie.state != "writable"]
         self._chance.shuffle(absent)
-        # Taken from the end: one that is being emptied only where there is no other.
+        # Taken from the end, so a draining bookie only where there is no other.
         drained = {bookie.id for bookie in self._bookies if bookie.state == "draining"}
         absent.sort(key=lambda member: member not in drained)
         if len(live) + len(absent) < size:
@@ -139,8 +146,8 @@ class Directory:
 def _mixed(
     live: list[str], absent: list[str], size: int, write_quorum: int, ack_quorum: int
 ) -> tuple[tuple[str, ...], bool] | None:
-    """Live and absent members, the absent ones as far apart as can be; None where a write set
-    (of neighbours) has too few live ones.
+    """Live and absent members, the absent ones as far apart as possible; None where a write set (of
+    neighbours) has too few live members.
     """
     lacking = size - len(live)
     gaps = {position * size // lacking for position in range(lacking)}

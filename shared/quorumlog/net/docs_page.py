@@ -1,4 +1,4 @@
-"""An OpenAPI description as one page for people, made here: nothing is loaded from elsewhere."""
+"""An OpenAPI description as one HTML page for people, which loads nothing from elsewhere."""
 
 import html
 from collections.abc import Iterator, Mapping

@@ -1,9 +1,9 @@
-"""Runs one machine of the protocol in the world of its ports.
+"""Runs one machine of the protocol on real connections and timers, through ports.
 
-The driver is the machine's serial executor: events are stepped one at a time, in the order in
-which they came, on the event loop, without a task. Requests to bookies and timers are callbacks;
-only metadata requests, which are rare, take a task. What a machine tells its owner (confirmed,
-failed, closed, ...) goes to `tell`, also one at a time and in order.
+The driver is the machine's serial executor: it steps events one at a time, in the order of their
+arrival, on the event loop, without a task. Requests to bookies and timers are callbacks; only metadata
+requests, which are rare, take a task. What a machine tells its owner (confirmed, failed, closed, ...)
+goes to `tell`, also one at a time and in order.
 """
 
 import logging
@@ -44,22 +44,22 @@ from quorumlog.protocol.record import Run
 log = logging.getLogger(__name__)
 
 Told = Confirmed | Failed | Closed | Repaired | RecoverLedger | EntriesRead
-"""What a machine says to its owner."""
+"""The effects that are for the machine's owner."""
 
 
 class Machine(Protocol):
-    """Anything that steps."""
+    """A protocol machine: anything with `step`."""
 
     def step(self, event: Event) -> list[Effect]:
-        """What to do now that this has happened."""
+        """Take an event and return the effects to perform."""
         ...
 
 
 class Driver:
     """One machine and its serial executor.
 
-    Invariants: `step` is never entered twice at a time; each request effect is answered once;
-    after `stop` the machine hears nothing more and its owner is told nothing more.
+    Invariants: `step` is not reentered; each request effect is answered once; after `stop` the machine
+    gets no event and its owner no effect.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class Driver:
         self._token = (-1, "")
 
     def post(self, event: Event) -> None:
-        """Let the machine hear of an event: now, or after those that it hears of at present."""
+        """Step the machine with an event: now, or after the event that is being stepped."""
         if self._stopped:
             return
         inbox = self._inbox
@@ -100,8 +100,8 @@ class Driver:
                 for effect in self._machine.step(inbox.popleft()):
                     self._perform(effect)
         except Exception:
-            # A defect of ours: the machine's state can't be believed any more. What is pending
-            # has an unknown outcome, and nothing more is sent.
+            # A bug: the machine's state can't be trusted any more. Pending appends have an unknown
+            # outcome, and nothing more is sent.
             log.exception("machine-broke", extra={"ledger": self._ledger_id})
             self.stop()
             self._tell(Failed("internal-error", detail="the ledger's machine broke"))
@@ -110,11 +110,11 @@ class Driver:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the machine hears nothing any more."""
+        """Whether the machine gets no more events."""
         return self._stopped
 
     def stop(self) -> None:
-        """Late answers and timers are ignored from now on."""
+        """Stop: ignore late answers and timers from now on."""
         self._stopped = True
         self._inbox.clear()
 
@@ -179,7 +179,7 @@ class Driver:
         )
 
     async def _update(self, effect: UpdateMetadata) -> None:
-        # A machine that asks the same attempt again means the same change: the same token.
+        # A machine that repeats an attempt number repeats the same change, so the token stays.
         if self._token[0] != effect.attempt:
             self._token = (effect.attempt, str(uuid.uuid4()))
         answer: tuple[CasStatus, Any]

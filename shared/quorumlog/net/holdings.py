@@ -1,7 +1,7 @@
 """Asks bookies what their disks hold of a CLOSED ledger, so that a loss can be proven (rule 31).
 
-The question goes to `POST /v1/ledgers/{id}/digests`, which reads what it counts: a copy that is told
-is a copy that can be served. Whatever is not a checked answer is silence.
+`POST /v1/ledgers/{id}/digests` reads every entry that it counts: a reported copy is a copy that can be
+served. Anything but a checked answer counts as silence.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from quorumlog.protocol.ranges import Ranges
 from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody
 
 _SPAN: Final = 1000
-"""Entries asked for at once. A bookie names 1,000 ranges at most: all of what it has of them."""
+"""Entries of one request: a bookie lists at most 1,000 ranges, so never more than it can list."""
 _ASK_S: Final = 60.0
 
 
 class HoldingsClient:
-    """What bookies say that they hold."""
+    """Asks the bookies of a ledger what they hold."""
 
     def __init__(self, directory: Directory, session: aiohttp.ClientSession) -> None:
         """`session` is shared and not closed here."""
@@ -33,22 +33,22 @@ class HoldingsClient:
         self._session = session
 
     async def answers(self, row: LedgerMetadata, ranges: Ranges) -> AsyncIterator[Answers]:
-        """What all who could hold entries answer about each of them, in order."""
+        """For each entry, in order, what every bookie that could hold it answers."""
         for low, high in ranges:
             for first in range(low, high + 1, _SPAN):
                 last = min(high, first + _SPAN - 1)
                 ids = range(first, last + 1)
                 members = tuple({m: None for e in ids for m in loss.holders(row, e)})
-                told = await asyncio.gather(
+                found_by = await asyncio.gather(
                     *(self._ask(member, row.ledger_id, first, last) for member in members)
                 )
-                for found in loss.answers(row, ids, dict(zip(members, told, strict=True))):
+                for found in loss.answers(row, ids, dict(zip(members, found_by, strict=True))):
                     yield found
 
     async def lost(self, row: LedgerMetadata, ranges: Ranges) -> tuple[Answers, ...]:
-        """Which of these entries all who could hold them say that they do not hold."""
+        """The entries that every bookie that could hold them denies."""
         if row.last_entry is None:
-            return ()  # nobody knows yet what there is to lose
+            return ()  # the ledger has no last entry yet, so nothing can be proven lost
         kept = tuple(
             part
             for first, last in ranges
@@ -57,7 +57,7 @@ class HoldingsClient:
         lost: list[Answers] = []
         silent: set[str] = set()
         for first, last in kept:
-            # Without its word there is no proof: it is waited for once.
+            # One silent bookie makes a proof impossible, so a silent bookie is waited for only once.
             if silent.isdisjoint(loss.holders(row, first)):
                 async for found in self.answers(row, ((first, last),)):
                     if found.is_lost():
@@ -72,7 +72,7 @@ class HoldingsClient:
         return tuple(lost)
 
     async def _ask(self, member: str, ledger_id: int, first: int, last: int) -> Holding | None:
-        """A member's word; None where there is none."""
+        """A member's answer; None where it is silent."""
         url = self._directory.address(member_name(member))
         try:
             async with self._session.post(
@@ -83,18 +83,18 @@ class HoldingsClient:
             ) as response:
                 if response.status != 200:
                     return None
-                told = DigestsBody.model_validate_json(await response.read())
-            (part,) = told.digests
+                answer = DigestsBody.model_validate_json(await response.read())
+            (part,) = answer.digests
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None
-        if (told.ledger_id, part.first, part.last) != (ledger_id, first, last):
+        if (answer.ledger_id, part.first, part.last) != (ledger_id, first, last):
             return None
-        return Holding(part.present, part.damaged) if _speaks_for(told.bookie, member) else None
+        return Holding(part.present, part.damaged) if _speaks_for(answer.bookie, member) else None
 
 
 def _speaks_for(bookie: str, member: str) -> bool:
-    """A later incarnation has the disk of the earlier ones, or what is left of it (rule 15). An
-    earlier one would be an old copy of the directory, and speaks for nobody.
+    """Whether an answering bookie may answer for a member. A later incarnation has the disk of earlier
+    ones, or what is left of it (rule 15); an earlier one is an old copy of the directory.
     """
     try:
         is_later = member_incarnation(bookie) >= member_incarnation(member)

@@ -1,4 +1,4 @@
-"""Logs as JSON lines on standard error: an event's constant name and its data."""
+"""Logs as JSON lines on standard error: an event's constant name, and data."""
 
 import logging
 from datetime import UTC, datetime
@@ -12,14 +12,14 @@ _OWN: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "ascti
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: time, level, service, logger, event, then what `extra` carried."""
+    """One JSON object per line: time, level, service, logger, event, then the fields of `extra`."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """The line, without a line break."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -35,7 +35,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_as_json(service: str, level: str) -> None:
-    """Make the root logger write JSON lines, and nothing else."""
+    """Make the root logger write JSON lines only."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines(service))
     root = logging.getLogger()

@@ -1,9 +1,9 @@
 """Serve an aiohttp application to clients that may be slow, broken or hostile.
 
-aiohttp waits for a request's head and for a reader of its answers without an end, and tells of
-malformed HTTP as plain text. Here each connection has deadlines, their number has a limit, and
-what can't be parsed is answered with a problem document. Bodies have their deadline where they are
-read. Every service listens through this.
+aiohttp waits without a limit for a request's head and for a client to read its answers, and answers
+malformed HTTP with plain text. Here each connection has deadlines, the number of connections has a
+limit, and malformed HTTP gets a problem document. Bodies have their deadlines where they are read.
+Every service listens through this module.
 """
 
 import asyncio
@@ -42,22 +42,22 @@ _process = secrets.token_hex(4)
 
 @dataclass(frozen=True, slots=True)
 class ListenLimits:
-    """What one listening socket grants to clients. Times in seconds, sizes in bytes."""
+    """Limits of one listening socket. Times in seconds, sizes in bytes."""
 
     connections_max: int = 10_000
     head_timeout_s: float = 10.0
-    """From a head's first byte to its last one."""
+    """From the first byte of a request's head to the last."""
     idle_timeout_s: float = 65.0
-    """Without a request: above the 60 s for which proxies commonly keep a connection."""
+    """An idle connection: longer than the 60 s for which proxies commonly keep one."""
     stalled_answer_timeout_s: float = 60.0
-    """For how long a client may not read what it asked for."""
+    """How long a client may pause reading its answer."""
     head_line_bytes_max: int = 8190
     headers_max: int = 100
     drain_timeout_s: float = 20.0
 
 
 def request_id(offered: str | None) -> str:
-    """The id of a request: the client's, if that is short and harmless, else a new one."""
+    """The id of a request: the client's if it is short and harmless, else a new one."""
     if offered is not None and _REQUEST_ID.fullmatch(offered):
         return offered
     return f"{_process}-{next(_ids):x}"
@@ -74,13 +74,13 @@ def problem_response(error: QuorumLogError, instance: str) -> web.Response:
     response.headers[header.REQUEST_ID] = instance
     response.headers["Cache-Control"] = "no-store"
     if error.status in (408, 413):
-        # What is left of the request is not worth reading.
+        # The rest of the request is not worth reading.
         response.force_close()
     return response
 
 
 def error_of_http(exc: web.HTTPException, method: str, path: str) -> QuorumLogError:
-    """The error of the tree for what aiohttp raises by itself."""
+    """Our error for an HTTP exception of aiohttp's."""
     if isinstance(exc, web.HTTPMethodNotAllowed):
         allow = ", ".join(sorted(exc.allowed_methods | {"OPTIONS"}))
         return MethodNotAllowed(f"{path} has no {method}, but {allow}", headers={"Allow": allow})
@@ -93,8 +93,8 @@ def error_of_http(exc: web.HTTPException, method: str, path: str) -> QuorumLogEr
 class _Connection(RequestHandler):
     """One connection with its deadlines.
 
-    Invariant: a timer runs only while part of a head is there, or while answers pile up; an
-    ordinary request, which comes in one piece, starts none.
+    Invariant: a timer runs only while a head is incomplete or answers pile up; an ordinary request,
+    which arrives in one piece, starts no timer.
     """
 
     __slots__ = ("_head_timer", "_listener", "_refused", "_stall_timer")
@@ -107,7 +107,7 @@ class _Connection(RequestHandler):
         self._refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection, or say that there are too many."""
+        """Accept the connection, or answer that there are too many."""
         if self._listener.connection_count >= self._listener.limits.connections_max:
             assert isinstance(transport, asyncio.Transport)
             self._refused = True
@@ -128,20 +128,20 @@ class _Connection(RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Watch for heads that come in drips."""
+        """Start the head's timer when a head arrives incomplete."""
         count = self._request_count
         super().data_received(data)
         if self._request_count != count:
             if self._head_timer is not None:
                 self._cancel_head_timer()
         elif self._head_timer is None and self._is_idle():
-            # Nobody handles a request, and the bytes so far make none: part of a head.
+            # No request is being handled, and the bytes so far are no request: part of a head.
             limit_s = self._listener.limits.head_timeout_s
             self._head_timer = self._loop.call_later(limit_s, self._head_is_late)
 
     def _is_idle(self) -> bool:
-        """Whether no request is handled or about to be: one that has just arrived has set its
-        handler's waiter, and the rest of its body may come before the handler runs.
+        """Whether no request is being handled or about to be: a request that has just arrived has set
+        the handler's waiter, and the rest of its body may arrive before the handler runs.
         """
         return self._waiter is not None and not self._waiter.done()
 
@@ -159,7 +159,7 @@ class _Connection(RequestHandler):
             self.force_close()
 
     def pause_writing(self) -> None:
-        """The client does not read: give it some time."""
+        """The client has stopped reading: start the timer."""
         super().pause_writing()
         if self._stall_timer is None:
             limit_s = self._listener.limits.stalled_answer_timeout_s
@@ -187,7 +187,7 @@ class _Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer malformed HTTP, or what no middleware caught, with a problem document."""
+        """Answer malformed HTTP, or an error that no middleware caught, with a problem document."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun already")
         error: QuorumLogError
@@ -211,7 +211,7 @@ class _Connection(RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer; what aiohttp raised outside of all middlewares becomes a problem."""
+        """Send an answer; exceptions from outside all middlewares become problem documents."""
         if isinstance(resp, web.HTTPException):
             instance = request_id(request.headers.get(header.REQUEST_ID))
             resp = problem_response(error_of_http(resp, request.method, request.path), instance)
@@ -219,12 +219,12 @@ class _Connection(RequestHandler):
 
 
 def _one_line(message: str | None) -> str:
-    """The first line of a parser's message: the others repeat what the client sent."""
+    """The first line of a parser's message: the other lines repeat the client's bytes."""
     return (message or "malformed").strip().splitlines()[0].rstrip(":")[:200]
 
 
 def _raw_answer(error: QuorumLogError) -> bytes:
-    """An answer for a connection that has no request."""
+    """The bytes of an answer on a connection without a request."""
     body = problems.to_bytes(error)
     headers = {
         "Content-Type": problems.CONTENT_TYPE,
@@ -269,8 +269,8 @@ class Listener:
 async def listening(
     app: web.Application, *, host: str, port: int, limits: ListenLimits | None = None
 ) -> AsyncIterator[Listener]:
-    """Start the application and listen; at the end stop listening, finish what is being handled
-    (for `drain_timeout_s` at most), then run the application's clean-up.
+    """Start the application and listen. At the end stop listening, finish the requests in progress (for
+    `drain_timeout_s` at most), then run the application's clean-up.
 
     Raises: OSError where the port is taken.
     """

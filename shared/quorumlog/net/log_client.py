@@ -1,4 +1,4 @@
-"""Logs' rows in the metadata service, for gateways."""
+"""A gateway's client for log rows in the metadata service."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -21,23 +21,23 @@ from quorumlog.wire.log_bodies import (
 
 
 class LogClient:
-    """Reads and changes logs' rows. All methods may raise MetadataUnavailable."""
+    """Reads and changes log rows. All methods may raise MetadataUnavailable."""
 
     def __init__(self, client: MetadataClient) -> None:
         self._client = client
         self._ahead_s: float | None = None
-        """How far the database's clock is ahead of this loop's, at least."""
+        """The least by which the database's clock is ahead of this loop's."""
 
     def database_ms(self) -> int | None:
-        """The time by the database's clock, which this is never ahead of: as a row brought it, and
-        what has passed here since that came. None before the first row.
+        """A time that the database's clock has reached: the latest time in a row, plus what has passed
+        here since that row arrived. None before the first row.
         """
         if self._ahead_s is None:
             return None
         return int((asyncio.get_running_loop().time() + self._ahead_s) * 1000)
 
     def _core(self, row: LogRow) -> LogMetadata:
-        """A row that the service answered with."""
+        """The log's metadata of a row, whose time is remembered."""
         if row.read_ms:
             self._ahead_s = row.read_ms / 1000 - asyncio.get_running_loop().time()
         return row.to_core()
@@ -47,7 +47,7 @@ class LogClient:
         return self._core(await self._client.ask("GET", f"/v1/logs/{name}", gives=LogRow))
 
     async def create(self, log: LogMetadata) -> tuple[LogMetadata, bool]:
-        """The row of this name, and whether it was made just now."""
+        """The row of this name, and whether this call created it."""
         body = LogCreate(row=LogRow.from_core(log), attempt=new_attempt())
         try:
             row = await self._client.ask("POST", "/v1/logs", body, gives=LogRow, settles=True)
@@ -56,7 +56,8 @@ class LogClient:
         return self._core(row), True
 
     async def cas(self, log: LogMetadata) -> tuple[bool, LogMetadata]:
-        """Whether the row was replaced, and the row as it is then. Returns once it is settled.
+        """Replace a row: whether that was done, and the row as it is then. Returns once that is
+        settled.
 
         Raises: NoSuchLog, InvalidRequest; MetadataUnavailable only where nothing was sent.
         """
@@ -69,9 +70,9 @@ class LogClient:
         return True, self._core(row)
 
     async def delete(self, log: LogMetadata) -> LogMetadata | None:
-        """Free the name; the row as it is where its version is another one, else None.
+        """Free the name: the current row where its version is another one, else None.
 
-        Returns once it is settled. Raises: NoSuchLog.
+        Returns once that is settled. Raises: NoSuchLog.
         """
         body = LogDelete(version=log.version, attempt=new_attempt())
         path = f"/v1/logs/{log.name}"
@@ -90,8 +91,8 @@ class LogClient:
         return [self._core(row) for row in page.logs], page.next
 
     async def heads(self, names: Sequence[str]) -> Mapping[str, LogHead]:
-        """Who may write to each of these logs, from the primary, by name; at most HEADS_MAX are asked
-        for. One that is left out was never made, or is lost.
+        """The state, writer token and last ledger of each of these logs, from the primary, by name; for
+        at most HEADS_MAX names. A log that is left out was never created, or is lost.
         """
         body = LogHeadsAsk(logs=tuple(names))
         found = await self._client.ask("POST", "/v1/log-heads", body, gives=LogHeads)
@@ -100,21 +101,21 @@ class LogClient:
     async def orphans(
         self, *, older_than_s: float, after: int | None = None, limit: int = 100
     ) -> tuple[int, ...]:
-        """Some ledgers above an id that were made for a log and that no log has named for so long,
-        ascending.
+        """Some ledgers above an id, ascending, that were created for a log and that no log has named
+        for this long.
         """
         query = {"older_than_s": str(int(older_than_s)), "limit": str(limit)}
         query |= {} if after is None else {"after": str(after)}
-        # They are fenced, recovered and deleted by it (rule 18a).
+        # The caller fences, recovers and deletes these ledgers because of this answer (rule 18a).
         found = await self._client.ask(
             "GET", "/v1/orphans", gives=LedgerIds, query=query, proof=True
         )
         return found.ledgers
 
     async def delete_unnamed(self, ledger_id: int) -> None:
-        """Delete a ledger that was made for a log, if no log names it in that very transaction.
+        """Delete a ledger that was created for a log, if no log names it in that same transaction.
 
-        Raises: OwnedByLog, NoSuchLedger where it never was; one that is deleted stays so.
+        Raises: OwnedByLog; NoSuchLedger where the ledger never existed. Deleting twice is harmless.
         """
         try:
             await self._client.ask("DELETE", f"/v1/orphans/{ledger_id}", gives=Body, settles=True)

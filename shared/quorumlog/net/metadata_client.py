@@ -1,11 +1,11 @@
 """The client of the metadata service: fail-over, deadlines, and changes that are always settled.
 
-Each call tries the services in turn until one answers or its deadline passes. A change carries an
-attempt token, so a try whose answer got lost is simply made again: the service says what became
-of it (rule 6).
+Each call tries the services in turn until one answers or the call's deadline passes. A change carries
+an attempt token, so the client repeats a try whose answer was lost: the service answers with the
+outcome of the first (rule 6).
 
-The client also remembers what the database was seen to contain, and has it looked for with each
-change, and with each read on which a deletion rests (rule 18a).
+The client also remembers witnesses of the database's content, and presents them with each change and
+each read on which a deletion rests (rule 18a).
 """
 
 import asyncio
@@ -69,15 +69,15 @@ from quorumlog.wire.witnesses import HEADER, WITNESSES_MAX, from_header, to_head
 B = TypeVar("B", bound=Body)
 
 _TRY_S: Final = 3.0
-"""One try: the service itself answers within 2 s, whatever its databases do."""
+"""Timeout of one try: the service itself answers within 2 s, whatever its databases do."""
 _TRY_S_MIN: Final = 0.05
 _DEADLINE_S: Final = 10.0
 _PAUSE_S: Final = (0.02, 1.0)
-"""Least and greatest pause between rounds over the services; it doubles, with jitter."""
+"""Least and greatest pause between rounds over the services; the pause doubles, with jitter."""
 _SILENCE_S: Final = 15.0
 """A stream of changes that is silent for three heartbeats is broken."""
 _WITNESSES_MAX: Final = 10 * WITNESSES_MAX
-"""Remembered at once: as many as changes were under way at once (taste)."""
+"""Witnesses that are remembered: as many as changes were under way at once (taste)."""
 _LINE_BYTES_MAX: Final = 1 << 16
 
 _jitter = random.SystemRandom()
@@ -89,7 +89,7 @@ def new_attempt() -> str:
 
 
 class _Unsettled(Exception):
-    """One try brought no verdict; `outcome` says whether it may have been done."""
+    """One try ended without a verdict; `outcome` says whether the change may have been made."""
 
     def __init__(self, outcome: Outcome, why: str) -> None:
         super().__init__(why)
@@ -97,10 +97,10 @@ class _Unsettled(Exception):
 
 
 class MetadataClient:
-    """Talks to one of several metadata services; any of them is as good.
+    """Asks one of several equal metadata services.
 
-    Invariant: a change that may have reached a service is never given up by itself; cancel the
-    call to give it up, and count its outcome as unknown.
+    Invariant: the client never gives up a change that may have reached a service; a caller that cancels
+    the call must count the outcome as unknown.
     """
 
     def __init__(
@@ -122,21 +122,22 @@ class MetadataClient:
         self.tries = 0
         """Tries of all calls so far."""
         self.witnesses: tuple[str, ...] = ()
-        """What the database must contain, as a service said last (rule 18a). Each answer to who
-        presents them gives what stands for them from then on.
+        """Witnesses: what the database must contain, by the last answers of the services (rule 18a). A
+        service that is presented with witnesses answers with those that stand for them from then on.
         """
 
     async def close(self) -> None:
-        """Close the session, where it is our own."""
+        """Close the session, unless the caller gave it."""
         if self._own is not None:
             await self._own.close()
 
     # A ledger's row.
 
     async def get(self, ledger_id: int, *, proof: bool = False) -> LedgerMetadata:
-        """The row from the primary. With `proof` a deletion may rest on it (rule 18a).
+        """The row from the primary. With `proof` a deletion may rest on the answer (rule 18a).
 
-        Raises: NoSuchLedger (`members["deleted"]` says whether it ever was), MetadataUnavailable.
+        Raises: NoSuchLedger (`members["deleted"]` says whether the ledger ever existed),
+        MetadataUnavailable.
         """
         row = await self.ask("GET", f"/v1/ledgers/{ledger_id}", gives=LedgerRow, proof=proof)
         if row.ledger_id != ledger_id:
@@ -146,7 +147,7 @@ class MetadataClient:
     async def read(
         self, ledger_id: int, *, proof: bool = False
     ) -> tuple[CasStatus, LedgerMetadata | None]:
-        """The row as a machine wants it: UNKNOWN where no service can tell."""
+        """The row and a status for a machine: UNKNOWN where no service can tell."""
         try:
             return CasStatus.OK, await self.get(ledger_id, proof=proof)
         except NoSuchLedger as error:
@@ -163,8 +164,8 @@ class MetadataClient:
     ) -> LedgerMetadata:
         """Create a ledger; a negative `draft.ledger_id` takes the next free one.
 
-        Raises: LedgerExists, InvalidRequest, MetadataUnavailable (outcome unknown if a try may
-        have arrived: then the same attempt may be sent again).
+        Raises: LedgerExists, InvalidRequest, MetadataUnavailable (outcome unknown if a try may have
+        arrived: the same attempt may be sent again then).
         """
         body = LedgerCreate(
             row=LedgerDraft.draft_of(draft),
@@ -180,10 +181,10 @@ class MetadataClient:
         *,
         attempt: str | None = None,
     ) -> tuple[CasStatus, LedgerMetadata | None]:
-        """Replace the row that has `metadata.version`, and give the row as it is then.
+        """Replace the row that has `metadata.version`, and return the row as it is then.
 
-        Returns once that is settled, however long it takes; UNKNOWN only where nothing was sent.
-        Raises: InvalidRequest for a change that is not legal.
+        Returns once the change is settled, however long that takes; UNKNOWN only where nothing was
+        sent. Raises: InvalidRequest for an illegal change.
         """
         body = LedgerChange(
             row=LedgerRow.from_core(metadata),
@@ -202,7 +203,7 @@ class MetadataClient:
         return CasStatus.OK, row.to_core()
 
     async def delete(self, ledger_id: int, *, version: int, attempt: str | None = None) -> None:
-        """Leave a tombstone. Returns once that is settled.
+        """Replace the row by a tombstone. Returns once that is settled.
 
         Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest, and MetadataUnavailable
         where nothing was sent.
@@ -233,18 +234,18 @@ class MetadataClient:
         return [row.to_core() for row in page.ledgers], page.next
 
     async def heads(self, ledger_ids: Sequence[int]) -> Mapping[int, LedgerHead]:
-        """Who may write to each of these ledgers, from the primary, by id; at most HEADS_MAX are asked
-        for. One that is left out was never made, or is lost. Raises: MetadataUnavailable.
+        """The state and writer of each of these ledgers, from the primary, by id; for at most HEADS_MAX
+        ids. A ledger that is left out was never created, or is lost. Raises: MetadataUnavailable.
         """
         body = LedgerHeadsAsk(ledgers=tuple(ledger_ids))
         found = await self.ask("POST", "/v1/ledger-heads", body, gives=LedgerHeads)
         return {head.ledger_id: head.to_core() for head in found.ledgers}
 
     async def changes(self) -> AsyncGenerator[Change]:
-        """Changes as they are committed, for ever; heartbeats are kept back.
+        """Changes as they are committed, for ever, without the heartbeats.
 
-        Yields a `gap` first, and whenever something may have been missed: what was read of the
-        rows before it may be old.
+        Yields a `gap` first, and whenever changes may have been missed: rows that were read before may
+        be old then.
         """
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValidationError, OSError):
@@ -257,7 +258,7 @@ class MetadataClient:
     # Bookies and services.
 
     async def bookies(self) -> BookieList:
-        """Registered bookies with what is known of their liveness."""
+        """The registered bookies and their liveness."""
         return await self.ask("GET", "/v1/bookies", gives=BookieList)
 
     async def cookie(self, name: str) -> CookieRow | None:
@@ -277,7 +278,7 @@ class MetadataClient:
         return await self.ask("PUT", path, body, gives=CookieRow, settles=True)
 
     async def log_ends(self, name: str, end: LogEnd) -> CookieRow:
-        """Tell how far a bookie's log is on disk.
+        """Record how far a bookie's log is on disk.
 
         Raises: VersionConflict (with `current`) where another process is registered,
         NoSuchBookie, MetadataUnavailable.
@@ -286,14 +287,14 @@ class MetadataClient:
         return await self.ask("PUT", path, end, gives=CookieRow)
 
     async def uses(self, name: str, *, limit: int = 10) -> BookieUses:
-        """What names a bookie. Raises: NoSuchBookie, MetadataUnavailable."""
+        """The ledgers and repairs that name a bookie. Raises: NoSuchBookie, MetadataUnavailable."""
         path = f"/v1/bookies/{quote(name)}/uses"
         return await self.ask("GET", path, gives=BookieUses, query={"limit": str(limit)})
 
     async def retire(self, name: str) -> None:
         """Decommission a dead bookie; may be repeated.
 
-        Raises: NoSuchBookie, VersionConflict while it lives or anything names it,
+        Raises: NoSuchBookie, VersionConflict while the bookie lives or anything names it,
         MetadataUnavailable.
         """
         await self.ask("DELETE", f"/v1/bookies/{quote(name)}/cookie", gives=Body)
@@ -313,8 +314,8 @@ class MetadataClient:
         return await self.ask("GET", "/v1/services", gives=ServiceList)
 
     async def own_services(self) -> Sequence[ServiceInfo]:
-        """The metadata services that are asked here, each with its own word: `ready`, `not-ready`,
-        or `lost` where it has none.
+        """The configured metadata services, each with its own health: `ready`, `not-ready`, or `lost`
+        where it does not answer.
         """
 
         async def asked(url: str) -> ServiceInfo:
@@ -333,23 +334,23 @@ class MetadataClient:
         """The cluster's id; another database is another cluster (rule 18)."""
         return (await self.ask("GET", "/v1/cluster-id", gives=ClusterId)).cluster_id
 
-    # Memory of the database.
+    # Witnesses of the database.
 
     async def confirm(self) -> None:
-        """Have the database looked at for what is remembered, and remember what the service knows
-        besides. Raises: DatabaseWentBack, MetadataUnavailable.
+        """Present the remembered witnesses, and remember those of the service. Raises:
+        DatabaseWentBack, MetadataUnavailable.
         """
         await self.ask("POST", "/v1/witnesses", gives=WitnessState)
 
     async def keep_confirmed(self, every_s: float) -> Never:
-        """Confirm for ever, so that what one service answered is known to all that live."""
+        """Confirm again and again, for ever, so that every service learns what any service answered."""
         while True:
-            # The service itself tells of a database that went back.
+            # The service itself reports a database that went back.
             with contextlib.suppress(QuorumLogError):
                 await self.confirm()
             await asyncio.sleep(every_s)
 
-    # How it is asked.
+    # Requests.
 
     @property
     def _session(self) -> aiohttp.ClientSession:
@@ -360,7 +361,7 @@ class MetadataClient:
         return self._own
 
     def _turn(self, failed: int) -> None:
-        """Go on with the next service, unless another call already did."""
+        """Switch to the next service, unless another call already did."""
         if self._current == failed:
             self._current = (failed + 1) % len(self._urls)
 
@@ -375,11 +376,11 @@ class MetadataClient:
         settles: bool = False,
         proof: bool = False,
     ) -> B:
-        """Try until there is a verdict: parse an answer, or raise the service's error.
+        """Try until there is a verdict: return the parsed answer, or raise the service's error.
 
-        With `settles`, a try that may have arrived takes the deadline away: only a verdict ends
-        the call then. With `proof` an answer counts only if the database had, in the very snapshot
-        that it was read from, what is remembered of it (rule 18a).
+        With `settles`, a try that may have arrived lifts the deadline: only a verdict ends the call
+        then. With `proof` an answer counts only if the database had the remembered witnesses in the
+        same snapshot that the answer was read from (rule 18a).
         """
         if proof and not self.witnesses:
             await self.confirm()
@@ -392,13 +393,13 @@ class MetadataClient:
         while True:
             current = self._current
             left_s = max(end - loop.time(), _TRY_S_MIN)
-            # Cutting a change short would only make its outcome unknown.
+            # Cutting a change short would only make the outcome unknown.
             limit_s = min(self._try_s, left_s) if method == "GET" else self._try_s
             try:
                 url = self._urls[current] + path
                 return await self._try(url, method, data, gives, query, limit_s, proof=proof)
             except DatabaseWentBack as error:
-                # No other service would know better. A change that may have been done before is
+                # No other service would answer otherwise. A change that an earlier try may have made is
                 # pursued all the same (rule 6).
                 if not (settles and outcome == UNKNOWN):
                     raise error.with_outcome(outcome) from error
@@ -441,15 +442,15 @@ class MetadataClient:
             raise _Unsettled(NOT_DONE, f"{url}: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _Unsettled(UNKNOWN, f"{url}: {error!r}") from error
-        told = from_header(response.headers.get(HEADER, ""))
-        is_proven = bool(presented and told)
-        if told:
+        witnesses = from_header(response.headers.get(HEADER, ""))
+        is_proven = bool(presented and witnesses)
+        if witnesses:
             kept = (witness for witness in self.witnesses if witness not in presented)
-            self.witnesses = tuple(dict.fromkeys((*kept, *told)))[-_WITNESSES_MAX:]
+            self.witnesses = tuple(dict.fromkeys((*kept, *witnesses)))[-_WITNESSES_MAX:]
         if response.status < 400:
             found = _parsed(gives, response.status, answered)
             if found is None:
-                # Something in between answered in the service's place (rule 4).
+                # Something between here and the service answered instead (rule 4).
                 raise _Unsettled(UNKNOWN, f"{url}: not an answer of the service")
             if proof and not is_proven:
                 raise _Unsettled(NOT_DONE, f"{url}: does not say that the database is the same")
@@ -479,18 +480,18 @@ class MetadataClient:
 
 
 def current_of(error: QuorumLogError, model: type[B]) -> B:
-    """The row as it is now, which the answer to a lost compare-and-swap carries."""
+    """The current row, which the answer to a lost compare-and-swap carries."""
     return model.model_validate_json(orjson.dumps(error.members["current"]))
 
 
 def _of_missing(error: NoSuchLedger) -> CasStatus:
-    """Without a tombstone a row is not deleted but lost: an alarm, no verdict (rule 18)."""
+    """A row without a tombstone is not deleted but lost: an alarm, not a verdict (rule 18)."""
     return CasStatus.MISSING if error.members.get("deleted") is True else CasStatus.UNKNOWN
 
 
 def _parsed(gives: type[B], status: int, answered: bytes) -> B | None:
-    """The service's answer, or None where it is not the service's. A proxy's blank page is none: what
-    has nothing to say is a 204, and everything else has a body.
+    """The parsed answer, or None where the service did not write it. A proxy's blank page is no answer:
+    an empty answer of the service is a 204, and every other has a body.
     """
     if gives is Body:
         return gives() if status == NO_CONTENT and not answered else None
@@ -501,7 +502,7 @@ def _parsed(gives: type[B], status: int, answered: bytes) -> B | None:
 
 
 def _is_verdict(error: QuorumLogError) -> bool:
-    """Whether the service itself has decided; all else is asked again."""
+    """Whether the service itself has decided; everything else is tried again."""
     if isinstance(error, RouteNotFound):
-        return False  # it is another kind of service that answers there
+        return False  # another kind of service answers at this address
     return type(error) is not QuorumLogError and error.status < 500 and not error.retryable

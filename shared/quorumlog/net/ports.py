@@ -1,7 +1,7 @@
-"""What the driver of a machine needs of the world, so that a simulator can be the world.
+"""The interfaces that a machine's driver needs, so that a simulator can implement them too.
 
-Requests to bookies take a callback, not a future: a run is answered without a task. A callback is
-called exactly once, on the event loop, and never before the call that took it has returned.
+Requests to bookies take a callback, not a future, so that a run costs no task. A callback is called
+exactly once, on the event loop, and never before the call that took the callback has returned.
 """
 
 from collections.abc import Callable, Coroutine
@@ -17,11 +17,11 @@ AddDone = Callable[[Status], None]
 LacDone = Callable[[Status, int], None]
 """Status and the highest LAC that the bookie knows of."""
 ReadDone = Callable[[Status, Run | None, Ranges], None]
-"""Status, what is present, what is absent; what neither names is unknown (rule 1)."""
+"""Status, the run that is present, ids that are absent; all other ids are unknown (rule 1)."""
 
 
 class BookiesPort(Protocol):
-    """Requests to bookies. Whatever is not a checked answer is `Status.UNKNOWN` (rule 4)."""
+    """Requests to bookies. Anything but a checked answer is `Status.UNKNOWN` (rule 4)."""
 
     def add(
         self,
@@ -52,8 +52,8 @@ class BookiesPort(Protocol):
         fence_key: bytes | None = None,
         from_disk: bool = False,
     ) -> None:
-        """Read what a member holds of first..last; with `fence_key` it fences first (X1), with
-        `from_disk` it syncs first, and reads its disk (rule 20a).
+        """Read what a member holds of first..last. With `fence_key` the member fences first (X1); with
+        `from_disk` it syncs first and reads its disk (rule 20a).
         """
         ...
 
@@ -63,15 +63,15 @@ class BookiesPort(Protocol):
 
 
 class LacPort(Protocol):
-    """Where the explicit LAC of an idle writer goes (rule 5)."""
+    """Takes the explicit LAC of an idle writer (rule 5)."""
 
     def write_lac(self, member: str, ledger_id: int, lac: int, ledger_key: bytes) -> None:
-        """Have a member keep a LAC; whether it does is not told."""
+        """Send a member the LAC; there is no answer."""
         ...
 
 
 class MetadataPort(Protocol):
-    """One ledger's row: what a machine may do with it."""
+    """What a machine may do with a ledger's row."""
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
         """The row from the primary."""
@@ -80,14 +80,14 @@ class MetadataPort(Protocol):
     async def cas(
         self, metadata: LedgerMetadata, missed: tuple[MissedRange, ...], *, attempt: str
     ) -> tuple[CasStatus, LedgerMetadata | None]:
-        """Replace the row that has `metadata.version`. `attempt` names this change for ever: asked
-        again with it after `CasStatus.UNKNOWN`, the store says what became of it (rule 6).
+        """Replace the row that has `metadata.version`. `attempt` names this change for ever: a repeat
+        with the same attempt after `CasStatus.UNKNOWN` returns the change's outcome (rule 6).
         """
         ...
 
 
 class PlacementPort(Protocol):
-    """Which bookies an ensemble may take."""
+    """The bookies that an ensemble change may choose from."""
 
     def candidates(self, ensemble: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
         """Live writable members that are not in `exclude`, best first."""
@@ -95,7 +95,7 @@ class PlacementPort(Protocol):
 
 
 class ClockPort(Protocol):
-    """Timers that are never cancelled, cheap enough for one a run."""
+    """Timers that are never cancelled, cheap enough for one per run."""
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         """Call `call(*args)` once, `delay_s` seconds from now or a little later."""
@@ -103,16 +103,16 @@ class ClockPort(Protocol):
 
 
 class TasksPort(Protocol):
-    """Who owns the tasks of the rare work: metadata requests, recoveries."""
+    """The owner of tasks for rare work: metadata requests, recoveries."""
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` to its end; it answers for its own errors."""
+        """Run `work` to its end; `work` handles its own errors."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long each timer of the machines takes (docs/protocol.md, Times)."""
+    """The durations of the machines' timers (docs/protocol.md, Times)."""
 
     add_s: float = 2.0
     quorum_s: float = 10.0
@@ -134,7 +134,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The world of one process's machines."""
+    """The ports that the machines of one process share."""
 
     bookies: BookiesPort
     metadata: MetadataPort
@@ -143,4 +143,4 @@ class Ports:
     tasks: TasksPort
     times: Times = field(default_factory=Times)
     read_bytes_max: int = 4 << 20
-    """How much one read asks of a bookie at most: a few runs, so that a reader stays fluent."""
+    """The most that one read asks of a bookie: a few runs, so that a reader gets entries steadily."""

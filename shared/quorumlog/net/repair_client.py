@@ -26,10 +26,10 @@ from quorumlog.wire.repair_bodies import (
 
 
 class RepairClient:
-    """Works on the queue. All methods may raise MetadataUnavailable; each may be repeated."""
+    """A worker's view of the queue. All methods may raise MetadataUnavailable; each may be repeated."""
 
     def __init__(self, client: MetadataClient, worker: str) -> None:
-        """`worker` names this process: drawn at random at each start."""
+        """`worker` names this process; drawn at random at each start."""
         self._client = client
         self._worker = worker
 
@@ -42,18 +42,18 @@ class RepairClient:
         return page.repairs, page.next
 
     async def add(self, items: Sequence[RepairAdd]) -> None:
-        """Add to what members lack."""
+        """Add ranges that members lack."""
         body = RepairsAdd(items=tuple(items))
         await self._client.ask("POST", "/v1/repairs", body, gives=Body)
 
     async def claim(self, *, lease_s: float, limit: int = 1) -> tuple[Repair, ...]:
-        """Items to work on. Of a claim whose answer got lost the lease runs out by itself."""
+        """Claim items to work on. A claim whose answer was lost ends with its lease."""
         body = RepairClaim(worker=self._worker, lease_s=lease_s, limit=limit)
         path = "/v1/repairs/claim"
         return (await self._client.ask("POST", path, body, gives=RepairList)).repairs
 
     async def progress(self, item: Repair, done: Ranges, *, lease_s: float) -> Ranges:
-        """Say that `done` is on the member, durable; what remains comes back.
+        """Record that the member durably has the ranges `done`; returns the ranges that remain.
 
         Raises: VersionConflict when the claim is over or the item changed since.
         """
@@ -65,11 +65,11 @@ class RepairClient:
                 "POST", _path(item, "progress"), body, gives=RepairRemaining
             )
         except NoSuchRepair:
-            return ()  # an earlier try of this call ended the item
+            return ()  # an earlier try of this call completed the item
         return answer.ranges
 
     async def fail(self, item: Repair, detail: str) -> None:
-        """Let go of an item. Raises: VersionConflict when it is no longer ours."""
+        """Release an item after a failure. Raises: VersionConflict when the claim is over."""
         body = RepairFail(worker=self._worker, version=item.version, detail=detail)
         await self._client.ask("POST", _path(item, "fail"), body, gives=Body)
 
@@ -78,24 +78,24 @@ class RepairClient:
         return await self._client.ask("GET", "/v1/repairs/summary", gives=RepairSummary)
 
     async def hurry(self) -> None:
-        """Have what waits after a failure tried again now."""
+        """Retry items now that wait after a failure."""
         await self._client.ask("POST", "/v1/repairs/hurry", Body(), gives=Body)
 
     async def settings(self) -> RepairSettings:
-        """What operators set for all of autorecovery."""
+        """The settings that operators chose for all of autorecovery."""
         return await self._client.ask("GET", "/v1/repair-settings", gives=RepairSettings)
 
     async def change_settings(self, change: RepairSettingsPut) -> RepairSettings:
-        """Change what is named, for all processes and over restarts."""
+        """Change the given settings, for all processes; they survive restarts."""
         path = "/v1/repair-settings"
         return await self._client.ask("PATCH", path, change, gives=RepairSettings)
 
     async def trigger(self) -> RepairSettings:
-        """Have everything looked at now, by whoever audits, and tried again what waits."""
+        """Make the auditor look at everything now, and retry items that wait."""
         return await self._client.ask("POST", "/v1/repairs/trigger", Body(), gives=RepairSettings)
 
     async def take_lease(self, name: str, *, ttl_s: float) -> Lease:
-        """Take or keep a lease; the answer's holder may be somebody else."""
+        """Take or renew a lease; the answer may name another holder."""
         body = LeaseTake(holder=self._worker, ttl_s=ttl_s)
         return await self._client.ask("PUT", f"/v1/leases/{name}", body, gives=Lease)
 

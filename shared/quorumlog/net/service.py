@@ -1,4 +1,4 @@
-"""What every service is besides its own work: settings, logs, health, metrics, a way to end.
+"""What all services share: settings, logs, health, metrics, an orderly shutdown.
 
 A service's `config.py` reads the environment into a frozen model made from ServiceSettings; its
 `app.py` builds an application, to which `add_shared_routes` gives what all services answer; its
@@ -40,20 +40,20 @@ from quorumlog.net.listen import (
 log = logging.getLogger(__name__)
 
 REQUEST_ID: Final = web.RequestKey("request_id", str)
-"""The key in a request under which its id stands."""
+"""The key of a request's id in the request."""
 
 METRICS: Final = web.AppKey("metrics", CollectorRegistry)
 """Where a service registers its own metrics."""
 
 DRAINING: Final = web.AppKey("draining", asyncio.Event)
-"""Set once the process has been asked to end: from then on it takes nothing new."""
+"""Set once the process has been asked to end: it takes no new work from then on."""
 
 Ready = Callable[[], Awaitable[None]]
-"""Returns when the service can do its work; raises an Unavailable error that says why not."""
+"""Returns when the service can do its work; else raises an Unavailable error that says why not."""
 
 
 class _Drain:
-    """A service's own way to settle what is in flight."""
+    """How a service settles the work in flight."""
 
     def __init__(self, settle: Callable[[], Awaitable[None]]) -> None:
         self.settle = settle
@@ -61,31 +61,29 @@ class _Drain:
 
 _DRAIN: Final = web.AppKey("drain", _Drain)
 _GC_ALLOCATIONS: Final = 10_000
-"""Instead of 700: a batch of 100 entries makes some hundred objects by itself."""
+"""Instead of 700: one batch of 100 entries makes some hundred objects."""
 _TAKEN: Final = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 
 
 class ServiceSettings(BaseModel):
-    """What every service can be told; each field is the environment variable of the same name in
+    """The settings of every service; each field is the environment variable of the same name in
     capitals. Only a service's `config.py` reads the environment.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = Field(default="127.0.0.1", description="where to listen; 0.0.0.0 in containers")
-    port: int = Field(ge=1, le=65535, description="where to listen; fixed, as others are told it")
+    port: int = Field(ge=1, le=65535, description="where to listen; fixed, since others know it")
     advertised_url: str = Field(
         default="", description="how others reach this process; from host and port"
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    drain_s: float = Field(
-        default=20.0, gt=0, description="for what is in flight when it is told to end"
-    )
+    drain_s: float = Field(default=20.0, gt=0, description="for requests in flight at shutdown")
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self:
-        """The settings that an environment gives; an empty variable counts as absent, and a list
-        is written with commas. Ends the process with one line for each wrong setting.
+        """The settings of an environment; an empty variable counts as absent, and a list is written
+        with commas. Ends the process with one line for each wrong setting.
         """
         values: dict[str, Any] = {}
         for name, field in cls.model_fields.items():
@@ -101,7 +99,7 @@ class ServiceSettings(BaseModel):
 
     @property
     def url(self) -> str:
-        """How others reach this process, without a slash at its end."""
+        """The URL at which others reach this process, without a trailing slash."""
         if self.advertised_url:
             return self.advertised_url.rstrip("/")
         everywhere = self.host in ("0.0.0.0", "::")  # noqa: S104
@@ -125,10 +123,10 @@ def add_shared_routes(
     openapi: Callable[[], Mapping[str, Any]],
     drain: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Give an application what all services have: health, metrics, its own description.
+    """Add the routes of all services to an application: health, metrics, the API's description.
 
-    `drain` settles what is in flight; it runs while the service still answers, after `DRAINING`
-    was set.
+    `drain` settles the work in flight; it runs after `DRAINING` is set, while the service still
+    answers.
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -169,7 +167,7 @@ def add_shared_routes(
 async def answers_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give each request its id, and turn errors into problem documents.
 
-    For services that need no more than that; the gateway has its own.
+    For services without needs of their own; the gateway has its own middleware.
     """
     instance = request_id(request.headers.get(header.REQUEST_ID))
     request[REQUEST_ID] = instance
@@ -210,14 +208,14 @@ async def _serve(
     asked_to_end = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Explicitly: a parent that ignores SIGINT hands that on to us.
+        # Explicitly: a parent that ignores SIGINT passes that on to its children.
         loop.add_signal_handler(number, asked_to_end.set)
     built = app_factory(settings)
     app = await built if inspect.isawaitable(built) else built
     try:
         limits = ListenLimits(drain_timeout_s=settings.drain_s)
         async with listening(app, host=settings.host, port=settings.port, limits=limits):
-            _settle_memory()
+            _tune_collector()
             log.info("started", extra={"url": settings.url})
             await asked_to_end.wait()
             log.info("draining")
@@ -232,9 +230,9 @@ async def _serve(
     return 0
 
 
-def _settle_memory() -> None:
-    """Spare the cycle collector what a service keeps for life: its modules are looked at no more,
-    and what requests leave behind, which is freed by counting, is looked at less often.
+def _tune_collector() -> None:
+    """Tune the cycle collector: it no longer scans the modules, which live as long as the process, and
+    scans the objects of requests, which are freed by counting, less often.
     """
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
 """Timers and tasks that 10,000 open ledgers can share.
 
-A machine's timers are of a few lengths and never cancelled, so each length keeps a queue in the
-order of its ends, and one timer of the event loop serves all of them.
+Machines' timers have a few lengths and are never cancelled, so each length has a queue in the order
+of expiry, and one timer of the event loop serves all queues.
 """
 
 import asyncio
@@ -13,20 +13,20 @@ from typing import Any, Final
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.01
-"""Timers that end this close together share a wake-up: a fifth of the shortest one (hedge)."""
+"""Timers that expire this close together share a wake-up: a fifth of the shortest timer (hedge)."""
 
 LATE_S: Final = 0.25
-"""A wake-up later than this means that the process stood still: paused, or starved of its CPU."""
+"""A wake-up later than this means that the process stood still: paused, or without CPU time."""
 
 LATE_MAX_S: Final = 1.0
-"""What is given back of a longer standstill (taste)."""
+"""How much of a longer standstill is added to the timers (taste)."""
 
 
 class Timers:
-    """The clock of one event loop. Invariant: a queue's ends grow from left to right."""
+    """The timers of one event loop. Invariant: the times in a queue ascend."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Nothing is armed until the first timer."""
+        """The event loop's timer is armed with the first timer."""
         self._loop = loop
         self._queues: dict[float, deque[tuple[float, Callable[..., None], tuple[Any, ...]]]] = {}
         self._armed: asyncio.TimerHandle | None = None
@@ -65,8 +65,8 @@ class Timers:
         now = self._loop.time()
         late_s = now - self._armed_at
         if late_s > LATE_S and not self._was_late:
-            # Nobody was heard while the process stood still, and on a machine that did so as a
-            # whole nobody answered: the time is given back once, else all bookies look silent.
+            # While the process stood still it read no answers, and if the whole machine stood still,
+            # no bookie answered: the timers are extended once, else all bookies would look silent.
             self._was_late = True
             self._arm(now + min(late_s, LATE_MAX_S))
             return
@@ -89,15 +89,15 @@ class Timers:
 
 
 class Tasks:
-    """Owns the tasks of a process's rare work, so that none is lost and all end with it."""
+    """Owns the tasks of a process's rare work, so that none is lost and all end with the process."""
 
     def __init__(self) -> None:
-        """No task yet."""
+        """Begin without tasks."""
         self._running: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` to its end; what it raises is logged. After `close` nothing starts."""
+        """Run `work` to its end and log what it raises. After `close` no work starts."""
         if self._closed:
             work.close()
             return
@@ -106,7 +106,7 @@ class Tasks:
         task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        """Cancel what runs, and wait for its end."""
+        """Cancel the running tasks, and wait until they have ended."""
         self._closed = True
         running = list(self._running)
         for task in running:

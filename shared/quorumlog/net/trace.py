@@ -1,8 +1,8 @@
-"""Which request of a client a piece of work belongs to: in logs, and to the next service.
+"""Trace context: the client's request that some work belongs to, in logs and in requests to services.
 
-`traceparent` is the W3C's: a trace id goes through all services unchanged, each hop draws an id of
-its own. Who sends none gets none: nothing is drawn for requests that nobody traces. It ends at
-the channel to bookies, where one run carries the entries of many requests.
+`traceparent` is the W3C's: the trace id passes through all services unchanged, and each hop draws a
+span id. Requests without the header are not traced. A trace ends at the channel to bookies, where one
+run carries the entries of many requests.
 """
 
 import re
@@ -27,7 +27,7 @@ class Trace:
 
     @property
     def header(self) -> str:
-        """What the next service is told."""
+        """The header for requests to the next service."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
 
@@ -36,34 +36,34 @@ _request: ContextVar[str | None] = ContextVar("request", default=None)
 
 
 def begin(request_id: str, traceparent: str | None) -> None:
-    """A request begins: what is done in this context belongs to it."""
+    """Begin a request: work in this context belongs to the request's trace."""
     _request.set(request_id)
     trace = None
     if traceparent is not None:
         found = _FORM.fullmatch(traceparent)
-        # All zeros are invalid by the W3C's words; what is invalid starts no trace.
+        # All zeros are invalid by the W3C's text; an invalid header starts no trace.
         if found is not None and int(found[1], 16) and int(found[2], 16):
             trace = Trace(found[1], secrets.token_hex(8), found[3])
     _trace.set(trace)
 
 
 def in_logs() -> dict[str, str]:
-    """What a log line says of the request that it belongs to."""
+    """The fields of a log line about the current request's trace."""
     request_id, trace = _request.get(), _trace.get()
-    told = {} if request_id is None else {"request_id": request_id}
+    fields = {} if request_id is None else {"request_id": request_id}
     if trace is not None:
-        told |= {"trace_id": trace.trace_id, "span_id": trace.span_id}
-    return told
+        fields |= {"trace_id": trace.trace_id, "span_id": trace.span_id}
+    return fields
 
 
 def config() -> aiohttp.TraceConfig:
-    """Has a client session tell the next service, where there is a trace."""
+    """A client session's hook that sends the trace header where there is a trace."""
     found = aiohttp.TraceConfig()
-    found.on_request_start.append(_tell)
+    found.on_request_start.append(_send_header)
     return found
 
 
-async def _tell(
+async def _send_header(
     _session: aiohttp.ClientSession, _context: Any, params: aiohttp.TraceRequestStartParams
 ) -> None:
     trace = _trace.get()

@@ -1,4 +1,4 @@
-"""Transactions in the metadata service, for gateways."""
+"""A gateway's client for transactions in the metadata service."""
 
 from quorumlog.errors import VersionConflict
 from quorumlog.net.metadata_client import MetadataClient, current_of, new_attempt
@@ -24,11 +24,11 @@ class TransactionClient:
     async def begin(
         self, log: str, *, app: str | None, version: int | None, expires_in_s: int
     ) -> tuple[Transaction, bool]:
-        """A new transaction, and True; or the one there is of this app and version.
+        """Begin a transaction: a new one and True, or the existing one of this app and version.
 
         Raises: NoSuchLog, LogClosed.
         """
-        # Drawn here, so that a repeat of the request begins no second one.
+        # The client draws the id, so that a retry of the request begins no second transaction.
         drawn = new_attempt()
         body = TransactionBegin(
             id=drawn, log=log, app=app, version=version, expires_in_s=expires_in_s
@@ -42,22 +42,22 @@ class TransactionClient:
         return (await self._client.ask("GET", path, gives=TransactionRow)).to_core()
 
     async def renew(self, transaction_id: str) -> TransactionState:
-        """Say that somebody works in it, and learn its state. Raises: NoSuchTransaction."""
+        """Extend the transaction's life, and return its state. Raises: NoSuchTransaction."""
         path = f"/v1/transactions/{transaction_id}/renew"
         return (await self._client.ask("POST", path, gives=TransactionAlive)).state
 
     async def abort(self, transaction_id: str) -> Transaction:
-        """End it; nothing of it is published. Raises: NoSuchTransaction, TransactionCommitted."""
+        """Abort: nothing is published. Raises: NoSuchTransaction, TransactionCommitted."""
         path = f"/v1/transactions/{transaction_id}/abort"
         return (await self._client.ask("POST", path, gives=TransactionRow)).to_core()
 
     async def commit(
         self, transaction_id: str, ledgers: tuple[Sealed, ...], log: LogMetadata | None
     ) -> tuple[Transaction | None, LogMetadata | None]:
-        """End it with these ledgers published; `log` is the log's row after that.
+        """Commit with these ledgers; `log` is the log's row after the publication.
 
-        Gives the transaction, None where the log's version is another one, and the log's row as
-        it is then, None where this call did not change it. Returns once it is settled.
+        Returns the transaction, None where the log has another version; and the log's row as it is
+        then, None where this call did not change it. Returns once that is settled.
         Raises: NoSuchTransaction, TransactionAborted, TransactionCommitted, NoSuchLog,
         InvalidRequest; MetadataUnavailable only where nothing was sent.
         """

@@ -1,7 +1,8 @@
 """The BookKeeper protocol as state machines without IO, clock or randomness.
 
 Read `messages` first: it is the language. A machine takes one event and gives effects; who drives
-it performs them and brings the answers back (`step(event) -> list[Effect]`).
+it performs them and brings the answers back (`step(event) -> list[Effect]`). May use `errors`, the
+CRC32C package, and of the standard library only what has no side effects (pyproject.toml).
 
 | module | what it is |
 |---|---|

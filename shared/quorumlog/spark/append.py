@@ -1,8 +1,8 @@
-"""Batches posted from a UDF with the guarantee of a write: `append_batches(df, log="events")`.
+"""Appends from a UDF with the guarantee of a write: `append_batches(df, log="events")`.
 
-Each partition posts its rows into ledgers of its own and gives back a receipt. Spark returns the
-rows of exactly one successful attempt of each partition, so the receipts name what to publish, and
-the driver publishes them once.
+Each partition appends its rows to ledgers of its own and returns a receipt. Spark returns the rows of
+exactly one successful attempt of each partition, so the receipts name the ledgers to publish, and the
+driver publishes them once.
 """
 
 from collections.abc import Iterator
@@ -35,13 +35,13 @@ def append_batches(
     overwrite: bool = False,
     **options: str,
 ) -> list[Published]:
-    """Put the rows of a DataFrame onto a log, all of them once, or none.
+    """Append the rows of a DataFrame to a log, all of them once, or none.
 
-    `log`: where to; without it the column `topic` says so, and each log gets its rows at once.
-    `app` and `version`: a repeat of the same ones is a no-op. `options`: those of the format, with
-    `_` for `.`: gateway_url, maxLedgersPerCommit.
+    `log`: the target; without it the column `topic` names each row's log, and each log gets its rows at
+    once. `app` and `version`: a repeat of the same version is a no-op. `options`: the format's options,
+    with `_` for `.`: gateway_url, maxLedgersPerCommit.
 
-    The receipts are collected here, once: a DataFrame of receipts would post anew for each action.
+    The receipts are collected here, once: a DataFrame of receipts would append again for each action.
     """
     given = {name.replace("_", "."): value for name, value in options.items()}
     named = {"topic": log, "txnAppId": app, "txnVersion": version}
@@ -55,13 +55,13 @@ def append_batches(
         return publish(parsed, whose, parts, overwrite=overwrite, even_if_empty=True)
     except BaseException:
         if whose.transaction is not None:
-            # It does nothing where the commit was done and only its answer was lost.
+            # The abort does nothing if the commit was done and only its answer was lost.
             abort(parsed, [whose.transaction])
         raise
 
 
 def _post(options: WriteOptions, whose: Whose, batches: Iterator[Any]) -> Iterator[Any]:
-    """In a task: write the partition, give back its receipts."""
+    """In a task: write the partition and return its receipts."""
     written = write_task(options, whose, batches)
     receipts = [receipt(part) for part in written.parts]
     yield pa.RecordBatch.from_pydict({"receipt": pa.array(receipts, pa.string())})

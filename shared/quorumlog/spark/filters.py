@@ -1,7 +1,7 @@
-"""What a query's filters say of where its rows are: by that its plan leaves logs and ranges out.
+"""Pruning: which logs and ranges a plan may leave out because of a query's filters.
 
-Bounds of offsets (and of the entries of plain ledgers) and the logs' names are kept exactly; what
-else prunes, stays with Spark all the same.
+Bounds of offsets (and of entry ids of plain ledgers) and names of logs are applied exactly; Spark
+applies all other filters itself, even those that prune.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,10 +26,9 @@ T = TypeVar("T", int, str)
 
 
 def pruning_of(filters: Sequence[Filter], *, of_logs: bool) -> tuple[Pruning, list[Filter]]:
-    """What all of the filters together keep, and those that Spark still has to apply.
+    """What all filters together keep, and the filters that Spark still has to apply.
 
-    `of_logs`: logs are read, and not plain ledgers, whose `offset` is the entry's id and whose
-    `topic` is null.
+    `of_logs`: the read is of logs; for plain ledgers, `offset` is the entry's id and `topic` is null.
     """
     found, left = Pruning(), []
     never_null = [("offset",), ("entry",), ("ledger",), *([("topic",)] if of_logs else [])]
@@ -74,7 +73,7 @@ def _by_ledger(found: Pruning, each: Filter, value: Any) -> Pruning:
 
 
 def _bounds(each: Filter, value: Any) -> tuple[int, int, bool]:
-    """The least and the greatest number that pass, and whether all between them do."""
+    """The least and the greatest number that pass, and whether all numbers between them do."""
     if isinstance(each, In) and _are_numbers(value) and value:
         return min(value), max(value), False
     if not _are_numbers((value,)):
@@ -95,11 +94,11 @@ def _bounds(each: Filter, value: Any) -> tuple[int, int, bool]:
 
 
 def _both(known: tuple[T, ...] | None, more: Iterable[T]) -> tuple[T, ...]:
-    """What is in both, in one order: equal prunings are written alike."""
+    """The intersection, sorted, so that equal prunings have equal text."""
     wanted = set(more)
     return tuple(sorted(wanted if known is None else wanted & set(known)))
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
-    """Not booleans, decimals or null, which Spark compares in its own ways."""
+    """Whether all are plain numbers: Spark compares booleans, decimals and null in other ways."""
     return all(type(value) is int for value in values)

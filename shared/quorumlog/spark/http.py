@@ -1,8 +1,8 @@
 """Requests from Spark's processes to whichever gateway answers, with the standard library only.
 
-What may be sent again follows the same two questions as in the SDK (client/transport.py): was it
-certainly not done, or is twice the same as once? An answer 429 slows a task and never fails it: the
-gateway sheds load, and the task has nothing better to do than to wait.
+Retries follow the SDK's two questions (client/transport.py): was the request certainly not done, or
+does doing it twice equal doing it once? An answer 429 delays a task and never fails it: the gateway
+sheds load, and the task has nothing to do but wait.
 """
 
 import http.client
@@ -21,12 +21,12 @@ from quorumlog.errors import NOT_DONE, UNKNOWN, ConnectionLost, Overloaded, Quor
 from quorumlog.wire.documents import from_status
 
 DEADLINE_S: Final = 120.0
-"""For one request with its repetitions: longer than a takeover of a log on a slow machine."""
+"""For one request with its retries: longer than a takeover of a log on a slow machine."""
 
 _TIMEOUT_S: Final = 60.0
 _REST_S_MAX: Final = 15.0
-"""A connection that rested longer is not used again: servers close those that rest, and of a request
-that meets the end of one nobody can tell whether it was done."""
+"""A connection that was idle for longer is not used again: servers close idle connections, and the
+outcome of a request on a connection that is being closed is unknown."""
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 2.0
@@ -34,7 +34,7 @@ _PAUSE_MAX_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """An answer that is no error."""
+    """A gateway's answer that is no error."""
 
     status: int
     headers: Message
@@ -48,7 +48,7 @@ class HttpAnswer:
 class Gateways:
     """One connection to one of several gateways; not for several threads at once.
 
-    Invariant: `_at` is the gateway that answered last, so that a healthy one is kept.
+    Invariant: `_at` is the gateway that answered last, so that a healthy gateway is kept.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Gateways:
         deadline_s: float = DEADLINE_S,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`urls`: of the gateways, with commas. `headers`: for each request."""
+        """`urls`: the gateways' URLs, separated by commas. `headers`: sent with each request."""
         self._urls: Sequence[str] = [url.strip().rstrip("/") for url in urls.split(",")]
         self._deadline_s = deadline_s
         self._headers = dict(headers or {})
@@ -90,7 +90,7 @@ class Gateways:
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> HttpAnswer:
-        """Send a request until it is answered for good. `value`: a body as JSON.
+        """Send a request, with safe retries, until there is a final answer. `value`: a body as JSON.
 
         Raises: a class of `quorumlog.errors`, the server's own, or ConnectionLost.
         """
@@ -104,14 +104,14 @@ class Gateways:
             try:
                 return self._once(method, target, body, sent)
             except QuorumLogError as error:
-                # What becomes of a repetition says nothing of the tries before it.
+                # The outcome of a retry says nothing about the tries before it.
                 may_be_done = may_be_done or (error.outcome == UNKNOWN and method != "GET")
                 if (
                     error.retryable
                     and not isinstance(error, ConnectionLost)
                     and len(self._urls) > 1
                 ):
-                    # What can't be done at one gateway now may be possible at the next.
+                    # The next gateway may be able to do what this one can't do now.
                     self.close()
                     self._turn()
                 rest_s = max(pause_s * random.uniform(0.5, 1), error.retry_after_s or 0)  # noqa: S311
@@ -133,7 +133,7 @@ class Gateways:
         return self.request("GET", path, params=params, is_repeatable=True).json()
 
     def pages(self, path: str, name: str, **only: str) -> list[Any]:
-        """All items of a list, or those that `only` asks for."""
+        """All items of a list, or those that match `only`."""
         found: list[Any] = []
         params: dict[str, str | int] = {"limit": 1000, **only}
         while True:
@@ -164,7 +164,7 @@ class Gateways:
             self.close()
             if not is_kept:
                 self._turn()
-            # A kept connection may have been closed while it rested; but who can tell.
+            # The server may have closed an idle connection; but nobody can tell.
             raise ConnectionLost(f"{url}: {type(error).__name__} {error}") from error
         self._answered_at = time.monotonic()
         if response.will_close:
@@ -173,7 +173,7 @@ class Gateways:
             raise _error_of(response, content)
         kind = response.headers.get("Content-Type", "")
         if header.REQUEST_ID not in response.headers and not kind.startswith("application/json"):
-            # Every answer of a gateway has one; a proxy's blank page is no answer.
+            # Every answer of a gateway has a request id; a proxy's blank page is no answer.
             raise ConnectionLost(f"{url}: something else answers there")
         return HttpAnswer(response.status, response.headers, content)
 
@@ -192,7 +192,7 @@ class Gateways:
 
 
 def _error_of(response: http.client.HTTPResponse, content: bytes) -> QuorumLogError:
-    """The error that an answer tells of."""
+    """The error of an answer."""
     try:
         document = json.loads(content)
     except ValueError:

@@ -1,6 +1,6 @@
-"""The options of the format `quorumlog`, named as users of Kafka's know them, parsed once.
+"""The options of the format `quorumlog`, with the names of Kafka's format, parsed once.
 
-What can't be meant is refused at the driver, before any task runs.
+Invalid options are refused at the driver, before any task runs.
 """
 
 import difflib
@@ -15,10 +15,10 @@ from quorumlog import header
 from quorumlog.spark.config import gateways
 
 EARLIEST, LATEST = -2, -1
-"""How JSON names the ends of a log (Kafka's numbers)."""
+"""The ends of a log in JSON (Kafka's numbers)."""
 
 Place = Literal["earliest", "latest"] | Mapping[str, int]
-"""An end of each log, or an offset for each that is named."""
+"""An end of each log, or an offset for each named log."""
 
 COLUMNS: Final = {
     "key": "binary",
@@ -32,7 +32,7 @@ COLUMNS: Final = {
     "ledger": "long",
     "entry": "long",
 }
-"""The columns of a read with their types: Kafka's, then where a record is stored."""
+"""The columns of a read with their types: Kafka's columns, then the ledger and entry of a record."""
 
 _CONNECTION: Final = ("gateway.url", "ledger.password")
 READ_OPTIONS: Final = (
@@ -49,7 +49,7 @@ WRITE_OPTIONS: Final = (
     *("maxLedgersPerCommit", "rowsPerRequest", "bytesPerRequest"),
 )
 _SPARKS: Final = ("path", "paths", "checkpointLocation", "queryName")
-"""What Spark itself puts among the options of a source."""
+"""Options that Spark itself adds to those of a source."""
 
 _URL: Final = re.compile(r"https?://[^/\s,]+/?", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
@@ -57,11 +57,11 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|h|d)", re.ASCII)
 
 LEDGERS_PER_COMMIT_MAX: Final = 128
-"""Ledgers of one commit: each is open, closed and looked after by itself (taste)."""
+"""Ledgers of one commit: each costs a create, a close and a row (taste)."""
 
 
 class BadOption(ValueError):
-    """An option that can't be meant; says which, and what it may be."""
+    """An invalid option; the message names the option and its valid values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class ClusterAccess:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
-        """`gateway.url`, else the environment; `ledger.password`."""
+        """From the options `gateway.url` (default: the environment) and `ledger.password`."""
         urls = options.get("gateway.url", gateways())
         if not all(_URL.fullmatch(url.strip()) for url in urls.split(",")):
             raise BadOption(f"gateway.url is a list of http://host:port with commas, not {urls!r}")
@@ -81,13 +81,13 @@ class ClusterAccess:
 
     @property
     def headers(self) -> dict[str, str]:
-        """For each request."""
+        """The headers of each request."""
         return {} if self.password is None else {header.LEDGER_PASSWORD: self.password}
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSubject:
-    """What to read: exactly one of these is set."""
+    """What to read: exactly one of the fields is set."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
@@ -95,7 +95,7 @@ class ReadSubject:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
-        """`subscribe`, `subscribePattern`, `assign` or `ledgers`."""
+        """From the option `subscribe`, `subscribePattern`, `assign` or `ledgers`."""
         given = [
             name
             for name in ("subscribe", "subscribePattern", "assign", "ledgers")
@@ -133,7 +133,7 @@ class ReadSubject:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What batch and streaming reads are told."""
+    """The options of batch and streaming reads."""
 
     connection: ClusterAccess
     subject: ReadSubject
@@ -142,7 +142,7 @@ class ReadOptions:
     starting_ms: int | None
     ending_ms: int | None
     starts_late: bool
-    """Where nothing is as late as `startingTimestamp`: begin at the end, instead of an error."""
+    """Where no record is as late as `startingTimestamp`: begin at the end instead of failing."""
     rows_per_partition_max: int
     partitions_min: int
     fails_on_loss: bool
@@ -155,7 +155,7 @@ class ReadOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
-        """All of them, whoever uses which. Raises: BadOption."""
+        """Parse all options of batch and streaming reads. Raises: BadOption."""
         _check_names(options, READ_OPTIONS, WRITE_OPTIONS, "writes")
         subject = ReadSubject.of(options)
         _check_places(options, subject)
@@ -188,7 +188,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a write is told."""
+    """The options of writes."""
 
     connection: ClusterAccess
     log: str | None
@@ -202,7 +202,7 @@ class WriteOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str], *, is_stream: bool) -> Self:
-        """Parsed. Raises: BadOption."""
+        """Parse the options. Raises: BadOption."""
         _check_names(options, WRITE_OPTIONS, READ_OPTIONS, "reads")
         app, version = options.get("txnAppId"), options.get("txnVersion")
         if is_stream and version is not None:
@@ -223,7 +223,7 @@ class WriteOptions:
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns of a read: those that `columns` names, else all; headers only if asked for."""
+    """The columns of a read: those in `columns`, by default all; headers only with `includeHeaders`."""
     text = options.get("columns")
     if text is None:
         has_headers = _flag(options, "includeHeaders", default=False)
@@ -240,7 +240,7 @@ def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
 def _check_names(
     options: Mapping[str, str], own: tuple[str, ...], others: tuple[str, ...], what: str
 ) -> None:
-    """Raise BadOption where one is misspelled: it would be without effect, and nobody would know."""
+    """Raise BadOption for an unknown name: a misspelled option would silently have no effect."""
     known = {name.lower(): name for name in (*own, *_SPARKS)}
     for name in options:
         if name.lower() in known:
@@ -253,7 +253,7 @@ def _check_names(
 
 
 def _check_places(options: Mapping[str, str], subject: ReadSubject) -> None:
-    """Raise BadOption where a place is given for what is not read."""
+    """Raise BadOption where a place is given for a log that is not read."""
     for option in ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"):
         if subject.ledgers and option in options:
             raise BadOption(f"{option} is for logs; ledgers are read whole, or by a filter")
@@ -290,7 +290,7 @@ def _object(text: str, option: str) -> dict[str, Any]:
 
 
 def _place(options: Mapping[str, str], option: str, end: int) -> Place | None:
-    """Where to begin or to end; `end` is what a log that JSON does not name has."""
+    """Where to begin or to end; `end` is the place in logs that the JSON does not name."""
     text = options.get(option)
     if text is None:
         return None

@@ -1,8 +1,8 @@
-"""What a read covers, decided once at the driver: ranges of logs and ledgers that never change.
+"""Plans of reads, made once at the driver: ranges of logs and ledgers that never change.
 
-A plan ends at what was confirmed when it was made. Entries up to there are the same for ever, so a
-task that runs twice, or a batch that a restarted query repeats, reads the same rows. Nothing here
-fences, recovers or closes anything.
+A plan ends at the last record that was confirmed when the plan was made. Entries up to there are the
+same for ever, so a task that runs twice, or a batch that a restarted query repeats, reads the same
+rows. Planning fences, recovers and closes nothing.
 """
 
 import base64
@@ -20,45 +20,47 @@ from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import LATEST, BadOption, Place, ReadOptions, ReadSubject
 
 OFFSET_MAX: Final = (1 << 63) - 1
-"""The greatest that Spark's `long` holds."""
+"""The greatest value of Spark's `long`."""
 
 
 class DataLoss(RuntimeError):
-    """Records that a query counts on are no longer there; `failOnDataLoss=false` goes on without."""
+    """Records that a query should read are gone; `failOnDataLoss=false` continues without them."""
 
 
 @dataclass(frozen=True)
 class TaskRange(InputPartition):
-    """One task's part: offsets of a log's ledger, or entries of a plain one; `end` is exclusive."""
+    """One task's part: offsets in one ledger of a log, or entries of a plain ledger; `end` is
+    exclusive.
+    """
 
     log: str | None
     ledger_id: int
     first: int
     end: int
     is_sealed: bool = True
-    """Whether all of it is in this ledger for certain."""
+    """Whether the whole range is in this ledger for certain."""
 
     @property
     def rows(self) -> int:
-        """How many it covers."""
+        """How many rows the range covers."""
         return self.end - self.first
 
 
 @dataclass(frozen=True, slots=True)
 class LogExtent:
-    """A log as it was when it was looked at: from `first` up to, not including, `end`."""
+    """A log's offsets when the plan was made: from `first` up to, not including, `end`."""
 
     name: str
     first: int
     end: int
     ledgers: tuple[tuple[int, int], ...]
-    """(first offset, id) of each, ascending."""
+    """(first offset, id) of each ledger, ascending."""
 
     def ranges(self, first: int, end: int) -> Iterator[TaskRange]:
-        """A range of offsets, cut where ledgers are.
+        """A range of offsets, cut at the boundaries of ledgers.
 
-        The end is looked up after the list of ledgers: what lies behind the start of the last one
-        may be in a ledger that came since.
+        The end was read after the list of ledgers: records after the start of the last ledger may be in
+        a ledger that was added since.
         """
         starts = [*(start for start, _ in self.ledgers[1:]), end]
         last = self.ledgers[-1][1] if self.ledgers else None
@@ -70,32 +72,32 @@ class LogExtent:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What a plan keeps; by default all."""
+    """What a plan keeps; by default everything."""
 
     names: tuple[str, ...] | None = None
-    """Of logs, sorted; None for all."""
+    """Names of logs, sorted; None for all."""
     first: int = 0
     last: int = OFFSET_MAX
-    """Of offsets, or of entries where plain ledgers are read; inclusive."""
+    """Bounds of offsets, or of entry ids of plain ledgers; inclusive."""
     ledgers: tuple[int, ...] | None = None
     ledger_first: int = 0
     ledger_last: int = OFFSET_MAX
 
     def has_log(self, name: str) -> bool:
-        """Whether rows of a log may be among the query's."""
+        """Whether the query may want rows of a log."""
         return self.names is None or name in self.names
 
     def has_ledger(self, ledger_id: int) -> bool:
-        """The same of a ledger."""
+        """Whether the query may want rows of a ledger."""
         return (self.ledgers is None or ledger_id in self.ledgers) and (
             self.ledger_first <= ledger_id <= self.ledger_last
         )
 
     def of(self, parts: Iterable[TaskRange]) -> Iterator[TaskRange]:
-        """The ranges, or what is left of them."""
+        """The parts of the ranges that the query may want."""
         for part in parts:
             low, high = max(part.first, self.first), min(part.end, self.last + 1)
-            # An open ledger's range may end in a ledger that came since: see `LogExtent.ranges`.
+            # An open ledger's range may end in a later ledger: see `LogExtent.ranges`.
             if low < high and (not part.is_sealed or self.has_ledger(part.ledger_id)):
                 yield replace(part, first=low, end=high)
 
@@ -104,7 +106,7 @@ EVERYTHING: Final = Pruning()
 
 
 def extent(gateways: Gateways, name: str) -> LogExtent:
-    """A log as it is now. Raises: NoSuchLog."""
+    """A log's current extent. Raises: NoSuchLog."""
     shown = gateways.get(f"/v1/logs/{name}")
     ledgers = tuple(
         (int(item["first_offset"]), int(item["ledger_id"]))
@@ -115,7 +117,7 @@ def extent(gateways: Gateways, name: str) -> LogExtent:
 
 
 def logs_of(gateways: Gateways, subject: ReadSubject) -> list[str]:
-    """The logs that are meant, by name."""
+    """The names of the logs to read, sorted."""
     if subject.pattern is None:
         return sorted(set(subject.names))
     wanted = re.compile(subject.pattern)
@@ -124,7 +126,7 @@ def logs_of(gateways: Gateways, subject: ReadSubject) -> list[str]:
 
 
 def offset_at(place: Place, found: LogExtent, default: int) -> int:
-    """The offset that a place means in a log; `default` where it says nothing of that log."""
+    """The offset of a place in a log; `default` where the place does not name the log."""
     if place == "earliest":
         return found.first
     if place == "latest":
@@ -138,8 +140,8 @@ def offset_at(place: Place, found: LogExtent, default: int) -> int:
 
 
 def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | None:
-    """The first offset whose record is as late as that, or None; times of records ascend, unless
-    clients set them.
+    """The first offset whose record is at least as late as a time, or None; times of records ascend
+    unless clients set them.
     """
     low, high = found.first, found.end
     while low < high:
@@ -161,7 +163,7 @@ def _time_of(gateways: Gateways, name: str, offset: int) -> float:
 def batch_plan(
     options: ReadOptions, gateways: Gateways, pruning: Pruning = EVERYTHING
 ) -> list[TaskRange]:
-    """All of a batch read, but for what no row of the query is in."""
+    """The ranges of a batch read, without those that have no row of the query."""
     if options.subject.ledgers:
         found = [part for id_ in options.subject.ledgers for part in _ledger(gateways, id_)]
         return cut(list(pruning.of(found)), options)
@@ -189,10 +191,10 @@ def batch_plan(
 def by_fragment(
     gateways: Gateways, whole: LogExtent, parts: Sequence[TaskRange]
 ) -> Iterator[TaskRange]:
-    """Ranges of a log, cut where fragments of its ledgers are, so that a task asks one ensemble.
+    """Ranges of a log, cut at the boundaries of fragments, so that a task reads from one ensemble.
 
-    It takes a request for a thousand ledgers, and two for each change of an ensemble, whose first
-    entry says how many records precede it. A stream does without: its batches begin often.
+    This takes one request per thousand ledgers, and two for each ensemble change: the first entry of a
+    fragment tells how many records precede it. Streams do without, as their batches begin often.
     """
     if not parts:
         return
@@ -211,7 +213,7 @@ def by_fragment(
 
 
 def _records_before(gateways: Gateways, ledger_id: int, entry_id: int) -> int | None:
-    """Records of a log's ledger that precede an entry; None where it is not there (yet)."""
+    """How many records of a log's ledger precede an entry; None where there is no such entry (yet)."""
     path = f"/v1/ledgers/{ledger_id}"
     try:
         known = gateways.get(f"{path}/last-add-confirmed")
@@ -224,7 +226,7 @@ def _records_before(gateways: Gateways, ledger_id: int, entry_id: int) -> int | 
 
 
 def checked(whole: LogExtent, first: int, end: int, *, fails: bool) -> tuple[int, int]:
-    """A range within what a log has. Raises: DataLoss, unless that is accepted."""
+    """A range, cut to the records that the log still has. Raises: DataLoss, where `fails`."""
     if fails and first < end and (first < whole.first or end > whole.end):
         raise DataLoss(
             f"offsets {first} to {end - 1} of {whole.name} were asked for, and it has "
@@ -236,8 +238,8 @@ def checked(whole: LogExtent, first: int, end: int, *, fails: bool) -> tuple[int
 def stream_plan(
     options: ReadOptions, gateways: Gateways, start: Mapping[str, int], end: Mapping[str, int]
 ) -> list[TaskRange]:
-    """One batch of a stream, which has ended when it is asked for again: nothing is looked at but
-    where ledgers begin.
+    """The ranges of one batch of a stream. The batch may be repeated, so nothing but the boundaries of
+    ledgers is read again.
     """
     ranges: list[TaskRange] = []
     for name, until in sorted(end.items()):
@@ -257,7 +259,7 @@ def stream_plan(
 
 
 def _ledger(gateways: Gateways, ledger_id: int) -> Iterator[TaskRange]:
-    """A ledger up to what is confirmed now, cut where fragments are."""
+    """A ledger up to the last add confirmed, cut at the boundaries of fragments."""
     path = f"/v1/ledgers/{ledger_id}"
     shown = gateways.get(path)
     if shown["log"] is not None:
@@ -270,7 +272,7 @@ def _ledger(gateways: Gateways, ledger_id: int) -> Iterator[TaskRange]:
 
 
 def cut(ranges: Sequence[TaskRange], options: ReadOptions) -> list[TaskRange]:
-    """The same, in parts of the size that was asked for, and enough of them."""
+    """The ranges, cut into parts of at most the requested size, and at least the requested number."""
     rows = sum(part.rows for part in ranges)
     most = min(options.rows_per_partition_max, max(1, -(-rows // options.partitions_min)))
     found: list[TaskRange] = []
@@ -286,7 +288,7 @@ def cut(ranges: Sequence[TaskRange], options: ReadOptions) -> list[TaskRange]:
 def next_offsets(
     options: ReadOptions, gateways: Gateways, known: Mapping[str, Any]
 ) -> dict[str, LogExtent]:
-    """Every log that a stream reads, as it is now; one that is gone stays away."""
+    """The current extent of every log that a stream reads, without deleted logs."""
     found: dict[str, LogExtent] = {}
     for name in sorted({*logs_of(gateways, options.subject), *known}):
         try:

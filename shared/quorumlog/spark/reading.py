@@ -1,4 +1,4 @@
-"""What an executor does to read: pages of a range, as Arrow batches of the columns asked for."""
+"""Reads at executors: pages of a range, as Arrow batches of the requested columns."""
 
 import base64
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from quorumlog.wire.columns import HEADERS, MEDIA, TIME
 
 _PAGE_ROWS: Final = 10_000
 _PAGE_BYTES: Final = 8 << 20
-"""What one request asks for: the API's most, and what keeps an executor's memory small."""
+"""Limits of one request: the API's maximum, and a size that keeps an executor's memory small."""
 
 _HEADER_LIST: Final = pa.list_(
     pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -41,11 +41,12 @@ TYPES: Final = {
     "ledger": pa.int64(),
     "entry": pa.int64(),
 }
-"""What Spark makes of the columns' types (`to_arrow_schema`); a batch must have exactly these."""
+"""The Arrow types that Spark makes of the columns' types (`to_arrow_schema`); a batch must have exactly
+these."""
 
 
 def read_range(options: ReadOptions, partition: object) -> Iterator[Any]:
-    """The rows of one range; none of the empty partition that Spark makes of an empty plan."""
+    """The rows of one range; no rows for the empty partition that Spark makes of an empty plan."""
     if not isinstance(partition, TaskRange):
         return
     connection = options.connection
@@ -59,7 +60,7 @@ def read_range(options: ReadOptions, partition: object) -> Iterator[Any]:
 def rows(
     gateways: Gateways, part: TaskRange, columns: tuple[str, ...], *, fails_on_loss: bool
 ) -> Iterator[Any]:
-    """A range as record batches, page by page. What is gone meanwhile is a loss. Raises: DataLoss."""
+    """A range as record batches, page by page. Raises: DataLoss where records are gone meanwhile."""
     at = part.first
     path = f"/v1/logs/{part.log}" if part.log else f"/v1/ledgers/{part.ledger_id}"
     ask = _Asker(gateways, f"{path}/entries", is_log=part.log is not None)
@@ -75,14 +76,14 @@ def rows(
             at = max(at + 1, _following(error, part))
             continue
         if page.num_rows == 0:
-            # All of the range was confirmed when it was planned.
+            # The whole range was confirmed when the plan was made.
             raise EntryUnavailable(f"nothing was read at {at} of {path}", log=part.log)
         yield _shown(page, part, columns)
         at = following
 
 
 def _following(error: QuorumLogError, part: TaskRange) -> int:
-    """Where a range goes on behind what is lost; its end where nothing says so."""
+    """Where a range continues after a loss; the range's end where the error does not say."""
     found = None
     if isinstance(error, OffsetTruncated):
         found = error.members.get("first_offset")
@@ -92,8 +93,8 @@ def _following(error: QuorumLogError, part: TaskRange) -> int:
 
 
 def page_sizes(gateways: Gateways, log: str, first: int, bytes_max: int) -> tuple[int, int]:
-    """Rows of a page from `first` on, and their bytes: what a record weighs there. Nothing, where
-    they are gone: whoever reads them decides about that.
+    """The number of rows of a page from `first` on, and their bytes: the size of records there. Zero
+    where the records are gone: the reader decides about that.
     """
     ask = _Asker(gateways, f"/v1/logs/{log}/entries", is_log=True, bytes_max=bytes_max)
     try:
@@ -104,7 +105,7 @@ def page_sizes(gateways: Gateways, log: str, first: int, bytes_max: int) -> tupl
 
 
 class _Asker:
-    """Asks for pages: as Arrow, or as JSON where a gateway can't."""
+    """Reads pages: as Arrow, or as JSON from a gateway without Arrow."""
 
     def __init__(
         self, gateways: Gateways, path: str, *, is_log: bool, bytes_max: int = _PAGE_BYTES
@@ -114,7 +115,7 @@ class _Asker:
         self._speaks_arrow = True
 
     def page(self, first: int, end: int) -> tuple[Any, int]:
-        """Rows from `first` on, below `end`, and where to go on."""
+        """Rows from `first` on, below `end`, and where to continue."""
         params: dict[str, str | int] = {
             "from": first,
             "limit": min(_PAGE_ROWS, end - first),
@@ -166,7 +167,7 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def _shown(page: Any, part: TaskRange, columns: tuple[str, ...]) -> Any:
-    """A page with Spark's columns. Where a ledger is read, a log's columns are null."""
+    """A page with Spark's columns. For plain ledgers, the columns of logs are null."""
     count = page.num_rows
     arrays = [_column(name, page, part, count) for name in columns]
     schema = pa.schema([pa.field(name, TYPES[name]) for name in columns])
@@ -193,7 +194,7 @@ def _column(name: str, page: Any, part: TaskRange, count: int) -> Any:
         case "partition":
             return pa.repeat(pa.scalar(0, pa.int32()), count)
         case "timestampType" if is_log:
-            # Kafka's 0: CreateTime. A record's own time where it has one, else that of its append.
+            # Kafka's 0: CreateTime. A record's own time, by default the time of the append.
             return pa.repeat(pa.scalar(0, pa.int32()), count)
         case "headers" if is_log:
             return _headers(_whole(page.column("headers")))
@@ -201,13 +202,13 @@ def _column(name: str, page: Any, part: TaskRange, count: int) -> Any:
 
 
 def _whole(column: Any) -> Any:
-    """A column in one piece, as a record batch needs it."""
+    """A column as one chunk, as a record batch needs it."""
     found = column.combine_chunks()
     return found.chunk(0) if isinstance(found, pa.ChunkedArray) else found
 
 
 def _headers(found: Any) -> Any:
-    """A map of strings as Kafka's list of pairs; null where a record has none."""
+    """A map of strings as Kafka's list of pairs; null where a record has no headers."""
     if found.null_count == len(found):
         return pa.nulls(len(found), _HEADER_LIST)
     pairs = [

@@ -1,4 +1,4 @@
-"""Rows of a DataFrame as records of a log: which columns there may be, and Arrow tables of them."""
+"""Rows of a DataFrame as records of a log: the columns that a write takes, and Arrow tables of them."""
 
 import zlib
 from collections.abc import Iterable
@@ -29,11 +29,11 @@ _WANTED: Final = (
 
 
 class BadRows(ValueError):
-    """Rows that are no records; says what they should be."""
+    """Rows that can't become records; the message says why."""
 
 
 def check_schema(schema: StructType, *, has_log: bool) -> None:
-    """Raise BadRows unless the columns make records. `has_log`: the option `topic` names one."""
+    """Raise BadRows unless the columns make records. `has_log`: the option `topic` names the log."""
     kinds = {field.name: field.dataType for field in schema.fields}
     wrong = [name for name, kind in kinds.items() if not _is_right(name, kind)]
     if len(kinds) < len(schema.fields):
@@ -74,7 +74,7 @@ def _are_headers(kind: DataType) -> bool:
 
 
 def by_log(batch: Any, log: str | None) -> Iterable[tuple[str, Any]]:
-    """The rows of a batch as tables that an append takes, with the log that they go to."""
+    """The rows of a batch as tables for appends, each with its log."""
     table = _table(batch)
     if log is not None:
         yield log, table
@@ -120,7 +120,7 @@ def _pairs(row: Any) -> list[tuple[str, str]] | None:
 
 
 def sizes(table: Any) -> Any:
-    """How many bytes each row counts for, as a numpy array: its value, its key, its headers."""
+    """The bytes of each row, as a numpy array: of value, key and headers."""
     total = pc.binary_length(table.column("value"))
     if "key" in table.column_names:
         total = pc.add(total, pc.fill_null(pc.binary_length(table.column("key")), 0))
@@ -133,7 +133,7 @@ def sizes(table: Any) -> Any:
 
 
 def _header_sizes(headers: Any) -> Any:
-    """Of each row of a map array; the ends of a row's pairs are in its offsets."""
+    """The bytes of each row of a map array, whose offsets say where a row's pairs end."""
     pairs = pc.add(pc.binary_length(headers.keys), pc.binary_length(headers.items))
     ends = np.concatenate([[0], np.cumsum(pairs.to_numpy())]).astype(np.int64)
     offsets = headers.offsets.to_numpy()
@@ -141,7 +141,7 @@ def _header_sizes(headers: Any) -> Any:
 
 
 def crc32(table: Any, before: int = 0) -> int:
-    """CRC32 of the values, one behind the other, and behind what `before` is of."""
+    """The CRC32 of the concatenated values, continuing from `before`."""
     for chunk in table.column("value").chunks:
         if len(chunk):
             _, places, data = chunk.buffers()
@@ -152,7 +152,7 @@ def crc32(table: Any, before: int = 0) -> int:
 
 
 def body(table: Any) -> bytes:
-    """A table as a stream."""
+    """A table as the body of an append: an Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

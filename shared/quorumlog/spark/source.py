@@ -29,24 +29,24 @@ from quorumlog.spark.writers import BatchWriter, StreamWriter
 
 
 class QuorumLogSource(DataSource):
-    """Registered by the module `pyspark_quorumlog`, which PySpark finds by its name."""
+    """The data source. PySpark finds the module `pyspark_quorumlog`, which registers it, by name."""
 
     _load: str | None = None
-    """Set once for each `load`: Spark asks for the schema, and then keeps this object pickled."""
+    """The id of one `load`: Spark asks for the schema, and then keeps this object pickled."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format` takes."""
+        """The name for `format`."""
         return "quorumlog"
 
     def schema(self) -> str:
-        """Fixed, as Kafka's: `columns` and `includeHeaders` choose among its columns."""
+        """The schema is fixed, as Kafka's; `columns` and `includeHeaders` choose among its columns."""
         self._load = uuid.uuid4().hex
         names = opt.columns_of(self.options)
         return ", ".join(f"{name} {opt.COLUMNS[name]}" for name in names)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A batch read, planned at its first action and the same for the DataFrame's life."""
+        """A batch read, planned at its first action; the plan stays for the DataFrame's life."""
         self._check_schema(schema)
         options = ReadOptions.of(self.options)
         if options.pushes_filters:
@@ -59,7 +59,7 @@ class QuorumLogSource(DataSource):
         return StreamReader(self.options)
 
     def _check_schema(self, given: StructType) -> None:
-        """Raise BadOption where a reader was told a schema that is not what it gives."""
+        """Raise BadOption where the user gave a schema other than the reader's."""
         own = [(name, opt.COLUMNS[name]) for name in opt.columns_of(self.options)]
         if [(field.name, _ddl(field.dataType)) for field in given.fields] != own:
             raise opt.BadOption(
@@ -79,16 +79,16 @@ class QuorumLogSource(DataSource):
 
 
 def _ddl(kind: DataType) -> str:
-    """A type as COLUMNS has it."""
+    """A type as COLUMNS writes it."""
     return "long" if kind.simpleString() == "bigint" else kind.simpleString()
 
 
 class OneFilter(RuntimeError):
-    """A frame loaded with `pushFilters` that is read with another filter than before."""
+    """A frame that was loaded with `pushFilters` is read with another filter than before."""
 
 
 class Reader(DataSourceReader):
-    """Reads what there is when it is planned."""
+    """Reads the records that are confirmed when the read is planned."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -113,12 +113,12 @@ class Reader(DataSourceReader):
 class PruningReader(Reader):
     """Leaves out of its plan what a query's filters exclude.
 
-    A class of its own: with `spark.sql.python.filterPushdown.enabled` unset Spark refuses to read
-    by any reader that merely has the method.
+    A class of its own: unless `spark.sql.python.filterPushdown.enabled` is set, Spark refuses any
+    reader that merely has the method.
 
-    PySpark 4.3 keeps one plan with what `load` gave, the one that was made last, and every query
-    of that frame gets it, with another filter or none: rows would be missing, silently. So a load
-    is read with one filter only, which the driver notes among the files of its session.
+    PySpark 4.3 keeps one plan per `load`, the one made last, and uses it for every query of that frame,
+    whatever the query's filter: rows would be missing, silently. So a load can be read with one filter
+    only, which the driver notes among the files of its session.
     """
 
     def __init__(self, options: ReadOptions, load: str | None) -> None:
@@ -127,7 +127,7 @@ class PruningReader(Reader):
         self._pruning = EVERYTHING
 
     def pushFilters(self, filters: Sequence[Filter]) -> list[Filter]:  # noqa: N802 - Spark's
-        """Take what prunes; returns what Spark has to apply."""
+        """Take the filters that prune; returns those that Spark has to apply."""
         of_logs = not self._options.subject.ledgers
         self._pruning, left = pruning_of(filters, of_logs=of_logs)
         return left
@@ -140,14 +140,14 @@ class PruningReader(Reader):
 
 
 def _note(load: str, pruning: Pruning) -> None:
-    """Note at the driver by what a load is pruned, for all of its planning processes."""
+    """Note a load's pruning at the driver, for all of its planning processes."""
     place = Path(SparkFiles.getRootDirectory()) / f"quorumlog-{load}"
-    told = hashlib.sha256(repr(pruning).encode()).hexdigest()
+    digest = hashlib.sha256(repr(pruning).encode()).hexdigest()
     try:
-        # A link, which is there with all of its text or not at all.
-        place.symlink_to(told)
+        # A symbolic link: it exists with its whole text or not at all.
+        place.symlink_to(digest)
     except FileExistsError:
-        if str(place.readlink()) != told:
+        if str(place.readlink()) != digest:
             raise OneFilter(
                 "this frame was read with another filter, and Spark keeps one plan for each load: "
                 "load again for each filter, or leave pushFilters out"

@@ -1,7 +1,8 @@
-"""A log as a stream: offsets as Kafka writes them, and how much one batch takes.
+"""A log as a stream: offsets in Kafka's form, and the size of batches.
 
-An offset is `{"log":{"0":next}}`, exclusive. It is dense and never moves, whatever retention does
-to ledgers, so a checkpoint stays good. Reads are those of a batch: nothing above what is confirmed.
+An offset is `{"log":{"0":next}}`, exclusive. Offsets are dense and never change, whatever retention
+does to ledgers, so a checkpoint stays valid. As in batch reads, nothing above the last add confirmed is
+read.
 """
 
 import json
@@ -34,11 +35,11 @@ from quorumlog.spark.reading import page_sizes, read_range
 Offset = dict[str, dict[str, int]]
 
 LAG: Final = "lag"
-"""Beside "0" in the latest offset that a query's progress shows: records that it is behind."""
+"""Stands beside "0" in the latest offset of a query's progress: records that the query is behind."""
 
 
 def lag(progress: Mapping[str, Any]) -> dict[str, int]:
-    """How many records a query is behind in each log, of the progress that Spark reports of it."""
+    """How many records a query is behind in each log, from the progress that Spark reports."""
     found: dict[str, int] = {}
     for source in progress["sources"]:
         latest = source.get("latestOffset")
@@ -50,7 +51,7 @@ def lag(progress: Mapping[str, Any]) -> dict[str, int]:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives at the driver for as long as the query runs, but for `read`, which runs in tasks."""
+    """Lives at the driver while the query runs; only `read` runs in tasks."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         parsed = ReadOptions.of(options)
@@ -99,7 +100,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        """What is there now is all that this run reads."""
+        """Limit this run to the records that are confirmed now."""
         found = next_offsets(self._options, self._gateways, {})
         self._target = {name: whole.end for name, whole in found.items()}
 
@@ -108,15 +109,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = _plain(start)
         found = next_offsets(self._options, self._gateways, known)
         for name, whole in found.items():
-            # Offsets never go back: another log has this name now.
+            # Offsets never decrease, so another log has this name now.
             if whole.end < known.get(name, 0):
                 if self._options.fails_on_loss:
                     raise DataLoss(_behind(whole, known[name]))
-                # Nothing of it in this batch; the next one begins at its beginning.
+                # Nothing of this log in this batch; the next batch starts at the log's beginning.
                 self._end = {**known, name: whole.first}
                 return _offset(self._end)
         ends = {name: self._end_of(whole) for name, whole in found.items()}
-        # A log that is new to the query begins at its beginning.
+        # A log that is new to the query is read from its beginning.
         starts = {name: known.get(name, whole.first) for name, whole in found.items()}
         left = {name: max(0, ends[name] - starts[name]) for name in found}
         if self._waits(sum(left.values())):
@@ -141,7 +142,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _waits(self, rows: int) -> bool:
-        """Whether there is too little to begin with, and time to wait for more."""
+        """Whether there are too few records for a batch, and there is time to wait for more."""
         least, now = self._options.rows_per_trigger_min, time.monotonic()
         is_early = now - self._triggered_at < self._options.trigger_delay_s
         if least is not None and self._target is None and rows < least and is_early:
@@ -153,7 +154,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _rows_of(
         self, limit: ReadLimit, starts: Mapping[str, int], left: Mapping[str, int]
     ) -> int | None:
-        """How many rows a batch may have; None for all."""
+        """The most rows of a batch; None for no limit."""
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         bytes_max = self._options.bytes_per_trigger_max
         if isinstance(limit, ReadMaxBytes):
@@ -179,20 +180,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def partitions(self, start: Offset, end: Offset) -> list[TaskRange]:
-        """The ranges of one batch's tasks; the same again for a batch that is repeated."""
+        """The ranges of one batch's tasks; a repeated batch gets the same."""
         return stream_plan(self._options, self._gateways, _plain(start), _plain(end))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """In a task: its rows as Arrow batches."""
+        """In a task: the range's rows as Arrow batches."""
         return read_range(self._options, partition)
 
     def stop(self) -> None:
-        """The query has ended."""
+        """Close the connection: the query has ended."""
         if self._gateways_ is not None:
             self._gateways_.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tasks get the options; a connection stays where it is."""
+        """Pickle the options only: the connection stays at the driver."""
         return {**self.__dict__, "_gateways_": None}
 
 
@@ -208,12 +209,12 @@ def _plain(offset: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
 
 
 def _offset(plain: Mapping[str, int]) -> Offset:
-    """In one order, because Spark compares offsets as text."""
+    """An offset as sorted JSON, because Spark compares offsets as text."""
     return {name: {"0": at} for name, at in sorted(plain.items())}
 
 
 def _share(left: Mapping[str, int], rows: int | None) -> dict[str, int]:
-    """What each log gives to a batch: all, or a share of `rows` that is fair to what it has."""
+    """The rows that each log gives to a batch: all, or a share of `rows` in proportion to what it has."""
     total = sum(left.values())
     if rows is None or rows >= total:
         return dict(left)

@@ -25,10 +25,10 @@ from quorumlog.spark.writing import (
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One batch write: all of its rows come onto the log, or none.
+    """One batch write: all of its rows are published to the log, or none.
 
-    Spark pickles this object once for all tasks, the commit and the abort, so what is chosen here
-    holds for all of them.
+    Spark pickles this object once for all tasks, the commit and the abort, so all of them share the
+    transaction that is chosen here.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
@@ -42,7 +42,7 @@ class BatchWriter(DataSourceArrowWriter):
         return write_task(self._options, self._whose, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """At the driver: what the tasks have written comes onto the log."""
+        """At the driver: publish what the tasks have written."""
         publish(
             self._options,
             self._whose,
@@ -52,14 +52,14 @@ class BatchWriter(DataSourceArrowWriter):
         )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """At the driver: nothing of it does; unless it did, and only the answer was lost."""
+        """At the driver: abort. Does nothing if the commit was done and only its answer was lost."""
         abort(self._options, _transactions(messages, self._whose))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """A streaming write: each batch comes onto the log once.
+    """A streaming write: each batch is published once.
 
-    Each batch is committed by a new object in a new process; what it needs is in the messages.
+    A new object in a new process commits each batch; the messages hold everything that it needs.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
@@ -72,12 +72,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return write_task(self._options, query_of(self._options), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        """At the driver: the batch comes onto the log, unless it is there."""
+        """At the driver: publish the batch, unless it is published already."""
         del batchId
         publish(self._options, Whose(), _parts(messages), overwrite=self._overwrite)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        """At the driver: what is known of the batch is dropped; the rest expires."""
+        """At the driver: abort the batch's transactions that are known here; others expire."""
         del batchId
         abort(self._options, _transactions(messages, Whose()))
 

@@ -1,13 +1,13 @@
-"""What an executor does to write, and what the driver does to publish it: exactly once.
+"""Exactly-once writes: what executors write, and how the driver publishes it.
 
-A task attempt writes into a ledger of its own, tagged with the transaction, and seals it. Nobody
-sees it before the driver's one commit has put the ledgers of the attempts that Spark chose onto the
-log. What was not chosen, and what a dead driver leaves behind, the cluster deletes. A transaction
-of an app and a version is committed once, however often somebody begins it.
+A task attempt writes to a ledger of its own, tagged with the transaction, and seals the ledger. Readers
+see nothing until the driver's one commit publishes the ledgers of the attempts that Spark chose. The
+cluster deletes ledgers that were not chosen, and those that a dead driver leaves behind. The
+transaction of an app and a version is committed once, however often it is begun.
 
-Invariant of a `LogRowsWriter`: entries below `_next` of the open ledger are acknowledged, each one is
-a batch of rows in the order in which they came, and at most one is in flight. So where a gateway is
-lost, its ledger's end says whether that one arrived.
+Invariant of a `LogRowsWriter`: entries below `_next` of the open ledger are acknowledged, each entry is
+a batch of rows in the order of their arrival, and at most one entry is in flight. So when a gateway is
+lost, the ledger's last entry tells whether the entry in flight was appended.
 """
 
 import base64
@@ -44,21 +44,21 @@ from quorumlog.spark.rows import body, by_log, crc32, sizes
 from quorumlog.wire.columns import MEDIA
 
 _WRITER_GONE: Final = (WriterLost, LedgerFenced, LedgerClosed, QuorumTimeout)
-"""The ledger takes nothing more from us; it is ended, and another one takes the rest."""
+"""The ledger takes no more entries from this writer: the writer seals it and continues in another."""
 
 _OVER: Final = (TransactionAborted, TransactionCommitted, NoSuchTransaction, NoSuchLedger)
-"""What a task meets whose transaction has ended without it; its ledgers are deleted then."""
+"""A task gets these errors after its transaction has ended without it; its ledgers are deleted then."""
 
 _LEDGER_BYTES: Final = 64 << 20
-"""What a ledger should hold at least, for the advice on how many there should be (taste)."""
+"""The least bytes that a ledger should hold, for the advice on the number of partitions (taste)."""
 
 
 class TooManyLedgers(RuntimeError):
-    """A write of many small partitions; says how many there should be."""
+    """A write has too many small partitions; the message says how many there should be."""
 
 
 class WriteOver(RuntimeError):
-    """The transaction of a write ended before its commit: nothing of it is on the log."""
+    """The transaction of a write ended before its commit: none of its rows are on the log."""
 
     def __init__(self, log: str) -> None:
         super().__init__(
@@ -70,7 +70,7 @@ class WriteOver(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Whose:
-    """Which transaction a write is of: one that was begun, or that of an app's version."""
+    """The transaction that a write belongs to: one that was begun, or that of an app's version."""
 
     app: str | None = None
     version: int | None = None
@@ -78,20 +78,20 @@ class Whose:
 
 
 class WrittenLedger(NamedTuple):
-    """A ledger of a task that takes no more."""
+    """A sealed ledger of a task."""
 
     ledger_id: int
     last_entry: int
     rows: int
     bytes: int
-    """Of values, keys and headers."""
+    """Bytes of values, keys and headers."""
     crc32: int
-    """Of its values, one behind the other. Not CRC32C: executors have zlib, and that in Python only."""
+    """CRC32 of the concatenated values. Not CRC32C: executors have zlib only."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
-    """What a task has written to one log."""
+    """The ledgers that a task has written for one log."""
 
     log: str
     transaction: str
@@ -99,11 +99,11 @@ class WrittenPart:
     ledgers: tuple[WrittenLedger, ...]
     """In the order of the rows."""
     is_duplicate: bool = False
-    """This version is on the log already, so nothing was written."""
+    """This version is published already, so nothing was written."""
 
 
 class PublishedLedger(NamedTuple):
-    """A ledger that a commit has put onto a log."""
+    """A ledger that a commit has published."""
 
     partition: int
     ledger_id: int
@@ -116,7 +116,7 @@ class PublishedLedger(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a commit has put onto a log. `is_duplicate`: an earlier one did, and nothing is new."""
+    """What a commit has published to a log. `is_duplicate`: an earlier commit had published it."""
 
     log: str
     transaction: str
@@ -136,7 +136,7 @@ class Written(WriterCommitMessage):
 
 
 def begin(gateways: Gateways, options: WriteOptions, log: str, whose: Whose) -> tuple[str, bool]:
-    """The transaction of a write, and whether it is done already. Raises: NoSuchLog."""
+    """Begin a write's transaction; also tells whether it is committed already. Raises: NoSuchLog."""
     if whose.transaction is not None:
         return whose.transaction, False
     wanted: dict[str, Any] = {"log": log}
@@ -149,7 +149,7 @@ def begin(gateways: Gateways, options: WriteOptions, log: str, whose: Whose) -> 
 
 
 def write_task(options: WriteOptions, whose: Whose, batches: Iterable[Any]) -> Written:
-    """Write all rows of a task into ledgers that nobody sees yet."""
+    """Write all rows of a task to ledgers that readers do not see yet."""
     context = TaskContext.get()
     assert context is not None, "runs in a task"
     gateways = Gateways(options.connection.urls)
@@ -180,7 +180,7 @@ class LogRowsWriter:
         whose: Whose,
         at: tuple[int, int],
     ) -> None:
-        """`at`: the task's partition and attempt."""
+        """`at`: the task's partition and attempt numbers."""
         self._gateways, self._options, self._log, self._at = gateways, options, log, at
         self._transaction, self._is_duplicate = begin(gateways, options, log, whose)
         self._has_rivals = whose.app is not None
@@ -189,11 +189,11 @@ class LogRowsWriter:
         self._waiting_rows = self._waiting_bytes = 0
         self._ledger: int | None = None
         self._next = self._rows = self._bytes = self._crc32 = 0
-        """Of the open ledger: the next entry, and what is below it."""
+        """Of the open ledger: the next entry, and the rows and bytes of the entries below it."""
         self._sealed: list[WrittenLedger] = []
 
     def add(self, table: Any) -> None:
-        """Take rows; they are sent as soon as they fill a request. Raises: WriteOver."""
+        """Add rows; the writer sends them as soon as they fill a request. Raises: WriteOver."""
         if self._is_duplicate:
             return
         self._waiting.append(table)
@@ -208,7 +208,7 @@ class LogRowsWriter:
                 self._flush()
 
     def seal(self) -> WrittenPart:
-        """Send the rest and end the ledger; only then is there something to commit.
+        """Send the remaining rows and seal the ledger, which can be committed then.
 
         Raises: WriteOver.
         """
@@ -224,13 +224,13 @@ class LogRowsWriter:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """What it means when the transaction ends under the block."""
+        """Handle the end of the transaction while the block runs."""
         try:
             yield
         except _OVER as error:
             if not (self._has_rivals and self._is_committed()):
                 raise WriteOver(self._log) from error
-            # Another driver of the same version was faster: its rows are there, ours go.
+            # Another driver of this version committed first: its rows stay, ours are deleted.
             self._is_duplicate = True
 
     def _is_committed(self) -> bool:
@@ -249,13 +249,13 @@ class LogRowsWriter:
             self._append(part)
 
     def _append(self, table: Any) -> None:
-        """Append rows as one entry, once, into this ledger or the next one."""
+        """Append rows as one entry, once, to this ledger or the next one."""
         while True:
             ledger = self._ledger if self._ledger is not None else self._open()
             try:
                 self._post(ledger, table)
             except UnexpectedEntryId as error:
-                # A repeat of what was taken, though its answer was lost: `seal` sees that it stays.
+                # The entry was appended and its answer was lost: this is a repeat of it.
                 if error.members.get("next_entry_id") != self._next + 1:
                     raise
             except _WRITER_GONE:
@@ -266,7 +266,7 @@ class LogRowsWriter:
             return
 
     def _took(self, table: Any) -> None:
-        """Rows are in the open ledger, as its next entry."""
+        """Count rows that were appended to the open ledger as its next entry."""
         self._next += 1
         self._rows += table.num_rows
         self._bytes += int(sizes(table).sum())
@@ -282,7 +282,7 @@ class LogRowsWriter:
                     body=body(table),
                     headers={"Content-Type": MEDIA},
                     params={"expect": self._next},
-                    # Twice is once: the second one would get another id than it expects.
+                    # Repeatable: a second append would get another id than it expects.
                     is_repeatable=True,
                 )
             except UnsupportedMediaType:
@@ -313,8 +313,8 @@ class LogRowsWriter:
         return ledger
 
     def _end_ledger(self, *, is_lost: bool, in_flight: Any = None) -> bool:
-        """Close the ledger, through its writer or, where that is lost, by recovery. Whether what was
-        in flight is in it.
+        """Close the ledger, through its writer or, where the writer is lost, by recovery. Returns
+        whether the entry in flight was appended.
         """
         ledger = self._ledger
         assert ledger is not None
@@ -338,7 +338,7 @@ class LogRowsWriter:
 
 
 def _requests(table: Any, options: WriteOptions) -> Iterable[Any]:
-    """The rows in parts that one request may hold: so many rows, so many bytes."""
+    """The rows in parts within one request's limits of rows and bytes."""
     ends = np.cumsum(sizes(table))
     at = 0
     while at < table.num_rows:
@@ -350,7 +350,7 @@ def _requests(table: Any, options: WriteOptions) -> Iterable[Any]:
 
 
 def _json(table: Any) -> list[dict[str, Any]]:
-    """Rows as JSON records, for a gateway that knows no Arrow."""
+    """Rows as JSON records, for a gateway without Arrow."""
     found = []
     for row in table.to_pylist():
         entry: dict[str, Any] = {"data": base64.b64encode(row["value"]).decode()}
@@ -377,8 +377,8 @@ def publish(
 ) -> list[Published]:
     """Commit what the tasks have written, log by log, in the order of the partitions.
 
-    A commit whose answer is lost is asked for again until there is one: it is done once.
-    `even_if_empty`: without any row the transaction is ended, and the version done, too.
+    A commit whose answer is lost is repeated until there is an answer; it is done once.
+    `even_if_empty`: commit without rows too, so that the version counts as done.
     Raises: TooManyLedgers, WriteOver; another error says whether the commit may have been done.
     """
     gateways = Gateways(options.connection.urls)
@@ -422,7 +422,7 @@ def _commit(
         for ledger in part.ledgers
     ]
     if len({part.transaction for part in live}) > 1:
-        # It ended between two tasks, and the later one has begun another one of this version.
+        # The transaction ended between two tasks; the later task has begun another one.
         raise WriteOver(log)
     path = f"/v1/transactions/{transaction}"
     try:
@@ -455,7 +455,7 @@ def _commit(
 def _published(
     parts: Sequence[WrittenPart], known: Mapping[int, Mapping[str, Any]]
 ) -> Iterator[PublishedLedger]:
-    """What the tasks say of their ledgers, with where the commit has put them."""
+    """The tasks' ledgers with the offsets that the commit gave them."""
     for part in parts:
         for ledger in part.ledgers:
             at = known[ledger.ledger_id]
@@ -469,7 +469,7 @@ def _published(
 
 
 def _check_count(log: str, parts: Sequence[WrittenPart], most: int) -> None:
-    """Raise TooManyLedgers where a commit would bring more ledgers than it may."""
+    """Raise TooManyLedgers where a commit has more ledgers than it may have."""
     count = sum(len(part.ledgers) for part in parts)
     if count > most:
         total = sum(ledger.bytes for part in parts for ledger in part.ledgers)
@@ -481,8 +481,8 @@ def _check_count(log: str, parts: Sequence[WrittenPart], most: int) -> None:
 
 
 def abort(options: WriteOptions, transactions: Iterable[str]) -> None:
-    """End transactions without a trace. One that is committed stays so: Spark asks for an abort
-    after a commit whose answer was lost, too.
+    """Abort transactions. A committed transaction stays committed: Spark also asks for an abort after a
+    commit whose answer was lost.
     """
     gateways = Gateways(options.connection.urls)
     try:
@@ -498,10 +498,10 @@ def abort(options: WriteOptions, transactions: Iterable[str]) -> None:
 
 
 def query_of(options: WriteOptions) -> Whose:
-    """Whose a streaming task's write is: its query's, or `txnAppId`'s, in this batch.
+    """The app and version of a streaming write: the query's id or `txnAppId`, and the batch.
 
-    Not the checkpoint's path: one that is wiped begins with batch 0 again, which would then be
-    taken for a repeat and dropped.
+    Not the checkpoint's path: a wiped checkpoint begins with batch 0 again, which would then count as a
+    repeat and be dropped.
     """
     context = TaskContext.get()
     assert context is not None, "runs in a task"
@@ -513,10 +513,10 @@ def query_of(options: WriteOptions) -> Whose:
 
 
 def batch_of(options: WriteOptions) -> Whose:
-    """Whose a batch write is: the app's that is named, else nobody else's.
+    """The app and version of a batch write: those in the options, else an app of its own.
 
-    A transaction without an app leaves no trace when it is over, so one is begun where it is known
-    for which log.
+    A transaction without an app leaves no trace when it is over, so such a transaction is begun where
+    the log is known.
     """
     if options.app is not None:
         return Whose(options.app, options.version)
@@ -531,7 +531,7 @@ def batch_of(options: WriteOptions) -> Whose:
 
 
 def receipt(part: WrittenPart) -> str:
-    """A part as text, as a DataFrame of receipts holds it."""
+    """A part as text, for a DataFrame of receipts."""
     return json.dumps(
         {
             "log": part.log,
@@ -544,7 +544,7 @@ def receipt(part: WrittenPart) -> str:
 
 
 def part_of(text: str) -> WrittenPart:
-    """The part that a receipt tells of."""
+    """The part of a receipt."""
     found = json.loads(text)
     ledgers = tuple(WrittenLedger(*ledger) for ledger in found.pop("ledgers"))
     return WrittenPart(ledgers=ledgers, **found)

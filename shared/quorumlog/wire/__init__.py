@@ -1,1 +1,5 @@
-"""What travels: bodies, routes, frames, problem documents. No sockets."""
+"""What travels: bodies, frames, columns, problem documents, strict JSON. No sockets.
+
+May use `protocol` and `errors`. `documents` and `columns` need no package but, for the latter,
+pyarrow: executors of Spark import them from a zip.
+"""

@@ -1,7 +1,7 @@
-"""What services exchange with the metadata service, as strict pydantic models.
+"""Bodies of the metadata service's API, as strict pydantic models.
 
-Parsed with `model_validate_json` only: then JSON lists become tuples, while `1.0` and `"1"` are
-no integers and unknown fields are refused. The public bodies of the gateway are not here.
+Bodies are parsed with `model_validate_json` only: then JSON lists become tuples, while `1.0` and `"1"`
+are no integers, and unknown fields are refused. The gateway's public bodies are elsewhere.
 """
 
 import base64
@@ -28,13 +28,13 @@ from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 from quorumlog.wire.witnesses import WITNESS
 
 SERVICE_ID_MAX = 2**53 - 1
-"""The greatest id that the service gives by itself: exact in every JSON reader (docs/guides/http.md, Bounds)."""
+"""The greatest id that the service assigns: exact in JSON readers (docs/guides/http.md, Bounds)."""
 
 LOST_RANGES_MAX = 1000
-"""Ranges of entries that may be given up in one ledger: a row stays small (taste)."""
+"""Ranges of entries that may be given up in one ledger, so that a row stays small (taste)."""
 
 HEADS_MAX = 1000
-"""Rows whose heads are asked for at once: an answer of 100 KiB (taste)."""
+"""Heads in one request: an answer of 100 KiB (taste)."""
 
 BOOKIE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 """A bookie's name; it is part of a member, of URLs and of file names."""
@@ -44,7 +44,7 @@ LOG_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
 
 
 def _bytes_of(value: object) -> object:
-    """Canonical base64 as bytes; anything else is left for pydantic to refuse."""
+    """The bytes of canonical base64; pydantic refuses anything else."""
     if not isinstance(value, str):
         return value
     try:
@@ -61,7 +61,7 @@ def _base64_of(value: bytes) -> str:
 
 
 def _without_nul(value: str) -> str:
-    """Postgres keeps every character but this one."""
+    """Refuse NUL, the one character that Postgres can't store."""
     if "\0" in value:
         raise ValueError("must not contain NUL")
     return value
@@ -88,7 +88,7 @@ Attempt = Annotated[
     str,
     StringConstraints(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"),
 ]
-"""A token drawn at random once for a change and sent with each of its tries (rule 6)."""
+"""A random token of one change, sent with each try of it (rule 6)."""
 
 
 class Body(BaseModel):
@@ -105,7 +105,7 @@ class FragmentBody(Body):
 
 
 class RepairBody(Body):
-    """A repair under way: `target` is to take the place of `leaving` in one fragment."""
+    """A repair under way: `target` will replace `leaving` in one fragment."""
 
     first_entry: EntryId
     leaving: Member
@@ -120,7 +120,7 @@ class WriterBody(Body):
 
 
 class LedgerDraft(Body):
-    """A ledger that is to be created; `ledger_id` null takes one from the sequence."""
+    """A ledger to create; with `ledger_id` null the service assigns the id."""
 
     ledger_id: LedgerId | None = None
     state: State = State.OPEN
@@ -147,12 +147,12 @@ class LedgerDraft(Body):
 
     @model_validator(mode="after")
     def _keeps_the_invariants(self) -> Self:
-        # Quorum raises ValueError, check() AssertionError: pydantic makes a 422 of both.
+        # Quorum raises ValueError, check() AssertionError: pydantic turns both into a 422.
         self.core(ledger_id=0, version=1, created_at="").check()
         return self
 
     def core(self, *, ledger_id: int, version: int, created_at: str) -> LedgerMetadata:
-        """The protocol's value for this ledger under an id and a version."""
+        """The protocol's value of this ledger with an id and a version."""
         return LedgerMetadata(
             ledger_id=ledger_id,
             quorum=Quorum(self.ensemble_size, self.write_quorum, self.ack_quorum),
@@ -178,7 +178,7 @@ class LedgerDraft(Body):
 
     @classmethod
     def draft_of(cls, core: LedgerMetadata) -> "LedgerDraft":
-        """What to send to create a ledger; a negative `ledger_id` asks for the next free one."""
+        """The draft of a ledger to create; a negative `ledger_id` asks for the next free id."""
         return LedgerDraft(
             ledger_id=None if core.ledger_id < 0 else core.ledger_id, **_shared_fields(core)
         )
@@ -239,7 +239,7 @@ def _shared_fields(core: LedgerMetadata) -> dict[str, Any]:
 
 
 class MissedBody(Body):
-    """Entries that a member should hold and may not (rule 8)."""
+    """Entries that a member should hold and may lack (rule 8)."""
 
     member: Member
     first: EntryId
@@ -258,7 +258,7 @@ class MissedBody(Body):
 
 
 class LedgerCreate(Body):
-    """`POST /v1/ledgers`. The same attempt again answers with the same row."""
+    """`POST /v1/ledgers`. A repeat of an attempt gets the same row."""
 
     row: LedgerDraft
     attempt: Attempt
@@ -266,7 +266,7 @@ class LedgerCreate(Body):
 
 
 class LedgerChange(Body):
-    """`PUT /v1/ledgers/{id}`: the row if its version still is `row.version`."""
+    """`PUT /v1/ledgers/{id}`: replace the row if its version still is `row.version`."""
 
     row: LedgerRow
     attempt: Attempt
@@ -274,7 +274,7 @@ class LedgerChange(Body):
 
 
 class LedgerDelete(Body):
-    """`DELETE /v1/ledgers/{id}`: a tombstone if the version still is this one."""
+    """`DELETE /v1/ledgers/{id}`: replace the row by a tombstone if the row still has this version."""
 
     version: Version
     attempt: Attempt
@@ -284,21 +284,21 @@ Witness = Annotated[str, StringConstraints(pattern=rf"^{WITNESS}$")]
 
 
 class MissingWitness(Body):
-    """What the database should contain and does not, and who told of it."""
+    """A witness that the database should contain and does not, and who presented it."""
 
     witness: Witness
     holder: Text
 
 
 class WitnessState(Body):
-    """What a metadata service knows of its database (rule 18a)."""
+    """The state of a metadata service's database (rule 18a)."""
 
     held: tuple[Witness, ...]
     missing: tuple[MissingWitness, ...]
 
 
 class WitnessAccept(Body):
-    """`POST /v1/witnesses/accept`: go on without these changes."""
+    """`POST /v1/witnesses/accept`: continue without these changes."""
 
     witnesses: tuple[Witness, ...] = Field(min_length=1, max_length=1000)
 
@@ -311,13 +311,13 @@ class LedgerList(Body):
 
 
 class LedgerHeadsAsk(Body):
-    """`POST /v1/ledger-heads`: which rows are asked for; nothing is changed by it."""
+    """`POST /v1/ledger-heads`: the ledgers whose heads are wanted. Changes nothing."""
 
     ledgers: tuple[LedgerId, ...] = Field(max_length=HEADS_MAX)
 
 
 class LedgerHeadBody(Body):
-    """Who may write to a ledger, as the primary has it; `state` null is a tombstone."""
+    """A ledger's state and writer, from the primary; `state` null is a tombstone."""
 
     ledger_id: LedgerId
     version: Version
@@ -330,8 +330,8 @@ class LedgerHeadBody(Body):
 
 
 class LedgerHeads(Body):
-    """The answer: one of each ledger that there is or was, by id. One that is left out was never
-    made, or is lost: that is no verdict (rule 18).
+    """The answer: a head for each ledger that exists or existed, by id. A ledger that is left out was
+    never created, or is lost: its absence is no verdict (rule 18).
     """
 
     ledgers: tuple[LedgerHeadBody, ...]
@@ -340,8 +340,8 @@ class LedgerHeads(Body):
 class Change(Body):
     """One line of `GET /v1/changes`.
 
-    `hello`: from here on nothing is missed. `gap`: something may have been; read again what
-    matters. `heartbeat`: the stream lives. `change`: a ledger's row, by its key.
+    `hello`: no change is missed from here on. `gap`: changes may have been missed; read again what
+    matters. `heartbeat`: the stream is alive. `change`: a row, by its key.
     """
 
     kind: Literal["hello", "gap", "heartbeat", "change"]
@@ -352,19 +352,19 @@ class Change(Body):
 
 
 class Cookie(Body):
-    """Which data a bookie's name stands for (rule 15, I28)."""
+    """The data that a bookie's name stands for (rule 15, I28)."""
 
     incarnation: Annotated[int, Field(ge=0, lt=10**18)]
     cluster_id: Text
     instance: Text
-    """Drawn when the directory was made: another directory is another instance."""
+    """Drawn when the directory was created: another directory is another instance."""
     directories: tuple[Text, ...] = ()
     boots: Annotated[int, Field(ge=0, le=ID_MAX)] = 0
     """Starts so far; a directory with fewer than the cookie says is an old copy."""
     may_fix: bool = False
-    """An operator's word for one start: go on as a new incarnation where data is lost."""
+    """An operator's permission for one start: continue as a new incarnation where data is lost."""
     url: Text = ""
-    """Where the process that is registered answers."""
+    """The URL of the registered process."""
     process: Text = ""
     """Drawn by each process when it starts (rule 15a)."""
 
@@ -384,12 +384,12 @@ class CookieRow(Body):
     version: Version
     cookie: Cookie
     log_end: Annotated[int, Field(ge=0, le=ID_MAX)] = 0
-    """The log of this instance reached so far on its disk, as its process told; a directory whose
-    log ends before it went back (a snapshot)."""
+    """How far the log of this instance was on disk, by the last report of its process; a directory
+    whose log ends earlier went back (a snapshot)."""
 
 
 class LogEnd(Body):
-    """`PUT /v1/bookies/{name}/log-end`: the registered process tells how far its log is on disk."""
+    """`PUT /v1/bookies/{name}/log-end`: the registered process reports how far its log is on disk."""
 
     process: Text
     log_end: Annotated[int, Field(ge=0, le=ID_MAX)]
@@ -400,7 +400,7 @@ BookieState = Literal["writable", "read-only", "draining", "lost"]
 
 
 class LedgerUse(Body):
-    """A ledger that names a bookie; `detail` is why the last try to mend that failed."""
+    """A ledger that names a bookie; `detail` says why the last try to repair that failed."""
 
     ledger_id: LedgerId
     member: Member
@@ -410,8 +410,8 @@ class LedgerUse(Body):
 
 
 class BookieUses(Body):
-    """`GET /v1/bookies/{name}/uses`: what names a bookie, in any incarnation, also as a repair's
-    target; `first` are the first of its ledgers by id.
+    """`GET /v1/bookies/{name}/uses`: how many ledgers and repairs name a bookie, in any incarnation,
+    also as a repair's target; `first` are the first of these ledgers by id.
     """
 
     bookie: BookieName
@@ -422,13 +422,13 @@ class BookieUses(Body):
 
 
 class BookieStatePut(Body):
-    """`PUT /v1/state` of a bookie: what an operator wants it to take."""
+    """`PUT /v1/state` of a bookie: the mode that an operator sets."""
 
     state: BookieMode
 
 
 class BookieHeartbeat(Body):
-    """`PUT /v1/bookies/{name}/heartbeat`: this incarnation is there for `ttl_s` more."""
+    """`PUT /v1/bookies/{name}/heartbeat`: this incarnation counts as live for another `ttl_s`."""
 
     incarnation: Annotated[int, Field(ge=0, lt=10**18)]
     url: Text
@@ -437,11 +437,11 @@ class BookieHeartbeat(Body):
     free_bytes: Annotated[int, Field(ge=0, le=ID_MAX)] = 0
     ttl_s: Annotated[float, Field(gt=0, le=3600, strict=False)] = 5.0
     process: Text = ""
-    """Of the cookie; a process that is not registered speaks for nobody."""
+    """The cookie's instance: heartbeats of a process that is not registered do not count."""
 
 
 class BookieInfo(Body):
-    """A registered bookie and what is known of its liveness; `lost` is no heartbeat in time."""
+    """A registered bookie and its liveness; `lost`: no heartbeat came in time."""
 
     id: Member
     state: BookieState
@@ -451,18 +451,18 @@ class BookieInfo(Body):
 
     @classmethod
     def lost(cls, name: str, incarnation: int, url: str = "") -> "BookieInfo":
-        """A bookie of which nothing was heard in time."""
+        """A bookie without a heartbeat in time."""
         return cls(id=member_of(name, incarnation), state="lost", url=url)
 
 
 class BookieList(Body):
-    """`GET /v1/bookies`. Liveness is advice (I31): `stale` says that Redis was away."""
+    """`GET /v1/bookies`. Liveness is advice (I31); `stale`: Redis did not answer."""
 
     bookies: tuple[BookieInfo, ...]
     stale: bool = False
     liveness_age_s: float = 0.0
-    """For how long liveness has been recorded without a break: younger than a grace proves
-    nothing about what is missing (rule 21)."""
+    """How long liveness has been recorded without a break: shorter than a grace period, a missing
+    bookie proves nothing (rule 21)."""
 
 
 class ServiceHeartbeat(Body):
@@ -474,7 +474,7 @@ class ServiceHeartbeat(Body):
 
 
 class ServiceInfo(Body):
-    """A service that lives."""
+    """A live service."""
 
     kind: Text
     id: Text
@@ -490,12 +490,12 @@ class ServiceList(Body):
 
 
 class HeartbeatTaken(Body):
-    """The answer to a heartbeat; `recorded` false: Redis is away, which is no fault of yours."""
+    """The answer to a heartbeat; `recorded` false: Redis is down, which is not the sender's fault."""
 
     recorded: bool
 
 
 class ClusterId(Body):
-    """`GET /v1/cluster-id`: drawn once, when the database was made."""
+    """`GET /v1/cluster-id`: drawn once, when the database was created."""
 
     cluster_id: Text

@@ -1,10 +1,10 @@
 """Entries and records as Arrow columns: `application/vnd.apache.arrow.stream`, both ways.
 
-A record batch is stored as columns (protocol/batch.py), so it becomes Arrow without a Python call a
-record. Needs pyarrow and numpy, which the gateway can do without (services/gateway/edge/arrow.py).
+A record batch is stored as columns (protocol/batch.py), so it becomes Arrow without a Python call per
+record. Needs pyarrow and numpy, which a gateway can do without (services/gateway/edge/arrow.py).
 
-What comes from a client is judged by its schema and its message heads before any of it is decoded:
-a compressed body would grow in memory to whatever it claims.
+A client's stream is checked by its schema and its message heads before any of it is decoded: a
+compressed body would grow in memory to whatever size it claims.
 """
 
 import struct
@@ -28,7 +28,7 @@ ENTRIES: Final = pa.schema(
         pa.field("value", pa.binary(), nullable=False),
     ]
 )
-"""What a read of a ledger gives."""
+"""The columns of a read of a ledger."""
 
 RECORDS: Final = pa.schema(
     [
@@ -41,26 +41,26 @@ RECORDS: Final = pa.schema(
         pa.field("entry_id", pa.int64(), nullable=False),
     ]
 )
-"""What a read of a log gives. `headers` is null where a record has none."""
+"""The columns of a read of a log. `headers` is null where a record has none."""
 
 _TIME_MS_MAX: Final = 253_402_300_799_999
 _TIME_MS_MIN: Final = -62_135_596_800_000
-"""The years 1 to 9999, beyond which a time is of no calendar."""
+"""The years 1 to 9999, beyond which calendars have no dates."""
 
 
 _BROKEN: Final = (ValueError, TypeError, LookupError, OSError, MemoryError, struct.error)
-"""What else pyarrow and we meet in bytes that are no stream: names that are not UTF-8, say."""
+"""What pyarrow and this module raise for bytes that are no stream, such as names that are not UTF-8."""
 
 
 class BadColumns(ValueError):
-    """The bytes are not an Arrow stream that can be taken; says why."""
+    """The bytes are not an Arrow stream that the API accepts; the message says why."""
 
 
 # --- what is read --------------------------------------------------------------------------------
 
 
 def stream(schema: Any, batches: Iterable[Any]) -> bytes:
-    """An Arrow stream of some record batches, as one."""
+    """One Arrow stream of some record batches."""
     table = pa.Table.from_batches(list(batches), schema).combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
@@ -103,7 +103,7 @@ def records(
 def _binary(
     buffer: Any, sizes: "npt.NDArray[Any]", at: int, validity: Any = None
 ) -> tuple[Any, int]:
-    """A column of bytes that follow each other from `at` on, and where it ends."""
+    """A binary column of consecutive bytes from `at` on, and where the bytes end."""
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     end = at + int(offsets[-1])
@@ -182,7 +182,7 @@ def table(data: bytes, allowed: Sequence[str], rows_max: int) -> Any:
 
 
 def _check_schema(schema: Any, allowed: Sequence[str]) -> None:
-    """Raise BadColumns unless the columns are some of those that may be sent, each once."""
+    """Raise BadColumns unless each column is one that may be sent, and is there once."""
     names = schema.names
     for name in names:
         if name not in allowed:
@@ -215,7 +215,7 @@ def _check_plain(data: bytes) -> None:
     """Raise BadColumns where a message's body is compressed.
 
     Walks over the encapsulated messages (Arrow's IPC format): 0xFFFFFFFF, the size of the head, the
-    head as a FlatBuffer, the body. Field 3 of a record batch is its compression.
+    head as a FlatBuffer, the body. Field 3 of a record batch is the compression.
     """
     at = 0
     while at + 8 <= len(data):
@@ -248,7 +248,7 @@ def _u32(data: bytes, at: int) -> int:
 
 
 def _field(data: bytes, table_at: int, number: int) -> int | None:
-    """Where a FlatBuffers table has a field; None where it has not."""
+    """The position of a field in a FlatBuffers table; None where the table lacks the field."""
     (back,) = struct.unpack_from("<i", data, table_at)
     vtable = table_at - back
     if vtable < 0:

@@ -1,5 +1,5 @@
-"""Problem documents as errors, for those who have no JSON parser but Python's own: Spark's workers
-get this package as a zip, without the packages that it stands on elsewhere.
+"""Problem documents as errors, without a JSON parser: Spark's executors get this package as a zip,
+without the packages that it requires elsewhere.
 """
 
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ KNOWN: Final = ("ledger_id", "entry_id", "bookie", "log")
 STANDARD: Final = frozenset(
     ("type", "title", "status", "detail", "instance", "code", "retryable", "outcome", *KNOWN)
 )
-"""Members of a document that an error has as fields; all others are its `members`."""
+"""Members of a document that are fields of an error; all others are the error's `members`."""
 
 
 def from_document(document: Mapping[str, Any]) -> QuorumLogError:
-    """The error that a document tells of.
+    """The error of a document.
 
-    A code that is not known (a newer server) gives the base class, with the code as it came.
+    An unknown code (of a newer server) gives the base class, with the document's code.
     """
     code = str(document.get("code", QuorumLogError.code))
     cls = by_code(code)
@@ -43,11 +43,11 @@ def from_document(document: Mapping[str, Any]) -> QuorumLogError:
 
 
 def from_status(status: int, document: object, retry_after: str = "") -> QuorumLogError:
-    """The error that an answer of status 400 or higher tells of: `document` is its body, parsed, and
-    `retry_after` the header of that name.
+    """The error of an answer of status 400 or higher: `document` is the parsed body, `retry_after` the
+    header of that name.
 
-    What is no problem document (an answer from a proxy, say) becomes the base class with the outcome
-    unknown: a bare status from anything in between is no knowledge (rule 4).
+    A body that is no problem document (a proxy's, say) becomes the base class with the outcome unknown:
+    a bare status from anything between client and server proves nothing (rule 4).
     """
     if not isinstance(document, dict) or not isinstance(document.get("code"), str):
         detail = f"status {status} without a problem document"

@@ -1,10 +1,10 @@
 """The binary messages of a bookie's channel (`GET /v1/channel`), both ways, as pure functions.
 
-The same operations exist as plain HTTP for people; this is the hot path. All numbers are
-big-endian. A message that does not parse is `BadFrame`: who gets one closes the connection, since
-nothing in it can be believed, its request id included.
+The same operations exist as plain HTTP for people; this is the hot path. All numbers are big-endian. A
+message that does not parse raises `BadFrame`: its receiver closes the connection, since nothing in the
+message can be trusted, the request id included.
 
-Request, one a message:
+Request, one per message:
     op u8 | flags u8 | 0 u16 | crc32c u32 | request id u64 | ledger i64 | first i64 | last i64
     | size of member u8 | member (name@incarnation that is asked) | then by op:
     ADD        ledger key [32] | run
@@ -14,7 +14,7 @@ Request, one a message:
     WRITE_LAC  ledger key [32]; the value is `last`
 The CRC covers the whole message but itself.
 
-Answers, many a message:
+Answers, many per message:
     crc32c u32 (of the rest) | size of member u8 | member (who answers, rule 4) | then per answer:
     kind u8 (the op) | status u8 | 0 u16 | request id u64 | ledger i64 | first i64 | last i64
     | LAC i64 | size of body u32 | body
@@ -34,10 +34,10 @@ from quorumlog.protocol.record import BadRun, Run
 
 KEY_BYTES: Final = 32
 NO_KEY: Final = bytes(KEY_BYTES)
-"""In place of a ledger key where none is given."""
+"""Stands for "no ledger key"."""
 
 REQUEST_OVERHEAD_MAX: Final = 40 + 1 + 255 + KEY_BYTES
-"""What an ADD adds to the bytes of its run, at most."""
+"""The most bytes that an ADD has beside its run."""
 
 _REQUEST: Final = struct.Struct(">BBHIQqqqB")
 _REST: Final = struct.Struct(">QqqqB")
@@ -46,10 +46,10 @@ _U32: Final = struct.Struct(">I")
 _RANGE: Final = struct.Struct(">qq")
 
 _LARGE_BYTES: Final = 64 * 1024
-"""Bodies beyond it are not copied once more for the sake of fewer calls."""
+"""Bodies above this size are sent by themselves: joining them with others would copy them again."""
 
 _CRC_STEP_BYTES: Final = 64 * 1024
-"""A CRC takes no view, so a message is copied for it in steps, which stay in a core's cache."""
+"""The CRC function takes no view, so a message is copied for it in steps, which fit a core's cache."""
 
 _RECOVERY: Final = 1
 _REPAIR: Final = 2
@@ -58,7 +58,7 @@ _FROM_DISK: Final = 2
 
 
 class Op(IntEnum):
-    """What is asked of a bookie."""
+    """The operations of a bookie."""
 
     ADD = 1
     READ = 2
@@ -78,7 +78,7 @@ class BadFrame(ValueError):
 
 
 class Request(NamedTuple):
-    """One request as a bookie gets it. Fields that an op does not have keep their default."""
+    """One request as a bookie receives it. Fields that an op does not have keep their default."""
 
     op: Op
     request_id: int
@@ -96,7 +96,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One answer: it repeats op, ledger and range of what it answers (rule 4)."""
+    """One answer, which repeats the request's op, ledger and range (rule 4)."""
 
     op: Op
     status: Status
@@ -106,13 +106,13 @@ class Answer(NamedTuple):
     last: int
     last_add_confirmed: int = NO_ENTRY
     body: bytes | memoryview = b""
-    """Of what was received: a view into the message, so that it is copied once, as a run."""
+    """Of a received answer: a view into the message, so that a run's bytes are copied once."""
     rest: bytes = b""
-    """Of what is sent: what follows `body`, apart so that a large run is not copied once more."""
+    """Of a sent answer: the bytes that follow `body`, apart so that a large run is not copied again."""
 
 
 class ReadBody(NamedTuple):
-    """What a bookie holds of a range: what is neither in `run` nor in `absent` is unknown."""
+    """What a bookie holds of a range: an entry that is neither in `run` nor in `absent` is unknown."""
 
     run: Run | None
     absent: tuple[tuple[int, int], ...]
@@ -153,8 +153,8 @@ def read_request(
     fence_key: bytes | None = None,
     from_disk: bool = False,
 ) -> bytes:
-    """READ: entries first..last; with `fence_key` the ledger is fenced before the answer, with
-    `from_disk` they are synced first, and read back from the disk.
+    """READ: entries first..last. With `fence_key` the bookie fences the ledger before it answers; with
+    `from_disk` it syncs the entries first and reads them back from the disk.
     """
     fencing = fence_key is not None
     tail = _checked_key(fence_key or b"") + _U32.pack(bytes_max)
@@ -163,7 +163,7 @@ def read_request(
 
 
 def fence_request(request_id: int, member: str, ledger_id: int, ledger_key: bytes) -> bytes:
-    """FENCE: fence durably, then tell the LAC."""
+    """FENCE: fence durably, then answer with the LAC."""
     key = _checked_key(ledger_key)
     return _request(Op.FENCE, 0, request_id, ledger_id, NO_ENTRY, NO_ENTRY, member, key)
 
@@ -276,7 +276,7 @@ def encode_answers(member: str, answers: Iterable[Answer]) -> bytes:
 
 
 def parse_answers(message: bytes) -> tuple[str, list[Answer]]:
-    """Who answers, and the answers. Raises BadFrame."""
+    """The answering member, and the answers. Raises BadFrame."""
     end = len(message)
     if end < 5:
         raise BadFrame("an answer is cut short")
@@ -320,13 +320,13 @@ def encode_read_body(run: Run | bytes | None, absent: Iterable[tuple[int, int]] 
 
 
 def encode_absent(absent: Iterable[tuple[int, int]]) -> bytes:
-    """What stands before the run in the body of a READ's answer."""
+    """The absent ranges, which precede the run in the body of a READ's answer."""
     ranges = [_RANGE.pack(first, last) for first, last in absent]
     return b"".join((_U32.pack(len(ranges)), *ranges))
 
 
 def parse_read_body(body: bytes | memoryview) -> ReadBody:
-    """What a READ's answer names. Raises BadFrame."""
+    """The run and the absent ranges in the body of a READ's answer. Raises BadFrame."""
     if len(body) < 4:
         raise BadFrame("a read's answer is cut short")
     (count,) = _U32.unpack_from(body)
@@ -358,7 +358,7 @@ def _request(
 
 
 def _crc_behind(message: bytes, at: int) -> int:
-    """The CRC of what follows the first `at` bytes."""
+    """The CRC of all bytes after the first `at`."""
     crc = 0
     for start in range(at, len(message), _CRC_STEP_BYTES):
         crc = google_crc32c.extend(crc, message[start : start + _CRC_STEP_BYTES])

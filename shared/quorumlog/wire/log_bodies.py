@@ -1,7 +1,7 @@
-"""What gateways exchange with the metadata service about logs, as strict pydantic models.
+"""Bodies of the metadata service's API about logs, as strict pydantic models.
 
-A log is one row that changes by compare-and-swap, as a ledger is (`bodies.py`). Answers of the
-producer table travel as plain lists: there may be thousands of them.
+A log is one row that changes by compare-and-swap, as a ledger is (`bodies.py`). The remembered answers
+of producers travel as plain lists: there may be thousands.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 from quorumlog.wire.bodies import HEADS_MAX, Attempt, Body, LedgerId, LogName, Text, Version
 
 LOG_LEDGERS_MAX = 10_000
-"""Ledgers of one log: retention or `truncate` must drop some before more are added."""
+"""Ledgers in one log: retention or `truncate` must drop some before more are added."""
 
 Number = Annotated[int, Field(ge=0, le=ID_MAX)]
 AnswerRow = tuple[Number, Number, Number, LedgerId, Number, Text]
@@ -33,7 +33,7 @@ AnswerRow = tuple[Number, Number, Number, LedgerId, Number, Text]
 
 
 class ProducerBody(Body):
-    """One producer as a log knows it (rule 26)."""
+    """A log's record of one producer (rule 26)."""
 
     id: Text
     epoch: Number
@@ -91,7 +91,7 @@ class LogItemBody(Body):
 
 
 class LogSettingsBody(Body):
-    """What a log is made with: zero switches a limit off."""
+    """The settings of a log: zero switches a limit off."""
 
     ensemble_size: Annotated[int, Field(ge=1, le=QUORUM_MAX)] = 3
     write_quorum: Annotated[int, Field(ge=1, le=QUORUM_MAX)] = 3
@@ -242,13 +242,13 @@ class LogList(Body):
 
 
 class LogHeadsAsk(Body):
-    """`POST /v1/log-heads`: which rows are asked for; nothing is changed by it."""
+    """`POST /v1/log-heads`: the logs whose heads are wanted. Changes nothing."""
 
     logs: tuple[LogName, ...] = Field(max_length=HEADS_MAX)
 
 
 class LogHeadBody(Body):
-    """Who may write to a log, as the primary has it; `state` null where it is deleted."""
+    """A log's state and last ledger, from the primary; `state` null where the log is deleted."""
 
     name: LogName
     version: Version
@@ -262,8 +262,8 @@ class LogHeadBody(Body):
 
 
 class LogHeads(Body):
-    """The answer: one of each log that there is or was, by name. One that is left out was never
-    made, or is lost: that is no verdict (rule 18).
+    """The answer: a head for each log that exists or existed, by name. A log that is left out was never
+    created, or is lost: its absence is no verdict (rule 18).
     """
 
     logs: tuple[LogHeadBody, ...]

@@ -1,6 +1,6 @@
 """Errors as `application/problem+json` (RFC 9457), both ways.
 
-The server makes the document from the error, the client makes the same class of error from the
+A server makes the document from the error, and a client makes an error of the same class from the
 document.
 """
 
@@ -18,7 +18,7 @@ __all__ = ["CONTENT_TYPE", "from_answer", "from_document", "to_bytes", "to_docum
 CONTENT_TYPE: Final = "application/problem+json"
 
 _DETAIL_CHARS_MAX: Final = 2000
-"""An error never repeats a client's megabytes (taste)."""
+"""Longer details are cut: an error never repeats a client's megabytes (taste)."""
 
 
 def to_document(error: QuorumLogError, instance: str | None = None) -> dict[str, Any]:
@@ -47,14 +47,14 @@ def to_document(error: QuorumLogError, instance: str | None = None) -> dict[str,
 
 
 def to_bytes(error: QuorumLogError, instance: str | None = None) -> bytes:
-    """The document as it travels. What can't be JSON in it is told as text."""
+    """The document as bytes. Members that have no JSON form are written as text."""
     return orjson.dumps(to_document(error, instance), default=str)
 
 
 def from_answer(
     status: int, body: bytes, headers: Mapping[str, str] | None = None
 ) -> QuorumLogError:
-    """The error that an answer of status 400 or higher tells of. Never raises."""
+    """The error of an answer of status 400 or higher. Never raises."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""The repair queue and leases, as autorecovery and the metadata service exchange them."""
+"""Bodies of the metadata service's API about the repair queue and leases, which autorecovery uses."""
 
 from typing import Annotated, Any, Self
 
@@ -10,7 +10,7 @@ from quorumlog.wire.bodies import Body, LedgerId, Member, Text, Version
 LEASE_S_MAX = 3600.0
 
 RangeEntry = Annotated[int, Field(ge=0, lt=ID_MAX)]
-"""The database's ranges end before their upper bound, which must be an id as well."""
+"""The database's ranges exclude their upper bound, which must be a valid id too."""
 Range = tuple[RangeEntry, RangeEntry]
 """First and last entry, inclusive."""
 Ranges = tuple[Range, ...]
@@ -19,7 +19,7 @@ Holder = Annotated[Text, Field(min_length=1, max_length=200)]
 
 
 class RangesBody(Body):
-    """What has ranges; none of them is empty."""
+    """A body with ranges, none of which is empty."""
 
     ranges: Ranges = Field(default=(), max_length=100_000)
 
@@ -37,13 +37,13 @@ class Repair(RangesBody):
     member: Member
     version: Version
     survivors: int | None = None
-    """Copies that are left, where somebody counted."""
+    """Copies that are left, where they were counted."""
     failures: int = 0
     detail: Text = ""
     worker: Text | None = None
     created_at: Text = ""
     moves: bool = False
-    """Another member may take the place: this one is lost, or is to be emptied."""
+    """Another member may take the place: this one is lost, or is being drained."""
 
 
 class RepairAdd(RangesBody):
@@ -56,21 +56,21 @@ class RepairAdd(RangesBody):
 
 
 class RepairsAdd(Body):
-    """`POST /v1/repairs`: added to what is queued; ledgers that are gone are passed over."""
+    """`POST /v1/repairs`: add items to the queue; items of deleted ledgers are ignored."""
 
     items: tuple[RepairAdd, ...] = Field(max_length=10_000)
 
 
 class RepairList(Body):
-    """`GET /v1/repairs`; `next` is the next `after`, null at the end. Also what a claim gives."""
+    """`GET /v1/repairs`; `next` is the next `after`, null at the end. Also the answer to a claim."""
 
     repairs: tuple[Repair, ...]
     next: Text | None = None
 
 
 class RepairClaim(Body):
-    """`POST /v1/repairs/claim`: up to `limit` items that nobody works on, the ones with the fewest
-    survivors first. A claim ends after `lease_s` without progress.
+    """`POST /v1/repairs/claim`: up to `limit` unclaimed items, those with the fewest survivors first. A
+    claim ends after `lease_s` without progress.
     """
 
     worker: Holder
@@ -79,10 +79,10 @@ class RepairClaim(Body):
 
 
 class RepairProgress(RangesBody):
-    """`POST /v1/repairs/{ledger_id}/{member}/progress`: `ranges` are on the member now, durable.
+    """`POST /v1/repairs/{ledger_id}/{member}/progress`: the member durably has `ranges` now.
 
-    When nothing remains the item is gone. 412 when the item changed since it was claimed: new
-    gaps may be among what was copied, so a worker that still is `current.worker` begins anew.
+    The service deletes the item when nothing remains. 412 when the item changed since it was claimed:
+    new gaps may be among the copied ranges, so a worker that still is `current.worker` starts over.
     """
 
     worker: Holder
@@ -91,12 +91,12 @@ class RepairProgress(RangesBody):
 
 
 class RepairRemaining(RangesBody):
-    """The answer to progress: what is still to be done; nothing, when the item is done."""
+    """The answer to progress: the ranges that remain; none when the item is done."""
 
 
 class RepairFail(Body):
-    """`POST /v1/repairs/{ledger_id}/{member}/fail`: let go of it; it comes again after a pause
-    that doubles with each failure.
+    """`POST /v1/repairs/{ledger_id}/{member}/fail`: release the item; it can be claimed again after a
+    pause that doubles with each failure.
     """
 
     worker: Holder
@@ -105,34 +105,34 @@ class RepairFail(Body):
 
 
 class RepairSummary(Body):
-    """`GET /v1/repairs/summary`: the whole queue in numbers, as it is now."""
+    """`GET /v1/repairs/summary`: the current queue in numbers."""
 
     ledgers: int
     items: int
     waiting: int
-    """Of the items, those whose next try is yet to come after a failure."""
+    """Items that wait for their next try after a failure."""
     oldest_s: float
-    """For how long the oldest item has been there; 0 where there is none."""
+    """The age of the oldest item; 0 where there is none."""
 
 
 class RepairSettings(Body):
-    """`GET /v1/repair-settings`: what operators set for all of autorecovery, kept over restarts.
-    Null is what each process was told at its start.
+    """`GET /v1/repair-settings`: operators' settings for all of autorecovery, which survive restarts.
+    Null stands for each process's own configuration.
     """
 
     paused: bool = False
-    """Nothing is copied; what is found is queued all the same."""
+    """Copying is paused; findings are queued all the same."""
     lost_bookie_delay_s: Annotated[float, Field(ge=0, le=86_400, strict=False)] | None = None
     bytes_per_s: Annotated[int, Field(ge=1)] | None = None
-    """Of all processes together."""
+    """For all processes together."""
     concurrency: Annotated[int, Field(ge=1, le=64)] | None = None
     """Repairs at a time in each process."""
     triggers: Annotated[int, Field(ge=0)] = 0
-    """Grows each time that somebody asks to have everything looked at now."""
+    """Grows with each request to look at everything now."""
 
 
 class RepairSettingsPut(Body):
-    """`PATCH /v1/repair-settings`: what it names is changed, null goes back to the default."""
+    """`PATCH /v1/repair-settings`: changes the given settings; null restores the default."""
 
     paused: bool = False
     lost_bookie_delay_s: Annotated[float, Field(ge=0, le=86_400, strict=False)] | None = None
@@ -145,15 +145,15 @@ class RepairSettingsPut(Body):
 
 
 class LeaseTake(Body):
-    """`PUT /v1/leases/{name}`: take it or hold on to it."""
+    """`PUT /v1/leases/{name}`: take or renew a lease."""
 
     holder: Holder
     ttl_s: Seconds = 5.0
 
 
 class Lease(Body):
-    """Who holds a lease now: compare `holder` with yourself. `token` grows with each new holder,
-    so whoever acts under a lease can be told from its successor. It spares duels, no more.
+    """The current holder of a lease, which the caller compares with itself. `token` grows with each new
+    holder, so that a former holder can be told from its successor. Leases only avoid duels.
     """
 
     name: Text
@@ -163,7 +163,7 @@ class Lease(Body):
 
 
 class LeaseGive(Body):
-    """`DELETE /v1/leases/{name}`: give it back, if this holder still has it."""
+    """`DELETE /v1/leases/{name}`: release the lease if this holder still has it."""
 
     holder: Holder
     token: Version

@@ -1,9 +1,9 @@
 """Strict JSON: one meaning for each text, whoever parses it.
 
-orjson refuses NaN, broken UTF-8 and lone surrogates, but of two equal keys it keeps the last one,
-and an integer beyond 64 bits becomes a float. Both would make two readers see two requests, so
-both are refused here, at the price of counting quotes rather than of a second parser: a key that
-was dropped is a string that the text has and the value has not.
+orjson refuses NaN, broken UTF-8 and lone surrogates, but it keeps the last of two equal keys, and it
+turns an integer beyond 64 bits into a float. Two readers could then see two different requests, so
+this module refuses both, by counting quotes instead of parsing twice: a dropped key is a string that
+the text has and the value lacks.
 """
 
 import re
@@ -29,7 +29,7 @@ def loads(data: bytes | bytearray) -> Any:
 
 
 def parse(data: bytes | bytearray) -> Any:
-    """The value of a JSON text, of whose keys it is not known yet whether they are unique."""
+    """The value of a JSON text whose keys may not be unique yet: `check` tells."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -37,14 +37,14 @@ def parse(data: bytes | bytearray) -> Any:
 
 
 def check(data: bytes | bytearray, value: Any) -> None:
-    """Raise BadRequest where the value of `data` is not all that `data` says."""
+    """Raise BadRequest where `value` lost something of `data`."""
     check_strings(data, count_strings(data, value))
 
 
 def check_strings(data: bytes | bytearray, count: int) -> None:
     """Raise BadRequest unless the text has exactly as many strings as its value: `count`."""
     if b"\\" in data:
-        # Backslashes stand in strings only, and pair up from the left.
+        # Backslashes occur in strings only, and pair up from the left.
         data = data.replace(b"\\\\", b"")
         quotes = data.count(b'"') - data.count(b'\\"')
     else:
@@ -54,8 +54,8 @@ def check_strings(data: bytes | bytearray, count: int) -> None:
 
 
 def count_strings(data: bytes | bytearray, value: Any) -> int:
-    """How many strings a value of `data` has, keys included. Raises BadRequest where it is nested
-    too deep, or holds an integer that lost digits.
+    """How many strings a value of `data` has, keys included. Raises BadRequest where the value is
+    nested too deeply, or has an integer that lost digits.
     """
     count, depth, level = 0, 0, [value]
     while level:

@@ -1,4 +1,4 @@
-"""What gateways exchange with the metadata service about transactions, as strict pydantic models."""
+"""Bodies of the metadata service's API about transactions, as strict pydantic models."""
 
 from typing import Annotated, Self
 
@@ -18,19 +18,19 @@ TRANSACTION_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 APP_CHARS_MAX = 255
 EXPIRES_IN_S = (1, 7 * 24 * 3600)
-"""Least and greatest time that a transaction may be silent."""
+"""Bounds of the time for which a transaction may be idle."""
 
 TRANSACTION_TAG = "transaction"
 PARTITION_TAG = "partition"
 ATTEMPT_TAG = "attempt"
-"""Names in a ledger's `extra`: which transaction, partition and task attempt it is of."""
+"""Names in a ledger's `extra`: its transaction, partition and task attempt."""
 
 TransactionId = Annotated[str, StringConstraints(pattern=rf"^{TRANSACTION_ID}$")]
 App = Annotated[Text, StringConstraints(min_length=1, max_length=APP_CHARS_MAX)]
 
 
 class SealedBody(Body):
-    """A ledger that a commit asks to publish."""
+    """A ledger that a commit publishes."""
 
     ledger_id: LedgerId
     last_entry: EntryIdOrNone | None = None
@@ -51,7 +51,7 @@ class TransactionLedgerBody(Body):
 
 
 class TransactionRow(Body):
-    """One transaction as the metadata service knows it."""
+    """One transaction as the metadata service stores it."""
 
     id: TransactionId
     log: LogName
@@ -108,7 +108,7 @@ class TransactionRow(Body):
 class TransactionBegin(Body):
     """`POST /v1/transactions`: a new one (201), or the one of this app and version (200).
 
-    `id` was drawn by the caller, so that a repeat of the request begins nothing else.
+    The caller draws `id`, so that a retry of the request begins no second transaction.
     """
 
     id: TransactionId
@@ -125,10 +125,10 @@ class TransactionBegin(Body):
 
 
 class TransactionCommit(Body):
-    """`POST /v1/transactions/{id}/commit`: publish these ledgers and no other ones.
+    """`POST /v1/transactions/{id}/commit`: publish these ledgers and no others.
 
-    `row` is the log's row after it, by compare-and-swap on `row.version`; null where there is
-    nothing to publish. 412 with the log's row as `current` where its version is another one.
+    `row` is the log's row after the commit, by compare-and-swap on `row.version`; null where there is
+    nothing to publish. 412 with the log's row as `current` where the log has another version.
     """
 
     ledgers: tuple[SealedBody, ...] = Field(max_length=LOG_LEDGERS_MAX)
@@ -137,13 +137,13 @@ class TransactionCommit(Body):
 
 
 class TransactionDone(Body):
-    """The transaction after a commit, and the log's row where this commit has changed it."""
+    """The transaction after a commit, and the log's row where this commit changed it."""
 
     transaction: TransactionRow
     row: LogRow | None
 
 
 class TransactionAlive(Body):
-    """`POST /v1/transactions/{id}/renew`: somebody works in it."""
+    """`POST /v1/transactions/{id}/renew`: extend the transaction's life."""
 
     state: TransactionState

@@ -1,12 +1,11 @@
-"""Copy a log's records to Parquet, prove that they arrived, and only then say so in the log.
+"""Archive a log's records as Parquet, verify the copy, and only then record that in the log.
 
-Files lie under `<path>/log=<name>/date=<day>/`, named by their range of offsets. In this order:
-records are written aside, read back and compared with what was read from the log (how many, which
-offsets, a digest of each), moved into place with a manifest, and then the log's `archived_through`
-moves by compare-and-swap. A run that dies leaves files; the next one goes on where
-`archived_through` stands, and removes them. Of two runs at once for a log one gives up, and takes
-nothing of the other one's away. With `--truncate` the log then drops the ledgers that are archived
-whole.
+Files are under `<path>/log=<name>/date=<day>/`, named by their range of offsets. A run writes records
+to a temporary folder, reads them back and compares them with the log's (number, offsets, a digest of
+each), moves the files into place with a manifest, and then advances the log's `archived_through` by
+compare-and-swap. A run that dies leaves files; the next run continues at `archived_through` and removes
+these. Of two concurrent runs for a log one gives up, and removes nothing of the other's. With
+`--truncate` the log then drops the ledgers that are archived as a whole.
 """
 
 import datetime as dt
@@ -27,7 +26,7 @@ from quorumlog.spark.jobs import job
 
 FILES: Final = "file string, date string, first long, last long, rows long, digest string"
 _NAME: Final = re.compile(r"([0-9]+)-[0-9]+(-[0-9a-f]{8}-[0-9]+\.parquet|\.json)")
-"""Data files and manifests; the range comes first."""
+"""Names of data files and manifests; the range comes first."""
 _RIVAL: Final = "another run archived this log meanwhile"
 
 
@@ -41,7 +40,7 @@ class File:
     last: int
     rows: int
     digest: str
-    """The sum of its records' digests, which does not depend on their order."""
+    """The sum of the records' digests, which does not depend on the records' order."""
 
 
 def run(
@@ -55,9 +54,9 @@ def run(
     truncate: bool = False,
     dry_run: bool = False,
 ) -> job.Result:
-    """Archive what is not archived yet, up to an offset (exclusive), or what was written up to a
-    time ago, in whole ledgers. Without both: all sealed ledgers. The frame has a row a file
-    (`FILES`). Raises: JobFailed.
+    """Archive records that are not archived yet: below an offset, or in whole ledgers of at least a
+    given age. By default: all sealed ledgers. The frame has a row per file (`FILES`). Raises:
+    JobFailed.
     """
     with job.gateways(gateway) as gateways:
         try:
@@ -98,9 +97,11 @@ def run(
             store.withdraw(files, start, end)
             raise job.JobFailed(_RIVAL) from None
         except QuorumLogError as error:
-            raise job.JobFailed(f"the files stand, the log can't be told: {error.detail}") from None
+            raise job.JobFailed(
+                f"the files are in place, but the log could not be updated: {error.detail}"
+            ) from None
         if not store.is_own(start, end):
-            # The other run copied the same range; the manifest tells whose files count.
+            # Another run copied the same range; the manifest tells whose files count.
             store.withdraw(files, start, end)
             raise job.JobFailed(_RIVAL)
         store.remove_leftovers()
@@ -119,7 +120,7 @@ def run(
 def _end(
     gateways: Gateways, row: dict[str, Any], through: int | None, older_than: dt.timedelta | None
 ) -> int:
-    """Up to where: the end of the last ledger that is sealed and old enough."""
+    """The end of the last ledger that is sealed and old enough."""
     if through is not None:
         if through > row["next_offset"]:
             raise job.JobFailed(f"the log ends at offset {row['next_offset']}")
@@ -146,7 +147,7 @@ def _copy(
     store: "_Store",
     check: Callable[[], None],
 ) -> list[File]:
-    """Write aside, read back, compare, move into place; `check` is called before that."""
+    """Write to a temporary folder, read back, compare, and move into place after calling `check`."""
     start, end = span
     urls = gateway if isinstance(gateway, str) else ",".join(gateway)
     records = (
@@ -195,7 +196,7 @@ def _sum(files: Sequence[File]) -> int:
 
 
 def _verify(frame: DataFrame, start: int, end: int, digest: Any) -> None:
-    """Read files back and compare, the digests computed anew from what the files hold."""
+    """Read files back and compare, with digests computed from the files' content."""
     anew = f.xxhash64("offset", "key", "value", "timestamp")
     found = frame.agg(
         f.count("*").alias("rows"),
@@ -213,7 +214,7 @@ def _verify(frame: DataFrame, start: int, end: int, digest: Any) -> None:
 
 
 class _Store:
-    """Files, on whatever file system Spark can reach."""
+    """The archive's files, on any file system that Spark can reach."""
 
     def __init__(self, spark: SparkSession, root: str, log: str) -> None:
         jvm = spark.sparkContext._jvm  # noqa: SLF001 - Hadoop's file systems have no other door
@@ -223,18 +224,18 @@ class _Store:
         self._root, self._log, self._run = root.rstrip("/"), log, uuid.uuid4().hex[:8]
         self._files: Any = self._path(self._root).getFileSystem(configuration)
         self._leftovers: list[str] = []
-        """What lay there of this run's range, or beyond, when it began."""
+        """Files of this run's range, or beyond, that existed when the run began."""
 
     def aside(self) -> str:
-        """Where a run writes first; names that begin with a point are no data to Spark."""
+        """A run's temporary folder; Spark ignores names that begin with a point."""
         return f"{self._root}/.archive-{self._log}-{self._run}"
 
     def manifest(self, start: int, end: int) -> str:
-        """The file that names a range's files."""
+        """The path of a range's manifest, which names the range's files."""
         return f"{self._root}/_manifests/{self._log}/{start}-{end}.json"
 
     def publish(self, staged: Sequence[File], start: int, end: int) -> list[File]:
-        """Move files to where they stay, and write the manifest."""
+        """Move files into place, and write the manifest."""
         placed = []
         for number, item in enumerate(staged):
             folder = f"{self._root}/log={self._log}/date={item.date}"
@@ -265,10 +266,10 @@ class _Store:
         return placed
 
     def find_leftovers(self, start: int) -> None:
-        """Note what runs that did not end left: what they wrote aside, and files of ranges that
-        begin where we begin, or beyond. None of them is archived, for `archived_through` is where we
-        begin; but a run may still be at work on them. Once ours has won, no other one can, and they
-        go.
+        """Note files that unfinished runs left: temporary ones, and files of ranges that begin where
+        this run begins, or beyond. None of these is archived, since `archived_through` is where this
+        run begins; but another run may still be at work on them. Once this run has won, no other run
+        can win, and the files are removed.
         """
         last = self._said(self._last_manifest(start))
         # That run won, and may have died before it could remove them.
@@ -287,7 +288,7 @@ class _Store:
             self._leftovers += [f"{self._root}/{name}" for name in names if aside.fullmatch(name)]
 
     def remove_leftovers(self) -> None:
-        """After this run has won."""
+        """Remove the noted files, after this run has won."""
         self.remove(self._leftovers)
 
     def is_own(self, start: int, end: int) -> bool:
@@ -295,18 +296,18 @@ class _Store:
         return self._said(self.manifest(start, end)).get("run") == self._run
 
     def withdraw(self, files: Sequence[File], start: int, end: int) -> None:
-        """Take back what this run has put into place."""
+        """Remove the files that this run has moved into place."""
         if self.is_own(start, end):
             self.remove([self.manifest(start, end)])
         self.remove(file.file for file in files)
 
     def _last_manifest(self, start: int) -> str | None:
-        """Of the run that ended where this one begins."""
+        """The manifest of the run that ended where this run begins."""
         names = self._below(f"{self._root}/_manifests/{self._log}")
         return next((name for name in names if name.endswith(f"-{start}.json")), None)
 
     def _said(self, manifest: str | None) -> dict[str, Any]:
-        """What a manifest says; nothing where there is none."""
+        """The content of a manifest; empty where there is none."""
         if manifest is None or not self._files.exists(self._path(manifest)):
             return {}
         stream = self._files.open(self._path(manifest))
@@ -317,7 +318,7 @@ class _Store:
         return found
 
     def _below_root(self, path: str) -> str:
-        """A path within the archive; of a file that Hadoop lists as `file:/…`, too."""
+        """A file's path relative to the archive, also where Hadoop lists the file as `file:/…`."""
         folders = (f"/log={self._log}/", f"/_manifests/{self._log}/", f"/.archive-{self._log}-")
         return path[max(path.rfind(folder) for folder in folders) + 1 :]
 
@@ -341,15 +342,15 @@ app = typer.Typer(add_completion=False)
 def _main(
     gateway: job.GatewayOption,
     log: Annotated[str, typer.Option(help="The log.")],
-    path: Annotated[str, typer.Option(help="Where to: a folder, or what Hadoop can write to.")],
+    path: Annotated[str, typer.Option(help="A folder, or any path that Hadoop can write to.")],
     through: Annotated[
         int | None, typer.Option(min=0, help="Up to this offset, exclusive.")
     ] = None,
     older_than: Annotated[
-        float | None, typer.Option(min=0.0, help="Only ledgers whose records are so old, seconds.")
+        float | None, typer.Option(min=0.0, help="Only ledgers of at least this age (seconds).")
     ] = None,
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="Then drop what is archived from the log.")
+        bool, typer.Option("--truncate", help="Then drop archived ledgers from the log.")
     ] = False,
     dry_run: job.DryRunOption = False,
     as_json: job.JsonOption = False,

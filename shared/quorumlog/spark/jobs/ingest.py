@@ -1,8 +1,8 @@
-"""Put what Spark can read onto a log: files, a table, or a query, all of it once, or none.
+"""Append data that Spark can read to a log: files, a table, or a query, all of it once, or none.
 
-Rows become records by two SQL expressions: `--value` (by default the row as JSON) and `--key`. With
-`--app` and `--version` a second run of the same version is a no-op, so a scheduler may repeat it.
-`--stream` takes what is new among files since the last run, as `--checkpoint` remembers it, and ends.
+Two SQL expressions make records of rows: `--value` (by default the row as JSON) and `--key`. With
+`--app` and `--version` a second run of the same version is a no-op, so a scheduler may repeat the run.
+`--stream` appends the files that are new since the last run, which `--checkpoint` remembers, and ends.
 """
 
 import re
@@ -24,8 +24,8 @@ RECEIPTS: Final = (
     "log string, transaction string, part int, ledger long, first_offset long, last_offset long,"
     " rows long, bytes long, crc32 long"
 )
-"""Of each ledger that came onto the log: whose task wrote it, where its records are, and the CRC32 of
-their values, one behind the other."""
+"""For each published ledger: the task that wrote the ledger, the offsets of its records, and the CRC32
+of their concatenated values."""
 AS_JSON: Final = "to_json(struct(*))"
 _SETTING: Final = re.compile(r"([a-z_]+)=([A-Za-z0-9-]+)")
 
@@ -48,11 +48,10 @@ def run(
     create: Mapping[str, Any] | None = None,
     dry_run: bool = False,
 ) -> job.Result:
-    """Ingest a DataFrame, or what `path` (of the format `kind`) or a SQL `query` gives.
+    """Ingest a DataFrame, the files of `path` (of the format `kind`), or the rows of a SQL `query`.
 
-    `partitions`: so many ledgers at most. `create`: settings for a log that does not exist yet.
-    The frame has a row a ledger (`RECEIPTS`); none where this version was done before.
-    Raises: JobFailed.
+    `partitions`: the most ledgers. `create`: settings for a log that does not exist yet. The frame has
+    a row per ledger (`RECEIPTS`); none where this version was ingested before. Raises: JobFailed.
     """
     if frame is None:
         frame = _read(spark, path, query, kind, options or {})
@@ -103,9 +102,9 @@ def stream(
     create: Mapping[str, Any] | None = None,
     dry_run: bool = False,
 ) -> job.Result:
-    """Ingest the files of a folder that were not there at the last run, then end.
+    """Ingest the files of a folder that are new since the last run, then end.
 
-    `checkpoint`: a folder of this stream alone. `schema`: of files that do not carry one.
+    `checkpoint`: a folder for this stream only. `schema`: for files without one.
     Raises: JobFailed.
     """
     reader = spark.readStream.format(kind).options(**(options or {}))
@@ -157,7 +156,7 @@ def _read(
 
 
 def _records(frame: DataFrame, value: str, key: str | None) -> DataFrame:
-    """The columns that the log takes."""
+    """The columns of records."""
     columns = [f.expr(value).alias("value")]
     if key is not None:
         columns.append(f.expr(key).alias("key"))
@@ -168,7 +167,7 @@ def _records(frame: DataFrame, value: str, key: str | None) -> DataFrame:
 
 
 def _ensure(gateway: str | Sequence[str], log: str, create: Mapping[str, Any] | None) -> None:
-    """See that the log is there; make it, where we were told how."""
+    """Make sure that the log exists; create it where settings are given."""
     with job.gateways(gateway) as gateways:
         try:
             gateways.get(f"/v1/logs/{log}")
@@ -179,7 +178,7 @@ def _ensure(gateway: str | Sequence[str], log: str, create: Mapping[str, Any] | 
 
 
 def _settings(texts: Sequence[str]) -> dict[str, Any]:
-    """`name=value` each. Raises: JobFailed."""
+    """Settings of a log, from `name=value` each. Raises: JobFailed."""
     found: dict[str, Any] = {}
     for text in texts:
         parts = _SETTING.fullmatch(text)
@@ -214,27 +213,27 @@ def _main(
     gateway: job.GatewayOption,
     log: Annotated[str, typer.Option(help="The log.")],
     path: Annotated[str | None, typer.Option(help="Files to read.")] = None,
-    query: Annotated[str | None, typer.Option(help="SQL to read from, in place of --path.")] = None,
-    kind: Annotated[str, typer.Option("--format", help="Of the files.")] = "parquet",
+    query: Annotated[
+        str | None, typer.Option(help="SQL query to read from, instead of --path.")
+    ] = None,
+    kind: Annotated[str, typer.Option("--format", help="The format of the files.")] = "parquet",
     option: Annotated[
         list[str] | None, typer.Option(help="name=value for the reader; may be repeated.")
     ] = None,
     value: Annotated[str, typer.Option(help="SQL expression for a record's value.")] = AS_JSON,
     key: Annotated[str | None, typer.Option(help="SQL expression for a record's key.")] = None,
     txn_app: Annotated[
-        str | None, typer.Option("--app", help="Whose version this is; with --version.")
+        str | None, typer.Option("--app", help="The app whose version this is; with --version.")
     ] = None,
     version: Annotated[int | None, typer.Option(min=0, help="A repeat is a no-op.")] = None,
-    partitions: Annotated[int | None, typer.Option(min=1, help="So many ledgers at most.")] = None,
+    partitions: Annotated[int | None, typer.Option(min=1, help="The most ledgers.")] = None,
     create: Annotated[
-        bool, typer.Option("--create", help="Make the log if there is none, with --setting.")
+        bool, typer.Option("--create", help="Create the log if it does not exist, with --setting.")
     ] = False,
     setting: Annotated[
         list[str] | None, typer.Option(help="name=value of a new log, such as write_quorum=3.")
     ] = None,
-    is_stream: Annotated[
-        bool, typer.Option("--stream", help="Only what is new in --path.")
-    ] = False,
+    is_stream: Annotated[bool, typer.Option("--stream", help="Only new files in --path.")] = False,
     checkpoint: Annotated[
         str | None, typer.Option(help="Where a stream remembers what it has done.")
     ] = None,

@@ -1,4 +1,4 @@
-"""What all jobs share: their report, their session, how they end."""
+"""Shared by all jobs: report, session, exit status."""
 
 import re
 import sys
@@ -19,7 +19,7 @@ from quorumlog.spark.http import Gateways
 from quorumlog.spark.source import QuorumLogSource
 
 _RAISED: Final = re.compile(r"(?:[a-z_]\w*\.)*[A-Z]\w*: \S")
-"""The last line of a traceback: an exception's class and what it says."""
+"""The last line of a traceback: an exception's class and message."""
 
 DONE: Final = 0
 FOUND: Final = 1
@@ -41,32 +41,32 @@ GatewayOption = Annotated[
     typer.Option(
         "--gateway",
         envvar="QUORUMLOG_GATEWAY",
-        help="URLs of gateways, with commas.",
+        help="URLs of gateways, separated by commas.",
         callback=_checked_urls,
     ),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would be.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="The report as JSON.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only report changes.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
 class JobFailed(Exception):
-    """A job that can't do what it was asked for; says why."""
+    """A job can't do what it was asked for; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a job gives: rows for Spark, a report for people and programs, an exit status."""
+    """A job's result: rows for Spark, a report for people and programs, an exit status."""
 
     frame: DataFrame
     report: dict[str, Any]
     status: int = DONE
     notes: list[str] = field(default_factory=list)
     plan: DataFrame | None = None
-    """Of `retention_stats`: what may go."""
+    """Of `retention_stats`: what may be deleted."""
 
 
 def gateways(urls: str | Sequence[str]) -> Gateways:
-    """A connection to the services of an option, or of a list of URLs. Raises: JobFailed."""
+    """A connection to services, by an option or a list of URLs. Raises: JobFailed."""
     text = urls if isinstance(urls, str) else ",".join(urls)
     if not _are_urls(text):
         raise JobFailed(f"{text!r} is no list of URLs: http://host:port,…")
@@ -74,15 +74,15 @@ def gateways(urls: str | Sequence[str]) -> Gateways:
 
 
 def say(text: str) -> None:
-    """A line of progress, on standard error: standard output is for the report."""
+    """Print a line of progress on standard error: standard output is for the report."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def main(name: str, work: Callable[[SparkSession], Result], *, as_json: bool) -> None:
-    """Run a job in a session of its own, print its report, end with its status.
+    """Run a job in a session of its own, print the report, exit with the job's status.
 
-    What it was called with is checked before: status 2 needs no Java.
+    The arguments are checked before: status 2 needs no Java.
     """
 
     def call() -> Result:
@@ -93,7 +93,7 @@ def main(name: str, work: Callable[[SparkSession], Result], *, as_json: bool) ->
             .getOrCreate()
         )
         try:
-            # It would be found by its name, too; but on a slow machine Spark gives up on looking.
+            # Spark would find the format by its name, but on a slow machine it gives up searching.
             spark.dataSource.register(QuorumLogSource)
             return work(spark)
         finally:
@@ -110,8 +110,8 @@ def main(name: str, work: Callable[[SparkSession], Result], *, as_json: bool) ->
 
 
 def attempt(name: str, call: Callable[[], Result]) -> Result:
-    """The result; whatever prevents it is told, and ends the program with FAILED, never with what
-    stands for a finding.
+    """Run a job. Any error is printed and ends the program with FAILED, never with the status of a
+    finding.
     """
     try:
         return call()
@@ -128,8 +128,8 @@ def attempt(name: str, call: Callable[[], Result]) -> Result:
 
 
 def cause_of(error: Exception) -> str:
-    """What went wrong, of the long text in which Spark wraps what a task or a driver's Python met:
-    the last exception's line.
+    """The cause of a failure, from the long text in which Spark wraps exceptions of tasks and of the
+    driver's Python: the last exception's line.
     """
     lines = [line for line in str(error).splitlines() if _RAISED.match(line)]
     return lines[-1] if lines else str(error).splitlines()[0]

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: text, tables, and plots as SVG."""
+"""A report as one self-contained HTML file: text, tables, and plots as SVG."""
 
 import html
 import io

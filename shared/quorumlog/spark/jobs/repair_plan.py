@@ -1,11 +1,11 @@
-"""Plan what is to be copied where, from findings of `scrub` and from the bookies that are lost.
+"""Plan repairs from findings of `scrub` and from lost bookies: which entries are copied where.
 
-The plan never puts two copies of a write set on one bookie, spreads bytes over bookies with room and
-over zones, and mends first what has the fewest copies left. Entries without a good copy stand apart
-(`action` is `unrecoverable`) and are never tried again by themselves; so do copies that differ
-without damage (`operator`), because a person must say which one is right. Spark only plans:
-`--apply` puts what can be mended into the repair queue, whose workers look at fresh metadata before
-they copy anything.
+The plan never places two copies of a write set on one bookie, spreads bytes over bookies with room and
+over zones, and repairs entries with the fewest copies first. Entries without a good copy are listed
+apart (`action` is `unrecoverable`) and are never retried automatically; so are copies that differ
+without damage (`operator`), because a person must decide which copy is right. Spark only plans:
+`--apply` adds what can be repaired to the repair queue, whose workers read fresh metadata before they
+copy anything.
 """
 
 import json
@@ -39,7 +39,7 @@ _QUEUE_ITEMS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One row of the plan: what `member` lacks comes to `target` from `sources`."""
+    """One row of the plan: copy the entries that `member` lacks to `target`, from `sources`."""
 
     priority: int
     ledger: int
@@ -73,10 +73,10 @@ def run(
     apply: bool = False,
     dry_run: bool = False,
 ) -> job.Result:
-    """Plan repairs. The frame holds the plan (`SCHEMA`), the most urgent first.
+    """Plan repairs. The frame holds the plan (`SCHEMA`), most urgent first.
 
-    `findings`: of a scrub; without them one is done first. `apply` needs `metadata`, the URLs of
-    the metadata service, and does nothing in a dry run. Raises: JobFailed.
+    `findings`: of a scrub; without them a scrub runs first. `apply` needs `metadata`, the URLs of the
+    metadata service, and does nothing in a dry run. Raises: JobFailed.
     """
     with job.gateways(gateway) as gateways:
         if apply and not metadata:
@@ -126,7 +126,7 @@ def plan(
     rows: Mapping[int, Mapping[str, Any]],
     bookies: Iterable[Mapping[str, Any]],
 ) -> list[Step]:
-    """The steps, the most urgent first. `rows` and `bookies` as the gateway shows them."""
+    """The steps, most urgent first. `rows` and `bookies` as the gateway shows them."""
     listed = list(bookies)
     lost = {bookie["id"] for bookie in listed if bookie["state"] == "lost"}
     rooms = [
@@ -145,7 +145,7 @@ def plan(
         per_entry = _entry_bytes(row)
         steps += [_mend(row, finding, lost, per_entry) for finding in bad.get(ledger_id, ())]
         for fragment, first, last in _closed_fragments(row):
-            # Whoever is in the fragment, or will be, takes no second copy of it.
+            # A bookie that is in the fragment, or will be, gets no second copy.
             taken = {member_name(member) for member in fragment}
             for member in fragment:
                 if member in lost:
@@ -165,7 +165,7 @@ def plan(
 
 
 def _mend(row: Mapping[str, Any], finding: Finding, lost: set[str], per_entry: float) -> Step:
-    """A member that lives and lacks something gets it back in its place."""
+    """Refill a live member that lacks entries, in its place."""
     sources = tuple(
         member
         for member in _fragment_of(row, finding.first)
@@ -205,7 +205,7 @@ def _replace(
     planned: Mapping[str, int],
     per_entry: float,
 ) -> Step:
-    """A member that is lost is replaced, in this fragment, by a bookie that is not in it."""
+    """Replace a lost member of this fragment by a bookie that is not in the fragment."""
     first, last = span
     sources = tuple(other for other in fragment if other not in lost)
     # Each member holds Qw of E entries.
@@ -214,7 +214,7 @@ def _replace(
     size = round(entries * per_entry)
     used = {zones.get(other) for other in sources}
     candidates = [room for room in rooms if room.free_bytes > planned.get(room.member, 0) + size]
-    # Another zone first, then the most room that is left.
+    # Prefer another zone, then the most free room.
     best = min(
         candidates,
         key=lambda room: (
@@ -247,7 +247,7 @@ def _replace(
 
 
 def _closed_fragments(row: Mapping[str, Any]) -> Iterable[tuple[Sequence[str], int, int]]:
-    """Members, first and last entry of each fragment that takes no more entries."""
+    """Members, first and last entry of each closed fragment."""
     fragments = row["fragments"]
     for index, fragment in enumerate(fragments):
         if index + 1 < len(fragments):
@@ -268,14 +268,14 @@ def _fragment_of(row: Mapping[str, Any], entry: int) -> Sequence[str]:
 
 
 def _entry_bytes(row: Mapping[str, Any]) -> float:
-    """The mean size of an entry; 0 where it is not known before the ledger is closed."""
+    """The mean size of an entry; 0 where it is unknown because the ledger is not closed."""
     if row["length"] is None or row["last_entry"] is None or row["last_entry"] < 0:
         return 0.0
     return float(row["length"]) / (int(row["last_entry"]) + 1)
 
 
 def _queue(queue: Gateways, steps: Iterable[Step]) -> int:
-    """Hand over what can be mended; items of one member of one ledger join in the queue."""
+    """Queue what can be repaired; the queue merges items of one member of one ledger."""
     items = [
         {
             "ledger_id": step.ledger,
@@ -304,12 +304,13 @@ app = typer.Typer(add_completion=False)
 def _main(
     gateway: job.GatewayOption,
     findings: Annotated[
-        Path | None, typer.Option(help="What `scrub --findings` wrote; else a scrub is done first.")
+        Path | None,
+        typer.Option(help="The file of `scrub --findings`; default: run a scrub first."),
     ] = None,
     metadata: Annotated[
         str | None, typer.Option(help="URLs of the metadata service, for --apply.")
     ] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Queue what can be mended.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Queue what can be repaired.")] = False,
     output: Annotated[Path | None, typer.Option(help="Write the plan, as lines of JSON.")] = None,
     dry_run: job.DryRunOption = False,
     as_json: job.JsonOption = False,

@@ -1,4 +1,4 @@
-"""What a task of `scrub` does. Executors load this module, and it needs no more than they have."""
+"""The tasks of `scrub`. Executors load this module, so it needs only what executors have."""
 
 import json
 import time
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 SCHEMA: Final = (
     "ledger long, first long, last long, bookie string, kind string, survivors int, detail string"
 )
-"""Of findings, as Spark sees them."""
+"""The schema of findings."""
 
 BOOKIE_S: Final = 30.0
-"""For a bookie to answer, repetitions included."""
+"""The deadline of a bookie's answer, with retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +29,27 @@ class BookieUrls:
     """Where bookies are. Plain values: it travels to executors."""
 
     urls: dict[str, str]
-    """Of each bookie that is not lost, by name."""
+    """The URL of each bookie that is not lost, by name."""
     current: dict[str, str]
-    """Its incarnation now, by name."""
+    """The current incarnation of each bookie, by name."""
     rate: float
-    """Entries that one task may have digested in a second; 0 is no limit."""
+    """Entries per second that one task may ask bookies to digest; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A span, and the bookies outside of it that hold something of its ledger."""
+    """A span, and the bookies outside of it that hold entries of its ledger."""
 
     span: Span
     strangers: tuple[str, ...]
 
     def to_text(self) -> str:
-        """As a row of a DataFrame."""
+        """As text, for a row of a DataFrame."""
         return json.dumps([asdict(self.span), self.strangers])
 
     @classmethod
     def from_text(cls, text: str) -> "Work":
-        """What a row says."""
+        """The work in a row's text."""
         fields, others = json.loads(text)
         return cls(Span(**{**fields, "members": tuple(fields["members"])}), tuple(others))
 
@@ -57,7 +57,7 @@ class Work:
 def judging(
     cluster: BookieUrls,
 ) -> "Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]":
-    """What a task does: judge its spans one after another."""
+    """The function of a task: judge its spans one after another."""
 
     def judge_all(batches: "Iterator[pd.DataFrame]") -> "Iterator[pd.DataFrame]":
         import pandas as pd  # noqa: PLC0415 - on executors only

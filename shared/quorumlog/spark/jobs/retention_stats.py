@@ -1,9 +1,9 @@
-"""What there is, how it grows, and what may go: statistics of ledgers, and a plan of retention.
+"""Statistics of ledgers and their growth, and a plan of retention: what may be deleted.
 
-The plan names ledgers that their log's retention lets go of (`expired`), ledgers made for a log that
-no log names (`orphan`), and copies on bookies of ledgers that metadata does not know (`unknown`).
-What an archive has not taken yet, and what is younger than the grace, is in the plan as excluded,
-with the reason. Nothing is deleted here: owners of logs and bookies do that by themselves, on proof.
+The plan lists ledgers that their log's retention may drop (`expired`), ledgers that were created for a
+log and that no log names (`orphan`), and copies on bookies of ledgers that metadata does not know
+(`unknown`). Ledgers that are not archived yet, or younger than the grace period, are listed as
+excluded, with the reason. The job deletes nothing: owners of logs and bookies delete by themselves, on proof.
 """
 
 import datetime as dt
@@ -42,7 +42,7 @@ UNKNOWN: Final = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A ledger, or a bookie's copy of it, that may go; `excluded` says why not yet."""
+    """A ledger, or a bookie's copy of it, that may be deleted; `excluded` says why not yet."""
 
     kind: str
     ledger: int
@@ -55,14 +55,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """All that was read of a cluster."""
+    """Everything that was read from a cluster."""
 
     ledgers: dict[int, dict[str, Any]]
     logs: list[dict[str, Any]]
     held: dict[int, dict[str, dict[str, Any]]]
-    """By ledger and bookie, what the bookie says it holds."""
+    """What bookies report that they hold, by ledger and bookie."""
     silent: tuple[str, ...]
-    """Bookies that did not answer: nothing is known of what they hold."""
+    """Bookies that did not answer: what they hold is unknown."""
 
 
 def run(
@@ -75,8 +75,8 @@ def run(
     plan_file: Path | None = None,
     dry_run: bool = False,
 ) -> job.Result:
-    """Statistics and the plan. The frame has a row a ledger (`LEDGERS`), `plan` one for each that may
-    go (`PLAN`).
+    """Statistics and the plan. The frame has a row per ledger (`LEDGERS`), `plan` one per candidate
+    (`PLAN`).
 
     `html`, `prometheus` and `plan_file`: files to write, not in a dry run. Raises: JobFailed.
     """
@@ -130,7 +130,7 @@ def read(gateways: Gateways) -> Inventory:
 
 
 def plan(inventory: Inventory, *, now: dt.datetime, grace_s: float) -> list[Candidate]:
-    """What may go, and what would but for a reason."""
+    """The candidates for deletion, with those that are excluded for a reason."""
     found: list[Candidate] = []
     named: set[int] = set()
     for log in inventory.logs:
@@ -173,8 +173,8 @@ def plan(inventory: Inventory, *, now: dt.datetime, grace_s: float) -> list[Cand
 
 
 def _expired(log: Mapping[str, Any], inventory: Inventory, now: dt.datetime) -> list[Candidate]:
-    """The sealed ledgers, oldest first, that a log's retention lets go of. Age is counted from their
-    creation, which the API shows; a log counts from the seal, so that this is early, never late.
+    """The sealed ledgers, oldest first, that a log's retention may drop. Ages count from the ledgers'
+    creation, which the API shows; a log counts from the seal, so this may be early, never late.
     """
     settings = log["settings"]
     most_bytes, most_s = settings["retention_bytes"], settings["retention_seconds"]
@@ -297,7 +297,7 @@ def _statistics(frame: DataFrame, inventory: Inventory) -> dict[str, Any]:
 
 
 def _per_hour(size: int, first: dt.datetime, last: dt.datetime) -> int:
-    """Growth over the time in which ledgers were made; of less than an hour it is no rate yet."""
+    """Growth over the time in which ledgers were created; less than an hour gives no rate yet."""
     hours = (last - first).total_seconds() / 3600
     return round(size / hours) if hours >= 1 else size
 
@@ -317,7 +317,7 @@ def _summary(candidates: Iterable[Candidate]) -> dict[str, Any]:
 
 
 def _bytes(row: Mapping[str, Any], inventory: Inventory) -> int:
-    """Payload bytes; of an open ledger, what the fullest bookie holds of it."""
+    """Payload bytes; of an open ledger, the most that a bookie holds of it."""
     if row["length"] is not None:
         return int(row["length"])
     held = inventory.held.get(row["ledger_id"], {})
@@ -353,13 +353,13 @@ app = typer.Typer(add_completion=False)
 def _main(
     gateway: job.GatewayOption,
     grace: Annotated[
-        float, typer.Option(min=0.0, help="Seconds in which an unnamed ledger may still be named.")
+        float, typer.Option(min=0.0, help="Seconds for which a ledger that no log names is kept.")
     ] = GRACE_S,
-    html: Annotated[Path | None, typer.Option(help="Write a page with plots.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.")] = None,
     prometheus: Annotated[
         Path | None, typer.Option(help="Write metrics for a textfile collector.")
     ] = None,
-    plan: Annotated[Path | None, typer.Option(help="Write what may go, as lines of JSON.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="Write the plan, as lines of JSON.")] = None,
     dry_run: job.DryRunOption = False,
     as_json: job.JsonOption = False,
 ) -> None:

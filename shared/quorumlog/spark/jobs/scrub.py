@@ -1,9 +1,9 @@
-"""Compare every replica of every entry, without moving a payload: bookies digest, Spark compares.
+"""Compare every replica of every entry without moving payloads: bookies digest, Spark compares.
 
-Where members of a write set differ, the span is halved until it is known which entries are missing,
-corrupt, divergent or extra. What looks wrong is looked at once more with fresh metadata before it is
-reported. A bookie that does not answer, or that is in limbo, says nothing: `unreachable` is not
-`missing`. Nothing is changed and no writer is disturbed.
+Where members of a write set differ, the span is halved until it is clear which entries are missing,
+corrupt, divergent or extra. Findings are checked again with fresh metadata before they are reported.
+The silence of a bookie, or of one in limbo, proves nothing: `unreachable` is not `missing`. The job
+changes nothing and disturbs no writer.
 """
 
 import json
@@ -26,7 +26,7 @@ from quorumlog.spark.jobs.spans import DAMAGE, EXTRA, UNREACHABLE, Finding, merg
 
 SPAN_ENTRIES: Final = 100_000
 _SETTLE_S: Final = 2.0
-"""Between the first look and the second one: what was under way has arrived, or has not."""
+"""The pause between the first check and the second: entries in flight have arrived by then, or not."""
 
 
 def run(
@@ -40,7 +40,7 @@ def run(
 ) -> job.Result:
     """Scrub all ledgers, or some. The frame holds the findings (`SCHEMA`).
 
-    `sample`: the share of ledgers that is looked at, the same ones each time.
+    `sample`: the share of ledgers to check; the same ledgers each time.
     Raises: JobFailed.
     """
     with job.gateways(gateway) as gateways:
@@ -91,7 +91,7 @@ def run(
 def _rows(
     gateways: Gateways, ledgers: Sequence[int] | None, sample: float
 ) -> dict[int, dict[str, Any]]:
-    """The ledgers to be looked at, by id, each with `confirmed`."""
+    """The ledgers to check, by id, each with `confirmed`."""
     if ledgers is None:
         found = {row["ledger_id"]: row for row in gateways.pages("/v1/ledgers", "ledgers")}
     else:
@@ -118,7 +118,7 @@ def _row(gateways: Gateways, ledger_id: int) -> dict[str, Any] | None:
 
 
 def _confirmed(gateways: Gateways, ledger_id: int) -> int:
-    """Up to where an open ledger is confirmed; nothing where that can't be learned now."""
+    """An open ledger's last add confirmed; None where it can't be learned now."""
     try:
         found = gateways.get(f"/v1/ledgers/{ledger_id}/last-add-confirmed")
     except QuorumLogError:
@@ -167,7 +167,7 @@ def _work(
 
 
 def _examine(spark: SparkSession, work: Sequence[Work], cluster: BookieUrls) -> list[Finding]:
-    """Look at all spans, on the executors."""
+    """Check all spans, on the executors."""
     if not work:
         return []
     tasks = max(1, min(len(work), 2 * spark.sparkContext.defaultParallelism))
@@ -184,8 +184,8 @@ def _examine(spark: SparkSession, work: Sequence[Work], cluster: BookieUrls) -> 
 def _again(
     spark: SparkSession, gateways: Gateways, old: BookieUrls, findings: Sequence[Finding]
 ) -> list[Finding]:
-    """Look once more, with fresh metadata, at ledgers of which something was found: an entry that
-    was under way is there now, a ledger may be gone, a member replaced.
+    """Check ledgers with findings again, with fresh metadata: an entry that was in flight has arrived,
+    a ledger may be deleted, a member replaced.
     """
     job.say(f"scrub: {len(findings)} findings are looked at again")
     time.sleep(_SETTLE_S)
@@ -204,7 +204,7 @@ def _beyond(
     for ledger_id, members in sorted(holders.items()):
         row = rows.get(ledger_id)
         if row is None:
-            # Made since the list was, or deleted since the bookie answered.
+            # Created after the list was read, or deleted after the bookie answered.
             if _row(gateways, ledger_id) is None:
                 found += [
                     Finding(ledger_id, 0, high, member, EXTRA, 0, "there is no such ledger")
@@ -246,10 +246,12 @@ app = typer.Typer(add_completion=False)
 @app.command(help=__doc__)
 def _main(
     gateway: job.GatewayOption,
-    ledger: Annotated[list[int] | None, typer.Option(help="Only these ledgers.")] = None,
-    sample: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the ledgers.")] = 1.0,
+    ledger: Annotated[list[int] | None, typer.Option(help="Check only these ledgers.")] = None,
+    sample: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of the ledgers to check.")
+    ] = 1.0,
     entries_per_second: Annotated[
-        float, typer.Option(min=0.0, help="Copies digested in a second, at most; 0: no limit.")
+        float, typer.Option(min=0.0, help="The most copies to digest per second; 0: no limit.")
     ] = 0.0,
     findings: Annotated[
         Path | None, typer.Option(help="Write the findings there, as lines of JSON.")

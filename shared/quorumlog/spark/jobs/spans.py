@@ -1,8 +1,9 @@
-"""What replicas should hold, and how their digests tell what they do hold. Pure but for `ask`.
+"""Spans of entries that replicas should hold, and comparison of the replicas by digests. Pure but for
+`ask`.
 
-A span is some entries of one fragment that share a write set. Its members are asked for a digest of
-it; where all say the same, that is all. Where they don't, the span is halved until it is clear
-which entries of which member are missing, damaged or different.
+A span is some entries of one fragment that share a write set. Each member is asked for a digest of the
+span. Equal digests are the end of it; else the span is halved until it is clear which entries of which
+member are missing, damaged or different.
 """
 
 from collections import Counter
@@ -20,10 +21,10 @@ EXTRA: Final = "extra"
 UNREACHABLE: Final = "unreachable"
 
 DAMAGE: Final = (MISSING, CORRUPT, DIVERGENT)
-"""What an entry's copies can suffer from; `extra` costs space, `unreachable` says nothing."""
+"""The kinds of damage of an entry's copies; `extra` costs space only, `unreachable` proves nothing."""
 
 _LEAF: Final = 500
-"""So many entries are judged one by one; a bookie names at most 1,000 ranges."""
+"""Spans of at most this size are judged entry by entry; a bookie lists at most 1,000 ranges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,11 @@ class Span:
     residue: int
     members: tuple[str, ...]
     is_complete: bool
-    """Every member should have every entry. Not so where a writer is still at work."""
+    """Every member should have every entry; false where a writer is still at work."""
 
     @property
     def count(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         return len(self.ids)
 
     @property
@@ -52,7 +53,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """Something about some entries of one ledger on one bookie."""
+    """A problem with some entries of one ledger on one bookie."""
 
     ledger: int
     first: int
@@ -60,13 +61,13 @@ class Finding:
     bookie: str
     kind: str
     survivors: int
-    """Good copies that are left of each of these entries."""
+    """Good copies that each of the entries has left."""
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a member answers of a span."""
+    """A member's answer for a span."""
 
     entry_count: int
     digest: str
@@ -108,7 +109,7 @@ def spans_of(row: Mapping[str, Any], confirmed: int, most: int) -> Iterator[Span
 
 
 def _pieces(row: Mapping[str, Any], first: int, last: int, most: int) -> Iterator[tuple[int, int]]:
-    """What members should hold of first..last: nothing that an operator gave up (rule 31)."""
+    """What members should hold of first..last: all but entries that were given up (rule 31)."""
     lost = tuple((part["first"], part["last"]) for part in row.get("lost_entries", ()))
     for begin, end in complement(lost, first, last):
         for low in range(begin, end + 1, most):
@@ -116,12 +117,12 @@ def _pieces(row: Mapping[str, Any], first: int, last: int, most: int) -> Iterato
 
 
 def judge(span: Span, ask: Ask) -> list[Finding]:
-    """What is wrong with a span, in order; neighbouring entries as one finding."""
+    """The findings of a span, in order; neighbouring entries make one finding."""
     return merged(_judge(span, ask, span.members), span.modulus)
 
 
 def strangers(span: Span, holders: Iterable[str], ask: Ask) -> list[Finding]:
-    """What bookies hold of a span that it does not place there."""
+    """Copies of a span's entries on bookies that should not hold them."""
     found = []
     for member in holders:
         held = ask(member, span)
@@ -134,7 +135,7 @@ def strangers(span: Span, holders: Iterable[str], ask: Ask) -> list[Finding]:
 
 
 def merged(findings: Iterable[Finding], modulus: int) -> list[Finding]:
-    """Neighbours as one: entries of one span are `modulus` apart."""
+    """Findings with neighbours merged: consecutive entries of one span are `modulus` apart."""
     result: dict[tuple[Any, ...], list[Finding]] = {}
     for finding in sorted(findings):
         key = (finding.ledger, finding.bookie, finding.kind, finding.survivors, finding.detail)
@@ -166,18 +167,18 @@ def _judge(span: Span, ask: Ask, members: Collection[str]) -> Iterator[Finding]:
 
 
 def _is_sound(span: Span, answers: Mapping[str, Held]) -> bool:
-    """Whether nothing is wrong with what these members hold."""
+    """Whether these members' answers show no problem."""
     held = [answer for answer in answers.values() if answer.entry_count or answer.damaged]
     if any(answer.damaged for answer in held):
         return False
     if span.is_complete and any(a.entry_count != span.count for a in answers.values()):
         return False
-    # Fewer entries than others say nothing yet of an open fragment, but then digests differ too.
+    # In an open fragment fewer entries prove nothing yet, but then the digests differ too.
     return len({answer.digest for answer in held}) <= 1
 
 
 def _judge_leaf(span: Span, ask: Ask, answers: Mapping[str, Held]) -> Iterator[Finding]:
-    """Entry by entry: who lacks it, who can't read it, and who says something else."""
+    """Judge entry by entry: which members lack it, can't read it, or hold other bytes."""
     ids = span.ids
     damaged = {member: _within(held.damaged, ids) for member, held in answers.items()}
     sound = {
@@ -199,7 +200,7 @@ def _judge_leaf(span: Span, ask: Ask, answers: Mapping[str, Held]) -> Iterator[F
 
 
 def _divergent(span: Span, ask: Ask, sound: Mapping[str, set[int]]) -> dict[str, set[int]]:
-    """The entries that members hold otherwise than most."""
+    """The entries of which members hold other bytes than the majority."""
     odd: dict[str, set[int]] = {}
     # Runs of entries that the same members hold can be compared at once.
     run: list[int] = []
@@ -240,7 +241,7 @@ def _compare(span: Span, ask: Ask, holders: frozenset[str]) -> dict[str, set[int
         return odd
     (best, votes), (_, others) = counts.most_common(2)
     entry = span.ids[0]
-    # Without a majority nobody can say who is right.
+    # Without a majority nobody can tell which copy is right.
     return {
         member: {entry} for member, digest in digests.items() if votes == others or digest != best
     }
