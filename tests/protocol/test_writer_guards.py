@@ -405,7 +405,7 @@ def test_what_a_bookie_has_not_acknowledged_of_what_is_confirmed_is_missed() -> 
 
     assert bench.writer.missed == (MissedRange(B3, 0, 0),)
     bench.ok(0, 2)
-    assert bench.writer.missed == ()
+    assert not bench.writer.missed
 
 
 def test_a_bookie_that_answers_while_it_is_replaced_is_sent_nothing_more() -> None:
