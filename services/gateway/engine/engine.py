@@ -365,7 +365,7 @@ class Engine:
             if is_closed(row):
                 return row  # only the lost writer knew its own last entry
             raise await self._prefer_ledger_state(error, ledger_id) from error
-        return await self._rows.fresh(ledger_id)
+        return await self._rows.fresh_closed(ledger_id)
 
     async def close_here(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
         """The writer's close of a ledger of this process."""

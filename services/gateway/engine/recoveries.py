@@ -92,7 +92,7 @@ class Recoveries:
                 deadline_s=_DEADLINE_S,
             )
         except LedgerClosed:
-            return await self._rows.fresh(ledger_id)
+            return await self._rows.fresh_closed(ledger_id)
         log.info("recovered", extra={"ledger": ledger_id, "last_entry": closed.last_entry})
         self._rows.put(closed)
         return closed

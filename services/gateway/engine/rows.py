@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from quorumlog.errors import MetadataUnavailable, NoSuchLedger
+from quorumlog.errors import UNKNOWN, DatabaseWentBack, MetadataUnavailable, NoSuchLedger
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -153,6 +153,28 @@ class Rows:
             # The notification overtook the answer, on another connection, and is not repeated.
             self._stale.add(ledger_id)
         return row
+
+    async def fresh_closed(self, ledger_id: int) -> LedgerMetadata:
+        """The row from the primary, of a ledger that somebody just closed. The outcome of a close is
+        never told by a row from before the close, nor by its absence (rule 18a).
+
+        Raises: NoSuchLedger where it was deleted since, MetadataUnavailable, DatabaseWentBack.
+        """
+        try:
+            row = await self.fresh(ledger_id)
+        except NoSuchLedger as error:
+            if error.members.get("deleted") is True:
+                raise
+            known = "no such ledger"
+        else:
+            if is_closed(row):
+                return row
+            known = f"version {row.version}, {row.state}"
+        raise DatabaseWentBack(
+            f"the ledger was closed, and the database has {known}",
+            ledger_id=ledger_id,
+            outcome=UNKNOWN,
+        )
 
     def _on_change(self, ledger_id: int, version: int, *, is_deleted: bool) -> None:
         if is_deleted:

@@ -5,9 +5,12 @@ import asyncio
 import pytest
 
 from loadtest.stores import Stores
+from quorumlog.errors import DatabaseWentBack, NoSuchLedger
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from services.gateway.engine.rows import Rows
+from tests.gateway.engine.hands import ROW, Primary, rows_of
+from tests.gateway.engine.hands import closed as closed_at
 from tests.metadata.support import DRAFT, Service, serving
 from tests.support.waiting import until
 
@@ -68,3 +71,27 @@ async def test_a_change_that_overtakes_a_rows_answer_makes_the_row_stale(
             assert (await rows.row(row.ledger_id)).state is State.CLOSED
         finally:
             await late.close()
+
+
+class Missing(Primary):
+    """A database without the row."""
+
+    is_deleted = False
+
+    async def get(self, _ledger_id: int) -> LedgerMetadata:
+        raise NoSuchLedger(ledger_id=ROW.ledger_id, deleted=self.is_deleted)
+
+
+async def test_the_outcome_of_a_close_is_not_told_by_a_row_from_before_the_close() -> None:
+    """Rule 18a: the database may have gone back between the close and the read."""
+    for older in (ROW, ROW.in_recovery()):
+        with pytest.raises(DatabaseWentBack):
+            await rows_of(Primary(older)).fresh_closed(ROW.ledger_id)
+    with pytest.raises(DatabaseWentBack):
+        await rows_of(Missing(ROW)).fresh_closed(ROW.ledger_id)
+
+    assert await rows_of(Primary(closed_at(3))).fresh_closed(ROW.ledger_id) == closed_at(3)
+    deleted = Missing(ROW)
+    deleted.is_deleted = True
+    with pytest.raises(NoSuchLedger):
+        await rows_of(deleted).fresh_closed(ROW.ledger_id)
