@@ -410,6 +410,36 @@ async def test_an_invalid_witness_proves_nothing_and_raises_no_alarm(
     await service.client.create(DRAFT)
 
 
+async def test_one_who_knows_of_a_lost_change_stops_all_until_its_loss_is_accepted(
+    service: Service,
+) -> None:
+    row = await service.client.create(DRAFT)
+    lost = witness_of(await service.client.cluster_id(), NOBODY)
+    repairs = RepairClient(service.client, "worker")
+    service.client.witnesses = (lost,)
+
+    await refused(service.client.get(row.ledger_id, proof=True))
+    async with newcomer(service) as other:
+        await refused(other.create(DRAFT))
+        await refused(other.delete(row.ledger_id, version=row.version + 1))
+        await refused(other.confirm())
+        assert await other.cas(row.in_recovery()) == (CasStatus.UNKNOWN, None)
+        assert await other.get(row.ledger_id) == row, "reads on which nothing rests go on"
+        assert await other.heads([row.ledger_id])
+    await refused(service.client.heads([row.ledger_id]))
+    await refused(repairs.claim(lease_s=1))
+    await refused(repairs.take_lease("auditor", ttl_s=1))
+    assert await is_told(service)
+
+    _, state = await service.send("GET", "/v1/witnesses")
+    assert [missing["witness"] for missing in state["missing"]] == [lost]
+    await service.send("POST", "/v1/witnesses/accept", {"witnesses": [lost]})
+
+    assert await is_ready(service)
+    assert await service.client.get(row.ledger_id, proof=True) == row
+    assert (await service.client.cas(row.in_recovery()))[0] is CasStatus.OK
+
+
 async def test_a_client_without_witnesses_gets_one_and_then_a_proof(service: Service) -> None:
     async with newcomer(service) as client:
         row = await client.create(DRAFT)

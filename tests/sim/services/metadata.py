@@ -2,17 +2,18 @@
 
 What may become of a row is judged by the service's own code (protocol/changes.py), and
 so is what the database must contain (services/metadata/memory.py, rule 18a).
-Attempts, tombstones, the repair queue and leases behave as its SQL says; tests/metadata tests that.
+All else behaves as its SQL says: one contract holds both (tests/sim/test_contract.py).
 """
 
 import asyncio
 import re
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
-
-import orjson
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Final
 
 from quorumlog.errors import (
     NOT_DONE,
@@ -21,7 +22,6 @@ from quorumlog.errors import (
     LedgerExists,
     MetadataUnavailable,
     NoSuchLedger,
-    NoSuchRepair,
     QuorumLogError,
     RouteNotFound,
     VersionConflict,
@@ -33,6 +33,7 @@ from quorumlog.wire.bodies import (
     Body,
     BookieList,
     Change,
+    ClusterId,
     LedgerChange,
     LedgerCreate,
     LedgerDelete,
@@ -41,33 +42,24 @@ from quorumlog.wire.bodies import (
     LedgerHeadsAsk,
     LedgerList,
     LedgerRow,
+    MissingWitness,
     ServiceList,
+    WitnessAccept,
     WitnessState,
 )
-from quorumlog.wire.repair_bodies import (
-    Lease,
-    LeaseTake,
-    Ranges,
-    Repair,
-    RepairClaim,
-    RepairFail,
-    RepairList,
-    RepairProgress,
-    RepairRemaining,
-    RepairsAdd,
-    RepairSettings,
-)
-from quorumlog.wire.witnesses import HEADER, from_header, to_header, token_of
+from quorumlog.wire.witnesses import HEADER, from_header, to_header, token_of, witness_of
 from services.metadata.memory import Memory, Presented
 from tests.sim.plan import SECOND
 from tests.sim.services.net import Answer, Net, Process, Request
+from tests.sim.services.repairs import CHANGES, READS, RUNS, RepairQueue, Route
 from tests.sim.services.restores import Restores
-from tests.sim.services.tables import Held, Item, Tables
+from tests.sim.services.tables import Tables
 
 URL: Final = "http://metadata:1"
 CLUSTER_ID: Final = "the-cluster"
-_PAUSE_S_MAX: Final = 300
 _HELD_MAX: Final = 8
+_CREATE: Final = "create ledger "
+_EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +67,8 @@ class _Follower:
     """A stream of changes."""
 
     who: Process
+    coming: deque[bytes] = field(default_factory=deque)
+    """On their way: one after another."""
     lines: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
 
 
@@ -99,37 +93,39 @@ class Metadata(Process):
         self.muted: dict[str, int] = {}
         """Until when nothing of the stream of changes comes to a process, though answers do."""
         net.listeners[URL] = self, self.handle
-        ledger, item = r"/v1/ledgers/(?P<id>\d+)", r"/v1/repairs/(?P<id>\d+)/(?P<member>[^/]+)"
-        self._routes: tuple[tuple[str, str, Callable[..., Body | Answer]], ...] = (
-            ("GET", ledger, self._get),
-            ("PUT", ledger, self._change),
-            ("DELETE", ledger, self._delete),
-            ("POST", "/v1/ledgers", self._create),
-            ("GET", "/v1/ledgers", self._list),
-            ("POST", "/v1/ledger-heads", self._heads),
-            ("POST", "/v1/witnesses", self._confirm),
-            ("GET", "/v1/bookies", lambda _request: self._bookies()),
-            ("GET", "/v1/services", lambda _request: ServiceList(services=())),
-            ("GET", "/v1/cluster-id", lambda _request: _document({"cluster_id": CLUSTER_ID})),
-            ("GET", "/v1/repairs", self._list_repairs),
-            ("POST", "/v1/repairs", self._add_repairs),
-            ("POST", "/v1/repairs/claim", self._claim),
-            ("POST", "/v1/repairs/hurry", self._hurry),
-            ("POST", item + "/progress", self._progress),
-            ("POST", item + "/fail", self._fail),
-            ("GET", "/v1/repair-settings", lambda _request: RepairSettings()),
-            ("PUT", r"/v1/leases/(?P<name>\w+)", self._take_lease),
+        ledger = r"/v1/ledgers/(?P<id>\d+)"
+        self.queue = RepairQueue(self)
+        self._routes: tuple[Route, ...] = (
+            ("GET", ledger, self._get, READS),
+            ("PUT", ledger, self._change, CHANGES),
+            ("DELETE", ledger, self._delete, CHANGES),
+            ("POST", "/v1/ledgers", self._create, CHANGES),
+            ("GET", "/v1/ledgers", self._list, READS),
+            ("POST", "/v1/ledger-heads", self._heads, READS),
+            ("POST", "/v1/witnesses", self._confirm, CHANGES),
+            ("GET", "/v1/witnesses", lambda _request: self._witnesses(), RUNS),
+            ("POST", "/v1/witnesses/accept", self._accept_lost, RUNS),
+            ("GET", "/v1/bookies", lambda _request: self._bookies(), RUNS),
+            ("GET", "/v1/services", lambda _request: ServiceList(services=()), RUNS),
+            ("GET", "/v1/cluster-id", lambda _request: ClusterId(cluster_id=CLUSTER_ID), RUNS),
+            ("GET", "/health/ready", lambda _request: self._ready(), RUNS),
+            *self.queue.routes,
         )
 
     async def handle(self, request: Request) -> Answer:
         """Answer a request, and what its witnesses come to (rule 18a)."""
-        presented = Presented(from_header(request.headers.get(HEADER, "")), "a client")
-        proves = bool(presented.witnesses) or request.method != "GET"
-        if proves and self.down_until <= self.net.now and "heartbeat" not in request.path:
+        if self.down_until > self.net.now:
+            raise MetadataUnavailable("the database is away", outcome=NOT_DONE)
+        given = request.headers.get(HEADER)
+        # A list that can't be read is one witness that counts for nothing, and so is refused.
+        witnesses = () if not given else from_header(given) or (given,)
+        presented = Presented(witnesses, "a client")
+        work, how = self._routed(request)
+        if how is CHANGES or (how is READS and witnesses):
             self._check(presented)
         seen, before = self.memory.wanted, len(self.tables.attempts)
         try:
-            told = await self._handle(request)
+            told = self._answered(work())
         except QuorumLogError as error:
             if presented.answer:
                 headers = {**error.extra_headers, HEADER: to_header(presented.answer)}
@@ -152,11 +148,29 @@ class Metadata(Process):
         self.memory.compare(wanted, found, holder=presented.holder)
         presented.answer = self.memory.witnesses
 
+    def _witnesses(self) -> WitnessState:
+        missing = sorted(self.memory.missing.items())
+        return WitnessState(
+            held=self.memory.witnesses,
+            missing=tuple(
+                MissingWitness(witness=witness_of(CLUSTER_ID, token), holder=holder)
+                for token, holder in missing
+            ),
+        )
+
+    def _accept_lost(self, request: Request) -> WitnessState:
+        witnesses = WitnessAccept.model_validate_json(request.body).witnesses
+        if len(tokens := tokens_of(witnesses)) < len(set(witnesses)):
+            raise InvalidRequest("no witness of this cluster")
+        self._accept(sorted(tokens))
+        self._check(Presented((), "a client"))
+        return self._witnesses()
+
     def _confirm(self, _request: Request) -> WitnessState:
         if not 1 <= len(self.memory.wanted) <= _HELD_MAX:
             token = str(uuid.UUID(int=self.net.rng.getrandbits(128)))
             self.tables.attempts[token] = "mark"
-        return WitnessState(held=self.memory.witnesses, missing=())
+        return self._witnesses()
 
     def save(self) -> None:
         """A backup of the tables."""
@@ -188,23 +202,27 @@ class Metadata(Process):
     def _accept(self, tokens: list[str]) -> None:
         self.tables.attempts |= dict.fromkeys(tokens, "accepted as lost")
 
-    async def _handle(self, request: Request) -> Answer:
-        """Answer a request, or say that the database is away."""
-        if self.down_until > self.net.now:
-            raise MetadataUnavailable("the database is away", outcome=NOT_DONE)
+    def _routed(self, request: Request) -> tuple[Callable[[], Body | Answer], str]:
+        """The work that a request asks for, and what the service's database does of it."""
         if request.path == "/v1/changes":
             assert request.source is not None
-            return Answer(200, content=self._stream(_Follower(request.source)))
-        for method, pattern, work in self._routes:
+            follower = _Follower(request.source)
+            return lambda: Answer(200, content=self._stream(follower)), RUNS
+        for method, pattern, work, how in self._routes:
             found = re.fullmatch(pattern, request.path)
             if method == request.method and found:
-                told = work(request, **found.groupdict())
-                if self.net.plan.answer_loss and self.down_until > self.net.now:
-                    raise MetadataUnavailable("the answer of the database is lost", outcome=UNKNOWN)
-                if isinstance(told, Answer):
-                    return told
-                return Answer(200, told.model_dump_json().encode())
+                return partial(work, request, **found.groupdict()), how
         raise RouteNotFound(f"{request.method} {request.path}")
+
+    def _answered(self, told: Body | Answer) -> Answer:
+        if self.net.plan.answer_loss and self.down_until > self.net.now:
+            raise MetadataUnavailable("the answer of the database is lost", outcome=UNKNOWN)
+        return told if isinstance(told, Answer) else Answer(200, told.model_dump_json().encode())
+
+    def _ready(self) -> Answer:
+        if self.memory.missing:
+            raise self.memory.error(self.memory.missing)
+        return Answer(200, b"{}")
 
     # --- ledgers -----------------------------------------------------------------------------
 
@@ -232,56 +250,60 @@ class Metadata(Process):
 
     def _create(self, request: Request) -> LedgerRow:
         body = LedgerCreate.model_validate_json(request.body)
-        done = self.tables.attempts.get(body.attempt)
+        self._legal(check_new_ledger, body.row.core(ledger_id=0, version=1, created_at=""))
+        tables, ledger_id = self.tables, body.row.ledger_id
+        done = tables.attempts.get(body.attempt)
         if done is not None:
-            return self._row(int(done))
-        if body.idempotency_key in self.tables.keys:
-            return self._row(self.tables.keys[body.idempotency_key])
-        check_new_ledger(body.row.core(ledger_id=0, version=1, created_at=""))
-        ledger_id = body.row.ledger_id
-        if ledger_id is None:
-            ledger_id = len(self.tables.rows) + 1
-            while ledger_id in self.tables.rows:
-                ledger_id += 1
-        if ledger_id in self.tables.rows:
+            if not done.startswith(_CREATE):
+                raise InvalidRequest(f"this attempt was used for another change ({done})")
+            return self._row(int(done.removeprefix(_CREATE)))
+        if body.idempotency_key in tables.keys:
+            return self._row(tables.keys[body.idempotency_key])
+        while ledger_id is None:
+            tables.last_id += 1
+            ledger_id = None if tables.last_id in tables.rows else tables.last_id
+        if ledger_id in tables.rows:
             raise LedgerExists(ledger_id=ledger_id)
-        core = body.row.core(ledger_id=ledger_id, version=1, created_at="")
-        self.tables.attempts[body.attempt] = str(ledger_id)
+        at = _EPOCH + timedelta(microseconds=self.net.now)
+        created_at = at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        core = body.row.core(ledger_id=ledger_id, version=1, created_at=created_at)
+        tables.attempts[body.attempt] = f"{_CREATE}{ledger_id}"
         if body.idempotency_key is not None:
-            self.tables.keys[body.idempotency_key] = ledger_id
+            tables.keys[body.idempotency_key] = ledger_id
         self._changed(None, core, now=self.net.now)
         return self._put(LedgerRow.from_core(core))
 
     def _change(self, request: Request, id: str) -> LedgerRow:  # noqa: A002
-        body = LedgerChange.model_validate_json(request.body)
+        body, target = LedgerChange.model_validate_json(request.body), f"ledger {id}"
+        if body.row.ledger_id != int(id):
+            raise InvalidRequest("the path and the row name different ledgers")
         old = self._row(int(id))
-        if body.attempt in self.tables.attempts:
+        if self._is_settled(body.attempt, target):
             return old
         if old.version != body.row.version:
             current = old.model_dump(mode="json")
             raise VersionConflict(ledger_id=old.ledger_id, current=current)
-        try:
-            check_ledger(old.to_core(), body.row.to_core())
-        except InvalidRequest as error:
-            raise AssertionError(f"an illegal change was asked for: {error.detail}") from error
-        new = body.row.model_copy(update={"version": old.version + 1})
-        self.tables.attempts[body.attempt] = id
+        self._legal(check_ledger, old.to_core(), body.row.to_core())
+        changed = {"version": old.version + 1, "created_at": old.created_at}
+        new = body.row.model_copy(update=changed)
+        self.tables.attempts[body.attempt] = target
         self.net.note("row", id, f"v{new.version}", new.state)
         self._changed(old.to_core(), new.to_core(), now=self.net.now)
         for missed in body.missed:
-            self._queue(old.ledger_id, missed.member, ((missed.first, missed.last),))
+            self.queue.add(old.ledger_id, missed.member, ((missed.first, missed.last),))
         return self._put(new)
 
     def _delete(self, request: Request, id: str) -> Answer:  # noqa: A002
         body, ledger_id = LedgerDelete.model_validate_json(request.body), int(id)
-        if body.attempt in self.tables.attempts:
+        target = f"delete ledger {id}"
+        if ledger_id in self.tables.rows and self._is_settled(body.attempt, target):
             return Answer(204)
         old = self._row(ledger_id)
         if old.version != body.version:
             raise VersionConflict(ledger_id=ledger_id, current=old.model_dump(mode="json"))
         if old.state is not State.CLOSED:
             raise InvalidRequest("only a CLOSED ledger is deleted", ledger_id=ledger_id)
-        self.tables.attempts[body.attempt] = id
+        self.tables.attempts[body.attempt] = target
         self.tables.rows[ledger_id] = None
         self.tables.versions[ledger_id] = old.version + 1
         for key in [key for key in self.tables.repairs if key[0] == ledger_id]:
@@ -293,17 +315,35 @@ class Metadata(Process):
         )
         return Answer(204)
 
+    def _is_settled(self, attempt: str, target: str) -> bool:
+        """Whether this attempt was applied already (rule 6)."""
+        found = self.tables.attempts.get(attempt)
+        if found not in (None, target):
+            raise InvalidRequest(f"this attempt was used for another change ({found})")
+        return found is not None
+
+    def _legal(self, check: Callable[..., None], *rows: LedgerMetadata) -> None:
+        """What the service refuses. No client of ours asks for it: that is a defect as well."""
+        try:
+            check(*rows)
+        except InvalidRequest as error:
+            self.net.loop.failures.append(f"an illegal change was asked for: {error.detail}")
+            raise
+
     def _list(self, request: Request) -> LedgerList:
         query = request.query
-        after, limit = int(query.get("after", -1)), int(query["limit"])
-        found = []
-        for ledger_id in sorted(self.tables.rows):
-            row = self.tables.rows[ledger_id]
-            if row is None or ledger_id <= after or query.get("state", row.state) != row.state:
-                continue
-            wanted = query.get("bookie")
-            if wanted is None or wanted in _names_of(row):
-                found.append(row)
+        after, limit = int(query.get("after", -1)), int(query.get("limit", 100))
+        tags = {k[9:-1]: value for k, value in query.items() if k.startswith("metadata[")}
+        found = [
+            row
+            for _, row in sorted(self.tables.rows.items())
+            if row is not None
+            and row.ledger_id > after
+            and query.get("state", row.state) == row.state
+            and query.get("log", row.log) == row.log
+            and tags.items() <= row.metadata.items()
+            and ("bookie" not in query or query["bookie"] in _names_of(row))
+        ]
         page = found[:limit]
         return LedgerList(
             ledgers=tuple(page), next=page[-1].ledger_id if len(found) > limit else None
@@ -311,7 +351,7 @@ class Metadata(Process):
 
     def _heads(self, request: Request) -> LedgerHeads:
         found = []
-        for ledger_id in LedgerHeadsAsk.model_validate_json(request.body).ledgers:
+        for ledger_id in sorted(set(LedgerHeadsAsk.model_validate_json(request.body).ledgers)):
             if ledger_id not in self.tables.rows:
                 continue
             row = self.tables.rows[ledger_id]
@@ -341,15 +381,18 @@ class Metadata(Process):
         line = change.model_dump_json().encode()
         for follower in self._streams:
             delay = self.net.rng.randint(*self.net.plan.delay)
-            self.net.after(delay, self._pass, follower, line)
+            follower.coming.append(line)
+            self.net.after(delay, self._pass, follower)
 
-    def _pass(self, follower: "_Follower", line: bytes | None) -> None:
-        """A line comes late over a link that is cut: it is sent again, as TCP does."""
+    def _pass(self, follower: "_Follower") -> None:
+        """A line comes late over a link that is cut: it is sent again, as TCP does. The next one that is
+        due comes, whichever was faster.
+        """
         until = self.silent_until(follower.who)
         if until > self.net.now:
-            self.net.after(until - self.net.now, self._pass, follower, line)
+            self.net.after(until - self.net.now, self._pass, follower)
         else:
-            follower.lines.put_nowait(line)
+            follower.lines.put_nowait(follower.coming.popleft())
 
     def silent_until(self, who: Process) -> int:
         """Until when a process hears nothing of the stream."""
@@ -370,120 +413,6 @@ class Metadata(Process):
         if self.silent_until(who) > self.net.now:
             self.break_streams(who)
 
-    # --- repairs and leases --------------------------------------------------------------------
-
-    def _queue(
-        self,
-        ledger_id: int,
-        member: str,
-        ranges: Ranges,
-        *,
-        survivors: int | None = None,
-        moves: bool = False,
-    ) -> None:
-        if self.tables.rows.get(ledger_id) is None:
-            return
-        item = self.tables.repairs.setdefault((ledger_id, member), Item([], version=0))
-        item.ranges = _joined([*item.ranges, *ranges])
-        item.version = self._new_version()
-        item.moves |= moves
-        if item.worker is not None:
-            item.worker, item.next_try_at = None, self.net.now
-        if survivors is not None:
-            item.survivors = survivors
-
-    def _new_version(self) -> int:
-        self.tables.repair_version += 1
-        return self.tables.repair_version
-
-    def _list_repairs(self, _request: Request) -> RepairList:
-        return RepairList(repairs=tuple(self._repair(*key) for key in sorted(self.tables.repairs)))
-
-    def _repair(self, ledger_id: int, member: str) -> Repair:
-        item = self.tables.repairs[ledger_id, member]
-        return _known_fields(
-            Repair,
-            ledger_id=ledger_id,
-            member=member,
-            ranges=tuple(item.ranges),
-            version=item.version,
-            survivors=item.survivors,
-            moves=item.moves,
-            failures=item.failures,
-            detail=item.detail,
-            worker=item.worker,
-        )
-
-    def _add_repairs(self, request: Request) -> Answer:
-        for item in RepairsAdd.model_validate_json(request.body).items:
-            self._queue(
-                item.ledger_id,
-                item.member,
-                item.ranges,
-                survivors=item.survivors,
-                moves=bool(getattr(item, "moves", False)),
-            )
-        return Answer(204)
-
-    def _claim(self, request: Request) -> RepairList:
-        body = RepairClaim.model_validate_json(request.body)
-        due = sorted(
-            (99 if item.survivors is None else item.survivors, item.next_try_at, *key)
-            for key, item in self.tables.repairs.items()
-            if item.next_try_at <= self.net.now
-        )
-        keys = [(ledger_id, member) for _, _, ledger_id, member in due[: body.limit]]
-        for key in keys:
-            item = self.tables.repairs[key]
-            item.worker, item.version = body.worker, self._new_version()
-            item.next_try_at = self.net.now + round(body.lease_s * SECOND)
-        return RepairList(repairs=tuple(self._repair(*key) for key in keys))
-
-    def _hurry(self, _request: Request) -> Answer:
-        for item in self.tables.repairs.values():
-            if item.worker is None:
-                item.next_try_at = self.net.now
-        return Answer(204)
-
-    def _mine(self, ledger_id: int, member: str, worker: str, version: int) -> Item:
-        item = self.tables.repairs.get((ledger_id, member))
-        if item is None:
-            raise NoSuchRepair("no such item", ledger_id=ledger_id, bookie=member)
-        if (item.version, item.worker) != (version, worker):
-            current = self._repair(ledger_id, member).model_dump(mode="json")
-            raise VersionConflict("the claim is over", ledger_id=ledger_id, current=current)
-        return item
-
-    def _progress(self, request: Request, id: str, member: str) -> RepairRemaining:  # noqa: A002
-        body = RepairProgress.model_validate_json(request.body)
-        item = self._mine(int(id), member, body.worker, body.version)
-        item.ranges = _without(item.ranges, body.ranges)
-        item.failures = 0
-        item.next_try_at = self.net.now + round(body.lease_s * SECOND)
-        if not item.ranges:
-            del self.tables.repairs[int(id), member]
-            self.net.note("repaired", id, member)
-        return RepairRemaining(ranges=tuple(item.ranges))
-
-    def _fail(self, request: Request, id: str, member: str) -> Answer:  # noqa: A002
-        body = RepairFail.model_validate_json(request.body)
-        item = self._mine(int(id), member, body.worker, body.version)
-        pause_s = min(_PAUSE_S_MAX, 2 ** min(item.failures, 20))
-        item.worker, item.version, item.failures = None, self._new_version(), item.failures + 1
-        item.detail, item.next_try_at = body.detail, self.net.now + pause_s * SECOND
-        self.net.note("repair-put-off", id, member, body.detail)
-        return Answer(204)
-
-    def _take_lease(self, request: Request, name: str) -> Lease:
-        body = LeaseTake.model_validate_json(request.body)
-        now, ttl = self.net.now, round(body.ttl_s * SECOND)
-        held = self.tables.leases.get(name)
-        if held is None or held.expires_at <= now or held.holder == body.holder:
-            token = 1 if held is None else held.token + (held.holder != body.holder)
-            held = self.tables.leases[name] = Held(body.holder, token, now + ttl)
-        left_s = (held.expires_at - now) / SECOND
-        return Lease(name=name, holder=held.holder, token=held.token, expires_in_s=left_s)
-
 
 def tokens_of(witnesses: Iterable[str]) -> set[str]:
     """The tokens that sound witnesses stand for."""
@@ -502,34 +431,6 @@ def _memory() -> Memory:
     memory = Memory()
     memory.cluster_id = CLUSTER_ID
     return memory
-
-
-def _document(document: dict[str, Any]) -> Answer:
-    return Answer(200, orjson.dumps(document))
-
-
-def _known_fields(model: type[Repair], **fields: Any) -> Repair:
-    return model(**{name: value for name, value in fields.items() if name in model.model_fields})
-
-
-def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same ids in disjoint ranges, ascending."""
-    out: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if out and first <= out[-1][1] + 1:
-            out[-1] = out[-1][0], max(last, out[-1][1])
-        else:
-            out.append((first, last))
-    return out
-
-
-def _without(ranges: list[tuple[int, int]], gone: Ranges) -> list[tuple[int, int]]:
-    for low, high in gone:
-        kept = []
-        for first, last in ranges:
-            kept += [(first, min(last, low - 1)), (max(first, high + 1), last)]
-        ranges = [(first, last) for first, last in kept if first <= last]
-    return ranges
 
 
 def outcome_of(error: QuorumLogError) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from quorumlog.wire.bodies import LedgerRow
+from quorumlog.wire.repair_bodies import RepairSettings
 
 
 @dataclass(slots=True)
@@ -17,6 +18,7 @@ class Item:
     detail: str = ""
     worker: str | None = None
     next_try_at: int = 0
+    created_at: int = 0
 
 
 @dataclass(slots=True)
@@ -42,6 +44,9 @@ class Tables:
     leases: dict[str, Held] = field(default_factory=dict)
     repair_version: int = 0
     """The last one that an item of the queue got: none is given twice."""
+    settings: RepairSettings = field(default_factory=RepairSettings)
+    last_id: int = 0
+    """The last one of the sequence of ledger ids."""
 
     def copy(self) -> "Tables":
         """What a backup keeps: later changes are not in it."""
@@ -53,4 +58,6 @@ class Tables:
             {key: replace(item, ranges=list(item.ranges)) for key, item in self.repairs.items()},
             {name: replace(held) for name, held in self.leases.items()},
             self.repair_version,
+            self.settings,
+            self.last_id,
         )

@@ -1,0 +1,99 @@
+"""The simulated metadata service keeps the contract of the real one: the tests of tests/metadata, which
+run on Postgres and Redis, run here on its dictionaries.
+
+Left out is what it has not: cookies, logs, transactions and the limits of HTTP. It answers 404 there.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from types import ModuleType
+from typing import Any, Final, cast
+
+import pytest
+
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.repair_client import RepairClient
+from quorumlog.wire.bodies import BookieList
+from tests.metadata import test_changes, test_ledgers, test_listing, test_repairs, test_went_back
+from tests.metadata.support import PATIENT_S, Service
+from tests.sim.services.metadata import URL, Metadata
+from tests.sim.services.net import Net, Process, Session
+from tests.sim.services.plan import draw
+from tests.sim.services.restores import Restores
+from tests.support.virtual import VirtualLoop, run_virtual
+
+Claim = Callable[..., Awaitable[None]]
+
+OF_HTTP: Final = (
+    test_ledgers.test_a_bad_body_is_a_4xx,
+    test_ledgers.test_a_bad_address_is_a_4xx,
+    test_ledgers.test_heads_are_asked_for_in_limits,
+    test_ledgers.test_a_version_in_the_header_must_be_the_rows,
+    test_repairs.test_a_range_beyond_the_ids_is_refused,
+    test_changes.test_a_client_that_loses_its_service_gets_a_gap,
+)
+"""How requests are parsed and sockets break. That is not simulated: clients are the shipped ones."""
+
+CALM: Final = replace(draw(1), loss=0.0, straggler=0.0, answer_loss=0.0, delay=(200, 2000))
+
+
+def claims_of(module: ModuleType) -> list[Claim]:
+    """The tests that need nothing but a service and its clients, each with each of its arguments."""
+    found: list[Claim] = []
+    for name, test in inspect.getmembers(module, inspect.iscoroutinefunction):
+        if not name.startswith("test_") or test in OF_HTTP:
+            continue
+        marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
+        given = [partial(test, **{m.args[0]: value}) for m in marks for value in m.args[1]]
+        found += [
+            claim
+            for claim in given or [test]
+            if set() < free_of(claim) <= {"service", "worker", "other"}
+        ]
+    return found
+
+
+def free_of(claim: Claim) -> set[str]:
+    """What a claim is yet to be given."""
+    parameters = inspect.signature(claim).parameters.values()
+    return {each.name for each in parameters if each.default is each.empty}
+
+
+def name_of(claim: Claim) -> str:
+    """The test, and what it is given."""
+    if isinstance(claim, partial):
+        return "-".join((claim.func.__name__, *map(str, claim.keywords.values())))
+    return str(cast("Any", claim).__name__)
+
+
+CLAIMS: Final = [
+    claim
+    for module in (test_ledgers, test_listing, test_repairs, test_changes, test_went_back)
+    for claim in claims_of(module)
+]
+
+
+def simulated(loop: VirtualLoop) -> Service:
+    """A service of the simulation, with a network that loses nothing."""
+    net = Net(loop, CALM, is_told=False)
+    Metadata(net, lambda: BookieList(bookies=()), lambda *_rows, **_when: None, Restores())
+    session = cast("Any", Session(Process("client", net)))
+    client = MetadataClient([URL], session, deadline_s=PATIENT_S, try_s=PATIENT_S)
+    return Service(URL, client, session)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=name_of)
+def test_the_simulated_service_keeps_the_contract(claim: Claim) -> None:
+    async def main() -> None:
+        service = simulated(cast("VirtualLoop", asyncio.get_running_loop()))
+        given = {
+            "service": service,
+            "worker": RepairClient(service.client, "worker-1"),
+            "other": RepairClient(service.client, "worker-2"),
+        }
+        await claim(**{name: given[name] for name in free_of(claim)})
+
+    run_virtual(main, seed=1)
