@@ -8,14 +8,25 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, Final, TypeVar
 
 from aiohttp import hdrs, web
+from pydantic import BaseModel, ValidationError
 
-from quorumlog.errors import BadRequest, Overloaded, RequestTimeout, TooLarge, UnsupportedMediaType
+from quorumlog.errors import (
+    BadRequest,
+    InvalidRequest,
+    Overloaded,
+    RequestTimeout,
+    TooLarge,
+    UnsupportedMediaType,
+)
+from quorumlog.net.operations import JSON
+from quorumlog.net.parameters import invalid
 from quorumlog.wire import strict
 from services.gateway.edge.follows import Follows
 from services.gateway.edge.limits import Limits
-from services.gateway.edge.params import JSON, invalid
+from services.gateway.edge.payloads import escaped
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 _FORM: Final = "application/x-www-form-urlencoded"
 HELD: Final = web.RequestKey("held_bytes", int)
@@ -189,3 +200,32 @@ async def expect_nothing(request: web.Request, room: Room) -> None:
     if request.body_exists:
         for name in await read_object(request, room):
             raise invalid(f"/{name}", "is not a field of this request")
+
+
+def expect_none(request: web.Request) -> None:
+    """For DELETE, which takes no body at all."""
+    if request.body_exists:
+        raise BadRequest("DELETE takes no body")
+
+
+async def read_model(request: web.Request, room: Room, model: type[M]) -> M:
+    """A JSON object as a model; no body is `{}`. Raises: InvalidRequest."""
+    return parsed(await read_object(request, room), model)
+
+
+def parsed(value: object, model: type[M]) -> M:
+    """A JSON value as a model. Raises: InvalidRequest, which lists all that pydantic found."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _invalid_of(error) from error
+
+
+def _invalid_of(error: ValidationError) -> InvalidRequest:
+    errors = []
+    for fault in error.errors(include_url=False, include_context=False, include_input=False):
+        pointer = "".join(f"/{escaped(str(part))}" for part in fault["loc"])
+        detail = fault["msg"].removeprefix("Value error, ")
+        errors.append({"pointer": pointer, "detail": detail})
+    first = errors[0]
+    return InvalidRequest(f"{first['pointer'] or 'the body'}: {first['detail']}", errors=errors)

@@ -11,9 +11,9 @@ import orjson
 import pybase64
 
 from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
+from quorumlog.net.parameters import invalid
 from quorumlog.wire import strict
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
-from services.gateway.edge.params import invalid
 
 _FORMS: Final = ("data", "text", "json")
 _LAST_CANONICAL: Final = (frozenset("AEIMQUYcgkosw048"), frozenset("AQgw"))
