@@ -12,7 +12,8 @@ from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
 from services.bookie.config import Config
-from services.bookie.handlers import BOOKIE, ROUTES
+from services.bookie.handlers import BOOKIE
+from services.bookie.routes import ROUTES
 from services.bookie.runtime import Bookie, end_process
 
 BODY_BYTES_MAX: Final = 80 * 1024 * 1024

@@ -7,10 +7,9 @@ import hashlib
 import struct
 from functools import partial
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
-from pydantic import ValidationError
 
 from quorumlog.errors import (
     BadRequest,
@@ -21,7 +20,7 @@ from quorumlog.errors import (
     ReadOnly,
     RequestTimeout,
 )
-from quorumlog.net.operations import Handler, Route, route
+from quorumlog.net.json_bodies import answer, parsed
 from quorumlog.net.parameters import (
     Given,
     Parameter,
@@ -35,8 +34,7 @@ from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import BadRun, Entry, Run
 from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, ReadAsked, Verdict
-from quorumlog.wire.bodies import Body, BookieStatePut
-from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, Range, RangeDigest
+from quorumlog.wire.bodies import BookieStatePut
 from services.bookie import channel
 from services.bookie import store as stores
 from services.bookie.bodies import (
@@ -173,20 +171,20 @@ async def read_entries(request: web.Request, given: Given) -> web.StreamResponse
     answered: asyncio.Future[ReadAnswer] = asyncio.get_running_loop().create_future()
     asked = ReadAsked(given[MEMBER] or store.me, first, last)
     store.read(ledger_id, asked, 1 << 20, partial(resolve, answered))
-    answer = await answered
-    run = None if answer.run is None else Run(answer.run)
+    found = await answered
+    run = None if found.run is None else Run(found.run)
     entries = () if run is None else tuple(map(_entry_body, run.entries()))
     body = EntriesBody(
         bookie=store.me,
         ledger_id=ledger_id,
         first=first,
         last=last,
-        status=answer.status,
-        last_add_confirmed=answer.last_add_confirmed,
+        status=found.status,
+        last_add_confirmed=found.last_add_confirmed,
         entries=entries,
-        absent=answer.absent,
+        absent=found.absent,
     )
-    return _json(body, _HTTP_STATUS[answer.status])
+    return answer(body, _HTTP_STATUS[found.status])
 
 
 async def fence(request: web.Request, given: Given) -> web.StreamResponse:
@@ -218,7 +216,7 @@ async def list_ledgers(request: web.Request, given: Given) -> web.StreamResponse
             more = held[-1].ledger_id
             break
         held.append(_held(store, ledger_id, row))
-    return _json(HeldList(bookie=store.me, ledgers=tuple(held), next=more))
+    return answer(HeldList(bookie=store.me, ledgers=tuple(held), next=more))
 
 
 async def get_ledger(request: web.Request, given: Given) -> web.StreamResponse:
@@ -235,17 +233,14 @@ async def get_ledger(request: web.Request, given: Given) -> web.StreamResponse:
     if row is None:
         raise NoSuchLedger(f"{store.me} holds nothing of ledger {ledger_id}", ledger_id=ledger_id)
     ranges = (await store.holdings.ranges(ledger_id, 0, ID_MAX, _RANGES_MAX))[:_RANGES_MAX]
-    return _json(_held(store, ledger_id, row).model_copy(update={"ranges": ranges}))
+    return answer(_held(store, ledger_id, row).model_copy(update={"ranges": ranges}))
 
 
 async def digest_ranges(request: web.Request, given: Given) -> web.StreamResponse:
     """Digests of ranges, for comparing replicas."""
     store = _store(request)
     ledger_id = given[LEDGER_ID]
-    try:
-        asked = DigestsAsked.model_validate_json(await _body(request))
-    except ValidationError as error:
-        raise InvalidRequest(str(error)) from error
+    asked = parsed(await _body(request), DigestsAsked)
     _not_deleted(store, ledger_id)
     digests = [await _digest(store, asked, ledger_id, span) for span in asked.ranges]
     if store.is_withheld(ledger_id):
@@ -260,16 +255,13 @@ async def digest_ranges(request: web.Request, given: Given) -> web.StreamRespons
         limbo=row is not None and row.is_limbo,
         digests=tuple(digests),
     )
-    return _json(body)
+    return answer(body)
 
 
 async def put_state(request: web.Request, given: Given) -> web.StreamResponse:
     """Set the mode, `writable`, `read-only` or `draining`; it survives restarts."""
     _store(request)
-    try:
-        wanted = BookieStatePut.model_validate_json(await _body(request))
-    except ValidationError as error:
-        raise InvalidRequest(str(error)) from error
+    wanted = parsed(await _body(request), BookieStatePut)
     request.app[BOOKIE].set_state(wanted.state)
     return await info(request, given)
 
@@ -277,7 +269,7 @@ async def put_state(request: web.Request, given: Given) -> web.StreamResponse:
 async def process(request: web.Request, _given: Given) -> web.StreamResponse:
     """The process that answers here, during startup too: another of this name asks (rule 15a)."""
     bookie = request.app[BOOKIE]
-    return _json(ProcessBody(bookie=bookie.config.bookie_name, process=bookie.process))
+    return answer(ProcessBody(bookie=bookie.config.bookie_name, process=bookie.process))
 
 
 async def info(request: web.Request, _given: Given) -> web.StreamResponse:
@@ -285,7 +277,7 @@ async def info(request: web.Request, _given: Given) -> web.StreamResponse:
     bookie = request.app[BOOKIE]
     store = _store(request)
     position = store.position
-    return _json(
+    return answer(
         InfoBody(
             bookie=store.me,
             cluster_id=bookie.cluster_id,
@@ -311,7 +303,7 @@ async def damage(request: web.Request, _given: Given) -> web.StreamResponse:
     """Damaged entries and stretches with their places, to be repaired from peers."""
     store = _store(request)
     damages = store.damages
-    return _json(
+    return answer(
         DamageBody(
             bookie=store.me,
             entries=tuple(
@@ -340,10 +332,7 @@ async def damage(request: web.Request, _given: Given) -> web.StreamResponse:
 async def put_maintenance(request: web.Request, given: Given) -> web.StreamResponse:
     """Pause scrubbing and compaction, or resume them."""
     _store(request)
-    try:
-        wanted = MaintenancePut.model_validate_json(await _body(request))
-    except ValidationError as error:
-        raise InvalidRequest(str(error)) from error
+    wanted = parsed(await _body(request), MaintenancePut)
     pace = request.app[BOOKIE].pace
     if wanted.paused:
         pace.pause()
@@ -486,47 +475,4 @@ def _verdict(store: Store, ledger_id: int, first: int, last: int, verdict: Verdi
         status=verdict.status,
         last_add_confirmed=verdict.last_add_confirmed,
     )
-    return _json(body, _HTTP_STATUS[verdict.status])
-
-
-def _json(body: Body, status: int = 200) -> web.Response:
-    return web.Response(
-        body=body.model_dump_json().encode(), status=status, content_type="application/json"
-    )
-
-
-_LEDGER: Final = "/v1/ledgers/{ledger_id}"
-
-
-def _asking(
-    method: str, path: str, handler: Handler, gives: type[Body], *given: Parameter[Any]
-) -> Route:
-    """A route of the protocol. What a bookie refuses or does not know is a verdict as well, under a
-    status of its own.
-    """
-    parameters = (LEDGER_ID, *given, MEMBER)
-    return route(method, path, handler, gives=gives, parameters=parameters, refuses_with=gives)
-
-
-ROUTES: Final = (
-    route("GET", "/v1/channel", open_channel, status=101),
-    route("GET", "/v1/info", info, gives=InfoBody),
-    route("GET", "/v1/process", process, gives=ProcessBody),
-    route("PUT", "/v1/state", put_state, takes=BookieStatePut, gives=InfoBody),
-    route("PUT", "/v1/maintenance", put_maintenance, takes=MaintenancePut, gives=InfoBody),
-    route("GET", "/v1/damage", damage, gives=DamageBody),
-    route("GET", "/v1/ledgers", list_ledgers, gives=HeldList, parameters=(AFTER, LIMIT)),
-    route("GET", _LEDGER, get_ledger, gives=HeldBody, parameters=(LEDGER_ID,)),
-    _asking("POST", f"{_LEDGER}/entries", add_entries, VerdictBody, KIND, KEY),
-    _asking("GET", f"{_LEDGER}/entries", read_entries, EntriesBody, FROM, TO),
-    _asking("POST", f"{_LEDGER}/fence", fence, VerdictBody, KEY),
-    _asking("GET", f"{_LEDGER}/last-add-confirmed", last_add_confirmed, VerdictBody),
-    route(
-        "POST",
-        f"{_LEDGER}/digests",
-        digest_ranges,
-        takes=DigestsAsked,
-        gives=DigestsBody,
-        parameters=(LEDGER_ID,),
-    ),
-)
+    return answer(body, _HTTP_STATUS[verdict.status])

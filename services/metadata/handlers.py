@@ -7,6 +7,7 @@ from typing import Final
 from aiohttp import web
 
 from quorumlog.errors import InvalidRequest
+from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import route
 from quorumlog.net.parameters import (
     Given,
@@ -42,7 +43,7 @@ from quorumlog.wire.bodies import (
 )
 from services.metadata.changes import ChangeHub
 from services.metadata.cookies import CookieStore, StillNamed
-from services.metadata.http import BOOKIE, IF_MATCH, LEDGER_ID, LIMIT, answer, parsed
+from services.metadata.http import BOOKIE, IF_MATCH, LEDGER_ID, LIMIT, parsed
 from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerFilter, LedgerStore
 from services.metadata.liveness import Liveness

@@ -1,54 +1,24 @@
-"""HTTP for the handlers: strict bodies in, JSON out, and the parameters that several take."""
+"""Request bodies for the handlers, and the parameters that several of them take."""
 
 import re
-from typing import Final, TypeVar
+from typing import Final
 
 from aiohttp import web
-from pydantic import BaseModel, ValidationError
 
-from quorumlog.errors import BadRequest, InvalidRequest, QuorumLogError, UnsupportedMediaType
+from quorumlog.errors import UnsupportedMediaType
+from quorumlog.net import json_bodies
+from quorumlog.net.json_bodies import M
 from quorumlog.net.parameters import Parameter, invalid, path_id, path_text, query_integer
-from quorumlog.wire import strict
-from quorumlog.wire.bodies import BOOKIE_NAME, Body
-
-B = TypeVar("B", bound=BaseModel)
+from quorumlog.wire.bodies import BOOKIE_NAME
 
 _VERSION: Final = r'"([1-9][0-9]{0,18})"'
 
 
-def answer(body: Body, status: int = 200, **headers: str) -> web.Response:
-    """A body as JSON. Header names are given with underscores."""
-    return web.Response(
-        body=body.model_dump_json().encode(),
-        status=status,
-        content_type="application/json",
-        headers={name.replace("_", "-"): value for name, value in headers.items()},
-    )
-
-
-async def parsed(request: web.Request, model: type[B]) -> B:
+async def parsed(request: web.Request, model: type[M]) -> M:
     """The request's JSON body. Raises: BadRequest, InvalidRequest, UnsupportedMediaType."""
     if request.content_type not in {"application/json", "application/octet-stream"}:
         raise UnsupportedMediaType("send application/json (curl: -H 'Content-Type: …')")
-    body = await request.read() or b"{}"
-    # Pydantic would keep the last of two equal keys.
-    strict.loads(body)
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise _of_validation(error) from error
-
-
-def _of_validation(error: ValidationError) -> QuorumLogError:
-    faults = error.errors(include_url=False, include_context=False, include_input=False)
-    if any(fault["type"] == "json_invalid" for fault in faults):
-        return BadRequest(faults[0]["msg"])
-    listed = [
-        {"pointer": "".join(f"/{part}" for part in fault["loc"]), "detail": fault["msg"]}
-        for fault in faults[:100]
-    ]
-    detail = "; ".join(f"{fault['pointer']}: {fault['detail']}" for fault in listed[:10])
-    return InvalidRequest(detail, errors=listed)
+    return json_bodies.parsed(await request.read(), model)
 
 
 def _version(text: str, pointer: str) -> int:

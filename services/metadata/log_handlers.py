@@ -5,6 +5,7 @@ from typing import Final
 from aiohttp import web
 
 from quorumlog.errors import InvalidRequest
+from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import route
 from quorumlog.net.parameters import Given, path_text, query_integer, query_text
 from quorumlog.protocol.ids import ID_MAX
@@ -20,7 +21,7 @@ from quorumlog.wire.log_bodies import (
     LogRow,
 )
 from services.metadata.handlers import PARTS
-from services.metadata.http import IF_MATCH, LEDGER_ID, LIMIT, answer, parsed
+from services.metadata.http import IF_MATCH, LEDGER_ID, LIMIT, parsed
 
 _AGE_S_MAX: Final = 10 * 365 * 24 * 3600
 

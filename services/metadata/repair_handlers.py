@@ -4,10 +4,12 @@ from typing import Final
 
 from aiohttp import web
 
+from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import route
 from quorumlog.net.parameters import Given, Parameter, integer, matching, path_text
 from quorumlog.wire.bodies import LOG_NAME, MEMBER
 from quorumlog.wire.repair_bodies import (
+    REPAIR_PLACE,
     Lease,
     LeaseGive,
     LeaseTake,
@@ -22,19 +24,19 @@ from quorumlog.wire.repair_bodies import (
     RepairSummary,
 )
 from services.metadata.handlers import PARTS
-from services.metadata.http import LEDGER_ID, LIMIT, answer, parsed
+from services.metadata.http import LEDGER_ID, LIMIT, parsed
 
 
 def _item(text: str, pointer: str) -> tuple[int, str]:
-    ledger_id, _, member = text.partition(":")
-    return integer(ledger_id, pointer), matching(member, pointer, MEMBER)
+    ledger_id, _, member = matching(text, pointer, REPAIR_PLACE).partition(":")
+    return integer(ledger_id, pointer), member
 
 
 AFTER: Final = Parameter(
     "after",
     "query",
     _item,
-    {"type": "string", "pattern": f"^(0|[1-9][0-9]{{0,18}}):{MEMBER}$"},
+    {"type": "string", "pattern": f"^{REPAIR_PLACE}$"},
     "Items after this one: `ledger_id:member`.",
     (-1, ""),
 )

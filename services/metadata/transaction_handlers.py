@@ -4,6 +4,7 @@ from typing import Final
 
 from aiohttp import web
 
+from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import route
 from quorumlog.net.parameters import Given, path_text
 from quorumlog.wire.transaction_bodies import (
@@ -15,7 +16,7 @@ from quorumlog.wire.transaction_bodies import (
     TransactionRow,
 )
 from services.metadata.handlers import PARTS
-from services.metadata.http import answer, parsed
+from services.metadata.http import parsed
 
 ID: Final = path_text("id", TRANSACTION_ID, "The transaction.")
 

@@ -5,12 +5,13 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import route
 from quorumlog.net.parameters import Given
 from quorumlog.wire.bodies import WitnessAccept, WitnessState
 from quorumlog.wire.witnesses import HEADER, from_header, to_header
 from services.metadata.handlers import PARTS
-from services.metadata.http import answer, parsed
+from services.metadata.http import parsed
 from services.metadata.memory import PRESENTED, Presented
 
 

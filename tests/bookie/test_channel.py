@@ -25,7 +25,8 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import Run
 from quorumlog.wire import frames
 from services.bookie.config import Config
-from services.bookie.handlers import BOOKIE, ROUTES
+from services.bookie.handlers import BOOKIE
+from services.bookie.routes import ROUTES
 from services.bookie.runtime import Bookie
 from services.bookie.store import Store
 from tests.bookie.support import KEY, ME, add, entry_of, run_of, started
