@@ -26,6 +26,7 @@ def describe(
 ) -> dict[str, Any]:
     """The document."""
     operations = list(operations)
+    tags = dict.fromkeys(operation.tag for operation in operations if operation.tag)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         path = paths.setdefault(operation.path, {})
@@ -39,7 +40,7 @@ def describe(
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": tag} for tag in dict.fromkeys(op.tag for op in operations) if tag],
+        **({"tags": [{"name": tag} for tag in tags]} if tags else {}),
         "paths": paths,
         "components": {
             "schemas": _schemas(operations),
