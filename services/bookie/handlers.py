@@ -35,6 +35,7 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import BadRun, Entry, Run
 from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, ReadAsked, Verdict
 from quorumlog.wire.bodies import BookieStatePut
+from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, Range, RangeDigest
 from services.bookie import channel
 from services.bookie import store as stores
 from services.bookie.bodies import (

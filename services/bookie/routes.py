@@ -5,11 +5,10 @@ from typing import Any, Final
 from quorumlog.net.operations import Handler, Route, route
 from quorumlog.net.parameters import Parameter
 from quorumlog.wire.bodies import Body, BookieStatePut
+from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody
 from services.bookie import handlers
 from services.bookie.bodies import (
     DamageBody,
-    DigestsAsked,
-    DigestsBody,
     EntriesBody,
     HeldBody,
     HeldList,

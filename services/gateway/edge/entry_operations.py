@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from quorumlog import header
 from quorumlog.errors import (
     EntryConflict,
     EntryLost,
@@ -83,9 +84,9 @@ _READING: Final = (
     EntryUnavailable,
 )
 _POSITION_HEADERS: Final = {
-    "Next-Entry-Id": "With frames, Arrow and NDJSON: where to go on.",
-    "Last-Add-Confirmed": "With frames, Arrow and NDJSON: how far the ledger is confirmed.",
-    "Ledger-Closed": "With frames, Arrow and NDJSON: true or false.",
+    header.NEXT_ENTRY_ID: "With frames, Arrow and NDJSON: where to go on.",
+    header.LAST_ADD_CONFIRMED: "With frames, Arrow and NDJSON: how far the ledger is confirmed.",
+    header.LEDGER_CLOSED: "With frames, Arrow and NDJSON: true or false.",
     "Lac-Source": "With frames, Arrow and NDJSON: who said how far it is confirmed.",
 }
 _EITHER: Final[dict[str, Any]] = {

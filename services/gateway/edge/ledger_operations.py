@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from quorumlog import header
 from quorumlog.errors import (
     LedgerClosed,
     LedgerExists,
@@ -50,7 +51,7 @@ from services.gateway.edge.operations import (
 
 _KEY: Final = "[!-~]{1,255}"
 IDEMPOTENCY_KEY: Final[Parameter[str | None]] = Parameter(
-    "Idempotency-Key",
+    header.IDEMPOTENCY_KEY,
     "header",
     lambda text, pointer: matching(text, pointer, _KEY),
     {"type": "string", "pattern": f"^{_KEY}$"},

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from quorumlog import header
 from quorumlog.protocol.record import Run
 from services.gateway.edge.answers import entries_frames, entries_json
 from services.gateway.interface import EngineInterface, ReadResult
@@ -66,9 +67,9 @@ class LedgerPages:
     def position(self, page: ReadResult) -> dict[str, str]:
         """Where to go on, and how far the ledger is confirmed."""
         return {
-            "Next-Entry-Id": str(page.next),
-            "Last-Add-Confirmed": str(page.last_add_confirmed),
-            "Ledger-Closed": "true" if page.closed else "false",
+            header.NEXT_ENTRY_ID: str(page.next),
+            header.LAST_ADD_CONFIRMED: str(page.last_add_confirmed),
+            header.LEDGER_CLOSED: "true" if page.closed else "false",
             "Lac-Source": page.lac_source,
         }
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from quorumlog import header
 from services.gateway.edge.log_payloads import records_frames, records_json
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ports import LogBatches, LogRead
@@ -12,7 +13,7 @@ from services.gateway.logs.reading import Start
 def log_position(page: LogRead | LogBatches) -> dict[str, str]:
     """Where to go on, and where the log begins."""
     return {
-        "Next-Offset": str(page.next),
+        header.NEXT_OFFSET: str(page.next),
         "First-Offset": str(page.first_offset),
         "Log-Closed": "true" if page.closed else "false",
     }

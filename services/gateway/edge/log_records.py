@@ -5,6 +5,7 @@ from typing import Final
 
 from aiohttp import web
 
+from quorumlog import header
 from quorumlog.net.operations import JSON, Route
 from quorumlog.net.parameters import Given, invalid
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
@@ -92,7 +93,7 @@ class LogRecords:
                 done.entry_id,
             ),
             201,
-            {"Producer-Duplicate": "true"} if done.is_duplicate else None,
+            {header.PRODUCER_DUPLICATE: "true"} if done.is_duplicate else None,
         )
 
     async def read(self, request: web.Request, given: Given) -> web.StreamResponse:

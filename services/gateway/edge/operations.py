@@ -5,6 +5,7 @@ Each resource's operations are declared in a module beside that of its handlers.
 
 from typing import Any, Final
 
+from quorumlog import header
 from quorumlog.errors import (
     BadRequest,
     Forbidden,
@@ -63,7 +64,7 @@ PAGE_BYTES: Final = 1 << 20
 LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
 NAME: Final = path_text("name", LOG_NAME, "The log.", "events")
 PASSWORD: Final = header_text(
-    "Ledger-Password", "The ledger's password, where it has one.", chars_max=PASSWORD_CHARS_MAX
+    header.LEDGER_PASSWORD, "The ledger's password, where it has one.", chars_max=PASSWORD_CHARS_MAX
 )
 """Header values can't hold every character: a password that must travel should be printable."""
 WAIT_MS: Final = query_integer(

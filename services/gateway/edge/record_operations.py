@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
+from quorumlog import header
 from quorumlog.errors import (
     EntryLost,
     EntryUnavailable,
@@ -81,7 +82,7 @@ EXPECT: Final = query_integer(
     "must follow on without a gap.",
 )
 PRODUCER_ID: Final[Parameter[str | None]] = Parameter(
-    "Producer-Id",
+    header.PRODUCER_ID,
     "header",
     _producer,
     {"type": "string", "minLength": 1, "maxLength": _PRODUCER_BYTES_MAX},
@@ -89,20 +90,20 @@ PRODUCER_ID: Final[Parameter[str | None]] = Parameter(
     None,
 )
 PRODUCER_SINCE: Final = header_integer(
-    "Producer-Since",
+    header.PRODUCER_SINCE,
     "The log's `next_offset`, as it was read before this producer (id and epoch) had sent "
     "anything; the same in all of its requests. Without it, or below what the log has "
     "forgotten, a producer that is not known is 409 `expired-producer`; beyond the log's "
     "end 422.",
 )
 PRODUCER_EPOCH: Final = header_integer(
-    "Producer-Epoch", "A higher epoch ends the lower ones of this producer."
+    header.PRODUCER_EPOCH, "A higher epoch ends the lower ones of this producer."
 )
 PRODUCER_SEQ: Final = header_integer(
-    "Producer-Seq", "Counts this producer's requests from 0 in each epoch."
+    header.PRODUCER_SEQ, "Counts this producer's requests from 0 in each epoch."
 )
 WRITER_TOKEN: Final = header_integer(
-    "Writer-Token", "From `open`, where the log was opened for one writer."
+    header.WRITER_TOKEN, "From `open`, where the log was opened for one writer."
 )
 FROM: Final[Parameter[Start]] = Parameter(
     "from",
@@ -189,7 +190,7 @@ APPEND: Final = Operation(
                     },
                 )
             },
-            {"Producer-Duplicate": "true: this is the answer that the first request got."},
+            {header.PRODUCER_DUPLICATE: "true: this is the answer that the first request got."},
         ),
     },
     (
@@ -264,7 +265,7 @@ READ: Final = Operation(
                 ),
             },
             {
-                "Next-Offset": "With frames, Arrow and NDJSON: where to go on.",
+                header.NEXT_OFFSET: "With frames, Arrow and NDJSON: where to go on.",
                 "First-Offset": "With frames, Arrow and NDJSON: the log's first offset.",
                 "Log-Closed": "With frames, Arrow and NDJSON: true or false.",
             },

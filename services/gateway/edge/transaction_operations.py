@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from quorumlog import header
 from quorumlog.errors import (
     EntryUnavailable,
     LogClosed,
@@ -30,7 +31,7 @@ from services.gateway.edge.transaction_models import (
 TRANSACTION: Final = path_text(
     "transaction", TRANSACTION_ID, "The transaction.", "5a0d1f6e-6c1c-4f0e-9d0e-1c7f3b0f2a11"
 )
-WRITER_TOKEN: Final = header_integer("Writer-Token", "Of a log that was opened.")
+WRITER_TOKEN: Final = header_integer(header.WRITER_TOKEN, "Of a log that was opened.")
 
 _OPEN: Final[dict[str, Any]] = {
     "transaction": "5a0d1f6e-6c1c-4f0e-9d0e-1c7f3b0f2a11",

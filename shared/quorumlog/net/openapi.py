@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from quorumlog import header
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.operations import Content, Operation, Problem, Reply, Schema
 from quorumlog.net.parameters import Parameter
@@ -44,7 +45,7 @@ def describe(
         "paths": paths,
         "components": {
             "schemas": _schemas(operations),
-            "headers": {"X-Request-Id": _REQUEST_ID},
+            "headers": {header.REQUEST_ID: _REQUEST_ID},
         },
     }
 
@@ -92,7 +93,9 @@ def _reply(reply: Reply) -> dict[str, Any]:
 
 
 def _headers(described: Mapping[str, str]) -> dict[str, Any]:
-    headers: dict[str, Any] = {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}}
+    headers: dict[str, Any] = {
+        header.REQUEST_ID: {"$ref": f"#/components/headers/{header.REQUEST_ID}"}
+    }
     for name, description in described.items():
         headers[name] = {"description": description, "schema": {"type": "string"}}
     return headers
@@ -128,9 +131,9 @@ def _problems(errors: Iterable[type[QuorumLogError]]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, classes in by_status.items():
         described = {
-            header: f"With `{cls.code}`."
+            name: f"With `{cls.code}`."
             for cls in classes
-            for header in (*cls().headers, *cls.member_headers.values())
+            for name in (*cls().headers, *cls.member_headers.values())
         }
         examples = {cls.code: problems.to_document(cls(), "b1946ac9-1f") for cls in classes}
         text = f"{HTTPStatus(status).phrase}: " + " · ".join(f"`{cls.code}`" for cls in classes)
