@@ -7,8 +7,8 @@ from aiohttp import web
 from quorumlog.errors import RouteNotFound, codes
 from quorumlog.net.operations import JSON, Route
 from quorumlog.net.parameters import Given
+from services.gateway.edge import cluster_operations as op
 from services.gateway.edge.answers import json_value
-from services.gateway.edge.cluster_operations import BOOKIES, CLUSTER, CODE, PROBLEM
 from services.gateway.edge.media import HTML, accepted
 from services.gateway.edge.problem_pages import problem_json, problem_page
 from services.gateway.interface import EngineInterface
@@ -44,7 +44,7 @@ class Cluster:
 
     async def problem(self, request: web.Request, given: Given) -> web.Response:
         """GET /problems/{code}."""
-        cls = codes().get(given[CODE])
+        cls = codes().get(given[op.CODE])
         if cls is None:
             raise RouteNotFound("there is no problem of this code")
         if accepted(request, (HTML, JSON)) == JSON:
@@ -54,7 +54,7 @@ class Cluster:
     def routes(self) -> list[Route]:
         """The operations with their handlers."""
         return [
-            Route(BOOKIES, self.bookies),
-            Route(CLUSTER, self.cluster),
-            Route(PROBLEM, self.problem),
+            Route(op.BOOKIES, self.bookies),
+            Route(op.CLUSTER, self.cluster),
+            Route(op.PROBLEM, self.problem),
         ]

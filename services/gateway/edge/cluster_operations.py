@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from quorumlog.errors import QuorumLogError, RouteNotFound, codes
+from quorumlog import errors
 from quorumlog.net.operations import JSON, Content, Operation, Reply
 from quorumlog.net.parameters import Parameter
 from services.gateway.edge.media import HTML
@@ -14,7 +14,7 @@ CODE: Final[Parameter[str]] = Parameter(
     "code",
     "path",
     lambda text, _pointer: text,
-    {"type": "string", "enum": sorted(codes())},
+    {"type": "string", "enum": sorted(errors.codes())},
     "The code.",
     "",
     "ledger-closed",
@@ -80,11 +80,11 @@ PROBLEM: Final = Operation(
             "The explanation.",
             {
                 HTML: Content({"type": "string"}),
-                JSON: Content({"type": "object"}, {"one": problem_json(QuorumLogError)}),
+                JSON: Content({"type": "object"}, {"one": problem_json(errors.QuorumLogError)}),
             },
         )
     },
-    errors=(*_ERRORS, RouteNotFound),
+    errors=(*_ERRORS, errors.RouteNotFound),
 )
 
 
@@ -112,7 +112,7 @@ SHARED: Final = (
         replies={200: Reply("Ready.", {JSON: Content(_STATUS, {"yes": {"status": "ready"}})})},
         errors=(
             *ALWAYS,
-            *(cls for cls in codes().values() if cls.status == 503),
+            *(cls for cls in errors.codes().values() if cls.status == 503),
         ),
     ),
     _shared("/metrics", "getMetrics", "Metrics for Prometheus", "text/plain", _TEXT),

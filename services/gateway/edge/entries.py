@@ -8,23 +8,8 @@ from aiohttp import web
 from quorumlog.net.operations import JSON, Route
 from quorumlog.net.parameters import Given, invalid
 from services.gateway.edge import arrow, body
+from services.gateway.edge import entry_operations as op
 from services.gateway.edge.answers import json_bytes, json_value, octets
-from services.gateway.edge.entry_operations import (
-    AFTER,
-    APPEND,
-    ENCODING,
-    ENTRY,
-    ENTRY_ID,
-    EXPECT,
-    FROM,
-    LAST_ADD_CONFIRMED,
-    LAST_EVENT_ID,
-    LIMIT,
-    MAX_BYTES,
-    READ,
-    SOCKET,
-    TO,
-)
 from services.gateway.edge.ledger_pages import LedgerPages
 from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS, accepted
 from services.gateway.edge.operations import LEDGER_ID, PASSWORD, WAIT_MS
@@ -64,7 +49,7 @@ class Entries:
 
     async def append(self, request: web.Request, given: Given) -> web.StreamResponse:
         """POST /v1/ledgers/{ledger_id}/entries."""
-        ledger_id, expect, password = given[LEDGER_ID], given[EXPECT], given[PASSWORD]
+        ledger_id, expect, password = given[LEDGER_ID], given[op.EXPECT], given[PASSWORD]
         media = body.media_type(request, _APPEND_TYPES)
         arrow.check_supported(media)
         if media == NDJSON:
@@ -100,19 +85,19 @@ class Entries:
 
     async def read(self, request: web.Request, given: Given) -> web.StreamResponse:
         """GET /v1/ledgers/{ledger_id}/entries."""
-        first, last = given[FROM], given[TO]
+        first, last = given[op.FROM], given[op.TO]
         media = accepted(request, _READ_TYPES)
         arrow.check_acceptable(media)
         if last is not None and last < first:
-            raise invalid(TO.pointer, f"must not be below from, {first}")
-        seen = given[LAST_EVENT_ID] if media == EVENTS else None
+            raise invalid(op.TO.pointer, f"must not be below from, {first}")
+        seen = given[op.LAST_EVENT_ID] if media == EVENTS else None
         wanted = Wanted(
             media,
             first if seen is None else seen + 1,
-            given[ENCODING],
+            given[op.ENCODING],
             given[WAIT_MS] / 1000,
-            given.get(LIMIT),
-            given.get(MAX_BYTES),
+            given.get(op.LIMIT),
+            given.get(op.MAX_BYTES),
         )
         pages = LedgerPages(self._engine, given[LEDGER_ID], last=last, password=given[PASSWORD])
         if media == ARROW:
@@ -122,13 +107,13 @@ class Entries:
 
     async def entry(self, request: web.Request, given: Given) -> web.Response:
         """GET /v1/ledgers/{ledger_id}/entries/{entry_id}."""
-        ledger_id, entry_id = given[LEDGER_ID], given[ENTRY_ID]
+        ledger_id, entry_id = given[LEDGER_ID], given[op.ENTRY_ID]
         media = accepted(request, (JSON, OCTETS))
         result = await self._engine.entry(ledger_id, entry_id, password=given[PASSWORD])
         headers = _IMMUTABLE if result.closed else None
         if media == OCTETS:
             return octets(result.payload, OCTETS, headers)
-        member = encoded(result.payload, given[ENCODING], entry_id)
+        member = encoded(result.payload, given[op.ENCODING], entry_id)
         return json_bytes(
             b'{"ledger_id":%d,"entry_id":%d,%b}' % (ledger_id, entry_id, member), headers=headers
         )
@@ -136,7 +121,7 @@ class Entries:
     async def last_add_confirmed(self, request: web.Request, given: Given) -> web.Response:
         """GET /v1/ledgers/{ledger_id}/last-add-confirmed."""
         accepted(request)
-        ledger_id, after, password = given[LEDGER_ID], given[AFTER], given[PASSWORD]
+        ledger_id, after, password = given[LEDGER_ID], given[op.AFTER], given[PASSWORD]
         found = None
         if given[WAIT_MS] and after is not None:
             found = await self._room.wait(
@@ -187,11 +172,11 @@ class Entries:
     def routes(self) -> list[Route]:
         """The operations with their handlers."""
         return [
-            Route(APPEND, self.append),
-            Route(READ, self.read),
-            Route(ENTRY, self.entry),
-            Route(LAST_ADD_CONFIRMED, self.last_add_confirmed),
-            Route(SOCKET, self.socket),
+            Route(op.APPEND, self.append),
+            Route(op.READ, self.read),
+            Route(op.ENTRY, self.entry),
+            Route(op.LAST_ADD_CONFIRMED, self.last_add_confirmed),
+            Route(op.SOCKET, self.socket),
         ]
 
 

@@ -2,42 +2,13 @@
 
 from typing import Any, Final
 
-from quorumlog import header
-from quorumlog.errors import (
-    EntryConflict,
-    EntryLost,
-    EntryUnavailable,
-    LedgerClosed,
-    LedgerFenced,
-    NoSuchEntry,
-    NoSuchLedger,
-    NotEnoughBookies,
-    NotYetConfirmed,
-    OwnedByLog,
-    QuorumTimeout,
-    ReadOnly,
-    UnexpectedEntryId,
-    WriterLost,
-    WrongPassword,
-)
+from quorumlog import errors, header
 from quorumlog.net.operations import JSON, Content, Operation, Reply
 from quorumlog.net.parameters import path_id, query_integer
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
+from services.gateway.edge import models
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX, READ_BYTES_MAX
 from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS
-from services.gateway.edge.models import (
-    AppendedBatch,
-    AppendedEntry,
-    Batch,
-    Entries,
-    EntryData,
-    EntryJson,
-    EntryText,
-    LastAddConfirmed,
-    OneEntryData,
-    OneEntryJson,
-    OneEntryText,
-)
 from services.gateway.edge.operations import (
     ALWAYS,
     BYTES,
@@ -78,10 +49,10 @@ AFTER: Final = query_integer("after", NO_ENTRY, ID_MAX, "The LAC that is known a
 
 _READING: Final = (
     *USUAL,
-    WrongPassword,
-    NoSuchLedger,
-    EntryLost,
-    EntryUnavailable,
+    errors.WrongPassword,
+    errors.NoSuchLedger,
+    errors.EntryLost,
+    errors.EntryUnavailable,
 )
 _POSITION_HEADERS: Final = {
     header.NEXT_ENTRY_ID: "With frames, Arrow and NDJSON: where to go on.",
@@ -90,7 +61,7 @@ _POSITION_HEADERS: Final = {
     "Lac-Source": "With frames, Arrow and NDJSON: who said how far it is confirmed.",
 }
 _EITHER: Final[dict[str, Any]] = {
-    "anyOf": [AppendedEntry, AppendedBatch],
+    "anyOf": [models.AppendedEntry, models.AppendedBatch],
 }
 
 APPEND: Final = Operation(
@@ -106,10 +77,10 @@ APPEND: Final = Operation(
         JSON: Content(
             {
                 "anyOf": [
-                    EntryData,
-                    EntryText,
-                    EntryJson,
-                    Batch,
+                    models.EntryData,
+                    models.EntryText,
+                    models.EntryJson,
+                    models.Batch,
                 ]
             },
             {
@@ -161,18 +132,18 @@ APPEND: Final = Operation(
     (
         *USUAL,
         *WITH_BODY,
-        WrongPassword,
-        NoSuchLedger,
-        LedgerClosed,
-        LedgerFenced,
-        OwnedByLog,
+        errors.WrongPassword,
+        errors.NoSuchLedger,
+        errors.LedgerClosed,
+        errors.LedgerFenced,
+        errors.OwnedByLog,
         *OF_TRANSACTION,
-        WriterLost,
-        EntryConflict,
-        UnexpectedEntryId,
-        NotEnoughBookies,
-        ReadOnly,
-        QuorumTimeout,
+        errors.WriterLost,
+        errors.EntryConflict,
+        errors.UnexpectedEntryId,
+        errors.NotEnoughBookies,
+        errors.ReadOnly,
+        errors.QuorumTimeout,
     ),
     needs_body=True,
 )
@@ -190,7 +161,7 @@ READ: Final = Operation(
             "Entries, maybe none.",
             {
                 JSON: Content(
-                    Entries,
+                    models.Entries,
                     {
                         "one": {
                             "ledger_id": 1,
@@ -236,7 +207,7 @@ ENTRY: Final = Operation(
             "The entry.",
             {
                 JSON: Content(
-                    {"anyOf": [OneEntryData, OneEntryText, OneEntryJson]},
+                    {"anyOf": [models.OneEntryData, models.OneEntryText, models.OneEntryJson]},
                     {"bytes": {"ledger_id": 1, "entry_id": 0, "data": "aGVsbG8="}},
                 ),
                 OCTETS: Content(BYTES | {"description": "The payload alone."}),
@@ -244,7 +215,7 @@ ENTRY: Final = Operation(
             {"Cache-Control": "`private, immutable` where the ledger is closed, else `no-store`."},
         )
     },
-    errors=(*_READING, NoSuchEntry, NotYetConfirmed),
+    errors=(*_READING, errors.NoSuchEntry, errors.NotYetConfirmed),
 )
 LAST_ADD_CONFIRMED: Final = Operation(
     "GET",
@@ -259,7 +230,7 @@ LAST_ADD_CONFIRMED: Final = Operation(
             "The last add confirmed; -1: nothing yet.",
             {
                 JSON: Content(
-                    LastAddConfirmed,
+                    models.LastAddConfirmed,
                     {"seven": {"ledger_id": 1, "last_add_confirmed": 7, "closed": False}},
                 )
             },
@@ -278,5 +249,5 @@ SOCKET: Final = Operation(
     "(encoding `frames` for binary messages). A problem object ends the socket.",
     (LEDGER_ID, PASSWORD),
     replies={101: Reply("The socket is open.")},
-    errors=(*ALWAYS, *WITH_METADATA, NoSuchLedger),
+    errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchLedger),
 )

@@ -2,20 +2,7 @@
 
 from typing import Any, Final
 
-from quorumlog import header
-from quorumlog.errors import (
-    LedgerClosed,
-    LedgerExists,
-    LedgerFenced,
-    LossNotProven,
-    NoSuchLedger,
-    NoSuchLog,
-    NotEnoughBookies,
-    OwnedByLog,
-    RecoveryBlocked,
-    WriterLost,
-    WrongPassword,
-)
+from quorumlog import errors, header
 from quorumlog.net.operations import JSON, Content, Operation, Reply
 from quorumlog.net.parameters import (
     Parameter,
@@ -28,15 +15,8 @@ from quorumlog.net.parameters import (
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.metadata import State
 from quorumlog.wire.bodies import LOG_NAME, MEMBER_OR_NAME
+from services.gateway.edge import models
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
-from services.gateway.edge.models import (
-    AcceptLoss,
-    Ledger,
-    LedgerCreate,
-    LedgerList,
-    Recover,
-    TransactionLedgerCreate,
-)
 from services.gateway.edge.operations import (
     ALWAYS,
     ETAG,
@@ -90,7 +70,14 @@ _EXAMPLE: Final[dict[str, Any]] = {
 _CLOSED: Final = _EXAMPLE | {"state": "CLOSED", "last_entry": 7, "length": 40, "version": 2}
 
 
-_ENDING: Final = (*USUAL, *WITH_BODY, WrongPassword, NoSuchLedger, OwnedByLog, RecoveryBlocked)
+_ENDING: Final = (
+    *USUAL,
+    *WITH_BODY,
+    errors.WrongPassword,
+    errors.NoSuchLedger,
+    errors.OwnedByLog,
+    errors.RecoveryBlocked,
+)
 
 CREATE: Final = Operation(
     "POST",
@@ -104,7 +91,7 @@ CREATE: Final = Operation(
     (IDEMPOTENCY_KEY,),
     {
         JSON: Content(
-            {"anyOf": [LedgerCreate, TransactionLedgerCreate]},
+            {"anyOf": [models.LedgerCreate, models.TransactionLedgerCreate]},
             {
                 "default": {},
                 "three copies": {"ensemble_size": 3, "metadata": {"k": "v"}},
@@ -115,11 +102,18 @@ CREATE: Final = Operation(
     {
         201: Reply(
             "The ledger.",
-            {JSON: Content(Ledger, {"new": _EXAMPLE})},
+            {JSON: Content(models.Ledger, {"new": _EXAMPLE})},
             {"Location": "The ledger's path.", **ETAG},
         )
     },
-    (*USUAL, *WITH_BODY, LedgerExists, NotEnoughBookies, *OF_TRANSACTION, NoSuchLog),
+    (
+        *USUAL,
+        *WITH_BODY,
+        errors.LedgerExists,
+        errors.NotEnoughBookies,
+        *OF_TRANSACTION,
+        errors.NoSuchLog,
+    ),
 )
 LIST: Final = Operation(
     "GET",
@@ -132,7 +126,11 @@ LIST: Final = Operation(
     replies={
         200: Reply(
             "A page of ledgers.",
-            {JSON: Content(LedgerList, {"last page": {"ledgers": [_EXAMPLE], "next": None}})},
+            {
+                JSON: Content(
+                    models.LedgerList, {"last page": {"ledgers": [_EXAMPLE], "next": None}}
+                )
+            },
         )
     },
     errors=USUAL,
@@ -144,8 +142,8 @@ GET: Final = Operation(
     "Ledgers",
     "Look at a ledger",
     parameters=(LEDGER_ID,),
-    replies={200: Reply("The ledger.", {JSON: Content(Ledger, {"open": _EXAMPLE})}, ETAG)},
-    errors=(*USUAL, NoSuchLedger),
+    replies={200: Reply("The ledger.", {JSON: Content(models.Ledger, {"open": _EXAMPLE})}, ETAG)},
+    errors=(*USUAL, errors.NoSuchLedger),
 )
 CLOSE: Final = Operation(
     "POST",
@@ -157,8 +155,8 @@ CLOSE: Final = Operation(
     "the end is the same, else 409 with the real one (`last_entry`).",
     (LEDGER_ID, PASSWORD),
     NOTHING,
-    {200: Reply("The closed ledger.", {JSON: Content(Ledger, {"closed": _CLOSED})}, ETAG)},
-    (*_ENDING, LedgerClosed, LedgerFenced, WriterLost),
+    {200: Reply("The closed ledger.", {JSON: Content(models.Ledger, {"closed": _CLOSED})}, ETAG)},
+    (*_ENDING, errors.LedgerClosed, errors.LedgerFenced, errors.WriterLost),
 )
 RECOVER: Final = Operation(
     "POST",
@@ -168,9 +166,13 @@ RECOVER: Final = Operation(
     "Close a ledger as a reader: fence it, find its end, close it",
     "The same end for all who ask. What was acknowledged is in it; its writer can't go on.",
     (LEDGER_ID, PASSWORD),
-    {JSON: Content(Recover, {"usual": {}, "without a bookie": {"declare_lost": ["bookie-1@1"]}})},
-    {200: Reply("The closed ledger.", {JSON: Content(Ledger, {"closed": _CLOSED})}, ETAG)},
-    (*_ENDING, NotEnoughBookies),
+    {
+        JSON: Content(
+            models.Recover, {"usual": {}, "without a bookie": {"declare_lost": ["bookie-1@1"]}}
+        )
+    },
+    {200: Reply("The closed ledger.", {JSON: Content(models.Ledger, {"closed": _CLOSED})}, ETAG)},
+    (*_ENDING, errors.NotEnoughBookies),
 )
 ACCEPT_LOSS: Final = Operation(
     "POST",
@@ -183,7 +185,7 @@ ACCEPT_LOSS: Final = Operation(
     (LEDGER_ID, PASSWORD),
     {
         JSON: Content(
-            AcceptLoss,
+            models.AcceptLoss,
             {
                 "proven": {"first": 3, "last": 5},
                 "without a bookie": {"first": 3, "last": 5, "declare_lost": ["bookie-1@1"]},
@@ -195,7 +197,7 @@ ACCEPT_LOSS: Final = Operation(
             "The ledger.",
             {
                 JSON: Content(
-                    Ledger,
+                    models.Ledger,
                     {
                         "with a loss": _CLOSED
                         | {"may_lack_entries": True, "lost_entries": [{"first": 3, "last": 5}]}
@@ -205,7 +207,7 @@ ACCEPT_LOSS: Final = Operation(
             ETAG,
         )
     },
-    (*USUAL, *WITH_BODY, WrongPassword, NoSuchLedger, LossNotProven),
+    (*USUAL, *WITH_BODY, errors.WrongPassword, errors.NoSuchLedger, errors.LossNotProven),
 )
 DELETE: Final = Operation(
     "DELETE",
@@ -219,9 +221,9 @@ DELETE: Final = Operation(
     errors=(
         *ALWAYS,
         *WITH_METADATA,
-        WrongPassword,
-        NoSuchLedger,
-        OwnedByLog,
-        RecoveryBlocked,
+        errors.WrongPassword,
+        errors.NoSuchLedger,
+        errors.OwnedByLog,
+        errors.RecoveryBlocked,
     ),
 )

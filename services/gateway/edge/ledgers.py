@@ -7,23 +7,8 @@ from quorumlog.net.operations import Route
 from quorumlog.net.parameters import Given
 from quorumlog.protocol.metadata import LedgerMetadata
 from services.gateway.edge import body
+from services.gateway.edge import ledger_operations as op
 from services.gateway.edge.answers import json_value, no_content
-from services.gateway.edge.ledger_operations import (
-    ACCEPT_LOSS,
-    AFTER,
-    BOOKIE,
-    CLOSE,
-    CREATE,
-    DELETE,
-    GET,
-    IDEMPOTENCY_KEY,
-    LIMIT,
-    LIST,
-    LOG,
-    METADATA,
-    RECOVER,
-    STATE,
-)
 from services.gateway.edge.media import accepted
 from services.gateway.edge.models import (
     AcceptLoss,
@@ -50,7 +35,7 @@ class Ledgers:
     async def create(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/ledgers."""
         accepted(request)
-        key = given[IDEMPOTENCY_KEY]
+        key = given[op.IDEMPOTENCY_KEY]
         value = await body.read_object(request, self._room)
         if "transaction" in value:
             ledger = await self._create(body.parsed(value, TransactionLedgerCreate), key)
@@ -80,12 +65,12 @@ class Ledgers:
         accepted(request)
         page = await self._engine.list(
             LedgerQuery(
-                state=given[STATE],
-                bookie=given[BOOKIE],
-                log=given[LOG],
-                custom=given[METADATA],
-                limit=given[LIMIT],
-                after=given[AFTER],
+                state=given[op.STATE],
+                bookie=given[op.BOOKIE],
+                log=given[op.LOG],
+                custom=given[op.METADATA],
+                limit=given[op.LIMIT],
+                after=given[op.AFTER],
             )
         )
         return json_value(
@@ -130,13 +115,13 @@ class Ledgers:
     def routes(self) -> list[Route]:
         """The operations with their handlers."""
         return [
-            Route(CREATE, self.create),
-            Route(LIST, self.page),
-            Route(GET, self.get),
-            Route(CLOSE, self.close),
-            Route(RECOVER, self.recover),
-            Route(ACCEPT_LOSS, self.accept_loss),
-            Route(DELETE, self.delete),
+            Route(op.CREATE, self.create),
+            Route(op.LIST, self.page),
+            Route(op.GET, self.get),
+            Route(op.CLOSE, self.close),
+            Route(op.RECOVER, self.recover),
+            Route(op.ACCEPT_LOSS, self.accept_loss),
+            Route(op.DELETE, self.delete),
         ]
 
 

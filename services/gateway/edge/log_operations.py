@@ -2,32 +2,12 @@
 
 from typing import Any, Final
 
-from quorumlog.errors import (
-    EntryUnavailable,
-    InvalidRequest,
-    LogClosed,
-    LogExists,
-    NoSuchLog,
-    NotEnoughBookies,
-    NotTheOwner,
-    QuorumTimeout,
-    RecoveryBlocked,
-    VersionConflict,
-    WriterLost,
-)
+from quorumlog import errors
 from quorumlog.net.operations import JSON, Content, Operation, Reply
 from quorumlog.net.parameters import query_integer, query_text
 from quorumlog.wire.bodies import LOG_NAME
+from services.gateway.edge import log_models as models
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
-from services.gateway.edge.log_models import (
-    Log,
-    LogArchived,
-    LogCreate,
-    LogList,
-    LogOpen,
-    LogOpened,
-    LogTruncate,
-)
 from services.gateway.edge.operations import (
     ALWAYS,
     ETAG,
@@ -67,14 +47,14 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "version": 4,
     "created_at": "2026-01-02T03:04:05.678901Z",
 }
-_LOG: Final = {JSON: Content(Log, {"a log": _EXAMPLE})}
+_LOG: Final = {JSON: Content(models.Log, {"a log": _EXAMPLE})}
 TAKING_OVER: Final = (
     *USUAL,
     *WITH_BODY,
-    NoSuchLog,
-    NotEnoughBookies,
-    RecoveryBlocked,
-    EntryUnavailable,
+    errors.NoSuchLog,
+    errors.NotEnoughBookies,
+    errors.RecoveryBlocked,
+    errors.EntryUnavailable,
 )
 """What a request may be answered with that the log's owner does, which this gateway may become."""
 
@@ -107,10 +87,10 @@ LIST: Final = Operation(
     replies={
         200: Reply(
             "A page of logs.",
-            {JSON: Content(LogList, {"last page": {"logs": [_EXAMPLE], "next": None}})},
+            {JSON: Content(models.LogList, {"last page": {"logs": [_EXAMPLE], "next": None}})},
         )
     },
-    errors=(*USUAL, EntryUnavailable, RecoveryBlocked),
+    errors=(*USUAL, errors.EntryUnavailable, errors.RecoveryBlocked),
 )
 PUT: Final = Operation(
     "PUT",
@@ -120,12 +100,12 @@ PUT: Final = Operation(
     "Create a log",
     "With the same settings again it is the same log; with others 409.",
     (NAME,),
-    {JSON: Content(LogCreate, {"default": {}, "small": {"roll_entries": 1000}})},
+    {JSON: Content(models.LogCreate, {"default": {}, "small": {"roll_entries": 1000}})},
     {
         201: Reply("The new log.", _LOG, {"Location": "The log's path."}),
         200: Reply("The log that was there.", _LOG),
     },
-    (*TAKING_OVER, LogExists),
+    (*TAKING_OVER, errors.LogExists),
 )
 GET: Final = Operation(
     "GET",
@@ -135,7 +115,7 @@ GET: Final = Operation(
     "Look at a log",
     parameters=(NAME,),
     replies={200: Reply("The log.", _LOG, ETAG)},
-    errors=(*USUAL, NoSuchLog, EntryUnavailable, RecoveryBlocked),
+    errors=(*USUAL, errors.NoSuchLog, errors.EntryUnavailable, errors.RecoveryBlocked),
 )
 DELETE: Final = Operation(
     "DELETE",
@@ -145,36 +125,38 @@ DELETE: Final = Operation(
     "Delete a log with its ledgers",
     parameters=(NAME,),
     replies={204: Reply("It is deleted, and the name is free.")},
-    errors=(*ALWAYS, *WITH_METADATA, NoSuchLog, RecoveryBlocked),
+    errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchLog, errors.RecoveryBlocked),
 )
 OPEN: Final = _order(
     "open",
     "openLog",
     "Open a log for one writer",
     "Whoever wrote it is fenced off. From then on appends need `Writer-Token`.",
-    body={JSON: Content(LogOpen, {"me": {"owner": "me"}})},
-    content={JSON: Content(LogOpened, {"first": {"writer_token": 1, "next_offset": 0}})},
-    errors=(LogClosed, NotTheOwner, WriterLost),
+    body={JSON: Content(models.LogOpen, {"me": {"owner": "me"}})},
+    content={JSON: Content(models.LogOpened, {"first": {"writer_token": 1, "next_offset": 0}})},
+    errors=(errors.LogClosed, errors.NotTheOwner, errors.WriterLost),
 )
 ROLL: Final = _order(
     "roll",
     "rollLog",
     "Go on in a new ledger",
-    errors=(LogClosed, NotTheOwner, QuorumTimeout, WriterLost),
+    errors=(errors.LogClosed, errors.NotTheOwner, errors.QuorumTimeout, errors.WriterLost),
 )
 TRUNCATE: Final = _order(
     "truncate",
     "truncateLog",
     "Drop old ledgers",
     "Whole ledgers that end below `before`; `first_offset` tells the result.",
-    body={JSON: Content(LogTruncate, {"ten": {"before": 10}})},
+    body={JSON: Content(models.LogTruncate, {"ten": {"before": 10}})},
 )
 ARCHIVED: Final = _order(
     "archived",
     "markLogArchived",
     "Say that records are archived",
     "By compare-and-swap on `archived_through`. From then on retention keeps what is not archived.",
-    body={JSON: Content(LogArchived, {"first": {"through": 10, "expect": None}})},
-    errors=(VersionConflict, InvalidRequest),
+    body={JSON: Content(models.LogArchived, {"first": {"through": 10, "expect": None}})},
+    errors=(errors.VersionConflict, errors.InvalidRequest),
 )
-CLOSE: Final = _order("close", "closeLog", "Close a log for good", errors=(NotTheOwner, WriterLost))
+CLOSE: Final = _order(
+    "close", "closeLog", "Close a log for good", errors=(errors.NotTheOwner, errors.WriterLost)
+)

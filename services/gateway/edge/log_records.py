@@ -10,6 +10,7 @@ from quorumlog.net.operations import JSON, Route
 from quorumlog.net.parameters import Given, invalid
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
 from services.gateway.edge import arrow, body
+from services.gateway.edge import record_operations as op
 from services.gateway.edge.answers import json_bytes, octets
 from services.gateway.edge.log_pages import LogBatchPages, LogPages, log_position
 from services.gateway.edge.log_payloads import (
@@ -32,23 +33,6 @@ from services.gateway.edge.payloads import from_frames
 from services.gateway.edge.pipe import Pipe
 from services.gateway.edge.reads import Wanted, answer_read, one_page
 from services.gateway.edge.record_bodies import read_records
-from services.gateway.edge.record_operations import (
-    APPEND,
-    ENCODING,
-    EXPECT,
-    FROM,
-    LAST_EVENT_ID,
-    LIMIT,
-    MAX_BYTES,
-    PRODUCER_EPOCH,
-    PRODUCER_ID,
-    PRODUCER_SEQ,
-    PRODUCER_SINCE,
-    READ,
-    SOCKET,
-    STARTS,
-    WRITER_TOKEN,
-)
 from services.gateway.edge.sockets import Message, Subject, serve
 from services.gateway.edge.streams import append_lines
 from services.gateway.interface import Appended
@@ -68,20 +52,20 @@ class LogRecords:
 
     async def append(self, request: web.Request, given: Given) -> web.StreamResponse:
         """POST /v1/logs/{name}/entries."""
-        name, expect, token = given[NAME], given[EXPECT], given[WRITER_TOKEN]
+        name, expect, token = given[NAME], given[op.EXPECT], given[op.WRITER_TOKEN]
         media = body.media_type(request, _APPEND_TYPES)
         arrow.check_supported(media)
         producer = _producer_of(given)
         if media == NDJSON:
             accepted(request, (NDJSON,))
             if producer is not None:
-                raise invalid(PRODUCER_SEQ.pointer, "counts requests, not what is streamed")
+                raise invalid(op.PRODUCER_SEQ.pointer, "counts requests, not what is streamed")
             pipe = self._pipe(name, token, expect)
             names = ("first_offset", "last_offset")
             return await append_lines(request, self._room, pipe, parse=record_of_line, names=names)
         accepted(request)
         records = await read_records(request, self._room, media)
-        call = Append(records, producer, expect, token, given[PRODUCER_SINCE] or 0)
+        call = Append(records, producer, expect, token, given[op.PRODUCER_SINCE] or 0)
         done = await self._logs.append(name, call)
         return json_bytes(
             b'{"log":"%b","first_offset":%d,"last_offset":%d,"ledger_id":%d,"entry_id":%d}'
@@ -100,14 +84,14 @@ class LogRecords:
         """GET /v1/logs/{name}/entries."""
         media = accepted(request, _READ_TYPES)
         arrow.check_acceptable(media)
-        seen = given[LAST_EVENT_ID] if media == EVENTS else None
+        seen = given[op.LAST_EVENT_ID] if media == EVENTS else None
         wanted = Wanted(
             media,
-            given[FROM] if seen is None else seen + 1,
-            given[ENCODING],
+            given[op.FROM] if seen is None else seen + 1,
+            given[op.ENCODING],
             given[WAIT_MS] / 1000,
-            given.get(LIMIT),
-            given.get(MAX_BYTES),
+            given.get(op.LIMIT),
+            given.get(op.MAX_BYTES),
         )
         if media == ARROW:
             stored = await one_page(self._room, LogBatchPages(self._logs, given[NAME]), wanted)
@@ -119,11 +103,11 @@ class LogRecords:
         name = given[NAME]
         await self._logs.get(name)
         subject = Subject(
-            self._pipe(name, given[WRITER_TOKEN]),
+            self._pipe(name, given[op.WRITER_TOKEN]),
             _records_of,
             lambda done: {"first_offset": done.first, "last_offset": done.last},
             lambda start: PageStream(LogPages(self._logs, name), self._room, start),
-            tuple(STARTS),
+            tuple(op.STARTS),
         )
         return await serve(request, self._room, subject)
 
@@ -141,7 +125,11 @@ class LogRecords:
 
     def routes(self) -> list[Route]:
         """The operations with their handlers."""
-        return [Route(APPEND, self.append), Route(READ, self.read), Route(SOCKET, self.socket)]
+        return [
+            Route(op.APPEND, self.append),
+            Route(op.READ, self.read),
+            Route(op.SOCKET, self.socket),
+        ]
 
 
 def _records_of(data: Message) -> list[Record]:
@@ -157,14 +145,15 @@ def _producer_of(given: Given) -> ProducerSeq | None:
     """The headers `Producer-Id`, `Producer-Epoch` and `Producer-Seq`: all, or none; with them
     `Producer-Since`.
     """
-    name, epoch, seq = given[PRODUCER_ID], given[PRODUCER_EPOCH], given[PRODUCER_SEQ]
+    name, epoch, seq = given[op.PRODUCER_ID], given[op.PRODUCER_EPOCH], given[op.PRODUCER_SEQ]
     if name is None and epoch is None and seq is None:
-        if given[PRODUCER_SINCE] is not None:
+        if given[op.PRODUCER_SINCE] is not None:
             detail = "says since when a producer is: Producer-Id is missing"
-            raise invalid(PRODUCER_SINCE.pointer, detail)
+            raise invalid(op.PRODUCER_SINCE.pointer, detail)
         return None
     if name is None or epoch is None or seq is None:
-        missing = PRODUCER_ID if name is None else PRODUCER_EPOCH if epoch is None else PRODUCER_SEQ
+        three = ((op.PRODUCER_ID, name), (op.PRODUCER_EPOCH, epoch), (op.PRODUCER_SEQ, seq))
+        missing = next(header for header, value in three if value is None)
         detail = "is missing: the three Producer- headers go together"
         raise invalid(missing.pointer, detail)
     return ProducerSeq(name, epoch, seq)

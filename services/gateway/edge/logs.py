@@ -5,21 +5,9 @@ from aiohttp import web
 from quorumlog.net.operations import Route
 from quorumlog.net.parameters import Given
 from services.gateway.edge import body
+from services.gateway.edge import log_operations as op
 from services.gateway.edge.answers import json_value, no_content
 from services.gateway.edge.log_models import LogArchived, LogCreate, LogOpen, LogTruncate
-from services.gateway.edge.log_operations import (
-    AFTER,
-    ARCHIVED,
-    CLOSE,
-    DELETE,
-    GET,
-    LIMIT,
-    LIST,
-    OPEN,
-    PUT,
-    ROLL,
-    TRUNCATE,
-)
 from services.gateway.edge.log_payloads import view_json
 from services.gateway.edge.media import accepted
 from services.gateway.edge.operations import NAME
@@ -52,7 +40,7 @@ class Logs:
     async def page(self, request: web.Request, given: Given) -> web.Response:
         """GET /v1/logs."""
         accepted(request)
-        views, following = await self._logs.page(after=given[AFTER], limit=given[LIMIT])
+        views, following = await self._logs.page(after=given[op.AFTER], limit=given[op.LIMIT])
         return json_value({"logs": [view_json(view) for view in views], "next": following})
 
     async def delete(self, request: web.Request, given: Given) -> web.Response:
@@ -96,13 +84,13 @@ class Logs:
     def routes(self) -> list[Route]:
         """The operations with their handlers."""
         return [
-            Route(LIST, self.page),
-            Route(PUT, self.put),
-            Route(GET, self.get),
-            Route(DELETE, self.delete),
-            Route(OPEN, self.open),
-            Route(ROLL, self.roll),
-            Route(TRUNCATE, self.truncate),
-            Route(ARCHIVED, self.archived),
-            Route(CLOSE, self.close),
+            Route(op.LIST, self.page),
+            Route(op.PUT, self.put),
+            Route(op.GET, self.get),
+            Route(op.DELETE, self.delete),
+            Route(op.OPEN, self.open),
+            Route(op.ROLL, self.roll),
+            Route(op.TRUNCATE, self.truncate),
+            Route(op.ARCHIVED, self.archived),
+            Route(op.CLOSE, self.close),
         ]

@@ -5,22 +5,7 @@ Each resource's operations are declared in a module beside that of its handlers.
 
 from typing import Any, Final
 
-from quorumlog import header
-from quorumlog.errors import (
-    BadRequest,
-    Forbidden,
-    HeadersTooLarge,
-    InvalidRequest,
-    MetadataUnavailable,
-    NoSuchTransaction,
-    NotAcceptable,
-    Overloaded,
-    RequestTimeout,
-    TooLarge,
-    TransactionAborted,
-    TransactionCommitted,
-    UnsupportedMediaType,
-)
+from quorumlog import errors, header
 from quorumlog.net.operations import JSON, Content, Errors
 from quorumlog.net.parameters import (
     Parameter,
@@ -36,20 +21,24 @@ from quorumlog.wire.bodies import LOG_NAME
 from services.gateway.edge.limits import PASSWORD_CHARS_MAX, WAIT_MS_MAX
 
 ALWAYS: Final[Errors] = (
-    BadRequest,
-    InvalidRequest,
-    Forbidden,
-    RequestTimeout,
-    HeadersTooLarge,
-    Overloaded,
+    errors.BadRequest,
+    errors.InvalidRequest,
+    errors.Forbidden,
+    errors.RequestTimeout,
+    errors.HeadersTooLarge,
+    errors.Overloaded,
 )
 """What any request may be answered with."""
 
-ANSWERING: Final[Errors] = (NotAcceptable,)
-WITH_BODY: Final[Errors] = (TooLarge, UnsupportedMediaType)
-WITH_METADATA: Final[Errors] = (MetadataUnavailable,)
+ANSWERING: Final[Errors] = (errors.NotAcceptable,)
+WITH_BODY: Final[Errors] = (errors.TooLarge, errors.UnsupportedMediaType)
+WITH_METADATA: Final[Errors] = (errors.MetadataUnavailable,)
 USUAL: Final[Errors] = (*ALWAYS, *ANSWERING, *WITH_METADATA)
-OF_TRANSACTION: Final[Errors] = (NoSuchTransaction, TransactionAborted, TransactionCommitted)
+OF_TRANSACTION: Final[Errors] = (
+    errors.NoSuchTransaction,
+    errors.TransactionAborted,
+    errors.TransactionCommitted,
+)
 """What else a ledger of a transaction may be answered with."""
 
 BYTES: Final[dict[str, Any]] = {"type": "string", "format": "binary"}

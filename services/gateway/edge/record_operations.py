@@ -3,24 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from quorumlog import header
-from quorumlog.errors import (
-    EntryLost,
-    EntryUnavailable,
-    ExpiredProducer,
-    LogClosed,
-    LogFenced,
-    NoSuchLog,
-    NotTheOwner,
-    OffsetTruncated,
-    QuorumTimeout,
-    RecoveryBlocked,
-    SequenceGap,
-    StaleProducer,
-    TooLarge,
-    UnexpectedOffset,
-    WriterLost,
-)
+from quorumlog import errors, header
 from quorumlog.net.operations import JSON, Content, Operation, Reply
 from quorumlog.net.parameters import (
     Parameter,
@@ -31,15 +14,8 @@ from quorumlog.net.parameters import (
     query_integer,
 )
 from quorumlog.protocol.ids import ID_MAX
+from services.gateway.edge import log_models as models
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX, READ_BYTES_MAX
-from services.gateway.edge.log_models import (
-    LogAppendedModel,
-    LogEntries,
-    RecordBatch,
-    RecordData,
-    RecordJson,
-    RecordText,
-)
 from services.gateway.edge.log_operations import TAKING_OVER
 from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS
 from services.gateway.edge.operations import (
@@ -142,10 +118,10 @@ APPEND: Final = Operation(
         JSON: Content(
             {
                 "anyOf": [
-                    RecordData,
-                    RecordText,
-                    RecordJson,
-                    RecordBatch,
+                    models.RecordData,
+                    models.RecordText,
+                    models.RecordJson,
+                    models.RecordBatch,
                 ]
             },
             {
@@ -178,7 +154,7 @@ APPEND: Final = Operation(
             "All records are durable.",
             {
                 JSON: Content(
-                    LogAppendedModel,
+                    models.LogAppendedModel,
                     {
                         "two": {
                             "log": "events",
@@ -195,16 +171,16 @@ APPEND: Final = Operation(
     },
     (
         *TAKING_OVER,
-        LogClosed,
-        LogFenced,
-        SequenceGap,
-        StaleProducer,
-        ExpiredProducer,
-        UnexpectedOffset,
-        TooLarge,
-        NotTheOwner,
-        WriterLost,
-        QuorumTimeout,
+        errors.LogClosed,
+        errors.LogFenced,
+        errors.SequenceGap,
+        errors.StaleProducer,
+        errors.ExpiredProducer,
+        errors.UnexpectedOffset,
+        errors.TooLarge,
+        errors.NotTheOwner,
+        errors.WriterLost,
+        errors.QuorumTimeout,
     ),
     needs_body=True,
 )
@@ -222,7 +198,7 @@ READ: Final = Operation(
             "Records, maybe none.",
             {
                 JSON: Content(
-                    LogEntries,
+                    models.LogEntries,
                     {
                         "one": {
                             "log": "events",
@@ -271,7 +247,14 @@ READ: Final = Operation(
             },
         )
     },
-    errors=(*USUAL, NoSuchLog, OffsetTruncated, EntryLost, EntryUnavailable, RecoveryBlocked),
+    errors=(
+        *USUAL,
+        errors.NoSuchLog,
+        errors.OffsetTruncated,
+        errors.EntryLost,
+        errors.EntryUnavailable,
+        errors.RecoveryBlocked,
+    ),
 )
 SOCKET: Final = Operation(
     "GET",
@@ -285,5 +268,5 @@ SOCKET: Final = Operation(
     "problem object ends the socket.",
     (NAME, WRITER_TOKEN),
     replies={101: Reply("The socket is open.")},
-    errors=(*ALWAYS, *WITH_METADATA, NoSuchLog),
+    errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchLog),
 )

@@ -2,31 +2,12 @@
 
 from typing import Any, Final
 
-from quorumlog import header
-from quorumlog.errors import (
-    EntryUnavailable,
-    LogClosed,
-    LogFenced,
-    NoSuchLog,
-    NoSuchTransaction,
-    NotEnoughBookies,
-    NotTheOwner,
-    QuorumTimeout,
-    RecoveryBlocked,
-    TransactionAborted,
-    TransactionCommitted,
-    WriterLost,
-)
+from quorumlog import errors, header
 from quorumlog.net.operations import JSON, Content, Operation, Reply
 from quorumlog.net.parameters import header_integer, path_text
 from quorumlog.wire.transaction_bodies import TRANSACTION_ID
+from services.gateway.edge import transaction_models as models
 from services.gateway.edge.operations import NOTHING, USUAL, WITH_BODY
-from services.gateway.edge.transaction_models import (
-    TransactionBegin,
-    TransactionCommit,
-    TransactionModel,
-    VersionBegin,
-)
 
 TRANSACTION: Final = path_text(
     "transaction", TRANSACTION_ID, "The transaction.", "5a0d1f6e-6c1c-4f0e-9d0e-1c7f3b0f2a11"
@@ -59,7 +40,7 @@ _DONE: Final = _OPEN | {
 
 
 def _content(example: dict[str, Any]) -> dict[str, Content]:
-    return {JSON: Content(TransactionModel, {"a transaction": example})}
+    return {JSON: Content(models.TransactionModel, {"a transaction": example})}
 
 
 BEGIN: Final = Operation(
@@ -73,7 +54,7 @@ BEGIN: Final = Operation(
     "are made by `POST /v1/ledgers` with `transaction`.",
     body={
         JSON: Content(
-            {"anyOf": [TransactionBegin, VersionBegin]},
+            {"anyOf": [models.TransactionBegin, models.VersionBegin]},
             {"plain": {"log": "events"}, "once": {"log": "events", "app": "nightly", "version": 7}},
         )
     },
@@ -85,7 +66,7 @@ BEGIN: Final = Operation(
             {"Location": "The transaction's path."},
         ),
     },
-    errors=(*USUAL, *WITH_BODY, NoSuchLog, LogClosed),
+    errors=(*USUAL, *WITH_BODY, errors.NoSuchLog, errors.LogClosed),
     needs_body=True,
 )
 GET: Final = Operation(
@@ -96,7 +77,7 @@ GET: Final = Operation(
     "Look at a transaction",
     parameters=(TRANSACTION,),
     replies={200: Reply("The transaction.", _content(_OPEN))},
-    errors=(*USUAL, NoSuchTransaction),
+    errors=(*USUAL, errors.NoSuchTransaction),
 )
 COMMIT: Final = Operation(
     "POST",
@@ -110,7 +91,7 @@ COMMIT: Final = Operation(
     (TRANSACTION, WRITER_TOKEN),
     {
         JSON: Content(
-            TransactionCommit,
+            models.TransactionCommit,
             {
                 "ids": {"ledgers": [8, 9]},
                 "ends": {"ledgers": [{"ledger_id": 8, "last_entry": 99}], "overwrite": True},
@@ -121,18 +102,18 @@ COMMIT: Final = Operation(
     (
         *USUAL,
         *WITH_BODY,
-        NoSuchTransaction,
-        TransactionAborted,
-        TransactionCommitted,
-        NoSuchLog,
-        LogClosed,
-        LogFenced,
-        NotEnoughBookies,
-        EntryUnavailable,
-        RecoveryBlocked,
-        QuorumTimeout,
-        NotTheOwner,
-        WriterLost,
+        errors.NoSuchTransaction,
+        errors.TransactionAborted,
+        errors.TransactionCommitted,
+        errors.NoSuchLog,
+        errors.LogClosed,
+        errors.LogFenced,
+        errors.NotEnoughBookies,
+        errors.EntryUnavailable,
+        errors.RecoveryBlocked,
+        errors.QuorumTimeout,
+        errors.NotTheOwner,
+        errors.WriterLost,
     ),
     needs_body=True,
 )
@@ -146,5 +127,5 @@ ABORT: Final = Operation(
     (TRANSACTION,),
     NOTHING,
     {200: Reply("It is aborted.", _content(_OPEN | {"state": "ABORTED", "ledgers": []}))},
-    (*USUAL, *WITH_BODY, NoSuchTransaction, TransactionCommitted),
+    (*USUAL, *WITH_BODY, errors.NoSuchTransaction, errors.TransactionCommitted),
 )

@@ -5,6 +5,7 @@ from aiohttp import web
 from quorumlog.net.operations import Route
 from quorumlog.net.parameters import Given
 from services.gateway.edge import body
+from services.gateway.edge import transaction_operations as op
 from services.gateway.edge.answers import json_value
 from services.gateway.edge.media import accepted
 from services.gateway.edge.transaction_models import (
@@ -12,14 +13,6 @@ from services.gateway.edge.transaction_models import (
     TransactionCommit,
     VersionBegin,
     transaction_json,
-)
-from services.gateway.edge.transaction_operations import (
-    ABORT,
-    BEGIN,
-    COMMIT,
-    GET,
-    TRANSACTION,
-    WRITER_TOKEN,
 )
 from services.gateway.logs.transactions import Transactions
 
@@ -49,17 +42,17 @@ class TransactionRoutes:
     async def get(self, request: web.Request, given: Given) -> web.Response:
         """GET /v1/transactions/{transaction}."""
         accepted(request)
-        return json_value(transaction_json(await self._transactions.get(given[TRANSACTION])))
+        return json_value(transaction_json(await self._transactions.get(given[op.TRANSACTION])))
 
     async def commit(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/transactions/{transaction}/commit."""
         accepted(request)
         wanted = body.parsed(await body.read_object(request, self._room), TransactionCommit)
         done = await self._transactions.commit(
-            given[TRANSACTION],
+            given[op.TRANSACTION],
             wanted.sealed(),
             overwrite=wanted.overwrite,
-            token=given[WRITER_TOKEN],
+            token=given[op.WRITER_TOKEN],
         )
         return json_value(transaction_json(done))
 
@@ -67,13 +60,13 @@ class TransactionRoutes:
         """POST /v1/transactions/{transaction}/abort."""
         accepted(request)
         await body.expect_nothing(request, self._room)
-        return json_value(transaction_json(await self._transactions.abort(given[TRANSACTION])))
+        return json_value(transaction_json(await self._transactions.abort(given[op.TRANSACTION])))
 
     def routes(self) -> list[Route]:
         """The operations with their handlers."""
         return [
-            Route(BEGIN, self.begin),
-            Route(GET, self.get),
-            Route(COMMIT, self.commit),
-            Route(ABORT, self.abort),
+            Route(op.BEGIN, self.begin),
+            Route(op.GET, self.get),
+            Route(op.COMMIT, self.commit),
+            Route(op.ABORT, self.abort),
         ]
