@@ -8,25 +8,23 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, Final, TypeVar
 
 from aiohttp import hdrs, web
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from quorumlog.errors import (
     BadRequest,
-    InvalidRequest,
     Overloaded,
     RequestTimeout,
     TooLarge,
     UnsupportedMediaType,
 )
+from quorumlog.net.json_bodies import M, invalid_of
 from quorumlog.net.operations import JSON
 from quorumlog.net.parameters import invalid
 from quorumlog.wire import strict
 from services.gateway.edge.follows import Follows
 from services.gateway.edge.limits import Limits
-from services.gateway.edge.payloads import escaped
 
 T = TypeVar("T")
-M = TypeVar("M", bound=BaseModel)
 
 _FORM: Final = "application/x-www-form-urlencoded"
 HELD: Final = web.RequestKey("held_bytes", int)
@@ -218,14 +216,4 @@ def parsed(value: object, model: type[M]) -> M:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise _invalid_of(error) from error
-
-
-def _invalid_of(error: ValidationError) -> InvalidRequest:
-    errors = []
-    for fault in error.errors(include_url=False, include_context=False, include_input=False):
-        pointer = "".join(f"/{escaped(str(part))}" for part in fault["loc"])
-        detail = fault["msg"].removeprefix("Value error, ")
-        errors.append({"pointer": pointer, "detail": detail})
-    first = errors[0]
-    return InvalidRequest(f"{first['pointer'] or 'the body'}: {first['detail']}", errors=errors)
+        raise invalid_of(error) from error

@@ -6,12 +6,14 @@ from dataclasses import replace
 from quorumlog import header
 from quorumlog.protocol.record import Run
 from services.gateway.edge.answers import entries_frames, entries_json
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.pages import TAIL_BYTES, Pages
 from services.gateway.interface import EngineInterface, ReadResult
 from services.gateway.logs.reading import Start
 
 
-class LedgerPages:
-    """Entries of one ledger up to `last`, which is inclusive (`pages.Pages`)."""
+class LedgerPages(Pages[ReadResult]):
+    """Entries of one ledger up to `last`, which is inclusive."""
 
     def __init__(
         self,
@@ -22,12 +24,16 @@ class LedgerPages:
         password: str | None = None,
     ) -> None:
         """Nothing is read yet."""
+        super().__init__(("ledger", ledger_id), last)
         self._engine, self._ledger_id, self._password = engine, ledger_id, password
-        self.key = ("ledger", ledger_id)
-        self.last = last
 
     async def read(
-        self, at: Start, *, limit: int, max_bytes: int, wait_s: float = 0.0
+        self,
+        at: Start,
+        *,
+        limit: int = BATCH_ENTRIES_MAX,
+        max_bytes: int = TAIL_BYTES,
+        wait_s: float = 0.0,
     ) -> ReadResult:
         """The entries from an id on. Raises: what the engine raises."""
         assert isinstance(at, int), "a ledger's pages begin at an id"
@@ -89,15 +95,12 @@ class LedgerPages:
         """The JSON of a read (`models.Entries`)."""
         return b'{"ledger_id":%d,%b,"lac_source":"%b"}' % (
             self._ledger_id,
-            self._members(page, encoding),
+            self.members(page, encoding),
             page.lac_source.encode(),
         )
 
-    def message(self, page: ReadResult, encoding: str) -> bytes:
-        """`{"entries","next","last_add_confirmed","closed"}`."""
-        return b"{%b}" % self._members(page, encoding)
-
-    def _members(self, page: ReadResult, encoding: str) -> bytes:
+    def members(self, page: ReadResult, encoding: str) -> bytes:
+        """`"entries","next","last_add_confirmed","closed"`."""
         return b'"entries":[%b],"next":%d,"last_add_confirmed":%d,"closed":%b' % (
             b",".join(self.items(page, encoding)),
             page.next,

@@ -1,10 +1,12 @@
-"""A log's records as pages, decoded or as they are stored."""
+"""A log's records as pages."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 
 from quorumlog import header
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.log_payloads import records_frames, records_json
+from services.gateway.edge.pages import TAIL_BYTES, Pages
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ports import LogBatches, LogRead
 from services.gateway.logs.reading import Start
@@ -19,45 +21,22 @@ def log_position(page: LogRead | LogBatches) -> dict[str, str]:
     }
 
 
-class LogBatchPages:
-    """Records of one log as they are stored (`pages.Readable`)."""
+class LogPages(Pages[LogRead]):
+    """Records of one log."""
 
     def __init__(self, logs: LogManager, name: str) -> None:
         """Nothing is read yet."""
+        super().__init__(("log", name))
         self._logs, self._name = logs, name
 
     async def read(
-        self, at: Start, *, limit: int, max_bytes: int, wait_s: float = 0.0
-    ) -> LogBatches:
-        """The batches from an offset on. Raises: what the log raises."""
-        return await self._logs.batches(
-            self._name, at, limit=limit, max_bytes=max_bytes, wait_s=wait_s
-        )
-
-    def count(self, page: LogBatches) -> int:
-        """Records of a page."""
-        return sum(part.count for part in page.batches)
-
-    def payload_bytes(self, page: LogBatches) -> int:
-        """Bytes of their batches."""
-        return sum(len(part.data) for part in page.batches)
-
-    def is_end(self, page: LogBatches) -> bool:
-        """Whether the log is closed, and this is its end."""
-        return page.closed
-
-
-class LogPages:
-    """Records of one log (`pages.Pages`)."""
-
-    last = None
-
-    def __init__(self, logs: LogManager, name: str) -> None:
-        """Nothing is read yet."""
-        self._logs, self._name = logs, name
-        self.key = ("log", name)
-
-    async def read(self, at: Start, *, limit: int, max_bytes: int, wait_s: float = 0.0) -> LogRead:
+        self,
+        at: Start,
+        *,
+        limit: int = BATCH_ENTRIES_MAX,
+        max_bytes: int = TAIL_BYTES,
+        wait_s: float = 0.0,
+    ) -> LogRead:
         """The records from an offset on. Raises: what the log raises."""
         return await self._logs.read(
             self._name, at, limit=limit, max_bytes=max_bytes, wait_s=wait_s
@@ -102,13 +81,10 @@ class LogPages:
 
     def document(self, page: LogRead, encoding: str) -> bytes:
         """The JSON of a read (`log_models.LogEntries`)."""
-        return b'{"log":"%b",%b}' % (self._name.encode(), self._members(page, encoding))
+        return b'{"log":"%b",%b}' % (self._name.encode(), self.members(page, encoding))
 
-    def message(self, page: LogRead, encoding: str) -> bytes:
-        """`{"entries","next","first_offset","closed"}`."""
-        return b"{%b}" % self._members(page, encoding)
-
-    def _members(self, page: LogRead, encoding: str) -> bytes:
+    def members(self, page: LogRead, encoding: str) -> bytes:
+        """`"entries","next","first_offset","closed"`."""
         return b'"entries":[%b],"next":%d,"first_offset":%d,"closed":%b' % (
             b",".join(self.items(page, encoding)),
             page.next,

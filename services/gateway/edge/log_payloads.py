@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
-from quorumlog.net.parameters import invalid
+from quorumlog.net.parameters import escaped, invalid
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
 from quorumlog.wire import strict
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
@@ -19,7 +19,6 @@ from services.gateway.edge.payloads import (
     base64_of,
     encoded,
     entry_too_large,
-    escaped,
 )
 from services.gateway.logs.ports import LogRecord
 

@@ -1,6 +1,6 @@
 """The resource /v1/logs/{name}/entries: append records to a log and read them."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from aiohttp import web
@@ -12,7 +12,7 @@ from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
 from services.gateway.edge import arrow, body
 from services.gateway.edge import record_operations as op
 from services.gateway.edge.answers import json_bytes, octets
-from services.gateway.edge.log_pages import LogBatchPages, LogPages, log_position
+from services.gateway.edge.log_pages import LogPages, log_position
 from services.gateway.edge.log_payloads import (
     check_size,
     record_bytes,
@@ -27,17 +27,18 @@ from services.gateway.edge.media import (
     OCTETS,
     accepted,
 )
-from services.gateway.edge.operations import NAME, WAIT_MS
-from services.gateway.edge.pages import PageStream
+from services.gateway.edge.operations import NAME, PAGE_BYTES, PAGE_ENTRIES, WAIT_MS
+from services.gateway.edge.pages import PageStream, page_or_news
 from services.gateway.edge.payloads import from_frames
 from services.gateway.edge.pipe import Pipe
-from services.gateway.edge.reads import Wanted, answer_read, one_page
+from services.gateway.edge.reads import Wanted, answer_read
 from services.gateway.edge.record_bodies import read_records
 from services.gateway.edge.sockets import Message, Subject, serve
 from services.gateway.edge.streams import append_lines
 from services.gateway.interface import Appended
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.ports import Append
+from services.gateway.logs.ports import Append, LogBatches
+from services.gateway.logs.reading import Start
 
 _APPEND_TYPES: Final = (JSON, OCTETS, FRAMES, NDJSON, ARROW)
 _READ_TYPES: Final = (JSON, FRAMES, NDJSON, EVENTS, ARROW)
@@ -94,9 +95,21 @@ class LogRecords:
             given.get(op.MAX_BYTES),
         )
         if media == ARROW:
-            stored = await one_page(self._room, LogBatchPages(self._logs, given[NAME]), wanted)
+            stored = await self._batches(given[NAME], wanted)
             return octets(arrow.records_stream(stored.batches), ARROW, log_position(stored))
         return await answer_read(request, self._room, LogPages(self._logs, given[NAME]), wanted)
+
+    async def _batches(self, name: str, wanted: Wanted) -> LogBatches:
+        """The page of a read, of which no record is decoded."""
+        limit, max_bytes = wanted.limit or PAGE_ENTRIES, wanted.max_bytes or PAGE_BYTES
+
+        def read(at: Start, wait_s: float) -> Awaitable[LogBatches]:
+            return self._logs.batches(name, at, limit=limit, max_bytes=max_bytes, wait_s=wait_s)
+
+        def is_news(page: LogBatches) -> bool:
+            return bool(page.batches) or page.closed
+
+        return await page_or_news(self._room, read, wanted.start, wanted.wait_s, is_news)
 
     async def socket(self, request: web.Request, given: Given) -> web.StreamResponse:
         """GET /v1/logs/{name}/ws."""

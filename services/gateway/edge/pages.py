@@ -4,9 +4,10 @@ What differs between the two (who is asked, and how a page looks in each form) i
 `ledger_pages.py` and `log_pages.py`.
 """
 
-from collections.abc import AsyncGenerator, Hashable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable
 from contextlib import aclosing
-from typing import Final, Generic, Protocol
+from typing import Final, Generic
 
 from services.gateway.edge.body import Room
 from services.gateway.edge.follows import P, Told, told_tail
@@ -21,123 +22,101 @@ _ITEM_BYTES: Final = 64
 """What an entry or a record takes besides its payload."""
 
 
-class Readable(Protocol[P]):
-    """What can be read page by page."""
+class Pages(ABC, Generic[P]):
+    """What can be read page by page and followed (`follows.Tail`), and the forms of its pages."""
 
-    async def read(self, at: Start, *, limit: int, max_bytes: int, wait_s: float = 0.0) -> P:
-        """The page at a position, maybe empty. With `wait_s` that position is the end, and news
-        are waited for.
-        """
-        ...
+    def __init__(self, key: Hashable, last: int | None = None) -> None:
+        """`key` names it among all that are followed; `last` is the last position to be read."""
+        self.key, self.last = key, last
 
-    def count(self, page: P) -> int:
-        """Entries or records of a page."""
-        ...
+    @abstractmethod
+    async def read(
+        self,
+        at: Start,
+        *,
+        limit: int = BATCH_ENTRIES_MAX,
+        max_bytes: int = TAIL_BYTES,
+        wait_s: float = 0.0,
+    ) -> P:
+        """The page at a position, maybe empty; with `wait_s` waits at the end for news."""
 
-    def payload_bytes(self, page: P) -> int:
-        """Bytes of a page that count for `max_bytes`."""
-        ...
-
-    def is_end(self, page: P) -> bool:
-        """Whether nothing can ever follow a page."""
-        ...
-
-
-class Pages(Readable[P], Protocol[P]):
-    """What can be streamed and followed too, with the forms of its pages."""
-
-    @property
-    def key(self) -> Hashable:
-        """Names it among all that are followed."""
-        ...
-
-    @property
-    def last(self) -> int | None:
-        """The last position that is asked for; None stands for no limit."""
-        ...
-
+    @abstractmethod
     async def end(self, page: P) -> int:
         """The position after all that was acknowledged when a page was read."""
-        ...
 
+    @abstractmethod
+    def count(self, page: P) -> int:
+        """Entries or records of a page."""
+
+    @abstractmethod
+    def payload_bytes(self, page: P) -> int:
+        """Bytes of their payloads."""
+
+    def size(self, page: P) -> int:
+        """Bytes of a page in memory."""
+        return self.payload_bytes(page) + _ITEM_BYTES * self.count(page)
+
+    @abstractmethod
     def rest(self, page: P, at: int) -> P:
         """The part of a page from a position on, which is within the page."""
-        ...
 
+    @abstractmethod
+    def is_end(self, page: P) -> bool:
+        """Whether nothing can ever follow a page."""
+
+    @abstractmethod
     def position(self, page: P) -> dict[str, str]:
         """Where a read stands, as headers, for forms that have no room for it in the body."""
-        ...
 
+    @abstractmethod
     def ids(self, page: P) -> Iterable[int]:
-        """The entry ids or offsets of a page."""
-        ...
+        """The entry ids or offsets."""
 
+    @abstractmethod
     def items(self, page: P, encoding: str) -> Iterable[bytes]:
-        """Each entry or record of a page as a JSON object."""
-        ...
+        """Each entry or record as a JSON object."""
 
+    @abstractmethod
     def frames(self, page: P) -> bytes:
         """A page as frames."""
-        ...
 
-    def document(self, page: P, encoding: str) -> bytes:
-        """A page as the JSON object of a read."""
-        ...
+    @abstractmethod
+    def members(self, page: P, encoding: str) -> bytes:
+        """The members of the JSON object that is a page."""
 
     def message(self, page: P, encoding: str) -> bytes:
         """A page as the JSON object of a socket."""
-        ...
+        return b"{%b}" % self.members(page, encoding)
 
+    @abstractmethod
+    def document(self, page: P, encoding: str) -> bytes:
+        """A page as the JSON object of a read: it names what was read too."""
+
+    @abstractmethod
     def ending(self, page: P) -> dict[str, int]:
         """What the end says, of a page that is one."""
-        ...
 
 
-class PageReader(Generic[P]):
-    """Reads page by page, within limits.
+async def page_or_news(
+    room: Room,
+    read: Callable[[Start, float], Awaitable[P]],
+    at: Start,
+    wait_s: float,
+    is_news: Callable[[P], bool],
+) -> P:
+    """The page at a position. Where that is no news, waits for some beside the requests in work."""
+    page = await read(at, 0.0)
+    if wait_s <= 0 or is_news(page):
+        return page
+    news = await room.wait(read(page.next if at == "latest" else at, wait_s))
+    return page if news is None else news
+
+
+class PageStream(Generic[P]):
+    """Reads pages one after another, within limits, and follows the tail with all who read there.
 
     Invariant: `at` is the next position that nobody was given.
     """
-
-    def __init__(
-        self,
-        source: Readable[P],
-        room: Room,
-        at: Start,
-        *,
-        limit: int | None = None,
-        max_bytes: int | None = None,
-    ) -> None:
-        """A limit that is None never ends the pages."""
-        self._source, self._room, self.at = source, room, at
-        self._left, self._bytes_left = limit, max_bytes
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a limit is reached."""
-        return any(left is not None and left <= 0 for left in (self._left, self._bytes_left))
-
-    async def page(self, wait_s: float = 0.0, *, bytes_max: int = STREAM_BYTES) -> P:
-        """The next page, maybe empty. At the end waits for news, or for the end to be final."""
-        limit = BATCH_ENTRIES_MAX if self._left is None else self._left
-        max_bytes = bytes_max if self._bytes_left is None else min(bytes_max, self._bytes_left)
-        page = await self._source.read(self.at, limit=limit, max_bytes=max_bytes)
-        if wait_s > 0 and not self._source.count(page) and not self._source.is_end(page):
-            self.at = page.next if self.at == "latest" else self.at
-            news = await self._room.wait(
-                self._source.read(self.at, limit=limit, max_bytes=max_bytes, wait_s=wait_s)
-            )
-            page = page if news is None else news
-        self.at = page.next
-        if self._left is not None:
-            self._left -= self._source.count(page)
-        if self._bytes_left is not None:
-            self._bytes_left -= self._source.payload_bytes(page)
-        return page
-
-
-class PageStream(PageReader[P]):
-    """Reads pages one after another, and follows the tail with all others who read there."""
 
     def __init__(
         self,
@@ -148,16 +127,38 @@ class PageStream(PageReader[P]):
         limit: int | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        """The same as for a reader."""
-        super().__init__(pages, room, at, limit=limit, max_bytes=max_bytes)
-        self.pages = pages
+        """A limit that is None never ends the pages."""
+        self.pages, self._room, self.at = pages, room, at
+        self._left, self._bytes_left = limit, max_bytes
 
     @property
     def is_over(self) -> bool:
         """Whether a limit is reached, or the last position that was asked for."""
         last = self.pages.last
         is_past = last is not None and isinstance(self.at, int) and self.at > last
-        return is_past or super().is_over
+        return is_past or any(
+            left is not None and left <= 0 for left in (self._left, self._bytes_left)
+        )
+
+    async def page(self, wait_s: float = 0.0, *, bytes_max: int = STREAM_BYTES) -> P:
+        """The next page, maybe empty. At the end waits for news, or for the end to be final."""
+        pages = self.pages
+        limit = BATCH_ENTRIES_MAX if self._left is None else self._left
+        max_bytes = bytes_max if self._bytes_left is None else min(bytes_max, self._bytes_left)
+
+        def read(at: Start, wait_s: float) -> Awaitable[P]:
+            return pages.read(at, limit=limit, max_bytes=max_bytes, wait_s=wait_s)
+
+        def is_news(page: P) -> bool:
+            return pages.count(page) > 0 or pages.is_end(page)
+
+        page = await page_or_news(self._room, read, self.at, wait_s, is_news)
+        self.at = page.next
+        if self._left is not None:
+            self._left -= pages.count(page)
+        if self._bytes_left is not None:
+            self._bytes_left -= pages.payload_bytes(page)
+        return page
 
     async def tail(self) -> AsyncGenerator[Told[P], None]:
         """Pages without an end, an empty one whenever nothing came for a while. Ends after the page
@@ -174,7 +175,7 @@ class PageStream(PageReader[P]):
         shared = told_tail(
             self._room.follows,
             self.pages.key,
-            self,
+            self.pages,
             self.at,
             wait_s=self._room.limits.comment_every_s,
             waited=self._room.wait,
@@ -184,23 +185,3 @@ class PageStream(PageReader[P]):
                 yield told
                 if self._room.is_ending:
                     return
-
-    # What `follows.Tail` asks for.
-
-    async def read(self, at: int, wait_s: float) -> P:
-        """As a follow reads."""
-        return await self.pages.read(
-            at, limit=BATCH_ENTRIES_MAX, max_bytes=TAIL_BYTES, wait_s=wait_s
-        )
-
-    def size(self, page: P) -> int:
-        """Bytes of a page in memory."""
-        return self.pages.payload_bytes(page) + _ITEM_BYTES * self.pages.count(page)
-
-    def rest(self, page: P, at: int) -> P:
-        """The part of a page from a position on."""
-        return self.pages.rest(page, at)
-
-    def is_end(self, page: P) -> bool:
-        """Whether nothing can ever follow a page."""
-        return self.pages.is_end(page)

@@ -10,7 +10,7 @@ from services.gateway.edge.follows import P
 from services.gateway.edge.limits import READ_BYTES_MAX
 from services.gateway.edge.media import EVENTS, FRAMES, NDJSON
 from services.gateway.edge.operations import PAGE_BYTES, PAGE_ENTRIES
-from services.gateway.edge.pages import PageReader, Pages, PageStream, Readable
+from services.gateway.edge.pages import Pages, PageStream
 from services.gateway.edge.streams import send_events, send_lines
 from services.gateway.logs.reading import Start
 
@@ -44,13 +44,13 @@ async def answer_read(
     return json_bytes(pages.document(page, wanted.encoding))
 
 
-async def one_page(room: Room, source: Readable[P], wanted: Wanted) -> P:
+async def one_page(room: Room, pages: Pages[P], wanted: Wanted) -> P:
     """The one page of a read that is no stream."""
-    reader = PageReader(
-        source,
+    stream = PageStream(
+        pages,
         room,
         wanted.start,
         limit=wanted.limit or PAGE_ENTRIES,
         max_bytes=wanted.max_bytes or PAGE_BYTES,
     )
-    return await reader.page(wanted.wait_s, bytes_max=READ_BYTES_MAX)
+    return await stream.page(wanted.wait_s, bytes_max=READ_BYTES_MAX)

@@ -4,18 +4,18 @@ The gateway's edge has its own: what comes from clients is read with limits, and
 pydantic.
 """
 
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from quorumlog.errors import BadRequest, InvalidRequest, QuorumLogError
+from quorumlog.errors import InvalidRequest
+from quorumlog.net.parameters import escaped
 from quorumlog.wire import strict
 
 M = TypeVar("M", bound=BaseModel)
 
-_FAULTS_MAX = 100
-_FAULTS_SHOWN = 10
+_FAULTS_MAX: Final = 100
 
 
 def answer(body: BaseModel, status: int = 200, **headers: str) -> web.Response:
@@ -36,16 +36,18 @@ def parsed(data: bytes, model: type[M]) -> M:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise _of_validation(error) from error
+        raise invalid_of(error) from error
 
 
-def _of_validation(error: ValidationError) -> QuorumLogError:
+def invalid_of(error: ValidationError) -> InvalidRequest:
+    """A 422 that lists what pydantic found."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
-    if any(fault["type"] == "json_invalid" for fault in faults):
-        return BadRequest(faults[0]["msg"])
-    listed = [
-        {"pointer": "".join(f"/{part}" for part in fault["loc"]), "detail": fault["msg"]}
+    errors = [
+        {
+            "pointer": "".join(f"/{escaped(str(part))}" for part in fault["loc"]),
+            "detail": fault["msg"].removeprefix("Value error, "),
+        }
         for fault in faults[:_FAULTS_MAX]
     ]
-    shown = "; ".join(f"{fault['pointer']}: {fault['detail']}" for fault in listed[:_FAULTS_SHOWN])
-    return InvalidRequest(shown, errors=listed)
+    first = errors[0]
+    return InvalidRequest(f"{first['pointer'] or 'the body'}: {first['detail']}", errors=errors)

@@ -35,6 +35,11 @@ def invalid(pointer: str, detail: str) -> InvalidRequest:
     return InvalidRequest(f"{where}: {detail}", errors=[{"pointer": pointer, "detail": detail}])
 
 
+def escaped(name: str) -> str:
+    """A name as a part of a JSON pointer (RFC 6901), cut to a length that can be shown."""
+    return name[:_SHOWN_MAX].replace("~", "~0").replace("/", "~1")
+
+
 def integer(text: str, pointer: str, low: int = 0, high: int = ID_MAX) -> int:
     """A canonical decimal number between two bounds, both inclusive."""
     # The common case at once: few digits, ASCII, no leading zero.
