@@ -149,12 +149,12 @@ _CHECK: Final = "/v1/checks/{ledger_id}"
 
 ROUTES: Final = (
     route("GET", "/v1/status", get_status, gives=_OBJECT),
-    route("GET", "/v1/repairs", list_repairs, gives=RepairList, parameters=(AFTER,)),
+    route("GET", "/v1/repairs", list_repairs, AFTER, gives=RepairList),
     route("POST", "/v1/checks", check_all, gives=_OBJECT, status=202),
-    route("GET", _CHECK, check_ledger, gives=_OBJECT, parameters=(LEDGER_ID,)),
-    route("POST", _CHECK, mend_ledger, gives=_OBJECT, parameters=(LEDGER_ID,)),
-    route("GET", "/v1/drains/{bookie}", get_drain, gives=Drain, parameters=(BOOKIE,)),
-    route("DELETE", "/v1/bookies/{bookie}", decommission, status=204, parameters=(BOOKIE,)),
+    route("GET", _CHECK, check_ledger, LEDGER_ID, gives=_OBJECT),
+    route("POST", _CHECK, mend_ledger, LEDGER_ID, gives=_OBJECT),
+    route("GET", "/v1/drains/{bookie}", get_drain, BOOKIE, gives=Drain),
+    route("DELETE", "/v1/bookies/{bookie}", decommission, BOOKIE, status=204),
     route("POST", "/v1/audits", trigger_audit, gives=_OBJECT, status=202),
     route("PUT", "/v1/lost-bookie-delay", put_delay, takes=Delay, gives=Delay),
     route("PATCH", "/v1/settings", patch_settings, takes=RepairSettingsPut, gives=_OBJECT),

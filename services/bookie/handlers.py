@@ -148,11 +148,7 @@ async def add_entries(request: web.Request, given: Given) -> web.StreamResponse:
         raise InvalidRequest(f"the run is of ledger {run.ledger_id}")
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
     asked = AddAsked(
-        given[MEMBER] or store.me,
-        run,
-        given[KEY],
-        kind == "recovery",
-        kind == "repair",
+        given[MEMBER] or store.me, run, given[KEY], kind == "recovery", kind == "repair"
     )
     try:
         store.add(asked, partial(resolve, answered))

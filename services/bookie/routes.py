@@ -28,8 +28,7 @@ def _asking(
     """A route of the protocol. What a bookie refuses or does not know is a verdict as well, under a
     status of its own.
     """
-    parameters = (LEDGER_ID, *given, MEMBER)
-    return route(method, path, handler, gives=gives, parameters=parameters, refuses_with=gives)
+    return route(method, path, handler, LEDGER_ID, *given, MEMBER, gives=gives, refuses_with=gives)
 
 
 ROUTES: Final = (
@@ -39,8 +38,8 @@ ROUTES: Final = (
     route("PUT", "/v1/state", handlers.put_state, takes=BookieStatePut, gives=InfoBody),
     route("PUT", "/v1/maintenance", handlers.put_maintenance, takes=MaintenancePut, gives=InfoBody),
     route("GET", "/v1/damage", handlers.damage, gives=DamageBody),
-    route("GET", "/v1/ledgers", handlers.list_ledgers, gives=HeldList, parameters=(AFTER, LIMIT)),
-    route("GET", _LEDGER, handlers.get_ledger, gives=HeldBody, parameters=(LEDGER_ID,)),
+    route("GET", "/v1/ledgers", handlers.list_ledgers, AFTER, LIMIT, gives=HeldList),
+    route("GET", _LEDGER, handlers.get_ledger, LEDGER_ID, gives=HeldBody),
     _asking("POST", f"{_LEDGER}/entries", handlers.add_entries, VerdictBody, KIND, KEY),
     _asking("GET", f"{_LEDGER}/entries", handlers.read_entries, EntriesBody, FROM, TO),
     _asking("POST", f"{_LEDGER}/fence", handlers.fence, VerdictBody, KEY),
@@ -49,8 +48,8 @@ ROUTES: Final = (
         "POST",
         f"{_LEDGER}/digests",
         handlers.digest_ranges,
+        LEDGER_ID,
         takes=DigestsAsked,
         gives=DigestsBody,
-        parameters=(LEDGER_ID,),
     ),
 )

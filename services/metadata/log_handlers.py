@@ -95,17 +95,11 @@ _LOG: Final = "/v1/logs/{name}"
 
 ROUTES: Final = (
     route("POST", "/v1/logs", create_log, takes=LogCreate, gives=LogRow, status=201),
-    route("GET", "/v1/logs", list_logs, gives=LogList, parameters=(LIMIT, AFTER)),
-    route("GET", _LOG, get_log, gives=LogRow, parameters=(NAME,)),
-    route("PUT", _LOG, change_log, takes=LogChange, gives=LogRow, parameters=(NAME, IF_MATCH)),
-    route("DELETE", _LOG, delete_log, takes=LogDelete, status=204, parameters=(NAME,)),
+    route("GET", "/v1/logs", list_logs, LIMIT, AFTER, gives=LogList),
+    route("GET", _LOG, get_log, NAME, gives=LogRow),
+    route("PUT", _LOG, change_log, NAME, IF_MATCH, takes=LogChange, gives=LogRow),
+    route("DELETE", _LOG, delete_log, NAME, takes=LogDelete, status=204),
     route("POST", "/v1/log-heads", log_heads, takes=LogHeadsAsk, gives=LogHeads),
-    route(
-        "GET",
-        "/v1/orphans",
-        list_orphans,
-        gives=LedgerIds,
-        parameters=(OLDER_THAN_S, ABOVE, LIMIT),
-    ),
-    route("DELETE", "/v1/orphans/{ledger_id}", delete_orphan, status=204, parameters=(LEDGER_ID,)),
+    route("GET", "/v1/orphans", list_orphans, OLDER_THAN_S, ABOVE, LIMIT, gives=LedgerIds),
+    route("DELETE", "/v1/orphans/{ledger_id}", delete_orphan, LEDGER_ID, status=204),
 )

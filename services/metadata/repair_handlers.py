@@ -123,18 +123,18 @@ _OF_ITEM: Final = (LEDGER_ID, MEMBER_ID)
 _LEASE: Final = "/v1/leases/{name}"
 
 ROUTES: Final = (
-    route("GET", "/v1/repairs", list_repairs, gives=RepairList, parameters=(LIMIT, AFTER)),
+    route("GET", "/v1/repairs", list_repairs, LIMIT, AFTER, gives=RepairList),
     route("POST", "/v1/repairs", add_repairs, takes=RepairsAdd, status=204),
     route("POST", "/v1/repairs/claim", claim_repairs, takes=RepairClaim, gives=RepairList),
     route(
         "POST",
         f"{_ITEM}/progress",
         progress_repair,
+        *_OF_ITEM,
         takes=RepairProgress,
         gives=RepairRemaining,
-        parameters=_OF_ITEM,
     ),
-    route("POST", f"{_ITEM}/fail", fail_repair, takes=RepairFail, status=204, parameters=_OF_ITEM),
+    route("POST", f"{_ITEM}/fail", fail_repair, *_OF_ITEM, takes=RepairFail, status=204),
     route("GET", "/v1/repairs/summary", summarize_repairs, gives=RepairSummary),
     route("POST", "/v1/repairs/hurry", hurry_repairs, status=204),
     route("POST", "/v1/repairs/trigger", trigger_repairs, gives=RepairSettings),
@@ -146,6 +146,6 @@ ROUTES: Final = (
         takes=RepairSettingsPut,
         gives=RepairSettings,
     ),
-    route("PUT", _LEASE, take_lease, takes=LeaseTake, gives=Lease, parameters=(LEASE,)),
-    route("DELETE", _LEASE, give_lease, takes=LeaseGive, status=204, parameters=(LEASE,)),
+    route("PUT", _LEASE, take_lease, LEASE, takes=LeaseTake, gives=Lease),
+    route("DELETE", _LEASE, give_lease, LEASE, takes=LeaseGive, status=204),
 )

@@ -110,10 +110,7 @@ SHARED: Final = (
         "About",
         "A default ledger could be created now",
         replies={200: Reply("Ready.", {JSON: Content(_STATUS, {"yes": {"status": "ready"}})})},
-        errors=(
-            *ALWAYS,
-            *(cls for cls in errors.codes().values() if cls.status == 503),
-        ),
+        errors=(*ALWAYS, *(cls for cls in errors.codes().values() if cls.status == 503)),
     ),
     _shared("/metrics", "getMetrics", "Metrics for Prometheus", "text/plain", _TEXT),
     _shared("/openapi.json", "getOpenApi", "This description", JSON, {"type": "object"}),

@@ -38,10 +38,7 @@ class Entries:
     """Handlers of a ledger's entries."""
 
     def __init__(
-        self,
-        engine: EngineInterface,
-        room: body.Room,
-        transactions: Transactions | None = None,
+        self, engine: EngineInterface, room: body.Room, transactions: Transactions | None = None
     ) -> None:
         self._engine = engine
         self._room = room

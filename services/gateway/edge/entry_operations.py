@@ -60,9 +60,7 @@ _POSITION_HEADERS: Final = {
     header.LEDGER_CLOSED: "With frames, Arrow and NDJSON: true or false.",
     "Lac-Source": "With frames, Arrow and NDJSON: who said how far it is confirmed.",
 }
-_EITHER: Final[dict[str, Any]] = {
-    "anyOf": [models.AppendedEntry, models.AppendedBatch],
-}
+_EITHER: Final[dict[str, Any]] = {"anyOf": [models.AppendedEntry, models.AppendedBatch]}
 
 APPEND: Final = Operation(
     "POST",
@@ -75,14 +73,7 @@ APPEND: Final = Operation(
     (LEDGER_ID, EXPECT, PASSWORD),
     {
         JSON: Content(
-            {
-                "anyOf": [
-                    models.EntryData,
-                    models.EntryText,
-                    models.EntryJson,
-                    models.Batch,
-                ]
-            },
+            {"anyOf": [models.EntryData, models.EntryText, models.EntryJson, models.Batch]},
             {
                 "text": {"text": "hello"},
                 "bytes": {"data": "aGVsbG8="},
@@ -94,9 +85,7 @@ APPEND: Final = Operation(
         FRAMES: Content(
             BYTES | {"description": "A batch: (u32 length, payload) repeated, big-endian."}
         ),
-        NDJSON: Content(
-            {"type": "string", "description": "One JSON entry a line, streamed."},
-        ),
+        NDJSON: Content({"type": "string", "description": "One JSON entry a line, streamed."}),
         ARROW: Content(
             BYTES
             | {

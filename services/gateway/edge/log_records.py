@@ -19,14 +19,7 @@ from services.gateway.edge.log_payloads import (
     record_of_line,
     records_from_json,
 )
-from services.gateway.edge.media import (
-    ARROW,
-    EVENTS,
-    FRAMES,
-    NDJSON,
-    OCTETS,
-    accepted,
-)
+from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS, accepted
 from services.gateway.edge.operations import NAME, PAGE_BYTES, PAGE_ENTRIES, WAIT_MS
 from services.gateway.edge.pages import PageStream, page_or_news
 from services.gateway.edge.payloads import from_frames
@@ -70,13 +63,7 @@ class LogRecords:
         done = await self._logs.append(name, call)
         return json_bytes(
             b'{"log":"%b","first_offset":%d,"last_offset":%d,"ledger_id":%d,"entry_id":%d}'
-            % (
-                name.encode(),
-                done.first_offset,
-                done.last_offset,
-                done.ledger_id,
-                done.entry_id,
-            ),
+            % (name.encode(), done.first_offset, done.last_offset, done.ledger_id, done.entry_id),
             201,
             {header.PRODUCER_DUPLICATE: "true"} if done.is_duplicate else None,
         )

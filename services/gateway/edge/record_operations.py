@@ -105,15 +105,7 @@ APPEND: Final = Operation(
     "One request is one atomic record batch. With the `Producer-` headers a repeat is harmless, "
     "through any gateway and for ever: it gets the first answer, or 409 `expired-producer` where "
     "that is no longer known.",
-    (
-        NAME,
-        EXPECT,
-        PRODUCER_ID,
-        PRODUCER_SINCE,
-        PRODUCER_EPOCH,
-        PRODUCER_SEQ,
-        WRITER_TOKEN,
-    ),
+    (NAME, EXPECT, PRODUCER_ID, PRODUCER_SINCE, PRODUCER_EPOCH, PRODUCER_SEQ, WRITER_TOKEN),
     {
         JSON: Content(
             {
@@ -133,9 +125,7 @@ APPEND: Final = Operation(
         FRAMES: Content(
             BYTES | {"description": "A batch: (u32 length, value) repeated, big-endian."}
         ),
-        NDJSON: Content(
-            {"type": "string", "description": "One JSON record a line, streamed."},
-        ),
+        NDJSON: Content({"type": "string", "description": "One JSON record a line, streamed."}),
         ARROW: Content(
             BYTES
             | {

@@ -129,12 +129,11 @@ def route(
     method: str,
     path: str,
     handler: Handler,
-    *,
+    *given: Parameter[Any],
     takes: type[BaseModel] | None = None,
     gives: Schema | None = None,
     status: int = 200,
     repeat_status: int | None = None,
-    parameters: tuple[Parameter[Any], ...] = (),
     refuses_with: type[BaseModel] | None = None,
 ) -> Route:
     """A route that only this cluster's processes and its operators use: the operation's name is the
@@ -152,7 +151,7 @@ def route(
         handler.__name__,
         None,
         (handler.__doc__ or "").strip().split("\n", 1)[0].rstrip("."),
-        parameters=parameters,
+        parameters=given,
         body={} if takes is None else {JSON: Content(takes)},
         replies={
             **dict.fromkeys(statuses, done),
