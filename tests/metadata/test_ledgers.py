@@ -339,6 +339,7 @@ NOT_ALLOWED = [
     "/v1/ledgers?metadata[a]=%00",
     "/v1/ledgers/1?x=1",
     "/v1/bookies?x=1",
+    "/v1/bookies/..%2f/cookie",
 ]
 
 
@@ -346,7 +347,6 @@ async def test_a_bad_address_is_a_4xx(service: Service) -> None:
     cases = (
         *((path, 400, "bad-request") for path in UNREADABLE),
         *((path, 422, "invalid") for path in NOT_ALLOWED),
-        ("/v1/bookies/..%2f/cookie", 404, "not-found"),
     )
     for path, *expected in cases:
         status, problem = await service.send("GET", path)
