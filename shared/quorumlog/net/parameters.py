@@ -8,7 +8,7 @@ parameter that an operation does not declare is refused, and so is a repeated on
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, TypeVar, overload
 
 from aiohttp import web
@@ -75,32 +75,24 @@ class Parameter(Generic[T]):
     """The value where a request does not give one; a path always does."""
     example: Any = None
     style: str | None = None
+    pointer: str = field(init=False)
+    """Where a request has it, as errors name places."""
 
-    @property
-    def pointer(self) -> str:
-        """Where a request has it, as errors name places."""
-        return f"/{self.place}/{self.name}"
+    def __post_init__(self) -> None:
+        # Said once, not for each request.
+        object.__setattr__(self, "pointer", f"/{self.place}/{self.name}")
 
-    def sent(self, request: web.Request, query: dict[str, str]) -> T | None:
-        """The value that a request gives, or None; a query parameter is taken out of `query`."""
-        text: str | None
-        if self.place == "path":
-            text = request.match_info[self.name]
-        elif self.place == "query":
-            text = query.pop(self.name, None)
-        else:
-            text = _header(request, self.name)
+    def taken(self, query: dict[str, str]) -> T | None:
+        """The value that a query gives, or None; it is taken out of the query."""
+        text = query.pop(self.name, None)
         return None if text is None else self.parse(text, self.pointer)
 
 
 class Pairs(Parameter[tuple[tuple[str, str], ...]]):
     """Query parameters `name[key]=value`, any number of them (OpenAPI's `deepObject`)."""
 
-    def sent(
-        self, request: web.Request, query: dict[str, str]
-    ) -> tuple[tuple[str, str], ...] | None:
+    def taken(self, query: dict[str, str]) -> tuple[tuple[str, str], ...]:
         """The pairs of keys and values, in the order of the query."""
-        del request
         start = f"{self.name}["
         names = [name for name in query if name.startswith(start) and name.endswith("]")]
         pairs = tuple((name[len(start) : -1], query.pop(name)) for name in names)
@@ -134,13 +126,21 @@ def read(parameters: Iterable[Parameter[Any]], request: web.Request) -> Given:
 
     Raises: BadRequest, InvalidRequest, also for query parameters that are not declared.
     """
-    query = _query(request) if request.query_string else {}
+    query = _query(request) if request.query_string else None
     sent: dict[Parameter[Any], Any] = {}
+    value: Any
     for parameter in parameters:
-        value = parameter.sent(request, query)
+        if parameter.place == "path":
+            value = parameter.parse(request.match_info[parameter.name], parameter.pointer)
+        elif parameter.place == "header":
+            text = _header(request, parameter.name)
+            value = None if text is None else parameter.parse(text, parameter.pointer)
+        else:
+            value = None if query is None else parameter.taken(query)
         if value is not None:
             sent[parameter] = value
-    for name in query:
+    if query:
+        name = next(iter(query))
         raise invalid(f"/query/{name[:_SHOWN_MAX]}", "is not a parameter of this route")
     return Given(sent)
 
