@@ -11,7 +11,7 @@ from services.gateway.edge import arrow, body
 from services.gateway.edge import entry_operations as op
 from services.gateway.edge.answers import json_bytes, json_value, octets
 from services.gateway.edge.ledger_pages import LedgerPages
-from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS, accepted
+from services.gateway.edge.media import ARROW, EVENTS, NDJSON, OCTETS, accepted
 from services.gateway.edge.operations import LEDGER_ID, PASSWORD, WAIT_MS
 from services.gateway.edge.pages import PageStream
 from services.gateway.edge.payloads import (
@@ -29,8 +29,8 @@ from services.gateway.edge.streams import append_lines
 from services.gateway.interface import Appended, EngineInterface
 from services.gateway.logs.transactions import Transactions
 
-_APPEND_TYPES: Final = (JSON, OCTETS, FRAMES, NDJSON, ARROW)
-_READ_TYPES: Final = (JSON, FRAMES, NDJSON, EVENTS, ARROW)
+_APPEND_TYPES: Final = tuple(op.APPEND.body)
+_READ_TYPES: Final = tuple(op.READ.replies[200].content)
 _IMMUTABLE: Final = {"Cache-Control": "private, max-age=31536000, immutable"}
 
 
@@ -105,7 +105,7 @@ class Entries:
     async def entry(self, request: web.Request, given: Given) -> web.Response:
         """GET /v1/ledgers/{ledger_id}/entries/{entry_id}."""
         ledger_id, entry_id = given[LEDGER_ID], given[op.ENTRY_ID]
-        media = accepted(request, (JSON, OCTETS))
+        media = accepted(request, tuple(op.ENTRY.replies[200].content))
         result = await self._engine.entry(ledger_id, entry_id, password=given[PASSWORD])
         headers = _IMMUTABLE if result.closed else None
         if media == OCTETS:

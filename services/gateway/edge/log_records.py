@@ -6,7 +6,7 @@ from typing import Final
 from aiohttp import web
 
 from quorumlog import header
-from quorumlog.net.operations import JSON, Route
+from quorumlog.net.operations import Route
 from quorumlog.net.parameters import Given, invalid
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
 from services.gateway.edge import arrow, body
@@ -19,7 +19,7 @@ from services.gateway.edge.log_payloads import (
     record_of_line,
     records_from_json,
 )
-from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS, accepted
+from services.gateway.edge.media import ARROW, EVENTS, NDJSON, accepted
 from services.gateway.edge.operations import NAME, PAGE_BYTES, PAGE_ENTRIES, WAIT_MS
 from services.gateway.edge.pages import PageStream, page_or_news
 from services.gateway.edge.payloads import from_frames
@@ -33,8 +33,8 @@ from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ports import Append, LogBatches
 from services.gateway.logs.reading import Start
 
-_APPEND_TYPES: Final = (JSON, OCTETS, FRAMES, NDJSON, ARROW)
-_READ_TYPES: Final = (JSON, FRAMES, NDJSON, EVENTS, ARROW)
+_APPEND_TYPES: Final = tuple(op.APPEND.body)
+_READ_TYPES: Final = tuple(op.READ.replies[200].content)
 
 
 class LogRecords:
