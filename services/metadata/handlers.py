@@ -53,6 +53,7 @@ from services.metadata.repairs import RepairStore
 from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
 
+_LINES: Final = "application/x-ndjson"
 _SERVICE: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 STATE: Final = query_choice("state", tuple(State), "Only ledgers in this state.")
@@ -144,7 +145,7 @@ async def ledger_heads(request: web.Request, _given: Given) -> web.Response:
 async def follow_changes(request: web.Request, _given: Given) -> web.StreamResponse:
     """Every change of a ledger from now on, one JSON object a line."""
     parts = request.app[PARTS]
-    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+    response = web.StreamResponse(headers={"Content-Type": _LINES})
     await response.prepare(request)
     async with parts.changes.follow() as queue:
         while not parts.changes.is_over:
@@ -238,7 +239,7 @@ ROUTES: Final = (
     route("PUT", _LEDGER, change_ledger, LEDGER_ID, IF_MATCH, takes=LedgerChange, gives=LedgerRow),
     route("DELETE", _LEDGER, delete_ledger, LEDGER_ID, takes=LedgerDelete, status=204),
     route("POST", "/v1/ledger-heads", ledger_heads, takes=LedgerHeadsAsk, gives=LedgerHeads),
-    route("GET", "/v1/changes", follow_changes, gives=Change),
+    route("GET", "/v1/changes", follow_changes, gives=Change, media=_LINES),
     route("GET", "/v1/cluster-id", get_cluster_id, gives=ClusterId),
     route("GET", "/v1/bookies", list_bookies, gives=BookieList),
     route("GET", f"{_BOOKIE}/cookie", get_cookie, BOOKIE, gives=CookieRow),

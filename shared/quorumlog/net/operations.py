@@ -134,15 +134,16 @@ def route(
     gives: Schema | None = None,
     status: int = 200,
     repeat_status: int | None = None,
+    media: str = JSON,
     refuses_with: type[BaseModel] | None = None,
 ) -> Route:
     """A route that only this cluster's processes and its operators use: the operation's name is the
     handler's, its summary the first line of the handler's docstring, its errors are any.
 
-    A repeat may be answered with a status of its own, and a refusal with another body than a
-    problem.
+    `repeat_status` is that of a repeat, where it is another one; `refuses_with` is what a refusal may
+    say besides a problem.
     """
-    done = Reply("Done.", {} if gives is None else {JSON: Content(gives)})
+    done = Reply("Done.", {} if gives is None else {media: Content(gives)})
     refusal = {} if refuses_with is None else {JSON: Content(refuses_with)}
     statuses = (status,) if repeat_status is None else (status, repeat_status)
     operation = Operation(
