@@ -1,34 +1,23 @@
 """Builds the bookie: its store, its routes, its metrics."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final
 
 from aiohttp import web
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from pydantic.json_schema import models_json_schema
 
+from quorumlog.net.openapi import describe
+from quorumlog.net.operations import add_routes
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
-from quorumlog.wire.bodies import Body
-from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody
-from services.bookie import handlers
-from services.bookie.bodies import (
-    DamageBody,
-    EntriesBody,
-    HeldBody,
-    HeldList,
-    InfoBody,
-    ProcessBody,
-    VerdictBody,
-)
 from services.bookie.config import Config
 from services.bookie.handlers import BOOKIE
+from services.bookie.routes import ROUTES
 from services.bookie.runtime import Bookie, end_process
 
 BODY_BYTES_MAX: Final = 80 * 1024 * 1024
 
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _COUNTERS: Final = (
     "log_bytes",
     "log_records",
@@ -41,29 +30,6 @@ _COUNTERS: Final = (
     "removed_segments",
     "compacted_bytes",
 )
-_TEXT: Final = {"type": "string"}
-_LEDGER: Final = "/v1/ledgers/{ledger_id}"
-_ROUTES: Final[tuple[tuple[str, str, _Handler, type[Body] | None], ...]] = (
-    ("GET", "/v1/channel", handlers.open_channel, None),
-    ("GET", "/v1/info", handlers.info, InfoBody),
-    ("GET", "/v1/process", handlers.process, ProcessBody),
-    ("PUT", "/v1/state", handlers.put_state, InfoBody),
-    ("PUT", "/v1/maintenance", handlers.put_maintenance, InfoBody),
-    ("GET", "/v1/damage", handlers.damage, DamageBody),
-    ("GET", "/v1/ledgers", handlers.list_ledgers, HeldList),
-    ("GET", _LEDGER, handlers.get_ledger, HeldBody),
-    ("POST", f"{_LEDGER}/entries", handlers.add_entries, VerdictBody),
-    ("GET", f"{_LEDGER}/entries", handlers.read_entries, EntriesBody),
-    ("POST", f"{_LEDGER}/fence", handlers.fence, VerdictBody),
-    ("GET", f"{_LEDGER}/last-add-confirmed", handlers.last_add_confirmed, VerdictBody),
-    ("POST", f"{_LEDGER}/digests", handlers.digest_ranges, DigestsBody),
-)
-_VERDICTS: Final = (VerdictBody, EntriesBody)
-_QUERIES: Final[Mapping[str, tuple[str, ...]]] = {
-    "add_entries": ("kind",),
-    "read_entries": ("from", "to"),
-    "list_ledgers": ("after", "limit"),
-}
 
 
 def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> web.Application:
@@ -86,16 +52,13 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
     async def ready() -> None:
         await app[BOOKIE].ready()
 
-    add_shared_routes(app, ready=ready, openapi=_openapi)
+    description = describe(
+        [route.operation for route in ROUTES], title="quorumlog bookie", version="1"
+    )
+    add_shared_routes(app, ready=ready, openapi=lambda: description)
     app[METRICS].register(_StoreMetrics(app))
-    add_routes(app)
+    add_routes(app, ROUTES)
     return app
-
-
-def add_routes(app: web.Application) -> None:
-    """The bookie's own routes."""
-    for method, path, handler, _ in _ROUTES:
-        app.router.add_route(method, path, handler)
 
 
 class _StoreMetrics(Collector):
@@ -134,52 +97,3 @@ class _StoreMetrics(Collector):
             ):
                 text = f"limbo: {name.replace('_', ' ')} (docs/guides/bookie.md)"
                 yield GaugeMetricFamily(f"bookie_limbo_{name}", text, value=value)
-
-
-def _openapi() -> Mapping[str, Any]:
-    models: list[type[Body]] = [model for *_, model in _ROUTES if model is not None]
-    models.append(DigestsAsked)
-    _, schemas = models_json_schema(
-        [(model, "serialization") for model in models],
-        ref_template="#/components/schemas/{model}",
-    )
-    paths: dict[str, dict[str, Any]] = {}
-    for method, path, handler, gives in _ROUTES:
-        summary = (handler.__doc__ or "").strip().split("\n", 1)[0].rstrip(".")
-        name = handler.__name__
-        places = [("query", query) for query in _QUERIES.get(name, ())]
-        if "{" in path:
-            places.append(("path", "ledger_id"))
-        parameters = [
-            {"name": place_name, "in": place, "required": place == "path", "schema": _TEXT}
-            for place, place_name in places
-        ]
-        operation: dict[str, Any] = {
-            "operationId": name,
-            "summary": summary,
-            "parameters": parameters,
-            "responses": {
-                "default": {
-                    "description": "a problem",
-                    "content": {"application/problem+json": {"schema": {"type": "object"}}},
-                }
-            },
-        }
-        if gives is not None:
-            schema = {"$ref": f"#/components/schemas/{gives.__name__}"}
-            operation["responses"]["200"] = {
-                "description": "the answer",
-                "content": {"application/json": {"schema": schema}},
-            }
-            if gives in _VERDICTS:
-                # A refusal or an unknown is a verdict too, under its own HTTP status.
-                operation["responses"]["default"]["content"]["application/json"] = {
-                    "schema": schema
-                }
-        paths.setdefault(path, {})[method.lower()] = operation
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "quorumlog bookie", "version": "1"},
-        "paths": paths,
-        "components": {"schemas": schemas.get("$defs", {})},
-    }

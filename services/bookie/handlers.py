@@ -4,14 +4,12 @@ import asyncio
 import base64
 import binascii
 import hashlib
-import re
 import struct
 from functools import partial
 from itertools import chain
 from typing import Final
 
 from aiohttp import web
-from pydantic import ValidationError
 
 from quorumlog.errors import (
     BadRequest,
@@ -22,11 +20,21 @@ from quorumlog.errors import (
     ReadOnly,
     RequestTimeout,
 )
+from quorumlog.net.json_bodies import answer, parsed
+from quorumlog.net.parameters import (
+    Given,
+    Parameter,
+    invalid,
+    matching,
+    path_id,
+    query_choice,
+    query_integer,
+)
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import BadRun, Entry, Run
 from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, ReadAsked, Verdict
-from quorumlog.wire.bodies import Body, BookieStatePut
+from quorumlog.wire.bodies import BookieStatePut
 from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, Range, RangeDigest
 from services.bookie import channel
 from services.bookie import store as stores
@@ -53,8 +61,45 @@ from services.bookie.store import ReadAnswer, Store
 
 BOOKIE: Final = web.AppKey("bookie", Bookie)
 
-KEY_HEADER: Final = "X-Ledger-Key"
-MEMBER_HEADER: Final = "X-Member"
+
+def _key_of(text: str, pointer: str) -> bytes:
+    try:
+        key = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) != 32:
+        raise invalid(pointer, "must be 32 bytes in base64")
+    return key
+
+
+_MEMBER: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*@[0-9]{1,18}"
+LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
+KEY: Final = Parameter(
+    "X-Ledger-Key",
+    "header",
+    _key_of,
+    {"type": "string", "contentEncoding": "base64"},
+    "The ledger's key, 32 bytes; all of them 0 where it is not given.",
+    bytes(32),
+)
+MEMBER: Final[Parameter[str | None]] = Parameter(
+    "X-Member",
+    "header",
+    lambda text, pointer: matching(text, pointer, _MEMBER),
+    {"type": "string", "pattern": f"^{_MEMBER}$"},
+    "The incarnation of the bookie that is meant: `name@incarnation`; the one that runs.",
+    None,
+)
+KIND: Final = query_choice(
+    "kind",
+    ("normal", "recovery", "repair"),
+    "Who adds: the writer, a recovery, a repair.",
+    "normal",
+)
+FROM: Final = query_integer("from", 0, ID_MAX, "The first entry.", 0)
+TO: Final = query_integer("to", 0, ID_MAX, "The last entry, inclusive; the first one.")
+AFTER: Final = query_integer("after", NO_ENTRY, ID_MAX, "Ledgers above this id.", NO_ENTRY)
+LIMIT: Final = query_integer("limit", 1, 10_000, "Ledgers of a page.", 100)
 
 BODY_S: Final = 10.0
 """For a body to arrive (docs/protocol.md, Times)."""
@@ -77,7 +122,7 @@ _RANGES_MAX: Final = 1000
 _DIGEST_READ_BYTES: Final = 1024 * 1024
 
 
-async def open_channel(request: web.Request) -> web.StreamResponse:
+async def open_channel(request: web.Request, _given: Given) -> web.StreamResponse:
     """WebSocket with binary frames: all operations, pipelined."""
     store = _store(request)
     socket = web.WebSocketResponse(max_msg_size=channel.MESSAGE_BYTES_MAX, compress=False)
@@ -91,13 +136,10 @@ async def open_channel(request: web.Request) -> web.StreamResponse:
     return socket
 
 
-async def add_entries(request: web.Request) -> web.StreamResponse:
+async def add_entries(request: web.Request, given: Given) -> web.StreamResponse:
     """Store the entries of a run."""
     store = _store(request)
-    ledger_id = _ledger_id(request)
-    kind = request.query.get("kind", "normal")
-    if kind not in {"normal", "recovery", "repair"}:
-        raise InvalidRequest("kind is normal, recovery or repair")
+    ledger_id, kind = given[LEDGER_ID], given[KIND]
     try:
         run = Run(await _body(request))
     except BadRun as error:
@@ -106,7 +148,7 @@ async def add_entries(request: web.Request) -> web.StreamResponse:
         raise InvalidRequest(f"the run is of ledger {run.ledger_id}")
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
     asked = AddAsked(
-        _member(request, store), run, _key(request), kind == "recovery", kind == "repair"
+        given[MEMBER] or store.me, run, given[KEY], kind == "recovery", kind == "repair"
     )
     try:
         store.add(asked, partial(resolve, answered))
@@ -115,71 +157,69 @@ async def add_entries(request: web.Request) -> web.StreamResponse:
     return _verdict(store, ledger_id, run.first, run.last, await answered)
 
 
-async def read_entries(request: web.Request) -> web.StreamResponse:
+async def read_entries(request: web.Request, given: Given) -> web.StreamResponse:
     """Entries `from` to `to`: those stored, those absent, and by omission those unknown."""
     store = _store(request)
-    ledger_id = _ledger_id(request)
-    first = _integer(request.query.get("from", "0"), "from")
-    last = _integer(request.query.get("to", str(first)), "to")
+    ledger_id = given[LEDGER_ID]
+    first, to = given[FROM], given[TO]
+    last = first if to is None else to
     if last < first:
-        raise InvalidRequest("to is below from")
+        raise invalid(TO.pointer, f"must not be below from, {first}")
     answered: asyncio.Future[ReadAnswer] = asyncio.get_running_loop().create_future()
-    asked = ReadAsked(_member(request, store), first, last)
+    asked = ReadAsked(given[MEMBER] or store.me, first, last)
     store.read(ledger_id, asked, 1 << 20, partial(resolve, answered))
-    answer = await answered
-    run = None if answer.run is None else Run(answer.run)
+    found = await answered
+    run = None if found.run is None else Run(found.run)
     entries = () if run is None else tuple(map(_entry_body, run.entries()))
     body = EntriesBody(
         bookie=store.me,
         ledger_id=ledger_id,
         first=first,
         last=last,
-        status=answer.status,
-        last_add_confirmed=answer.last_add_confirmed,
+        status=found.status,
+        last_add_confirmed=found.last_add_confirmed,
         entries=entries,
-        absent=answer.absent,
+        absent=found.absent,
     )
-    return _json(body, _HTTP_STATUS[answer.status])
+    return answer(body, _HTTP_STATUS[found.status])
 
 
-async def fence(request: web.Request) -> web.StreamResponse:
+async def fence(request: web.Request, given: Given) -> web.StreamResponse:
     """Fence a ledger, durably."""
     store = _store(request)
-    ledger_id = _ledger_id(request)
+    ledger_id = given[LEDGER_ID]
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    asked = FenceAsked(_member(request, store), _key(request))
+    asked = FenceAsked(given[MEMBER] or store.me, given[KEY])
     store.fence(ledger_id, asked, partial(resolve, answered))
     return _verdict(store, ledger_id, NO_ENTRY, NO_ENTRY, await answered)
 
 
-async def last_add_confirmed(request: web.Request) -> web.StreamResponse:
+async def last_add_confirmed(request: web.Request, given: Given) -> web.StreamResponse:
     """The highest LAC known here."""
     store = _store(request)
-    ledger_id = _ledger_id(request)
+    ledger_id = given[LEDGER_ID]
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    store.read_lac(ledger_id, LacAsked(_member(request, store)), partial(resolve, answered))
+    store.read_lac(ledger_id, LacAsked(given[MEMBER] or store.me), partial(resolve, answered))
     return _verdict(store, ledger_id, NO_ENTRY, NO_ENTRY, await answered)
 
 
-async def list_ledgers(request: web.Request) -> web.StreamResponse:
+async def list_ledgers(request: web.Request, given: Given) -> web.StreamResponse:
     """Ledgers with data here, by id."""
     store = _store(request)
-    after = _integer(request.query.get("after", "-1"), "after", least=-1)
-    limit = _integer(request.query.get("limit", "100"), "limit", least=1, most=10_000)
     held: list[HeldBody] = []
     more = None
-    for ledger_id, row in store.ledgers(after):
-        if len(held) == limit:
+    for ledger_id, row in store.ledgers(given[AFTER]):
+        if len(held) == given[LIMIT]:
             more = held[-1].ledger_id
             break
         held.append(_held(store, ledger_id, row))
-    return _json(HeldList(bookie=store.me, ledgers=tuple(held), next=more))
+    return answer(HeldList(bookie=store.me, ledgers=tuple(held), next=more))
 
 
-async def get_ledger(request: web.Request) -> web.StreamResponse:
+async def get_ledger(request: web.Request, given: Given) -> web.StreamResponse:
     """What is held of a ledger."""
     store = _store(request)
-    ledger_id = _ledger_id(request)
+    ledger_id = given[LEDGER_ID]
     if store.is_withheld(ledger_id):
         # A repair would count entries that are about to be dropped.
         raise EntryUnavailable(
@@ -190,17 +230,14 @@ async def get_ledger(request: web.Request) -> web.StreamResponse:
     if row is None:
         raise NoSuchLedger(f"{store.me} holds nothing of ledger {ledger_id}", ledger_id=ledger_id)
     ranges = (await store.holdings.ranges(ledger_id, 0, ID_MAX, _RANGES_MAX))[:_RANGES_MAX]
-    return _json(_held(store, ledger_id, row).model_copy(update={"ranges": ranges}))
+    return answer(_held(store, ledger_id, row).model_copy(update={"ranges": ranges}))
 
 
-async def digest_ranges(request: web.Request) -> web.StreamResponse:
+async def digest_ranges(request: web.Request, given: Given) -> web.StreamResponse:
     """Digests of ranges, for comparing replicas."""
     store = _store(request)
-    ledger_id = _ledger_id(request)
-    try:
-        asked = DigestsAsked.model_validate_json(await _body(request))
-    except ValidationError as error:
-        raise InvalidRequest(str(error)) from error
+    ledger_id = given[LEDGER_ID]
+    asked = parsed(await _body(request), DigestsAsked)
     _not_deleted(store, ledger_id)
     digests = [await _digest(store, asked, ledger_id, span) for span in asked.ranges]
     if store.is_withheld(ledger_id):
@@ -215,32 +252,29 @@ async def digest_ranges(request: web.Request) -> web.StreamResponse:
         limbo=row is not None and row.is_limbo,
         digests=tuple(digests),
     )
-    return _json(body)
+    return answer(body)
 
 
-async def put_state(request: web.Request) -> web.StreamResponse:
+async def put_state(request: web.Request, given: Given) -> web.StreamResponse:
     """Set the mode, `writable`, `read-only` or `draining`; it survives restarts."""
     _store(request)
-    try:
-        wanted = BookieStatePut.model_validate_json(await _body(request))
-    except ValidationError as error:
-        raise InvalidRequest(str(error)) from error
+    wanted = parsed(await _body(request), BookieStatePut)
     request.app[BOOKIE].set_state(wanted.state)
-    return await info(request)
+    return await info(request, given)
 
 
-async def process(request: web.Request) -> web.StreamResponse:
+async def process(request: web.Request, _given: Given) -> web.StreamResponse:
     """The process that answers here, during startup too: another of this name asks (rule 15a)."""
     bookie = request.app[BOOKIE]
-    return _json(ProcessBody(bookie=bookie.config.bookie_name, process=bookie.process))
+    return answer(ProcessBody(bookie=bookie.config.bookie_name, process=bookie.process))
 
 
-async def info(request: web.Request) -> web.StreamResponse:
+async def info(request: web.Request, _given: Given) -> web.StreamResponse:
     """This bookie."""
     bookie = request.app[BOOKIE]
     store = _store(request)
     position = store.position
-    return _json(
+    return answer(
         InfoBody(
             bookie=store.me,
             cluster_id=bookie.cluster_id,
@@ -262,11 +296,11 @@ async def info(request: web.Request) -> web.StreamResponse:
     )
 
 
-async def damage(request: web.Request) -> web.StreamResponse:
+async def damage(request: web.Request, _given: Given) -> web.StreamResponse:
     """Damaged entries and stretches with their places, to be repaired from peers."""
     store = _store(request)
     damages = store.damages
-    return _json(
+    return answer(
         DamageBody(
             bookie=store.me,
             entries=tuple(
@@ -292,19 +326,16 @@ async def damage(request: web.Request) -> web.StreamResponse:
     )
 
 
-async def put_maintenance(request: web.Request) -> web.StreamResponse:
+async def put_maintenance(request: web.Request, given: Given) -> web.StreamResponse:
     """Pause scrubbing and compaction, or resume them."""
     _store(request)
-    try:
-        wanted = MaintenancePut.model_validate_json(await _body(request))
-    except ValidationError as error:
-        raise InvalidRequest(str(error)) from error
+    wanted = parsed(await _body(request), MaintenancePut)
     pace = request.app[BOOKIE].pace
     if wanted.paused:
         pace.pause()
     else:
         pace.resume()
-    return await info(request)
+    return await info(request, given)
 
 
 def _scrub(bookie: Bookie) -> ScrubBody:
@@ -441,43 +472,4 @@ def _verdict(store: Store, ledger_id: int, first: int, last: int, verdict: Verdi
         status=verdict.status,
         last_add_confirmed=verdict.last_add_confirmed,
     )
-    return _json(body, _HTTP_STATUS[verdict.status])
-
-
-def _member(request: web.Request, store: Store) -> str:
-    member = request.headers.get(MEMBER_HEADER, store.me)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*@[0-9]{1,18}", member):
-        raise InvalidRequest(f"{MEMBER_HEADER} is not name@incarnation")
-    return member
-
-
-def _key(request: web.Request) -> bytes:
-    text = request.headers.get(KEY_HEADER)
-    if text is None:
-        return bytes(32)
-    try:
-        key = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        key = b""
-    if len(key) != 32:
-        raise InvalidRequest(f"{KEY_HEADER} is not 32 bytes in base64")
-    return key
-
-
-def _ledger_id(request: web.Request) -> int:
-    return _integer(request.match_info["ledger_id"], "ledger_id")
-
-
-def _integer(text: str, name: str, *, least: int = 0, most: int = ID_MAX) -> int:
-    if not re.fullmatch(r"-1|0|[1-9][0-9]{0,18}", text) or not least <= int(text) <= most:
-        raise InvalidRequest(
-            f"{name} is not an integer from {least} to {most}",
-            errors=[{"pointer": f"/{name}", "detail": f"an integer from {least} to {most}"}],
-        )
-    return int(text)
-
-
-def _json(body: Body, status: int = 200) -> web.Response:
-    return web.Response(
-        body=body.model_dump_json().encode(), status=status, content_type="application/json"
-    )
+    return answer(body, _HTTP_STATUS[verdict.status])

@@ -2,23 +2,26 @@
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import replace
 
 from aiohttp import web
 
-from quorumlog.errors import QuorumLogError
+from quorumlog.errors import QuorumLogError, ShuttingDown
+from quorumlog.net.openapi import describe
+from quorumlog.net.operations import Operation, Route, add_routes
 from quorumlog.net.ports import Times
 from quorumlog.net.quarantine import QuarantineRule
 from quorumlog.net.service import DRAINING, METRICS, add_shared_routes
 from services.gateway.config import GatewaySettings
 from services.gateway.edge.body import Room, ignore_expect
-from services.gateway.edge.cluster import SHARED, Cluster
+from services.gateway.edge.cluster import Cluster
+from services.gateway.edge.cluster_operations import SHARED
 from services.gateway.edge.entries import Entries
 from services.gateway.edge.ledgers import Ledgers
 from services.gateway.edge.limits import Limits
+from services.gateway.edge.log_records import LogRecords
 from services.gateway.edge.logs import Logs
 from services.gateway.edge.middleware import Metrics, edge_middleware
-from services.gateway.edge.openapi import describe
-from services.gateway.edge.operations import Route
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.engine import Engine, EngineConfig, add_metrics
 from services.gateway.engine.internal import routes as internal_routes
@@ -31,6 +34,11 @@ from services.gateway.logs.sweep import SweepTimes
 from services.gateway.logs.transactions import Transactions
 
 VERSION = "0.1.0"
+_DESCRIPTION = (
+    "Replicated, append-only ledgers over HTTP: the BookKeeper protocol. Errors are problem "
+    "documents (RFC 9457) with a `code`, and say whether the request may be sent again "
+    "(`retryable`) and what became of it (`outcome`). Each GET has a HEAD, each path OPTIONS."
+)
 
 
 def build_app(
@@ -45,17 +53,13 @@ def build_app(
     # Public bodies have their own limits; this one is for bodies forwarded by other gateways.
     app = web.Application(client_max_size=2 * limits.frames_bytes_max)
     room = Room(limits)
-    routes: list[Route] = [
-        # aiohttp tries them in this order: appends and reads come first.
-        *Entries(engine, room, transactions).routes(),
-        *Ledgers(engine, room, transactions).routes(),
-        *Cluster(engine).routes(),
-    ]
-    if logs is not None:
-        routes += Logs(logs, room).routes()
-    if transactions is not None:
-        routes += TransactionRoutes(transactions, room).routes()
-    description = describe([*(operation for operation, _ in routes), *SHARED], version=VERSION)
+    routes = _routes(engine, room, logs, transactions)
+    description = describe(
+        [*(_described(route.operation) for route in routes), *SHARED],
+        title="quorumlog gateway",
+        version=VERSION,
+        description=_DESCRIPTION,
+    )
 
     async def ready() -> None:
         error: QuorumLogError | None = await engine.ready()
@@ -79,13 +83,34 @@ def build_app(
     )
     if logs is not None:
         add_log_metrics(logs, transactions, app[METRICS])
-    for operation, handler in routes:
-        app.router.add_route(
-            operation.method, operation.path, handler, expect_handler=ignore_expect
-        )
-        if operation.method == "GET":
-            app.router.add_route("HEAD", operation.path, handler, expect_handler=ignore_expect)
+    add_routes(app, routes, has_heads=True, expect_handler=ignore_expect)
     return app
+
+
+def _described(operation: Operation) -> Operation:
+    """An operation as clients meet it: of a gateway that is about to end nobody changes anything."""
+    if operation.method == "GET":
+        return operation
+    return replace(operation, errors=(*operation.errors, ShuttingDown))
+
+
+def _routes(
+    engine: EngineInterface,
+    room: Room,
+    logs: LogManager | None,
+    transactions: Transactions | None,
+) -> list[Route]:
+    """What this gateway serves. aiohttp tries them in this order: appends and reads come first."""
+    routes = [
+        *Entries(engine, room, transactions).routes(),
+        *Ledgers(engine, room, transactions).routes(),
+        *Cluster(engine).routes(),
+    ]
+    if logs is not None:
+        routes += [*LogRecords(logs, room).routes(), *Logs(logs, room).routes()]
+    if transactions is not None:
+        routes += TransactionRoutes(transactions, room).routes()
+    return routes
 
 
 async def create_app(settings: GatewaySettings) -> web.Application:

@@ -14,6 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from quorumlog.errors import QuorumLogError
+from quorumlog.net.openapi import describe
+from quorumlog.net.operations import add_routes
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
 from services.metadata import (
     handlers,
@@ -36,7 +38,6 @@ from services.metadata.logs import LogStore
 from services.metadata.migrate import migrate
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
-from services.metadata.routes import openapi
 from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
 
@@ -104,18 +105,21 @@ def build(config: Config) -> web.Application:
         await database.close()
         await liveness.close()
 
+    description = describe(
+        [route.operation for route in ROUTES], title="quorumlog metadata", version="1"
+    )
+
     async def end_streams(_app: web.Application) -> None:
         await changes.end()
 
     add_shared_routes(
         app,
         ready=database.probe,
-        openapi=lambda: openapi("quorumlog metadata", ROUTES),
+        openapi=lambda: description,
         drain=changes.end,
     )
     app.on_shutdown.append(end_streams)
-    for route in ROUTES:
-        app.router.add_route(route.method, route.path, route.handler)
+    add_routes(app, ROUTES)
     app.cleanup_ctx.append(background)
     app[_REQUEST_METRICS] = _RequestMetrics(app, database, liveness, changes)
     app[METRICS].register(_TransactionMetrics(transactions, expiry))

@@ -7,9 +7,21 @@ from typing import Final
 from aiohttp import web
 
 from quorumlog.errors import InvalidRequest
+from quorumlog.net.json_bodies import answer
+from quorumlog.net.operations import route
+from quorumlog.net.parameters import (
+    Given,
+    path_text,
+    query_choice,
+    query_integer,
+    query_pairs,
+    query_text,
+)
+from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.metadata import State
 from quorumlog.wire.bodies import (
-    BOOKIE_NAME,
+    LOG_NAME,
+    MEMBER_OR_NAME,
     BookieHeartbeat,
     BookieList,
     BookieUses,
@@ -31,28 +43,30 @@ from quorumlog.wire.bodies import (
 )
 from services.metadata.changes import ChangeHub
 from services.metadata.cookies import CookieStore, StillNamed
-from services.metadata.http import (
-    answer,
-    header_version,
-    ledger_id_of,
-    limit_of,
-    matching,
-    page_of,
-    parsed,
-    query_of,
-)
+from services.metadata.http import BOOKIE, IF_MATCH, LEDGER_ID, LIMIT, parsed
 from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerFilter, LedgerStore
 from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
-from services.metadata.routes import Route
 from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
 
-_MEMBER: Final = rf"{BOOKIE_NAME}(@(0|[1-9][0-9]{{0,17}}))?"
+_LINES: Final = "application/x-ndjson"
 _SERVICE: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+
+STATE: Final = query_choice("state", tuple(State), "Only ledgers in this state.")
+MEMBER: Final = query_text(
+    "bookie",
+    MEMBER_OR_NAME,
+    "Only ledgers with this bookie in an ensemble: a name, or a name and incarnation.",
+)
+LOG: Final = query_text("log", LOG_NAME, "Only this log's ledgers.")
+METADATA: Final = query_pairs("metadata", "Only ledgers with these custom metadata.")
+AFTER: Final = query_integer("after", 0, ID_MAX, "Ledgers above this id.")
+KIND: Final = path_text("kind", _SERVICE, "The kind of service.", "gateway")
+SERVICE_ID: Final = path_text("id", _SERVICE, "The process.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +89,24 @@ class Parts:
 PARTS: Final = web.AppKey("parts", Parts)
 
 
-async def create_ledger(request: web.Request) -> web.Response:
+async def create_ledger(request: web.Request, _given: Given) -> web.Response:
     """Create a ledger; the same attempt or idempotency key again gets the same one."""
-    query_of(request, ())
     row = await request.app[PARTS].ledgers.create(await parsed(request, LedgerCreate))
     return answer(row, 201, Location=f"/v1/ledgers/{row.ledger_id}", ETag=f'"{row.version}"')
 
 
-async def get_ledger(request: web.Request) -> web.Response:
+async def get_ledger(request: web.Request, given: Given) -> web.Response:
     """A ledger's row as the primary has it."""
-    query_of(request, ())
-    row = await request.app[PARTS].ledgers.get(ledger_id_of(request))
+    row = await request.app[PARTS].ledgers.get(given[LEDGER_ID])
     return answer(row, ETag=f'"{row.version}"')
 
 
-async def change_ledger(request: web.Request) -> web.Response:
+async def change_ledger(request: web.Request, given: Given) -> web.Response:
     """Compare-and-swap a ledger's row; the same attempt again is answered as done."""
-    query_of(request, ())
     change = await parsed(request, LedgerChange)
-    if change.row.ledger_id != ledger_id_of(request):
+    if change.row.ledger_id != given[LEDGER_ID]:
         raise InvalidRequest("the row is of another ledger than the path")
-    if header_version(request) not in {None, change.row.version}:
+    if given[IF_MATCH] not in {None, change.row.version}:
         raise InvalidRequest("If-Match names another version than the row")
     row = await request.app[PARTS].ledgers.change(
         change.row, attempt=change.attempt, missed=change.missed
@@ -103,53 +114,38 @@ async def change_ledger(request: web.Request) -> web.Response:
     return answer(row, ETag=f'"{row.version}"')
 
 
-async def delete_ledger(request: web.Request) -> web.Response:
+async def delete_ledger(request: web.Request, given: Given) -> web.Response:
     """Leave a tombstone in a CLOSED ledger's place."""
-    query_of(request, ())
     body = await parsed(request, LedgerDelete)
     await request.app[PARTS].ledgers.delete(
-        ledger_id_of(request), version=body.version, attempt=body.attempt
+        given[LEDGER_ID], version=body.version, attempt=body.attempt
     )
     return web.Response(status=204)
 
 
-async def list_ledgers(request: web.Request) -> web.Response:
+async def list_ledgers(request: web.Request, given: Given) -> web.Response:
     """Ledgers in the order of ids, filtered by state, bookie, log, `metadata[key]`."""
-    query = query_of(request, ("state", "bookie", "log", "limit", "after"), prefix="metadata")
-    after, limit = page_of(query)
-    state = query.get("state")
-    if state is not None and state not in set(State):
-        raise InvalidRequest(f"state is none of {', '.join(State)}")
-    bookie = query.get("bookie")
-    if bookie is not None:
-        matching(bookie, "bookie", _MEMBER)
+    pairs = given[METADATA]
     wanted = LedgerFilter(
-        state=None if state is None else State(state),
-        bookie=bookie,
-        log=query.get("log"),
-        metadata={
-            name[len("metadata[") : -1]: value
-            for name, value in query.items()
-            if name.startswith("metadata[")
-        },
+        state=given[STATE], bookie=given[MEMBER], log=given[LOG], metadata=dict(pairs)
     )
-    rows, following = await request.app[PARTS].ledgers.list(wanted, after=after, limit=limit)
+    rows, following = await request.app[PARTS].ledgers.list(
+        wanted, after=given[AFTER], limit=given[LIMIT]
+    )
     return answer(LedgerList(ledgers=tuple(rows), next=following))
 
 
-async def ledger_heads(request: web.Request) -> web.Response:
+async def ledger_heads(request: web.Request, _given: Given) -> web.Response:
     """Of many ledgers at once, who may write to them, as the primary has it."""
-    query_of(request, ())
     asked = await parsed(request, LedgerHeadsAsk)
     found = await request.app[PARTS].ledgers.heads(asked.ledgers)
     return answer(LedgerHeads(ledgers=tuple(found)))
 
 
-async def follow_changes(request: web.Request) -> web.StreamResponse:
+async def follow_changes(request: web.Request, _given: Given) -> web.StreamResponse:
     """Every change of a ledger from now on, one JSON object a line."""
-    query_of(request, ())
     parts = request.app[PARTS]
-    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+    response = web.StreamResponse(headers={"Content-Type": _LINES})
     await response.prepare(request)
     async with parts.changes.follow() as queue:
         while not parts.changes.is_over:
@@ -163,53 +159,46 @@ async def follow_changes(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def get_cluster_id(request: web.Request) -> web.Response:
+async def get_cluster_id(request: web.Request, _given: Given) -> web.Response:
     """The cluster's id, drawn when the database was made."""
-    query_of(request, ())
     return answer(ClusterId(cluster_id=await request.app[PARTS].cookies.cluster_id()))
 
 
-async def list_bookies(request: web.Request) -> web.Response:
+async def list_bookies(request: web.Request, _given: Given) -> web.Response:
     """Registered bookies with what is known of their liveness."""
-    query_of(request, ())
     parts = request.app[PARTS]
     return answer(await parts.liveness.bookies(await parts.cookies.list()))
 
 
-async def get_cookie(request: web.Request) -> web.Response:
+async def get_cookie(request: web.Request, given: Given) -> web.Response:
     """A bookie's cookie."""
-    query_of(request, ())
-    row = await request.app[PARTS].cookies.get(_name(request))
+    row = await request.app[PARTS].cookies.get(given[BOOKIE])
     return answer(row, ETag=f'"{row.version}"')
 
 
-async def put_cookie(request: web.Request) -> web.Response:
+async def put_cookie(request: web.Request, given: Given) -> web.Response:
     """Register a bookie (no version) or compare-and-swap its cookie."""
-    query_of(request, ())
     body = await parsed(request, CookiePut)
-    row = await request.app[PARTS].cookies.put(_name(request), body)
+    row = await request.app[PARTS].cookies.put(given[BOOKIE], body)
     return answer(row, ETag=f'"{row.version}"')
 
 
-async def put_log_end(request: web.Request) -> web.Response:
+async def put_log_end(request: web.Request, given: Given) -> web.Response:
     """Note how far the log of a bookie's registered process is on disk; it never goes back."""
-    query_of(request, ())
     row = await request.app[PARTS].cookies.note_log_end(
-        _name(request), await parsed(request, LogEnd)
+        given[BOOKIE], await parsed(request, LogEnd)
     )
     return answer(row, ETag=f'"{row.version}"')
 
 
-async def get_uses(request: web.Request) -> web.Response:
+async def get_uses(request: web.Request, given: Given) -> web.Response:
     """What names a bookie: how many ledgers, and the first of them with what keeps it there."""
-    limit = limit_of(query_of(request, ("limit",)))
-    return answer(await request.app[PARTS].cookies.uses(_name(request), limit=limit))
+    return answer(await request.app[PARTS].cookies.uses(given[BOOKIE], limit=given[LIMIT]))
 
 
-async def delete_cookie(request: web.Request) -> web.Response:
+async def delete_cookie(request: web.Request, given: Given) -> web.Response:
     """Decommission a bookie that is dead and that nothing names."""
-    query_of(request, ())
-    parts, name = request.app[PARTS], _name(request)
+    parts, name = request.app[PARTS], given[BOOKIE]
     row = await parts.cookies.get(name)
     found = await parts.liveness.bookies([row])
     if found.stale:
@@ -220,54 +209,60 @@ async def delete_cookie(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-async def bookie_lives(request: web.Request) -> web.Response:
+async def bookie_lives(request: web.Request, given: Given) -> web.Response:
     """A bookie's heartbeat; it succeeds while Redis is away too."""
-    query_of(request, ())
     body = await parsed(request, BookieHeartbeat)
-    recorded = await request.app[PARTS].liveness.bookie_lives(_name(request), body)
+    recorded = await request.app[PARTS].liveness.bookie_lives(given[BOOKIE], body)
     return answer(HeartbeatTaken(recorded=recorded))
 
 
-async def service_lives(request: web.Request) -> web.Response:
+async def service_lives(request: web.Request, given: Given) -> web.Response:
     """Any other service's heartbeat."""
-    query_of(request, ())
-    kind = matching(request.match_info["kind"], "kind", _SERVICE)
-    name = matching(request.match_info["id"], "id", _SERVICE)
     body = await parsed(request, ServiceHeartbeat)
-    recorded = await request.app[PARTS].liveness.service_lives(kind, name, body)
+    recorded = await request.app[PARTS].liveness.service_lives(given[KIND], given[SERVICE_ID], body)
     return answer(HeartbeatTaken(recorded=recorded))
 
 
-async def list_services(request: web.Request) -> web.Response:
+async def list_services(request: web.Request, _given: Given) -> web.Response:
     """Services whose heartbeat came in time."""
-    query_of(request, ())
     return answer(await request.app[PARTS].liveness.services())
 
 
-def _name(request: web.Request) -> str:
-    return matching(request.match_info["name"], "name", BOOKIE_NAME)
-
-
-_LIST: Final = ("state", "bookie", "log", "metadata[key]", "limit", "after")
+_LEDGER: Final = "/v1/ledgers/{ledger_id}"
+_BOOKIE: Final = "/v1/bookies/{name}"
+_FILTERS: Final = (STATE, MEMBER, LOG, METADATA, LIMIT, AFTER)
 
 ROUTES: Final = (
-    Route("POST", "/v1/ledgers", create_ledger, LedgerCreate, LedgerRow, 201),
-    Route("GET", "/v1/ledgers", list_ledgers, None, LedgerList, query=_LIST),
-    Route("GET", "/v1/ledgers/{ledger_id}", get_ledger, None, LedgerRow),
-    Route("PUT", "/v1/ledgers/{ledger_id}", change_ledger, LedgerChange, LedgerRow),
-    Route("DELETE", "/v1/ledgers/{ledger_id}", delete_ledger, LedgerDelete, None, 204),
-    Route("POST", "/v1/ledger-heads", ledger_heads, LedgerHeadsAsk, LedgerHeads),
-    Route("GET", "/v1/changes", follow_changes, None, Change),
-    Route("GET", "/v1/cluster-id", get_cluster_id, None, ClusterId),
-    Route("GET", "/v1/bookies", list_bookies, None, BookieList),
-    Route("GET", "/v1/bookies/{name}/cookie", get_cookie, None, CookieRow),
-    Route("PUT", "/v1/bookies/{name}/cookie", put_cookie, CookiePut, CookieRow),
-    Route("DELETE", "/v1/bookies/{name}/cookie", delete_cookie, None, None, 204),
-    Route("GET", "/v1/bookies/{name}/uses", get_uses, None, BookieUses, query=("limit",)),
-    Route("PUT", "/v1/bookies/{name}/log-end", put_log_end, LogEnd, CookieRow),
-    Route("PUT", "/v1/bookies/{name}/heartbeat", bookie_lives, BookieHeartbeat, HeartbeatTaken),
-    Route("GET", "/v1/services", list_services, None, ServiceList),
-    Route(
-        "PUT", "/v1/services/{kind}/{id}/heartbeat", service_lives, ServiceHeartbeat, HeartbeatTaken
+    route("POST", "/v1/ledgers", create_ledger, takes=LedgerCreate, gives=LedgerRow, status=201),
+    route("GET", "/v1/ledgers", list_ledgers, *_FILTERS, gives=LedgerList),
+    route("GET", _LEDGER, get_ledger, LEDGER_ID, gives=LedgerRow),
+    route("PUT", _LEDGER, change_ledger, LEDGER_ID, IF_MATCH, takes=LedgerChange, gives=LedgerRow),
+    route("DELETE", _LEDGER, delete_ledger, LEDGER_ID, takes=LedgerDelete, status=204),
+    route("POST", "/v1/ledger-heads", ledger_heads, takes=LedgerHeadsAsk, gives=LedgerHeads),
+    route("GET", "/v1/changes", follow_changes, gives=Change, media=_LINES),
+    route("GET", "/v1/cluster-id", get_cluster_id, gives=ClusterId),
+    route("GET", "/v1/bookies", list_bookies, gives=BookieList),
+    route("GET", f"{_BOOKIE}/cookie", get_cookie, BOOKIE, gives=CookieRow),
+    route("PUT", f"{_BOOKIE}/cookie", put_cookie, BOOKIE, takes=CookiePut, gives=CookieRow),
+    route("DELETE", f"{_BOOKIE}/cookie", delete_cookie, BOOKIE, status=204),
+    route("GET", f"{_BOOKIE}/uses", get_uses, BOOKIE, LIMIT, gives=BookieUses),
+    route("PUT", f"{_BOOKIE}/log-end", put_log_end, BOOKIE, takes=LogEnd, gives=CookieRow),
+    route(
+        "PUT",
+        f"{_BOOKIE}/heartbeat",
+        bookie_lives,
+        BOOKIE,
+        takes=BookieHeartbeat,
+        gives=HeartbeatTaken,
+    ),
+    route("GET", "/v1/services", list_services, gives=ServiceList),
+    route(
+        "PUT",
+        "/v1/services/{kind}/{id}/heartbeat",
+        service_lives,
+        KIND,
+        SERVICE_ID,
+        takes=ServiceHeartbeat,
+        gives=HeartbeatTaken,
     ),
 )

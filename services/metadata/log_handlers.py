@@ -5,6 +5,10 @@ from typing import Final
 from aiohttp import web
 
 from quorumlog.errors import InvalidRequest
+from quorumlog.net.json_bodies import answer
+from quorumlog.net.operations import route
+from quorumlog.net.parameters import Given, path_text, query_integer, query_text
+from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire.bodies import LOG_NAME
 from quorumlog.wire.log_bodies import (
     LedgerIds,
@@ -17,107 +21,85 @@ from quorumlog.wire.log_bodies import (
     LogRow,
 )
 from services.metadata.handlers import PARTS
-from services.metadata.http import (
-    answer,
-    header_version,
-    integer,
-    ledger_id_of,
-    limit_of,
-    matching,
-    parsed,
-    query_of,
-)
-from services.metadata.routes import Route
+from services.metadata.http import IF_MATCH, LEDGER_ID, LIMIT, parsed
 
 _AGE_S_MAX: Final = 10 * 365 * 24 * 3600
 
+NAME: Final = path_text("name", LOG_NAME, "The log.", "events")
+AFTER: Final = query_text("after", LOG_NAME, "Logs after this name.")
+ABOVE: Final = query_integer("after", 0, ID_MAX, "Ledgers above this id.")
+OLDER_THAN_S: Final = query_integer(
+    "older_than_s", 0, _AGE_S_MAX, "For so long no log has named them.", 0
+)
 
-async def create_log(request: web.Request) -> web.Response:
+
+async def create_log(request: web.Request, _given: Given) -> web.Response:
     """Create a log; the same attempt again gets the same row."""
-    query_of(request, ())
     row = await request.app[PARTS].logs.create(await parsed(request, LogCreate))
     return answer(row, 201, Location=f"/v1/logs/{row.name}", ETag=f'"{row.version}"')
 
 
-async def get_log(request: web.Request) -> web.Response:
+async def get_log(request: web.Request, given: Given) -> web.Response:
     """A log's row as the primary has it."""
-    query_of(request, ())
-    row = await request.app[PARTS].logs.get(_name(request))
+    row = await request.app[PARTS].logs.get(given[NAME])
     return answer(row, ETag=f'"{row.version}"')
 
 
-async def list_logs(request: web.Request) -> web.Response:
+async def list_logs(request: web.Request, given: Given) -> web.Response:
     """Logs by name."""
-    query = query_of(request, ("limit", "after"))
-    after = query.get("after", "")
-    if after:
-        matching(after, "after", LOG_NAME)
-    rows, following = await request.app[PARTS].logs.page(after=after, limit=limit_of(query))
+    rows, following = await request.app[PARTS].logs.page(
+        after=given[AFTER] or "", limit=given[LIMIT]
+    )
     return answer(LogList(logs=tuple(rows), next=following))
 
 
-async def change_log(request: web.Request) -> web.Response:
+async def change_log(request: web.Request, given: Given) -> web.Response:
     """Compare-and-swap a log's row; the same attempt again is answered as done."""
-    query_of(request, ())
     change = await parsed(request, LogChange)
-    if change.row.name != _name(request):
+    if change.row.name != given[NAME]:
         raise InvalidRequest("the row is of another log than the path")
-    if header_version(request) not in {None, change.row.version}:
+    if given[IF_MATCH] not in {None, change.row.version}:
         raise InvalidRequest("If-Match names another version than the row")
     row = await request.app[PARTS].logs.change(change)
     return answer(row, ETag=f'"{row.version}"')
 
 
-async def delete_log(request: web.Request) -> web.Response:
+async def delete_log(request: web.Request, given: Given) -> web.Response:
     """Free a log's name; no log then names its ledgers."""
-    query_of(request, ())
-    await request.app[PARTS].logs.delete(_name(request), await parsed(request, LogDelete))
+    await request.app[PARTS].logs.delete(given[NAME], await parsed(request, LogDelete))
     return web.Response(status=204)
 
 
-async def log_heads(request: web.Request) -> web.Response:
+async def log_heads(request: web.Request, _given: Given) -> web.Response:
     """Of many logs at once, who may write to them, as the primary has it."""
-    query_of(request, ())
     asked = await parsed(request, LogHeadsAsk)
     return answer(LogHeads(logs=tuple(await request.app[PARTS].logs.heads(asked.logs))))
 
 
-async def list_orphans(request: web.Request) -> web.Response:
+async def list_orphans(request: web.Request, given: Given) -> web.Response:
     """Ledgers above `after` that were made for a log and that no log has named for `older_than_s`."""
-    query = query_of(request, ("older_than_s", "after", "limit"))
-    age_s = integer(query.get("older_than_s", "0"), "older_than_s", most=_AGE_S_MAX)
-    after = integer(query["after"], "after") if "after" in query else -1
+    after = given[ABOVE]
     found = await request.app[PARTS].logs.orphans(
-        older_than_s=age_s, after=after, limit=limit_of(query)
+        older_than_s=given[OLDER_THAN_S], after=-1 if after is None else after, limit=given[LIMIT]
     )
     return answer(LedgerIds(ledgers=tuple(found)))
 
 
-async def delete_orphan(request: web.Request) -> web.Response:
+async def delete_orphan(request: web.Request, given: Given) -> web.Response:
     """Delete a ledger that was made for a log, if no log names it in that very transaction."""
-    query_of(request, ())
-    await request.app[PARTS].logs.delete_orphan(ledger_id_of(request))
+    await request.app[PARTS].logs.delete_orphan(given[LEDGER_ID])
     return web.Response(status=204)
 
 
-def _name(request: web.Request) -> str:
-    return matching(request.match_info["name"], "name", LOG_NAME)
-
+_LOG: Final = "/v1/logs/{name}"
 
 ROUTES: Final = (
-    Route("POST", "/v1/logs", create_log, LogCreate, LogRow, 201),
-    Route("GET", "/v1/logs", list_logs, None, LogList, query=("limit", "after")),
-    Route("GET", "/v1/logs/{name}", get_log, None, LogRow),
-    Route("PUT", "/v1/logs/{name}", change_log, LogChange, LogRow),
-    Route("DELETE", "/v1/logs/{name}", delete_log, LogDelete, None, 204),
-    Route("POST", "/v1/log-heads", log_heads, LogHeadsAsk, LogHeads),
-    Route(
-        "GET",
-        "/v1/orphans",
-        list_orphans,
-        None,
-        LedgerIds,
-        query=("older_than_s", "after", "limit"),
-    ),
-    Route("DELETE", "/v1/orphans/{ledger_id}", delete_orphan, None, None, 204),
+    route("POST", "/v1/logs", create_log, takes=LogCreate, gives=LogRow, status=201),
+    route("GET", "/v1/logs", list_logs, LIMIT, AFTER, gives=LogList),
+    route("GET", _LOG, get_log, NAME, gives=LogRow),
+    route("PUT", _LOG, change_log, NAME, IF_MATCH, takes=LogChange, gives=LogRow),
+    route("DELETE", _LOG, delete_log, NAME, takes=LogDelete, status=204),
+    route("POST", "/v1/log-heads", log_heads, takes=LogHeadsAsk, gives=LogHeads),
+    route("GET", "/v1/orphans", list_orphans, OLDER_THAN_S, ABOVE, LIMIT, gives=LedgerIds),
+    route("DELETE", "/v1/orphans/{ledger_id}", delete_orphan, LEDGER_ID, status=204),
 )

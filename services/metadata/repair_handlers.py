@@ -4,8 +4,12 @@ from typing import Final
 
 from aiohttp import web
 
-from quorumlog.wire.bodies import BOOKIE_NAME, LOG_NAME
+from quorumlog.net.json_bodies import answer
+from quorumlog.net.operations import route
+from quorumlog.net.parameters import Given, Parameter, integer, matching, path_text
+from quorumlog.wire.bodies import LOG_NAME, MEMBER
 from quorumlog.wire.repair_bodies import (
+    REPAIR_PLACE,
     Lease,
     LeaseGive,
     LeaseTake,
@@ -20,133 +24,128 @@ from quorumlog.wire.repair_bodies import (
     RepairSummary,
 )
 from services.metadata.handlers import PARTS
-from services.metadata.http import (
-    answer,
-    integer,
-    ledger_id_of,
-    limit_of,
-    matching,
-    parsed,
-    query_of,
+from services.metadata.http import LEDGER_ID, LIMIT, parsed
+
+
+def _item(text: str, pointer: str) -> tuple[int, str]:
+    ledger_id, _, member = matching(text, pointer, REPAIR_PLACE).partition(":")
+    return integer(ledger_id, pointer), member
+
+
+AFTER: Final = Parameter(
+    "after",
+    "query",
+    _item,
+    {"type": "string", "pattern": f"^{REPAIR_PLACE}$"},
+    "Items after this one: `ledger_id:member`.",
+    (-1, ""),
 )
-from services.metadata.routes import Route
+MEMBER_ID: Final = path_text("member", MEMBER, "The member.", "bookie-1@1")
+LEASE: Final = path_text("name", LOG_NAME, "The lease.", "auditor")
 
-_MEMBER: Final = rf"{BOOKIE_NAME}@(0|[1-9][0-9]{{0,17}})"
 
-
-async def list_repairs(request: web.Request) -> web.Response:
+async def list_repairs(request: web.Request, given: Given) -> web.Response:
     """What members lack, by ledger and member; `after` is `ledger_id:member`."""
-    query = query_of(request, ("limit", "after"))
-    after = (-1, "")
-    if "after" in query:
-        ledger_id, _, member = query["after"].partition(":")
-        after = (integer(ledger_id, "after"), matching(member, "after", _MEMBER))
-    found, last = await request.app[PARTS].repairs.page(after=after, limit=limit_of(query))
+    found, last = await request.app[PARTS].repairs.page(after=given[AFTER], limit=given[LIMIT])
     following = None if last is None else f"{last[0]}:{last[1]}"
     return answer(RepairList(repairs=tuple(found), next=following))
 
 
-async def add_repairs(request: web.Request) -> web.Response:
+async def add_repairs(request: web.Request, _given: Given) -> web.Response:
     """Add to what members lack."""
-    query_of(request, ())
     await request.app[PARTS].repairs.add((await parsed(request, RepairsAdd)).items)
     return web.Response(status=204)
 
 
-async def claim_repairs(request: web.Request) -> web.Response:
+async def claim_repairs(request: web.Request, _given: Given) -> web.Response:
     """Claim items that nobody works on, those with the fewest survivors first."""
-    query_of(request, ())
     found = await request.app[PARTS].repairs.claim(await parsed(request, RepairClaim))
     return answer(RepairList(repairs=tuple(found)))
 
 
-async def progress_repair(request: web.Request) -> web.Response:
+async def progress_repair(request: web.Request, given: Given) -> web.Response:
     """Take off what is done and hold on to the rest; nothing left ends the item."""
-    query_of(request, ())
     body = await parsed(request, RepairProgress)
-    ranges = await request.app[PARTS].repairs.progress(
-        ledger_id_of(request), _member(request), body
-    )
+    ranges = await request.app[PARTS].repairs.progress(given[LEDGER_ID], given[MEMBER_ID], body)
     return answer(RepairRemaining(ranges=ranges))
 
 
-async def fail_repair(request: web.Request) -> web.Response:
+async def fail_repair(request: web.Request, given: Given) -> web.Response:
     """Let go of an item until a pause is over."""
-    query_of(request, ())
     body = await parsed(request, RepairFail)
-    await request.app[PARTS].repairs.fail(ledger_id_of(request), _member(request), body)
+    await request.app[PARTS].repairs.fail(given[LEDGER_ID], given[MEMBER_ID], body)
     return web.Response(status=204)
 
 
-async def summarize_repairs(request: web.Request) -> web.Response:
+async def summarize_repairs(request: web.Request, _given: Given) -> web.Response:
     """The whole queue in numbers."""
-    query_of(request, ())
     return answer(await request.app[PARTS].repairs.summary())
 
 
-async def get_repair_settings(request: web.Request) -> web.Response:
+async def get_repair_settings(request: web.Request, _given: Given) -> web.Response:
     """What operators set for all of autorecovery."""
-    query_of(request, ())
     return answer(await request.app[PARTS].repair_settings.get())
 
 
-async def patch_repair_settings(request: web.Request) -> web.Response:
+async def patch_repair_settings(request: web.Request, _given: Given) -> web.Response:
     """Change what is named, for all of autorecovery and over restarts."""
-    query_of(request, ())
     change = await parsed(request, RepairSettingsPut)
     return answer(await request.app[PARTS].repair_settings.change(change))
 
 
-async def hurry_repairs(request: web.Request) -> web.Response:
+async def hurry_repairs(request: web.Request, _given: Given) -> web.Response:
     """Have what waits after a failure tried again now."""
-    query_of(request, ())
     await request.app[PARTS].repairs.hurry()
     return web.Response(status=204)
 
 
-async def trigger_repairs(request: web.Request) -> web.Response:
+async def trigger_repairs(request: web.Request, _given: Given) -> web.Response:
     """Have everything looked at now, and what waits after a failure tried again."""
-    query_of(request, ())
     parts = request.app[PARTS]
     await parts.repairs.hurry()
     return answer(await parts.repair_settings.trigger())
 
 
-async def take_lease(request: web.Request) -> web.Response:
+async def take_lease(request: web.Request, given: Given) -> web.Response:
     """Take a lease that is free, or hold on to one's own; tells who holds it."""
-    query_of(request, ())
     body = await parsed(request, LeaseTake)
-    return answer(await request.app[PARTS].leases.take(_lease(request), body))
+    return answer(await request.app[PARTS].leases.take(given[LEASE], body))
 
 
-async def give_lease(request: web.Request) -> web.Response:
+async def give_lease(request: web.Request, given: Given) -> web.Response:
     """Give a lease back, if this holder still has it."""
-    query_of(request, ())
-    await request.app[PARTS].leases.give(_lease(request), await parsed(request, LeaseGive))
+    await request.app[PARTS].leases.give(given[LEASE], await parsed(request, LeaseGive))
     return web.Response(status=204)
 
 
-def _member(request: web.Request) -> str:
-    return matching(request.match_info["member"], "member", _MEMBER)
-
-
-def _lease(request: web.Request) -> str:
-    return matching(request.match_info["name"], "name", LOG_NAME)
-
-
 _ITEM: Final = "/v1/repairs/{ledger_id}/{member}"
+_OF_ITEM: Final = (LEDGER_ID, MEMBER_ID)
+_LEASE: Final = "/v1/leases/{name}"
 
 ROUTES: Final = (
-    Route("GET", "/v1/repairs", list_repairs, None, RepairList, query=("limit", "after")),
-    Route("POST", "/v1/repairs", add_repairs, RepairsAdd, None, 204),
-    Route("POST", "/v1/repairs/claim", claim_repairs, RepairClaim, RepairList),
-    Route("POST", f"{_ITEM}/progress", progress_repair, RepairProgress, RepairRemaining),
-    Route("POST", f"{_ITEM}/fail", fail_repair, RepairFail, None, 204),
-    Route("GET", "/v1/repairs/summary", summarize_repairs, None, RepairSummary),
-    Route("POST", "/v1/repairs/hurry", hurry_repairs, None, None, 204),
-    Route("POST", "/v1/repairs/trigger", trigger_repairs, None, RepairSettings),
-    Route("GET", "/v1/repair-settings", get_repair_settings, None, RepairSettings),
-    Route("PATCH", "/v1/repair-settings", patch_repair_settings, RepairSettingsPut, RepairSettings),
-    Route("PUT", "/v1/leases/{name}", take_lease, LeaseTake, Lease),
-    Route("DELETE", "/v1/leases/{name}", give_lease, LeaseGive, None, 204),
+    route("GET", "/v1/repairs", list_repairs, LIMIT, AFTER, gives=RepairList),
+    route("POST", "/v1/repairs", add_repairs, takes=RepairsAdd, status=204),
+    route("POST", "/v1/repairs/claim", claim_repairs, takes=RepairClaim, gives=RepairList),
+    route(
+        "POST",
+        f"{_ITEM}/progress",
+        progress_repair,
+        *_OF_ITEM,
+        takes=RepairProgress,
+        gives=RepairRemaining,
+    ),
+    route("POST", f"{_ITEM}/fail", fail_repair, *_OF_ITEM, takes=RepairFail, status=204),
+    route("GET", "/v1/repairs/summary", summarize_repairs, gives=RepairSummary),
+    route("POST", "/v1/repairs/hurry", hurry_repairs, status=204),
+    route("POST", "/v1/repairs/trigger", trigger_repairs, gives=RepairSettings),
+    route("GET", "/v1/repair-settings", get_repair_settings, gives=RepairSettings),
+    route(
+        "PATCH",
+        "/v1/repair-settings",
+        patch_repair_settings,
+        takes=RepairSettingsPut,
+        gives=RepairSettings,
+    ),
+    route("PUT", _LEASE, take_lease, LEASE, takes=LeaseTake, gives=Lease),
+    route("DELETE", _LEASE, give_lease, LEASE, takes=LeaseGive, status=204),
 )

@@ -4,6 +4,9 @@ from typing import Final
 
 from aiohttp import web
 
+from quorumlog.net.json_bodies import answer
+from quorumlog.net.operations import route
+from quorumlog.net.parameters import Given, path_text
 from quorumlog.wire.transaction_bodies import (
     TRANSACTION_ID,
     TransactionAlive,
@@ -13,62 +16,61 @@ from quorumlog.wire.transaction_bodies import (
     TransactionRow,
 )
 from services.metadata.handlers import PARTS
-from services.metadata.http import answer, matching, parsed, query_of
-from services.metadata.routes import Route
+from services.metadata.http import parsed
+
+ID: Final = path_text("id", TRANSACTION_ID, "The transaction.")
 
 
-async def begin_transaction(request: web.Request) -> web.Response:
+async def begin_transaction(request: web.Request, _given: Given) -> web.Response:
     """Begin a transaction, or get the one of this app and version."""
-    query_of(request, ())
     row, is_new = await request.app[PARTS].transactions.begin(
         await parsed(request, TransactionBegin)
     )
     return answer(row, 201 if is_new else 200, Location=f"/v1/transactions/{row.id}")
 
 
-async def get_transaction(request: web.Request) -> web.Response:
+async def get_transaction(request: web.Request, given: Given) -> web.Response:
     """A transaction as the primary has it."""
-    query_of(request, ())
-    return answer(await request.app[PARTS].transactions.get(_id(request)))
+    return answer(await request.app[PARTS].transactions.get(given[ID]))
 
 
-async def commit_transaction(request: web.Request) -> web.Response:
+async def commit_transaction(request: web.Request, given: Given) -> web.Response:
     """Publish ledgers onto the log and end the transaction; the same again is answered as done."""
-    query_of(request, ())
     body = await parsed(request, TransactionCommit)
-    return answer(await request.app[PARTS].transactions.commit(_id(request), body))
+    return answer(await request.app[PARTS].transactions.commit(given[ID], body))
 
 
-async def abort_transaction(request: web.Request) -> web.Response:
+async def abort_transaction(request: web.Request, given: Given) -> web.Response:
     """End a transaction; nothing of it is published."""
-    query_of(request, ())
-    return answer(await request.app[PARTS].transactions.abort(_id(request)))
+    return answer(await request.app[PARTS].transactions.abort(given[ID]))
 
 
-async def renew_transaction(request: web.Request) -> web.Response:
+async def renew_transaction(request: web.Request, given: Given) -> web.Response:
     """Say that somebody works in it, and learn its state."""
-    query_of(request, ())
-    return answer(await request.app[PARTS].transactions.renew(_id(request)))
-
-
-def _id(request: web.Request) -> str:
-    return matching(request.match_info["id"], "id", TRANSACTION_ID)
+    return answer(await request.app[PARTS].transactions.renew(given[ID]))
 
 
 _ONE: Final = "/v1/transactions/{id}"
 
 ROUTES: Final = (
-    Route(
+    route(
         "POST",
         "/v1/transactions",
         begin_transaction,
-        TransactionBegin,
-        TransactionRow,
-        201,
+        takes=TransactionBegin,
+        gives=TransactionRow,
+        status=201,
         repeat_status=200,
     ),
-    Route("GET", _ONE, get_transaction, None, TransactionRow),
-    Route("POST", f"{_ONE}/commit", commit_transaction, TransactionCommit, TransactionDone),
-    Route("POST", f"{_ONE}/abort", abort_transaction, None, TransactionRow),
-    Route("POST", f"{_ONE}/renew", renew_transaction, None, TransactionAlive),
+    route("GET", _ONE, get_transaction, ID, gives=TransactionRow),
+    route(
+        "POST",
+        f"{_ONE}/commit",
+        commit_transaction,
+        ID,
+        takes=TransactionCommit,
+        gives=TransactionDone,
+    ),
+    route("POST", f"{_ONE}/abort", abort_transaction, ID, gives=TransactionRow),
+    route("POST", f"{_ONE}/renew", renew_transaction, ID, gives=TransactionAlive),
 )

@@ -5,12 +5,14 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from quorumlog.net.json_bodies import answer
+from quorumlog.net.operations import route
+from quorumlog.net.parameters import Given
 from quorumlog.wire.bodies import WitnessAccept, WitnessState
 from quorumlog.wire.witnesses import HEADER, from_header, to_header
 from services.metadata.handlers import PARTS
-from services.metadata.http import answer, parsed, query_of
+from services.metadata.http import parsed
 from services.metadata.memory import PRESENTED, Presented
-from services.metadata.routes import Route
 
 
 @web.middleware
@@ -27,27 +29,24 @@ async def presents_witnesses(request: web.Request, handler: Handler) -> web.Stre
     return response
 
 
-async def confirm_witnesses(request: web.Request) -> web.Response:
+async def confirm_witnesses(request: web.Request, _given: Given) -> web.Response:
     """See that the database has what the request's header presents; gives what stands for it."""
-    query_of(request, ())
     return answer(await request.app[PARTS].witnesses.confirm())
 
 
-async def get_witnesses(request: web.Request) -> web.Response:
+async def get_witnesses(request: web.Request, _given: Given) -> web.Response:
     """What this service holds, and what the database lacked when it was looked at last."""
-    query_of(request, ())
     return answer(request.app[PARTS].witnesses.state())
 
 
-async def accept_lost(request: web.Request) -> web.Response:
+async def accept_lost(request: web.Request, _given: Given) -> web.Response:
     """Go on without the changes of these witnesses: an operator's word, see the runbook."""
-    query_of(request, ())
     body = await parsed(request, WitnessAccept)
     return answer(await request.app[PARTS].witnesses.accept(body.witnesses))
 
 
 ROUTES: Final = (
-    Route("POST", "/v1/witnesses", confirm_witnesses, None, WitnessState),
-    Route("GET", "/v1/witnesses", get_witnesses, None, WitnessState),
-    Route("POST", "/v1/witnesses/accept", accept_lost, WitnessAccept, WitnessState),
+    route("POST", "/v1/witnesses", confirm_witnesses, gives=WitnessState),
+    route("GET", "/v1/witnesses", get_witnesses, gives=WitnessState),
+    route("POST", "/v1/witnesses/accept", accept_lost, takes=WitnessAccept, gives=WitnessState),
 )

@@ -19,13 +19,14 @@ from loadtest.ports import free_ports
 from loadtest.stores import scratch
 from quorumlog.net.bookie_client import BookieClient, ChannelLimits
 from quorumlog.net.listen import ListenLimits, listening
+from quorumlog.net.operations import add_routes
 from quorumlog.net.service import answers_problems
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import Run
 from quorumlog.wire import frames
-from services.bookie.app import add_routes
 from services.bookie.config import Config
 from services.bookie.handlers import BOOKIE
+from services.bookie.routes import ROUTES
 from services.bookie.runtime import Bookie
 from services.bookie.store import Store
 from tests.bookie.support import KEY, ME, add, entry_of, run_of, started
@@ -80,7 +81,7 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
     )
     app = web.Application(middlewares=[answers_problems])
     app[BOOKIE] = bookie = Bookie(config)
-    add_routes(app)
+    add_routes(app, ROUTES)
     bookie.store = started(folder / "d")
 
     async def stop(_: web.Application) -> None:
@@ -257,7 +258,11 @@ async def test_bad_requests_are_problems(served: Served) -> None:
     session = served.session
     for method, path, status, code in (
         ("GET", "/v1/ledgers/9", 404, "no-such-ledger"),
-        ("GET", "/v1/ledgers/x", 422, "invalid"),
+        ("GET", "/v1/ledgers/x", 400, "bad-request"),
+        ("GET", "/v1/ledgers/-1", 422, "invalid"),
+        ("GET", "/v1/ledgers?limit=0", 422, "invalid"),
+        ("GET", "/v1/ledgers?colour=red", 422, "invalid"),
+        ("POST", "/v1/ledgers/7/entries?kind=x", 422, "invalid"),
         ("GET", "/v1/ledgers/7/entries?from=3&to=2", 422, "invalid"),
         ("POST", "/v1/ledgers/7/entries", 400, "bad-request"),
         ("GET", "/v1/nothing", 404, "not-found"),

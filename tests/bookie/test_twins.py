@@ -23,10 +23,10 @@ from loadtest.stores import Stores, scratch
 from quorumlog.cli.commands import app as cli
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.listen import ListenLimits, listening
+from quorumlog.net.operations import add_routes
 from quorumlog.net.service import answers_problems
 from quorumlog.protocol.messages import Status
 from quorumlog.wire.bodies import BookieHeartbeat, CookieRow
-from services.bookie.app import add_routes
 from services.bookie.config import Config
 from services.bookie.cookie import CookieRefused, LocalCookie, read_cookie, write_cookie
 from services.bookie.handlers import BOOKIE
@@ -34,6 +34,7 @@ from services.bookie.identity import identity_of
 from services.bookie.log import SegmentHead
 from services.bookie.registration import Displaced, Registration
 from services.bookie.replay import Replayed
+from services.bookie.routes import ROUTES
 from services.bookie.runtime import Bookie
 from services.bookie.writer import Position
 from services.local.process import stop
@@ -337,7 +338,7 @@ async def answering(port: int, process: str, name: str = "b1") -> AsyncIterator[
     }
     app[BOOKIE] = Bookie(Config.read(settings))
     app[BOOKIE].process = process
-    add_routes(app)
+    add_routes(app, ROUTES)
     limits = ListenLimits(drain_timeout_s=1.0)
     async with listening(app, host="127.0.0.1", port=port, limits=limits):
         yield

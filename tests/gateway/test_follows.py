@@ -37,7 +37,7 @@ class Numbers:
         self.grown.set()
         self.grown = asyncio.Event()
 
-    async def read(self, at: int, wait_s: float) -> Page:
+    async def read(self, at: int, *, wait_s: float = 0.0) -> Page:
         self.reads += 1
         await asyncio.sleep(0)
         if wait_s and at >= self.count and not self.is_closed and self.error is None:

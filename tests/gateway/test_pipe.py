@@ -1,6 +1,7 @@
 """A stream's appends: in order, bounded, and nothing held when it is over."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -8,15 +9,22 @@ from quorumlog.errors import Overloaded, UnexpectedEntryId
 from services.gateway.edge.body import Room
 from services.gateway.edge.limits import Limits
 from services.gateway.edge.pipe import Pipe
-from services.gateway.interface import LedgerOptions
+from services.gateway.interface import Appended, LedgerOptions
 from tests.gateway.fake_engine import FakeEngine
 from tests.support.waiting import until
 
 
-async def _pipe(limits: Limits | None = None) -> tuple[FakeEngine, Room, Pipe]:
+def _to(engine: FakeEngine, room: Room, ledger_id: int, expect: int | None = None) -> Pipe[bytes]:
+    async def append(payloads: Sequence[bytes], *, expect: int | None) -> Appended:
+        return await engine.append(ledger_id, payloads, expect=expect)
+
+    return Pipe(append, room, size=len, expect=expect)
+
+
+async def _pipe(limits: Limits | None = None) -> tuple[FakeEngine, Room, Pipe[bytes]]:
     engine, room = FakeEngine(), Room(limits or Limits())
     ledger = await engine.create(LedgerOptions())
-    return engine, room, Pipe(engine, room, ledger.ledger_id, None)
+    return engine, room, _to(engine, room, ledger.ledger_id)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 1 << 20])
@@ -45,7 +53,7 @@ async def test_a_stream_is_read_no_further_than_its_buffer(size: int) -> None:
     assert room.held_bytes == 0
 
 
-async def _drain(pipe: Pipe) -> int:
+async def _drain(pipe: Pipe[bytes]) -> int:
     following = 0
     async for appended in pipe.acknowledged():
         assert appended.first == following
@@ -65,7 +73,7 @@ async def test_a_stream_for_which_there_is_no_room_is_told() -> None:
 async def test_a_stream_that_expects_its_place_stops_where_somebody_else_wrote() -> None:
     engine, room = FakeEngine(), Room(Limits())
     ledger_id = (await engine.create(LedgerOptions())).ledger_id
-    pipe = Pipe(engine, room, ledger_id, None, expect=0)
+    pipe = _to(engine, room, ledger_id, expect=0)
     acknowledged = pipe.acknowledged()
     await pipe.put([b"a", b"b"])
     assert (await anext(acknowledged)).last == 1

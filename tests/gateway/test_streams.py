@@ -276,6 +276,20 @@ async def test_events_go_on_after_the_last_one_that_was_seen(gateway: Gateway) -
     assert part.body == b'id: 0\ndata: {"entry_id":0,"text":"a"}\n\n'
 
 
+async def test_events_end_at_the_limits_that_are_given(gateway: Gateway) -> None:
+    await gateway.create()
+    gateway.engine.entries[1] = [b"a", b"b", b"c"]
+
+    two = await gateway.ask("GET", ENTRIES + "?limit=2", headers=EVENTS)
+    one = await gateway.ask("GET", ENTRIES + "?max_bytes=1", headers=EVENTS)
+
+    assert [line for line in two.body.splitlines() if line.startswith(b"id")] == [
+        b"id: 0",
+        b"id: 1",
+    ]
+    assert [line for line in one.body.splitlines() if line.startswith(b"id")] == [b"id: 0"]
+
+
 async def test_a_tail_at_rest_gives_signs_of_life() -> None:
     async with running(limits=Limits(comment_every_s=0.05)) as gateway:
         await gateway.create()

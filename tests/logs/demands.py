@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, Final
 
 from quorumlog.errors import UNKNOWN, NoSuchLog, QuorumLogError, ReadOnly
+from quorumlog.net.operations import Operation
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import LogSettings
-from services.gateway.edge import logs as edge
-from services.gateway.edge import transactions as edge_transactions
-from services.gateway.edge.operations import Operation
+from services.gateway.edge import log_operations as edge
+from services.gateway.edge import record_operations as edge_records
+from services.gateway.edge import transaction_operations as edge_transactions
 from services.gateway.logs.ports import Append
 from services.gateway.logs.transactions import Transactions
 from tests.logs.attempts import write
@@ -26,7 +27,8 @@ PATIENCE_S: Final = 200.0
 
 Work = Callable[[], Awaitable[Any]]
 
-APPEND, READ, GET, LIST, PUT = edge.APPEND, edge.READ, edge.GET, edge.LIST, edge.PUT
+APPEND, READ = edge_records.APPEND, edge_records.READ
+GET, LIST, PUT = edge.GET, edge.LIST, edge.PUT
 DELETE, OPEN, ROLL, TRUNCATE = edge.DELETE, edge.OPEN, edge.ROLL, edge.TRUNCATE
 CLOSE, COMMIT, ABORT = edge.CLOSE, edge_transactions.COMMIT, edge_transactions.ABORT
 

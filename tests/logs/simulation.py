@@ -29,6 +29,7 @@ from quorumlog.errors import (
     TransactionAborted,
     TransactionCommitted,
 )
+from quorumlog.net.operations import Operation
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import PRODUCERS_MAX, LogSettings
 from quorumlog.protocol.quorum import Quorum
@@ -36,7 +37,6 @@ from quorumlog.protocol.transaction import (
     Sealed,
     TransactionState,
 )
-from services.gateway.edge.operations import Operation
 from services.gateway.logs import producers
 from services.gateway.logs.ports import Append, LogRead
 from services.gateway.logs.sweep import Sweep

@@ -129,6 +129,16 @@ async def test_octets_are_one_record_and_frames_are_a_batch_both_ways(log: Http)
     )
 
 
+async def test_a_page_has_as_many_bytes_as_are_asked_for(log: Http) -> None:
+    for _ in range(3):
+        await log.ask("POST", ENTRIES, {"text": "x" * 700_000})
+
+    usual = (await log.ask("GET", ENTRIES)).json
+    large = (await log.ask("GET", ENTRIES + "?max_bytes=4000000")).json
+
+    assert (usual["next"], large["next"], len(large["entries"])) == (2, 3, 3)
+
+
 async def test_a_repeat_of_a_producer_is_told_apart_by_a_header(log: Http) -> None:
     first = await log.ask("POST", ENTRIES, {"text": "a"}, headers=PRODUCER)
     again = await log.ask("POST", ENTRIES, {"text": "a"}, headers=PRODUCER)

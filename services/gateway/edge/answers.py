@@ -7,8 +7,8 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
+from quorumlog.net.operations import JSON
 from quorumlog.protocol.record import Run
-from services.gateway.edge.params import JSON
 from services.gateway.edge.payloads import encoded
 
 _FRAME: Final = struct.Struct(">QI")
@@ -31,6 +31,11 @@ def json_value(
 ) -> web.Response:
     """A response with a JSON value."""
     return json_bytes(orjson.dumps(value), status, headers)
+
+
+def no_content() -> web.Response:
+    """The response to a DELETE that is done."""
+    return web.Response(status=204, headers={"Cache-Control": "no-store"})
 
 
 def octets(body: bytes, media: str, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -17,11 +17,12 @@ from quorumlog.errors import (
     TooLarge,
     UnsupportedMediaType,
 )
+from quorumlog.net.parameters import invalid
 from quorumlog.protocol.batch import BadBatch, Record
 from quorumlog.protocol.record import Run
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.log_payloads import headers_of
-from services.gateway.edge.params import ARROW, invalid
+from services.gateway.edge.media import ARROW
 from services.gateway.edge.payloads import entry_too_large
 from services.gateway.logs.ports import LogBatch
 

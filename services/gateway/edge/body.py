@@ -8,12 +8,21 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, Final, TypeVar
 
 from aiohttp import hdrs, web
+from pydantic import ValidationError
 
-from quorumlog.errors import BadRequest, Overloaded, RequestTimeout, TooLarge, UnsupportedMediaType
+from quorumlog.errors import (
+    BadRequest,
+    Overloaded,
+    RequestTimeout,
+    TooLarge,
+    UnsupportedMediaType,
+)
+from quorumlog.net.json_bodies import M, invalid_of
+from quorumlog.net.operations import JSON
+from quorumlog.net.parameters import invalid
 from quorumlog.wire import strict
 from services.gateway.edge.follows import Follows
 from services.gateway.edge.limits import Limits
-from services.gateway.edge.params import JSON, invalid
 
 T = TypeVar("T")
 
@@ -189,3 +198,22 @@ async def expect_nothing(request: web.Request, room: Room) -> None:
     if request.body_exists:
         for name in await read_object(request, room):
             raise invalid(f"/{name}", "is not a field of this request")
+
+
+def expect_none(request: web.Request) -> None:
+    """For DELETE, which takes no body at all."""
+    if request.body_exists:
+        raise BadRequest("DELETE takes no body")
+
+
+async def read_model(request: web.Request, room: Room, model: type[M]) -> M:
+    """A JSON object as a model; no body is `{}`. Raises: InvalidRequest."""
+    return parsed(await read_object(request, room), model)
+
+
+def parsed(value: object, model: type[M]) -> M:
+    """A JSON value as a model. Raises: InvalidRequest, which lists all that pydantic found."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise invalid_of(error) from error

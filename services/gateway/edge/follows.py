@@ -51,7 +51,7 @@ class Told(Generic[P]):
 class Tail(Protocol[P]):
     """What can be followed."""
 
-    async def read(self, at: int, wait_s: float) -> P:
+    async def read(self, at: int, *, wait_s: float = 0.0) -> P:
         """What is there from `at` on, maybe nothing. Waits at the end."""
         ...
 
@@ -89,7 +89,7 @@ class Follow(Generic[P]):
         try:
             with contextlib.suppress(QuorumLogError):
                 while not self.is_over:
-                    page = await self._tail.read(self._at, _READ_S)
+                    page = await self._tail.read(self._at, wait_s=_READ_S)
                     if page.next > self._at:
                         self._add(page)
                     if self._tail.is_end(page):
@@ -186,7 +186,7 @@ async def told_tail(
     async with follows.joined(key):
         while True:
             # The first one, and each one while this reader is behind, or when nothing came.
-            told: Told[P] | None = Told(await tail.read(at, 0.0))
+            told: Told[P] | None = Told(await tail.read(at))
             while told is not None:
                 yield told
                 page = told.page

@@ -12,7 +12,6 @@ CUSTOM_KEYS_MAX: Final = 64
 CUSTOM_BYTES_MAX: Final = 16 * 1024
 PASSWORD_CHARS_MAX: Final = 1024
 """Long enough for any secret; short enough for a header (taste)."""
-IDEMPOTENCY_KEY_CHARS_MAX: Final = 255
 READ_BYTES_MAX: Final = 64 << 20
 """The greatest `max_bytes`: what a body of frames may have too."""
 

@@ -11,16 +11,14 @@ from typing import Any, Final
 import orjson
 
 from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
-from quorumlog.protocol import batch
+from quorumlog.net.parameters import escaped, invalid
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
 from quorumlog.wire import strict
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
-from services.gateway.edge.params import invalid
 from services.gateway.edge.payloads import (
     base64_of,
     encoded,
     entry_too_large,
-    escaped,
 )
 from services.gateway.logs.ports import LogRecord
 
@@ -56,8 +54,8 @@ def records_from_json(data: bytes) -> tuple[Record, ...]:
     return records
 
 
-def record_of_line(line: bytes, number: int, entry_bytes_max: int) -> bytes:
-    """One line of NDJSON as a batch of one record; its errors point to /lines/<number>."""
+def record_of_line(line: bytes, number: int, entry_bytes_max: int) -> Record:
+    """The record of one line of NDJSON; its errors point to /lines/<number>."""
     pointer = f"/lines/{number}"
     try:
         entry = strict.loads(line)
@@ -66,7 +64,13 @@ def record_of_line(line: bytes, number: int, entry_bytes_max: int) -> bytes:
     record = _record(entry, pointer)
     if len(record.value) > entry_bytes_max:
         raise entry_too_large(len(record.value), entry_bytes_max, pointer)
-    return batch.encode((record,), append_time_ms=0, records_before=0)
+    return record
+
+
+def record_bytes(record: Record) -> int:
+    """What a record takes in memory."""
+    headers = sum(len(name) + len(text) for name, text in record.headers)
+    return len(record.value) + len(record.key or b"") + headers
 
 
 def check_size(records: Iterable[Record]) -> None:

@@ -16,7 +16,6 @@ from pydantic import (
     model_validator,
 )
 
-from quorumlog.errors import NOT_DONE, Outcome
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.metadata import DigestKind, LedgerMetadata
 from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
@@ -386,28 +385,3 @@ class BookieListModel(Model):
 
     bookies: list[Bookie]
     stale: bool = False
-
-
-class FieldError(Model):
-    """What is wrong in one place: a JSON pointer into the body, or /query/…, /header/…, /path/…."""
-
-    pointer: str
-    detail: str
-
-
-class Problem(BaseModel):
-    """RFC 9457, with what a caller needs to decide what to do next."""
-
-    type: str = Field(description="/problems/<code>, which explains it.")
-    title: str
-    status: Annotated[int, Field(ge=400, le=599)]
-    detail: str
-    instance: str = Field(description="The request's id.")
-    code: str
-    retryable: bool = Field(description="May the same request be sent again?")
-    outcome: Outcome = Field(description=f"`{NOT_DONE}`: certainly nothing happened.")
-    errors: list[FieldError] | None = None
-    ledger_id: int | None = None
-    entry_id: int | None = None
-    bookie: str | None = None
-    log: str | None = None

@@ -1,128 +1,78 @@
-"""How an operation is described: enough for the OpenAPI document, and no more.
+"""What the gateway's operations have in common: their errors, and parameters that several take.
 
-Each resource's module pairs its operations with its handlers; routes and description come from
-the same list, so neither can be without the other.
+Each resource's operations are declared in a module beside that of its handlers.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from aiohttp import web
-
-from quorumlog.errors import (
-    BadRequest,
-    Forbidden,
-    HeadersTooLarge,
-    InvalidRequest,
-    MetadataUnavailable,
-    NotAcceptable,
-    Overloaded,
-    QuorumLogError,
-    RequestTimeout,
-    TooLarge,
-    UnsupportedMediaType,
+from quorumlog import errors, header
+from quorumlog.net.operations import JSON, Content, Errors
+from quorumlog.net.parameters import (
+    Parameter,
+    header_integer,
+    header_text,
+    path_id,
+    path_text,
+    query_choice,
+    query_integer,
 )
 from quorumlog.protocol.ids import ID_MAX
-
-Schema = type | dict[str, Any]
-"""A pydantic type, or a JSON schema as it is."""
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Errors = tuple[type[QuorumLogError], ...]
+from quorumlog.wire.bodies import LOG_NAME
+from services.gateway.edge.limits import PASSWORD_CHARS_MAX, WAIT_MS_MAX
 
 ALWAYS: Final[Errors] = (
-    BadRequest,
-    InvalidRequest,
-    Forbidden,
-    RequestTimeout,
-    HeadersTooLarge,
-    Overloaded,
+    errors.BadRequest,
+    errors.InvalidRequest,
+    errors.Forbidden,
+    errors.RequestTimeout,
+    errors.HeadersTooLarge,
+    errors.Overloaded,
 )
 """What any request may be answered with."""
 
-ANSWERING: Final[Errors] = (NotAcceptable,)
-WITH_BODY: Final[Errors] = (TooLarge, UnsupportedMediaType)
-WITH_METADATA: Final[Errors] = (MetadataUnavailable,)
+ANSWERING: Final[Errors] = (errors.NotAcceptable,)
+WITH_BODY: Final[Errors] = (errors.TooLarge, errors.UnsupportedMediaType)
+WITH_METADATA: Final[Errors] = (errors.MetadataUnavailable,)
+USUAL: Final[Errors] = (*ALWAYS, *ANSWERING, *WITH_METADATA)
+OF_TRANSACTION: Final[Errors] = (
+    errors.NoSuchTransaction,
+    errors.TransactionAborted,
+    errors.TransactionCommitted,
+)
+"""What else a ledger of a transaction may be answered with."""
 
 BYTES: Final[dict[str, Any]] = {"type": "string", "format": "binary"}
+NOTHING: Final = {JSON: Content({"type": "object", "additionalProperties": False}, {"nothing": {}})}
+"""The body of a request that has nothing to say."""
+ETAG: Final = {"ETag": "The row's version, in quotes."}
 
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A parameter of the path, the query or the headers."""
-
-    name: str
-    place: Literal["path", "query", "header"]
-    schema: dict[str, Any]
-    description: str
-    example: Any = None
-    style: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """A body of one media type."""
-
-    schema: Schema
-    examples: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A successful answer: its media types and its headers."""
-
-    description: str
-    content: Mapping[str, Content] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One method of one path."""
-
-    method: str
-    path: str
-    name: str
-    tag: str
-    summary: str
-    description: str = ""
-    parameters: tuple[Parameter, ...] = ()
-    body: Mapping[str, Content] = field(default_factory=dict)
-    """Where there is one, no body at all equals `{}`."""
-    answers: Mapping[int, Answer] = field(default_factory=dict)
-    errors: Errors = ()
-    needs_body: bool = False
-
-
-Route = tuple[Operation, Handler]
-
-
-def int64(low: int, high: int = ID_MAX) -> dict[str, Any]:
-    """The schema of an integer between two bounds."""
-    return {"type": "integer", "format": "int64", "minimum": low, "maximum": high}
-
-
-def path_id(name: str, description: str) -> Parameter:
-    """An id in the path."""
-    return Parameter(name, "path", int64(0), description, example=1)
-
-
-def query_integer(
-    name: str, low: int, high: int, description: str, default: int | None = None
-) -> Parameter:
-    """An integer in the query."""
-    schema = int64(low, high)
-    if default is not None:
-        schema["default"] = default
-    return Parameter(name, "query", schema, description)
-
+PAGE_ENTRIES: Final = 100
+PAGE_BYTES: Final = 1 << 20
+"""What a page has at most where a read does not say it; a stream has no such limit."""
 
 LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
-PASSWORD: Final = Parameter(
-    "Ledger-Password",
-    "header",
-    {"type": "string", "maxLength": 1024},
-    "The ledger's password, where it has one.",
+NAME: Final = path_text("name", LOG_NAME, "The log.", "events")
+PASSWORD: Final = header_text(
+    header.LEDGER_PASSWORD, "The ledger's password, where it has one.", chars_max=PASSWORD_CHARS_MAX
 )
 """Header values can't hold every character: a password that must travel should be printable."""
+WAIT_MS: Final = query_integer(
+    "wait_ms", 0, WAIT_MS_MAX, "At the tail: wait for that long for something new.", 0
+)
+ENCODINGS: Final = ("base64", "text", "json")
+
+
+def encoding(what: str) -> Parameter[str]:
+    """How JSON carries payloads, or values."""
+    return query_choice(
+        "encoding", ENCODINGS, f"How JSON carries {what}: as `data`, `text` or `json`.", "base64"
+    )
+
+
+def last_event_id(what: str) -> Parameter[int | None]:
+    """Where a stream of events goes on after it was cut off."""
+    return header_integer(
+        "Last-Event-ID",
+        f"With events: the last {what} that was seen, in place of `from`.",
+        high=ID_MAX - 1,
+    )

@@ -11,9 +11,9 @@ import orjson
 import pybase64
 
 from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
+from quorumlog.net.parameters import escaped, invalid
 from quorumlog.wire import strict
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
-from services.gateway.edge.params import invalid
 
 _FORMS: Final = ("data", "text", "json")
 _LAST_CANONICAL: Final = (frozenset("AEIMQUYcgkosw048"), frozenset("AQgw"))
@@ -146,11 +146,6 @@ def _unknown(entry: dict[str, Any], known: tuple[str, ...], pointer: str) -> Inv
         if name not in known:
             return invalid(f"{pointer}/{escaped(name)}", "is not a field of this request")
     return invalid(pointer, f"must have exactly one of {', '.join(known)}")
-
-
-def escaped(name: str) -> str:
-    """A name as a part of a JSON pointer (RFC 6901), cut to a length that can be shown."""
-    return name[:100].replace("~", "~0").replace("/", "~1")
 
 
 def entry_too_large(size: int, entry_bytes_max: int, pointer: str) -> TooLarge:

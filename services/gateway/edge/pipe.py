@@ -6,13 +6,16 @@ the next one, so a fast stream makes large runs by itself and a slow one is not 
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from typing import Final, Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final, Generic, Protocol, TypeVar
 
 from quorumlog.errors import Overloaded, QuorumLogError
 from services.gateway.edge.body import Room
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.interface import Appended
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 
 _RUN_BYTES_MAX: Final = 2 << 20
 """What one append takes: large enough for the disks, small enough for a steady rhythm (taste)."""
@@ -20,27 +23,20 @@ _BUFFER_BYTES_MAX: Final = 4 << 20
 """What a stream may be ahead of its acknowledgements; then it is read no further."""
 
 
-class Appender(Protocol):
-    """Where a stream's appends go: the engine, or a log."""
+class Append(Protocol[T_contra]):
+    """Where a stream's appends go: a ledger, or a log."""
 
-    async def append(
-        self,
-        ledger_id: int,
-        payloads: Sequence[bytes],
-        *,
-        password: str | None = None,
-        expect: int | None = None,
-    ) -> Appended:
-        """Append payloads; returns when they are acknowledged."""
+    async def __call__(self, items: Sequence[T_contra], /, *, expect: int | None) -> Appended:
+        """Append items; returns when they are acknowledged."""
         ...
 
 
-_ENTRY_BYTES: Final = 64
-"""What an entry takes besides its payload, so that a buffer of empty ones has an end too."""
+_ITEM_BYTES: Final = 64
+"""What an item takes besides its own bytes, so that a buffer of empty ones has an end too."""
 
 
-class Pipe:
-    """The appends of one stream.
+class Pipe(Generic[T]):
+    """The appends of one stream: of entries, or of a log's records.
 
     Invariants: entries are appended in the order in which they were put; after the first error
     nothing more is appended; what is in the buffer is counted in the room.
@@ -48,18 +44,18 @@ class Pipe:
 
     def __init__(
         self,
-        engine: Appender,
+        append: Append[T],
         room: Room,
-        ledger_id: int,
-        password: str | None,
+        *,
+        size: Callable[[T], int],
         expect: int | None = None,
     ) -> None:
-        self._engine = engine
+        """`size` tells an item's bytes; `expect` what the first one must get."""
+        self._append = append
         self._room = room
-        self._ledger_id = ledger_id
-        self._password = password
+        self._size = size
         self._expect = expect
-        self._payloads: deque[bytes] = deque()
+        self._items: deque[T] = deque()
         self._bytes = 0
         self._is_finished = False
         self._filled = asyncio.Event()
@@ -67,15 +63,15 @@ class Pipe:
         self.error: QuorumLogError | None = None
         """Why the stream ended, where it did not end by itself."""
 
-    async def put(self, payloads: Sequence[bytes]) -> None:
+    async def put(self, items: Sequence[T]) -> None:
         """Append these in their turn. Waits while the stream is too far ahead."""
-        size = sum(map(len, payloads)) + _ENTRY_BYTES * len(payloads)
+        size = sum(map(self._size, items)) + _ITEM_BYTES * len(items)
         while self._bytes and self._bytes + size > _BUFFER_BYTES_MAX:
             self._drained.clear()
             await self._drained.wait()
         if self._room.held_bytes + size > self._room.limits.held_bytes_max:
             raise Overloaded("too many bytes are being appended at once")
-        self._payloads.extend(payloads)
+        self._items.extend(items)
         self._bytes += size
         self._room.held_bytes += size
         self._filled.set()
@@ -90,16 +86,14 @@ class Pipe:
         """Append, and give each acknowledgement; ends with the stream, or at its first error."""
         try:
             while True:
-                while not self._payloads:
+                while not self._items:
                     if self._is_finished:
                         return
                     self._filled.clear()
                     await self._filled.wait()
                 run = self._take()
                 try:
-                    appended = await self._engine.append(
-                        self._ledger_id, run, password=self._password, expect=self._expect
-                    )
+                    appended = await self._append(run, expect=self._expect)
                 except QuorumLogError as error:
                     self.error = error
                     return
@@ -111,17 +105,17 @@ class Pipe:
         finally:
             self._room.held_bytes -= self._bytes
             self._bytes = 0
-            self._payloads.clear()
+            self._items.clear()
 
-    def _take(self) -> list[bytes]:
+    def _take(self) -> list[T]:
         """The next run; its bytes count no more, they are the engine's now."""
-        run: list[bytes] = []
+        run: list[T] = []
         size = 0
-        while self._payloads and len(run) < BATCH_ENTRIES_MAX:
-            next_bytes = len(self._payloads[0]) + _ENTRY_BYTES
+        while self._items and len(run) < BATCH_ENTRIES_MAX:
+            next_bytes = self._size(self._items[0]) + _ITEM_BYTES
             if run and size + next_bytes > _RUN_BYTES_MAX:
                 break
-            run.append(self._payloads.popleft())
+            run.append(self._items.popleft())
             size += next_bytes
         self._bytes -= size
         self._room.held_bytes -= size

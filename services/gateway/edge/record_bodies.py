@@ -2,10 +2,11 @@
 
 from aiohttp import web
 
+from quorumlog.net.operations import JSON
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
 from services.gateway.edge import arrow, body
 from services.gateway.edge.log_payloads import check_size, records_from_json
-from services.gateway.edge.params import ARROW, JSON, OCTETS
+from services.gateway.edge.media import ARROW, OCTETS
 from services.gateway.edge.payloads import from_frames
 
 

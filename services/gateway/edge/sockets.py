@@ -11,21 +11,24 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
 
+import orjson
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from quorumlog.errors import BadRequest, InvalidRequest, QuorumLogError
+from quorumlog.errors import BadRequest, QuorumLogError
+from quorumlog.net.parameters import invalid
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire import problems, strict
-from services.gateway.edge.answers import entries_frames, entries_json
 from services.gateway.edge.body import Room
+from services.gateway.edge.follows import P
 from services.gateway.edge.middleware import REQUEST_ID
-from services.gateway.edge.params import invalid
-from services.gateway.edge.payloads import from_frames, from_json
+from services.gateway.edge.pages import PageStream
 from services.gateway.edge.pipe import Pipe
-from services.gateway.edge.streams import Range, Source, beside, is_end
-from services.gateway.interface import Appended, EngineInterface, ReadResult
+from services.gateway.edge.streams import beside
+from services.gateway.interface import Appended
+from services.gateway.logs.reading import Start
 
 log = logging.getLogger(__name__)
 
@@ -35,29 +38,27 @@ _CONTROL_BYTES_MAX: Final = 300
 """A message that asks for the tail is short; longer ones are not looked at for that."""
 _ENCODINGS: Final = ("base64", "text", "json", "frames")
 
+T = TypeVar("T")
 Message = str | bytes
 Tail = AsyncGenerator[Message, None]
 
 
-class Subject(Protocol):
+@dataclass(frozen=True, slots=True)
+class Subject(Generic[T, P]):
     """What a socket appends to and follows."""
 
-    pipe: Pipe
-
-    def payloads(self, data: Message) -> list[bytes]:
-        """What a message appends. Raises BadRequest, InvalidRequest or TooLarge."""
-        ...
-
-    def acknowledged(self, appended: Appended) -> str:
-        """The message that tells of an acknowledged run."""
-        ...
-
-    def tail(self, start: Any, encoding: str) -> Tail:
-        """The messages of the tail. Raises InvalidRequest where it can't start there."""
-        ...
+    pipe: Pipe[T]
+    items: Callable[[Message], list[T]]
+    """What a message appends. Raises BadRequest, InvalidRequest or TooLarge."""
+    acknowledged: Callable[[Appended], dict[str, int]]
+    """What tells of an acknowledged run."""
+    stream: Callable[[Start], PageStream[P]]
+    """The pages from a position on."""
+    named_starts: tuple[str, ...] = ()
+    """Positions that are no numbers."""
 
 
-async def serve(request: web.Request, room: Room, subject: Subject) -> web.WebSocketResponse:
+async def serve(request: web.Request, room: Room, subject: Subject[T, P]) -> web.WebSocketResponse:
     """Talk until either side ends it. Raises BadRequest where the client wants no socket."""
     socket = web.WebSocketResponse(
         heartbeat=_HEARTBEAT_S, max_msg_size=room.limits.body_bytes_max, compress=False
@@ -70,7 +71,7 @@ async def serve(request: web.Request, room: Room, subject: Subject) -> web.WebSo
     with contextlib.suppress(ConnectionError):
         async with beside(talk.receive()), beside(talk.follow()):
             async for appended in subject.pipe.acknowledged():
-                await socket.send_str(subject.acknowledged(appended))
+                await socket.send_str(orjson.dumps(subject.acknowledged(appended)).decode())
         if subject.pipe.error is not None:
             document = problems.to_bytes(subject.pipe.error, request[REQUEST_ID])
             await socket.send_str(document.decode())
@@ -79,10 +80,10 @@ async def serve(request: web.Request, room: Room, subject: Subject) -> web.WebSo
     return socket
 
 
-class _Talk:
+class _Talk(Generic[T, P]):
     """What goes on beside the acknowledgements. Invariant: at most one tail."""
 
-    def __init__(self, socket: web.WebSocketResponse, room: Room, subject: Subject) -> None:
+    def __init__(self, socket: web.WebSocketResponse, room: Room, subject: Subject[T, P]) -> None:
         self._socket, self._room, self._subject = socket, room, subject
         self._tail: asyncio.Future[Tail] = asyncio.get_running_loop().create_future()
 
@@ -95,7 +96,7 @@ class _Talk:
                 if message is None or message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                     break
                 if not self._is_for_the_tail(message.data):
-                    await pipe.put(self._subject.payloads(message.data))
+                    await pipe.put(self._subject.items(message.data))
         except QuorumLogError as error:
             pipe.finish(error)
         except Exception:
@@ -119,8 +120,16 @@ class _Talk:
             raise invalid("/tail/encoding", f"must be one of {', '.join(_ENCODINGS)}")
         if self._tail.done():
             raise invalid("/tail", "this socket has a tail already")
-        self._tail.set_result(self._subject.tail(asked.get("from", 0), encoding))
+        self._tail.set_result(_messages(self._subject.stream(self._start(asked)), encoding))
         return True
+
+    def _start(self, asked: dict[str, Any]) -> Start:
+        """Where the tail starts. Raises: InvalidRequest."""
+        start: Start = asked.get("from", 0)
+        is_id = type(start) is int and 0 <= start <= ID_MAX
+        if not is_id and start not in self._subject.named_starts:
+            raise invalid("/tail/from", f"must be an integer from 0 to {ID_MAX}")
+        return start
 
     async def follow(self) -> None:
         """Send the tail, once it was asked for."""
@@ -141,64 +150,18 @@ class _Talk:
             self._subject.pipe.finish(QuorumLogError())
 
 
-def first_of(start: Any) -> int:
-    """The id at which a tail starts."""
-    if type(start) is not int or not 0 <= start <= ID_MAX:
-        raise bad_start(f"must be an integer from 0 to {ID_MAX}")
-    return start
+async def _messages(stream: PageStream[P], encoding: str) -> Tail:
+    """Pages as they are read, and the end."""
+    pages = stream.pages
 
-
-def bad_start(detail: str) -> InvalidRequest:
-    """The error for a tail that can't start where it was asked to."""
-    return invalid("/tail/from", detail)
-
-
-class LedgerSubject:
-    """A ledger behind a socket."""
-
-    def __init__(
-        self, engine: EngineInterface, room: Room, ledger_id: int, password: str | None
-    ) -> None:
-        self.pipe = Pipe(engine, room, ledger_id, password)
-        self._entry_bytes_max = room.limits.entry_bytes_max
-        self._source: Callable[[int], Source] = lambda first: Source(
-            engine, room, Range(ledger_id, first, password=password)
-        )
-
-    def payloads(self, data: Message) -> list[bytes]:
-        """Frames, or the JSON of an append."""
-        if isinstance(data, bytes):
-            return from_frames(data, self._entry_bytes_max)
-        return from_json(data.encode(), self._entry_bytes_max)[0]
-
-    def acknowledged(self, appended: Appended) -> str:
-        """`{"first_entry","last_entry","last_add_confirmed"}`."""
+    def message(page: P) -> Message:
         return (
-            f'{{"first_entry":{appended.first},"last_entry":{appended.last},'
-            f'"last_add_confirmed":{appended.last_add_confirmed}}}'
+            pages.frames(page) if encoding == "frames" else pages.message(page, encoding).decode()
         )
 
-    def tail(self, start: Any, encoding: str) -> Tail:
-        """Pages as `{"entries","next","last_add_confirmed","closed"}`, and the end."""
-        return self._follow(self._source(first_of(start)), encoding)
-
-    async def _follow(self, source: Source, encoding: str) -> Tail:
-        async with contextlib.aclosing(source.tail()) as pages:
-            async for told in pages:
-                page = told.page
-                if page.runs:
-                    yield told.form(("socket", encoding), lambda page: _page(page, encoding))
-                if is_end(page):
-                    yield f'{{"end":{{"last_entry":{page.last_add_confirmed}}}}}'
-
-
-def _page(page: ReadResult, encoding: str) -> Message:
-    if encoding == "frames":
-        return entries_frames(page.runs)
-    body = b'{"entries":[%b],"next":%d,"last_add_confirmed":%d,"closed":%b}' % (
-        b",".join(entries_json(page.runs, encoding)),
-        page.next,
-        page.last_add_confirmed,
-        b"true" if page.closed else b"false",
-    )
-    return body.decode()
+    async with contextlib.aclosing(stream.tail()) as tail:
+        async for told in tail:
+            if pages.count(told.page):
+                yield told.form(("socket", encoding), message)
+            if pages.is_end(told.page):
+                yield orjson.dumps({"end": pages.ending(told.page)}).decode()

@@ -39,6 +39,9 @@ HEADS_MAX = 1000
 BOOKIE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 """A bookie's name; it is part of a member, of URLs and of file names."""
 
+MEMBER = rf"{BOOKIE_NAME}@(0|[1-9][0-9]{{0,17}})"
+MEMBER_OR_NAME = rf"{BOOKIE_NAME}(@(0|[1-9][0-9]{{0,17}}))?"
+
 LOG_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
 """A log's name (docs/guides/http.md, Bounds)."""
 
@@ -79,9 +82,7 @@ Key = Annotated[
     PlainSerializer(_base64_of, return_type=str, when_used="json"),
     WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
 ]
-Member = Annotated[
-    str, StringConstraints(pattern=rf"^{BOOKIE_NAME}@(0|[1-9][0-9]{{0,17}})$", max_length=128)
-]
+Member = Annotated[str, StringConstraints(pattern=rf"^{MEMBER}$", max_length=128)]
 BookieName = Annotated[str, StringConstraints(pattern=rf"^{BOOKIE_NAME}$")]
 LogName = Annotated[str, StringConstraints(pattern=rf"^{LOG_NAME}$")]
 Attempt = Annotated[

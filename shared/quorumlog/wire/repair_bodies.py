@@ -5,9 +5,12 @@ from typing import Annotated, Any, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from quorumlog.protocol.ids import ID_MAX
-from quorumlog.wire.bodies import Body, LedgerId, Member, Text, Version
+from quorumlog.wire.bodies import MEMBER, Body, LedgerId, Member, Text, Version
 
 LEASE_S_MAX = 3600.0
+
+REPAIR_PLACE = rf"(0|[1-9][0-9]{{0,18}}):{MEMBER}"
+"""Where a page of the queue begins: after the item of this `ledger_id:member`."""
 
 RangeEntry = Annotated[int, Field(ge=0, lt=ID_MAX)]
 """The database's ranges exclude their upper bound, which must be a valid id too."""

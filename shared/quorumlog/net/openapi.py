@@ -1,4 +1,6 @@
-"""The OpenAPI 3.1 description, made of the route table, the pydantic models and the error tree."""
+"""The OpenAPI 3.1 document of a service, made of its operations, the pydantic models and the error
+tree.
+"""
 
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
@@ -7,26 +9,25 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from quorumlog.errors import QuorumLogError, ShuttingDown
+from quorumlog import header
+from quorumlog.errors import QuorumLogError
+from quorumlog.net.operations import Content, Operation, Problem, Reply, Schema
+from quorumlog.net.parameters import Parameter
 from quorumlog.wire import problems
-from services.gateway.edge.models import Problem
-from services.gateway.edge.operations import Answer, Content, Errors, Operation, Parameter, Schema
 
 _REF: Final = "#/components/schemas/{model}"
-_DESCRIPTION: Final = (
-    "Replicated, append-only ledgers over HTTP: the BookKeeper protocol. Errors are problem "
-    "documents (RFC 9457) with a `code`, and say whether the request may be sent again "
-    "(`retryable`) and what became of it (`outcome`). Each GET has a HEAD, each path OPTIONS."
-)
 _REQUEST_ID: Final = {
     "description": "The client's, if it is at most 64 of `[A-Za-z0-9._-]`, else a new one.",
     "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"},
 }
 
 
-def describe(operations: Iterable[Operation], *, version: str) -> dict[str, Any]:
+def describe(
+    operations: Iterable[Operation], *, title: str, version: str, description: str = ""
+) -> dict[str, Any]:
     """The document."""
     operations = list(operations)
+    tags = dict.fromkeys(operation.tag for operation in operations if operation.tag)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         path = paths.setdefault(operation.path, {})
@@ -34,27 +35,25 @@ def describe(operations: Iterable[Operation], *, version: str) -> dict[str, Any]
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": "quorumlog gateway",
+            "title": title,
             "version": version,
-            "description": _DESCRIPTION,
+            **({"description": description} if description else {}),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": tag} for tag in dict.fromkeys(op.tag for op in operations)],
+        **({"tags": [{"name": tag} for tag in tags]} if tags else {}),
         "paths": paths,
         "components": {
             "schemas": _schemas(operations),
-            "headers": {"X-Request-Id": _REQUEST_ID},
+            "headers": {header.REQUEST_ID: _REQUEST_ID},
         },
     }
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        "operationId": operation.name,
-        "tags": [operation.tag],
-        "summary": operation.summary,
-    }
+    shown: dict[str, Any] = {"operationId": operation.name, "summary": operation.summary}
+    if operation.tag:
+        shown["tags"] = [operation.tag]
     if operation.description:
         shown["description"] = operation.description
     if operation.parameters:
@@ -65,13 +64,13 @@ def _operation(operation: Operation) -> dict[str, Any]:
             "content": _content(operation.body),
         }
     shown["responses"] = {
-        **{str(status): _answer(answer) for status, answer in operation.answers.items()},
-        **_problems(_errors(operation)),
+        **{str(status): _reply(reply) for status, reply in operation.replies.items()},
+        **_problems(operation.errors),
     }
     return shown
 
 
-def _parameter(parameter: Parameter) -> dict[str, Any]:
+def _parameter(parameter: Parameter[Any]) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "name": parameter.name,
         "in": parameter.place,
@@ -86,15 +85,17 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
     return shown
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
-    shown: dict[str, Any] = {"description": answer.description, "headers": _headers(answer.headers)}
-    if answer.content:
-        shown["content"] = _content(answer.content)
+def _reply(reply: Reply) -> dict[str, Any]:
+    shown: dict[str, Any] = {"description": reply.description, "headers": _headers(reply.headers)}
+    if reply.content:
+        shown["content"] = _content(reply.content)
     return shown
 
 
 def _headers(described: Mapping[str, str]) -> dict[str, Any]:
-    headers: dict[str, Any] = {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}}
+    headers: dict[str, Any] = {
+        header.REQUEST_ID: {"$ref": f"#/components/headers/{header.REQUEST_ID}"}
+    }
     for name, description in described.items():
         headers[name] = {"description": description, "schema": {"type": "string"}}
     return headers
@@ -122,11 +123,6 @@ def _schema(schema: Schema) -> dict[str, Any]:
     }
 
 
-def _errors(operation: Operation) -> Errors:
-    """What an operation is answered with. Of a gateway that is about to end nobody changes anything."""
-    return operation.errors if operation.method == "GET" else (*operation.errors, ShuttingDown)
-
-
 def _problems(errors: Iterable[type[QuorumLogError]]) -> dict[str, Any]:
     """One response for each status, with an example for each of its codes."""
     by_status: dict[int, list[type[QuorumLogError]]] = {}
@@ -135,24 +131,14 @@ def _problems(errors: Iterable[type[QuorumLogError]]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, classes in by_status.items():
         described = {
-            header: f"With `{cls.code}`."
+            name: f"With `{cls.code}`."
             for cls in classes
-            for header in (*cls().headers, *cls.member_headers.values())
+            for name in (*cls().headers, *cls.member_headers.values())
         }
-        examples = {
-            cls.code: {"value": problems.to_document(cls(), "b1946ac9-1f")} for cls in classes
-        }
-        responses[str(status)] = {
-            "description": f"{HTTPStatus(status).phrase}: "
-            + " · ".join(f"`{cls.code}`" for cls in classes),
-            "headers": _headers(described),
-            "content": {
-                problems.CONTENT_TYPE: {
-                    "schema": {"$ref": _REF.format(model="Problem")},
-                    "examples": examples,
-                }
-            },
-        }
+        examples = {cls.code: problems.to_document(cls(), "b1946ac9-1f") for cls in classes}
+        text = f"{HTTPStatus(status).phrase}: " + " · ".join(f"`{cls.code}`" for cls in classes)
+        content = {problems.CONTENT_TYPE: Content(Problem, examples)}
+        responses[str(status)] = _reply(Reply(text, content, described))
     return responses
 
 
@@ -162,7 +148,6 @@ def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
 
     def collect(schema: Schema) -> None:
         if isinstance(schema, type):
-            assert issubclass(schema, BaseModel)
             found[schema.__name__] = schema
             return
         for key in ("anyOf", "oneOf"):
@@ -170,11 +155,9 @@ def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
                 collect(one)
 
     for operation in operations:
-        for content in operation.body.values():
-            collect(content.schema)
-        for answer in operation.answers.values():
-            for content in answer.content.values():
-                collect(content.schema)
+        for content in (operation.body, *(reply.content for reply in operation.replies.values())):
+            for one in content.values():
+                collect(one.schema)
     _, schema = models_json_schema(
         [(model, "validation") for model in found.values()], by_alias=True, ref_template=_REF
     )

@@ -1,0 +1,161 @@
+"""What an operator may ask of autorecovery."""
+
+from typing import Any, Final
+
+from aiohttp import web
+from pydantic import Field
+
+from quorumlog.net.json_bodies import answer, parsed
+from quorumlog.net.operations import route
+from quorumlog.net.parameters import Given, Parameter, path_id, query_text
+from quorumlog.wire.bodies import BOOKIE_NAME, Body
+from quorumlog.wire.repair_bodies import REPAIR_PLACE, RepairList, RepairSettingsPut
+from services.autorecovery.check import Report
+from services.autorecovery.drains import Drain, decommissioned, drain_of
+from services.autorecovery.losses import answers_json
+from services.autorecovery.parts import PARTS, Parts
+
+
+class Delay(Body):
+    """`PUT /v1/lost-bookie-delay`: the same value again means: look now."""
+
+    seconds: float = Field(ge=0, le=86_400, strict=False)
+
+
+LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
+BOOKIE: Final = Parameter(
+    "bookie",
+    "path",
+    lambda text, _pointer: text,  # another text is no bookie: 404
+    {"type": "string", "pattern": f"^{BOOKIE_NAME}$"},
+    "The bookie, without an incarnation.",
+    "",
+    "bookie-1",
+)
+AFTER: Final = query_text("after", REPAIR_PLACE, "Items after this one: `ledger_id:member`.")
+
+
+async def get_status(request: web.Request, _given: Given) -> web.Response:
+    """What this process does and has done."""
+    return web.json_response(await _status_json(request.app[PARTS]))
+
+
+async def list_repairs(request: web.Request, given: Given) -> web.Response:
+    """What lacks copies, and why it still does."""
+    items, following = await request.app[PARTS].repairs.list(after=given[AFTER])
+    return answer(RepairList(repairs=items, next=following))
+
+
+async def check_all(request: web.Request, _given: Given) -> web.Response:
+    """Compare all copies of all ledgers now."""
+    request.app[PARTS].checker.trigger()
+    return web.json_response({}, status=202)
+
+
+async def check_ledger(request: web.Request, given: Given) -> web.Response:
+    """Compare a ledger's copies."""
+    report = await request.app[PARTS].checker.verify(given[LEDGER_ID], queue=False)
+    return web.json_response(_report_json(report))
+
+
+async def mend_ledger(request: web.Request, given: Given) -> web.Response:
+    """Compare a ledger's copies, and have mended what lacks."""
+    report = await request.app[PARTS].checker.verify(given[LEDGER_ID], queue=True)
+    return web.json_response(_report_json(report))
+
+
+async def get_drain(request: web.Request, given: Given) -> web.Response:
+    """What still names a bookie, and why."""
+    return answer(await drain_of(given[BOOKIE], request.app[PARTS].metadata))
+
+
+async def decommission(request: web.Request, given: Given) -> web.Response:
+    """Decommission a dead bookie."""
+    await decommissioned(given[BOOKIE], request.app[PARTS].metadata)
+    return web.Response(status=204)
+
+
+async def trigger_audit(request: web.Request, _given: Given) -> web.Response:
+    """Look at everything now, and try again what waits."""
+    await request.app[PARTS].repairs.trigger()
+    return web.json_response({}, status=202)
+
+
+async def put_delay(request: web.Request, _given: Given) -> web.Response:
+    """How long a bookie may be away."""
+    parts, delay = request.app[PARTS], parsed(await request.read(), Delay)
+    await parts.steering.change(RepairSettingsPut(lost_bookie_delay_s=delay.seconds))
+    await parts.repairs.trigger()
+    return answer(delay)
+
+
+async def patch_settings(request: web.Request, _given: Given) -> web.Response:
+    """Pause, resume, limit; for all processes."""
+    parts = request.app[PARTS]
+    await parts.steering.change(parsed(await request.read(), RepairSettingsPut))
+    return web.json_response(await _status_json(parts))
+
+
+async def _status_json(parts: Parts) -> dict[str, Any]:
+    auditor, steering = parts.auditor, parts.steering
+    return {
+        "auditor": auditor.is_auditor,
+        "lost": list(auditor.lost),
+        "draining": list(auditor.draining),
+        "paused": steering.is_paused,
+        "lost_bookie_delay_s": steering.lost_bookie_delay_s,
+        "bytes_per_s": steering.bytes_per_s,
+        "concurrency": steering.concurrency,
+        "working": parts.workers.working,
+        "copied_bytes": parts.pace.copied_bytes,
+        "repaired": parts.done.repaired,
+        "failed": parts.done.failed,
+        "audit_s": auditor.audit_s,
+        "blocked_recoveries": [
+            {
+                "ledger_id": ledger_id,
+                "bookie": error.bookie,
+                "entry_id": error.entry_id,
+                "why": error.detail,
+            }
+            for ledger_id, error in auditor.blocked.items()
+        ],
+        "lost_entries": parts.losses.json(),
+        "checked": parts.checker.checked,
+        "check_s": parts.checker.pass_s,
+        "misplaced": parts.checker.misplaced_count,
+        "queue": (await parts.repairs.summary()).model_dump(mode="json"),
+    }
+
+
+def _report_json(report: Report) -> dict[str, Any]:
+    return {
+        "ledger_id": report.ledger_id,
+        "whole": report.is_whole,
+        "entries": report.entries,
+        "open_from": report.open_from,
+        "lacking": [
+            {"bookie": lack.member, "first": lack.first, "last": lack.last, "why": lack.why}
+            for lack in report.lacks
+        ],
+        "differing": [{"first": first, "last": last} for first, last in report.differing],
+        "silent": report.silent,
+        "lost": [answers_json(lost) for lost in report.lost],
+    }
+
+
+_OBJECT: Final[dict[str, Any]] = {"type": "object"}
+_CHECK: Final = "/v1/checks/{ledger_id}"
+
+ROUTES: Final = (
+    route("GET", "/v1/status", get_status, gives=_OBJECT),
+    route("GET", "/v1/repairs", list_repairs, AFTER, gives=RepairList),
+    route("POST", "/v1/checks", check_all, gives=_OBJECT, status=202),
+    route("GET", _CHECK, check_ledger, LEDGER_ID, gives=_OBJECT),
+    route("POST", _CHECK, mend_ledger, LEDGER_ID, gives=_OBJECT),
+    route("GET", "/v1/drains/{bookie}", get_drain, BOOKIE, gives=Drain),
+    route("DELETE", "/v1/bookies/{bookie}", decommission, BOOKIE, status=204),
+    route("POST", "/v1/audits", trigger_audit, gives=_OBJECT, status=202),
+    route("PUT", "/v1/lost-bookie-delay", put_delay, takes=Delay, gives=Delay),
+    route("PATCH", "/v1/settings", patch_settings, takes=RepairSettingsPut, gives=_OBJECT),
+)

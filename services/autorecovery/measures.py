@@ -1,0 +1,52 @@
+"""What autorecovery tells Prometheus."""
+
+from collections.abc import Iterable
+
+from aiohttp import web
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.autorecovery.parts import PARTS
+
+
+class Measures(Collector):
+    """What operators watch, read when somebody scrapes."""
+
+    def __init__(self, app: web.Application) -> None:
+        """Nothing is told until the application has its parts."""
+        self._app = app
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics as they are now."""
+        parts = self._app.get(PARTS)
+        if parts is None:
+            return
+        gauges: tuple[tuple[str, str, float], ...] = (
+            ("is_auditor", "This process audits", parts.auditor.is_auditor),
+            ("lost_bookies", "Bookies whose copies are made again", len(parts.auditor.lost)),
+            ("draining_bookies", "Bookies that are being emptied", len(parts.auditor.draining)),
+            ("paused", "1: nothing is copied", parts.steering.is_paused),
+            ("working", "Repairs under way", parts.workers.working),
+            ("audit_seconds", "How long the last audit took", parts.auditor.audit_s),
+            ("check_seconds", "How long the last check of all copies took", parts.checker.pass_s),
+            ("lost_entries", "Nobody can serve them: accept it", parts.losses.entries),
+            ("misplaced_ledgers", "In fewer zones than possible", parts.checker.misplaced_count),
+            ("copy_limit_bytes", "Bytes a second; 0: no limit", parts.steering.bytes_per_s or 0),
+        )
+        for name, text, value in gauges:
+            yield GaugeMetricFamily(f"quorumlog_autorecovery_{name}", text, value=value)
+        counters: tuple[tuple[str, str, float], ...] = (
+            ("repaired", "Items mended", parts.done.repaired),
+            ("failed", "Items put off", parts.done.failed),
+            ("copied_bytes", "Bytes written to repaired members", parts.pace.copied_bytes),
+            ("copied_entries", "Entries of these", parts.pace.copied_entries),
+            ("checked_ledgers", "Ledgers whose copies were compared", parts.checker.checked),
+            ("lacking_ranges", "Ranges found lacking by a check", parts.checker.lacking),
+            ("differing_ranges", "Ranges whose copies differ: an alarm", parts.checker.differing),
+            ("checks_unanswered", "Members that a check heard nothing of", parts.checker.unknown),
+            ("audits", "Audits", parts.auditor.audits),
+            ("recoveries", "Abandoned ledgers recovered", parts.auditor.recovered),
+            ("recoveries_failed", "Recoveries that were put off", parts.auditor.blocked_count),
+        )
+        for name, text, value in counters:
+            yield CounterMetricFamily(f"quorumlog_autorecovery_{name}", text, value=value)

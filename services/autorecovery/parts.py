@@ -1,0 +1,112 @@
+"""What an autorecovery process is made of, and how long its parts live."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+from uuid import uuid4
+
+import aiohttp
+from aiohttp import web
+
+from quorumlog.errors import QuorumLogError
+from quorumlog.net.bookie_client import BookieClient
+from quorumlog.net.directory import Directory
+from quorumlog.net.holdings import HoldingsClient
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.ports import Ports, Times
+from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.timers import Tasks, Timers
+from quorumlog.wire.bodies import ServiceHeartbeat
+from services.autorecovery.auditor import Auditor
+from services.autorecovery.checker import Checker
+from services.autorecovery.config import Config
+from services.autorecovery.losses import Losses
+from services.autorecovery.pace import EndlessTimers, PacedBookies
+from services.autorecovery.steering import Steering
+from services.autorecovery.worker import Done, Workers
+from services.autorecovery.writers import Writers
+
+_HEARTBEAT_S: Final = 1.0
+_COPY_BYTES: Final = 1 << 20
+"""Read at a time: with a limit on the rate, no more than this goes out at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the handlers work on; built once by `running`."""
+
+    auditor: Auditor
+    checker: Checker
+    done: Done
+    losses: Losses
+    metadata: MetadataClient
+    pace: PacedBookies
+    repairs: RepairClient
+    steering: Steering
+    workers: Workers
+
+
+PARTS: Final = web.AppKey("parts", Parts)
+
+
+@contextlib.asynccontextmanager
+async def running(config: Config) -> AsyncIterator[Parts]:
+    """One auditor, a checker and some workers, at work until the end of the block."""
+    name = str(uuid4())
+    tasks, timers = Tasks(), Timers(asyncio.get_running_loop())
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
+    ) as session:
+        metadata = MetadataClient(config.metadata_urls, session)
+        directory = Directory(metadata.bookies)
+        bookies = BookieClient(directory.address, session, failed=directory.quarantine.failed)
+        ports = Ports(bookies, metadata, directory, timers, tasks)
+        pace = PacedBookies(bookies)
+        paced = Ports(
+            pace,
+            metadata,
+            directory,
+            EndlessTimers(timers),
+            tasks,
+            Times(quorum_s=inf),
+            read_bytes_max=_COPY_BYTES,
+        )
+        done = Done()
+        repairs = RepairClient(metadata, name)
+        steering = Steering(config, metadata, repairs, pace)
+        losses = Losses(HoldingsClient(directory, session))
+        parts = Parts(
+            Auditor(name, config, metadata, repairs, ports, Writers(session), steering),
+            Checker(config, metadata, repairs, directory, session, losses),
+            done,
+            losses,
+            metadata,
+            pace,
+            repairs,
+            steering,
+            Workers(repairs, directory, paced, session, done, steering, losses),
+        )
+        tasks.start(_send_heartbeats(metadata, name, config.url))
+        tasks.start(metadata.keep_confirmed(_HEARTBEAT_S))
+        tasks.start(parts.steering.follow(parts.auditor.trigger))
+        tasks.start(directory.follow())
+        tasks.start(parts.auditor.run())
+        tasks.start(parts.checker.run(lambda: parts.auditor.is_auditor))
+        tasks.start(parts.pace.run())
+        tasks.start(parts.workers.run(tasks))
+        try:
+            yield parts
+        finally:
+            await tasks.close()
+            timers.close()
+            await bookies.close()
+
+
+async def _send_heartbeats(metadata: MetadataClient, name: str, url: str) -> None:
+    while True:
+        with contextlib.suppress(QuorumLogError):  # its own log line says that it is away
+            await metadata.service_lives("autorecovery", name, ServiceHeartbeat(url=url))
+        await asyncio.sleep(_HEARTBEAT_S)

@@ -1,0 +1,119 @@
+"""The operations on the cluster, on problems, and those that every service has."""
+
+from typing import Any, Final
+
+from quorumlog import errors
+from quorumlog.net.operations import JSON, Content, Operation, Reply
+from quorumlog.net.parameters import Parameter
+from services.gateway.edge.media import HTML
+from services.gateway.edge.models import BookieListModel
+from services.gateway.edge.operations import ALWAYS, ANSWERING, WITH_METADATA
+from services.gateway.edge.problem_pages import problem_json
+
+CODE: Final[Parameter[str]] = Parameter(
+    "code",
+    "path",
+    lambda text, _pointer: text,
+    {"type": "string", "enum": sorted(errors.codes())},
+    "The code.",
+    "",
+    "ledger-closed",
+)
+
+_ERRORS: Final = (*ALWAYS, *ANSWERING)
+_STATUS: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"status": {"type": "string"}},
+    "required": ["status"],
+}
+
+BOOKIES: Final = Operation(
+    "GET",
+    "/v1/bookies",
+    "listBookies",
+    "Cluster",
+    "Every registered bookie with its state",
+    "`lost`: no heartbeat in time. Liveness is advice: `stale` says that it can't be learned now.",
+    replies={
+        200: Reply(
+            "The bookies.",
+            {
+                JSON: Content(
+                    BookieListModel,
+                    {
+                        "one": {
+                            "bookies": [
+                                {
+                                    "id": "bookie-1@1",
+                                    "state": "writable",
+                                    "url": "http://127.0.0.1:8101",
+                                    "zone": "a",
+                                    "free_bytes": 1 << 30,
+                                }
+                            ]
+                        }
+                    },
+                )
+            },
+        )
+    },
+    errors=(*_ERRORS, *WITH_METADATA),
+)
+CLUSTER: Final = Operation(
+    "GET",
+    "/v1/cluster",
+    "getCluster",
+    "Cluster",
+    "Every service with its state, and the ledgers that lack copies",
+    replies={200: Reply("The cluster.", {JSON: Content({"type": "object"}, {"empty": {}})})},
+    errors=(*_ERRORS, *WITH_METADATA),
+)
+PROBLEM: Final = Operation(
+    "GET",
+    "/problems/{code}",
+    "getProblem",
+    "About",
+    "What a problem's code stands for",
+    parameters=(CODE,),
+    replies={
+        200: Reply(
+            "The explanation.",
+            {
+                HTML: Content({"type": "string"}),
+                JSON: Content({"type": "object"}, {"one": problem_json(errors.QuorumLogError)}),
+            },
+        )
+    },
+    errors=(*_ERRORS, errors.RouteNotFound),
+)
+
+
+def _shared(path: str, name: str, summary: str, media: str, schema: dict[str, Any]) -> Operation:
+    return Operation(
+        "GET",
+        path,
+        name,
+        "About",
+        summary,
+        replies={200: Reply(summary, {media: Content(schema)})},
+        errors=ALWAYS,
+    )
+
+
+_TEXT: Final[dict[str, Any]] = {"type": "string"}
+SHARED: Final = (
+    _shared("/health/live", "isLive", "The process runs", JSON, _STATUS),
+    Operation(
+        "GET",
+        "/health/ready",
+        "isReady",
+        "About",
+        "A default ledger could be created now",
+        replies={200: Reply("Ready.", {JSON: Content(_STATUS, {"yes": {"status": "ready"}})})},
+        errors=(*ALWAYS, *(cls for cls in errors.codes().values() if cls.status == 503)),
+    ),
+    _shared("/metrics", "getMetrics", "Metrics for Prometheus", "text/plain", _TEXT),
+    _shared("/openapi.json", "getOpenApi", "This description", JSON, {"type": "object"}),
+    _shared("/docs", "getDocs", "This description for people", HTML, _TEXT),
+)
+"""What every service has: the routes come from `net/service.py`."""

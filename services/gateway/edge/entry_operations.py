@@ -1,0 +1,242 @@
+"""The operations of /v1/ledgers/{ledger_id}/entries."""
+
+from typing import Any, Final
+
+from quorumlog import errors, header
+from quorumlog.net.operations import JSON, Content, Operation, Reply
+from quorumlog.net.parameters import path_id, query_integer
+from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
+from services.gateway.edge import models
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX, READ_BYTES_MAX
+from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS
+from services.gateway.edge.operations import (
+    ALWAYS,
+    BYTES,
+    LEDGER_ID,
+    OF_TRANSACTION,
+    PAGE_BYTES,
+    PAGE_ENTRIES,
+    PASSWORD,
+    USUAL,
+    WAIT_MS,
+    WITH_BODY,
+    WITH_METADATA,
+    encoding,
+    last_event_id,
+)
+
+ENTRY_ID: Final = path_id("entry_id", "The entry.")
+EXPECT: Final = query_integer(
+    "expect",
+    0,
+    ID_MAX,
+    "The id that the first entry must get; else 412, nothing written. The entries of a stream must "
+    "follow on without a gap.",
+)
+FROM: Final = query_integer("from", 0, ID_MAX, "The first entry.", 0)
+TO: Final = query_integer("to", 0, ID_MAX, "The last entry, inclusive.")
+LIMIT: Final = query_integer("limit", 1, BATCH_ENTRIES_MAX, "Entries at most.", PAGE_ENTRIES)
+MAX_BYTES: Final = query_integer(
+    "max_bytes",
+    1,
+    READ_BYTES_MAX,
+    "Payload bytes, roughly; the first entry always comes.",
+    PAGE_BYTES,
+)
+ENCODING: Final = encoding("payloads")
+LAST_EVENT_ID: Final = last_event_id("entry")
+AFTER: Final = query_integer("after", NO_ENTRY, ID_MAX, "The LAC that is known already.")
+
+_READING: Final = (
+    *USUAL,
+    errors.WrongPassword,
+    errors.NoSuchLedger,
+    errors.EntryLost,
+    errors.EntryUnavailable,
+)
+_POSITION_HEADERS: Final = {
+    header.NEXT_ENTRY_ID: "With frames, Arrow and NDJSON: where to go on.",
+    header.LAST_ADD_CONFIRMED: "With frames, Arrow and NDJSON: how far the ledger is confirmed.",
+    header.LEDGER_CLOSED: "With frames, Arrow and NDJSON: true or false.",
+    "Lac-Source": "With frames, Arrow and NDJSON: who said how far it is confirmed.",
+}
+_EITHER: Final[dict[str, Any]] = {"anyOf": [models.AppendedEntry, models.AppendedBatch]}
+
+APPEND: Final = Operation(
+    "POST",
+    "/v1/ledgers/{ledger_id}/entries",
+    "appendEntries",
+    "Entries",
+    "Append an entry or a batch",
+    "The answer comes when everything is durable on Qa bookies. A batch gets contiguous ids; after "
+    "an unknown outcome a prefix of it may be there.",
+    (LEDGER_ID, EXPECT, PASSWORD),
+    {
+        JSON: Content(
+            {"anyOf": [models.EntryData, models.EntryText, models.EntryJson, models.Batch]},
+            {
+                "text": {"text": "hello"},
+                "bytes": {"data": "aGVsbG8="},
+                "json": {"json": {"hello": "world"}},
+                "batch": {"entries": [{"text": "a"}, {"data": "Yg=="}]},
+            },
+        ),
+        OCTETS: Content(BYTES | {"description": "The body is one entry."}),
+        FRAMES: Content(
+            BYTES | {"description": "A batch: (u32 length, payload) repeated, big-endian."}
+        ),
+        NDJSON: Content({"type": "string", "description": "One JSON entry a line, streamed."}),
+        ARROW: Content(
+            BYTES
+            | {
+                "description": "A batch: an Arrow stream, not compressed, of the column `value` "
+                "(binary or string)."
+            }
+        ),
+    },
+    {
+        200: Reply(
+            "For NDJSON: a line for each acknowledged run, all before it included; an error is the "
+            "last line, a problem object.",
+            {NDJSON: Content({"type": "string"})},
+        ),
+        201: Reply(
+            "Acknowledged.",
+            {
+                JSON: Content(
+                    _EITHER,
+                    {
+                        "one": {"ledger_id": 1, "entry_id": 7, "last_add_confirmed": 7},
+                        "batch": {
+                            "ledger_id": 1,
+                            "first_entry": 8,
+                            "last_entry": 107,
+                            "last_add_confirmed": 107,
+                        },
+                    },
+                )
+            },
+        ),
+    },
+    (
+        *USUAL,
+        *WITH_BODY,
+        errors.WrongPassword,
+        errors.NoSuchLedger,
+        errors.LedgerClosed,
+        errors.LedgerFenced,
+        errors.OwnedByLog,
+        *OF_TRANSACTION,
+        errors.WriterLost,
+        errors.EntryConflict,
+        errors.UnexpectedEntryId,
+        errors.NotEnoughBookies,
+        errors.ReadOnly,
+        errors.QuorumTimeout,
+    ),
+    needs_body=True,
+)
+READ: Final = Operation(
+    "GET",
+    "/v1/ledgers/{ledger_id}/entries",
+    "readEntries",
+    "Entries",
+    "Read confirmed entries",
+    "Sees every entry that was acknowledged before the read began. At or beyond the end the list is "
+    "empty. `next` is where to go on; the end is `closed` and a `next` above the last entry.",
+    (LEDGER_ID, FROM, TO, LIMIT, MAX_BYTES, ENCODING, WAIT_MS, PASSWORD, LAST_EVENT_ID),
+    replies={
+        200: Reply(
+            "Entries, maybe none.",
+            {
+                JSON: Content(
+                    models.Entries,
+                    {
+                        "one": {
+                            "ledger_id": 1,
+                            "entries": [{"entry_id": 0, "data": "aGVsbG8="}],
+                            "next": 1,
+                            "last_add_confirmed": 0,
+                            "closed": False,
+                            "lac_source": "writer",
+                        }
+                    },
+                ),
+                FRAMES: Content(
+                    BYTES | {"description": "(u64 id, u32 length, payload) repeated, big-endian."}
+                ),
+                ARROW: Content(
+                    BYTES | {"description": "An Arrow stream of `entry_id` and `value`."}
+                ),
+                NDJSON: Content(
+                    {"type": "string", "description": "One entry a line; an error is the last."}
+                ),
+                EVENTS: Content(
+                    {
+                        "type": "string",
+                        "description": "One entry an event, `id` its entry id; follows the tail, "
+                        "`event: end` once the ledger is closed.",
+                    }
+                ),
+            },
+            _POSITION_HEADERS,
+        )
+    },
+    errors=_READING,
+)
+ENTRY: Final = Operation(
+    "GET",
+    "/v1/ledgers/{ledger_id}/entries/{entry_id}",
+    "readEntry",
+    "Entries",
+    "Read one entry",
+    parameters=(LEDGER_ID, ENTRY_ID, ENCODING, PASSWORD),
+    replies={
+        200: Reply(
+            "The entry.",
+            {
+                JSON: Content(
+                    {"anyOf": [models.OneEntryData, models.OneEntryText, models.OneEntryJson]},
+                    {"bytes": {"ledger_id": 1, "entry_id": 0, "data": "aGVsbG8="}},
+                ),
+                OCTETS: Content(BYTES | {"description": "The payload alone."}),
+            },
+            {"Cache-Control": "`private, immutable` where the ledger is closed, else `no-store`."},
+        )
+    },
+    errors=(*_READING, errors.NoSuchEntry, errors.NotYetConfirmed),
+)
+LAST_ADD_CONFIRMED: Final = Operation(
+    "GET",
+    "/v1/ledgers/{ledger_id}/last-add-confirmed",
+    "lastAddConfirmed",
+    "Entries",
+    "How far a ledger is confirmed",
+    "With `after` and `wait_ms`: answers as soon as it is above `after`, or the ledger is closed.",
+    (LEDGER_ID, AFTER, WAIT_MS, PASSWORD),
+    replies={
+        200: Reply(
+            "The last add confirmed; -1: nothing yet.",
+            {
+                JSON: Content(
+                    models.LastAddConfirmed,
+                    {"seven": {"ledger_id": 1, "last_add_confirmed": 7, "closed": False}},
+                )
+            },
+        )
+    },
+    errors=_READING,
+)
+SOCKET: Final = Operation(
+    "GET",
+    "/v1/ledgers/{ledger_id}/ws",
+    "ledgerSocket",
+    "Entries",
+    "Append and follow the tail over one WebSocket",
+    "Send frames as binary messages, or the JSON of an append as text: each acknowledged run is "
+    'told, all before it included. `{"tail":{"from":0,"encoding":"base64"}}` asks for the tail '
+    "(encoding `frames` for binary messages). A problem object ends the socket.",
+    (LEDGER_ID, PASSWORD),
+    replies={101: Reply("The socket is open.")},
+    errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchLedger),
+)

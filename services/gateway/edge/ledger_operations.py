@@ -1,0 +1,229 @@
+"""The operations of /v1/ledgers."""
+
+from typing import Any, Final
+
+from quorumlog import errors, header
+from quorumlog.net.operations import JSON, Content, Operation, Reply
+from quorumlog.net.parameters import (
+    Parameter,
+    matching,
+    query_choice,
+    query_integer,
+    query_pairs,
+    query_text,
+)
+from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.metadata import State
+from quorumlog.wire.bodies import LOG_NAME, MEMBER_OR_NAME
+from services.gateway.edge import models
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.operations import (
+    ALWAYS,
+    ETAG,
+    LEDGER_ID,
+    NOTHING,
+    OF_TRANSACTION,
+    PASSWORD,
+    USUAL,
+    WITH_BODY,
+    WITH_METADATA,
+)
+
+_KEY: Final = "[!-~]{1,255}"
+IDEMPOTENCY_KEY: Final[Parameter[str | None]] = Parameter(
+    header.IDEMPOTENCY_KEY,
+    "header",
+    lambda text, pointer: matching(text, pointer, _KEY),
+    {"type": "string", "pattern": f"^{_KEY}$"},
+    "A repeat with the same key gets the same ledger.",
+    None,
+)
+STATE: Final = query_choice("state", tuple(State), "Only ledgers in this state.")
+BOOKIE: Final = query_text(
+    "bookie",
+    MEMBER_OR_NAME,
+    "Only ledgers with this bookie in an ensemble: a name, or a name and incarnation.",
+)
+LOG: Final = query_text("log", LOG_NAME, "Only this log's ledgers.")
+METADATA: Final = query_pairs(
+    "metadata", "Only ledgers with these custom metadata: `metadata[key]=value`."
+)
+LIMIT: Final = query_integer("limit", 1, BATCH_ENTRIES_MAX, "Ledgers of a page.", 100)
+AFTER: Final = query_integer("after", 0, ID_MAX, "Ledgers above this id.")
+
+_EXAMPLE: Final[dict[str, Any]] = {
+    "ledger_id": 1,
+    "state": "OPEN",
+    "ensemble_size": 3,
+    "write_quorum": 3,
+    "ack_quorum": 2,
+    "digest": "crc32c",
+    "last_entry": None,
+    "length": None,
+    "fragments": [{"first_entry": 0, "bookies": ["bookie-1@1", "bookie-2@1", "bookie-3@1"]}],
+    "metadata": {},
+    "log": None,
+    "created_at": "2026-01-02T03:04:05.678901Z",
+    "version": 1,
+    "writer": {"id": "b1946ac9", "url": "http://127.0.0.1:8080"},
+}
+_CLOSED: Final = _EXAMPLE | {"state": "CLOSED", "last_entry": 7, "length": 40, "version": 2}
+
+
+_ENDING: Final = (
+    *USUAL,
+    *WITH_BODY,
+    errors.WrongPassword,
+    errors.NoSuchLedger,
+    errors.OwnedByLog,
+    errors.RecoveryBlocked,
+)
+
+CREATE: Final = Operation(
+    "POST",
+    "/v1/ledgers",
+    "createLedger",
+    "Ledgers",
+    "Create a ledger",
+    "The gateway that answers is its writer. Any gateway takes appends and hands them on. One of a "
+    "transaction is like the ledgers of its log: each append is one entry, a batch of records in "
+    "the log's forms; it is sealed by `close` and named by the commit.",
+    (IDEMPOTENCY_KEY,),
+    {
+        JSON: Content(
+            {"anyOf": [models.LedgerCreate, models.TransactionLedgerCreate]},
+            {
+                "default": {},
+                "three copies": {"ensemble_size": 3, "metadata": {"k": "v"}},
+                "of a transaction": {"transaction": "b1946ac9", "partition": 3, "attempt": 0},
+            },
+        )
+    },
+    {
+        201: Reply(
+            "The ledger.",
+            {JSON: Content(models.Ledger, {"new": _EXAMPLE})},
+            {"Location": "The ledger's path.", **ETAG},
+        )
+    },
+    (
+        *USUAL,
+        *WITH_BODY,
+        errors.LedgerExists,
+        errors.NotEnoughBookies,
+        *OF_TRANSACTION,
+        errors.NoSuchLog,
+    ),
+)
+LIST: Final = Operation(
+    "GET",
+    "/v1/ledgers",
+    "listLedgers",
+    "Ledgers",
+    "List ledgers",
+    "Ascending by id; all conditions hold. `next` is the next `after`, null at the end.",
+    (STATE, BOOKIE, LOG, METADATA, LIMIT, AFTER),
+    replies={
+        200: Reply(
+            "A page of ledgers.",
+            {
+                JSON: Content(
+                    models.LedgerList, {"last page": {"ledgers": [_EXAMPLE], "next": None}}
+                )
+            },
+        )
+    },
+    errors=USUAL,
+)
+GET: Final = Operation(
+    "GET",
+    "/v1/ledgers/{ledger_id}",
+    "getLedger",
+    "Ledgers",
+    "Look at a ledger",
+    parameters=(LEDGER_ID,),
+    replies={200: Reply("The ledger.", {JSON: Content(models.Ledger, {"open": _EXAMPLE})}, ETAG)},
+    errors=(*USUAL, errors.NoSuchLedger),
+)
+CLOSE: Final = Operation(
+    "POST",
+    "/v1/ledgers/{ledger_id}/close",
+    "closeLedger",
+    "Ledgers",
+    "Close a ledger as its writer",
+    "The end is the writer's last acknowledged entry. Where somebody else closed the ledger: 200 if "
+    "the end is the same, else 409 with the real one (`last_entry`).",
+    (LEDGER_ID, PASSWORD),
+    NOTHING,
+    {200: Reply("The closed ledger.", {JSON: Content(models.Ledger, {"closed": _CLOSED})}, ETAG)},
+    (*_ENDING, errors.LedgerClosed, errors.LedgerFenced, errors.WriterLost),
+)
+RECOVER: Final = Operation(
+    "POST",
+    "/v1/ledgers/{ledger_id}/recover",
+    "recoverLedger",
+    "Ledgers",
+    "Close a ledger as a reader: fence it, find its end, close it",
+    "The same end for all who ask. What was acknowledged is in it; its writer can't go on.",
+    (LEDGER_ID, PASSWORD),
+    {
+        JSON: Content(
+            models.Recover, {"usual": {}, "without a bookie": {"declare_lost": ["bookie-1@1"]}}
+        )
+    },
+    {200: Reply("The closed ledger.", {JSON: Content(models.Ledger, {"closed": _CLOSED})}, ETAG)},
+    (*_ENDING, errors.NotEnoughBookies),
+)
+ACCEPT_LOSS: Final = Operation(
+    "POST",
+    "/v1/ledgers/{ledger_id}/accept-loss",
+    "acceptLoss",
+    "Ledgers",
+    "Give up entries that nobody can serve any more",
+    "An operator's last word, for ever. Only of a CLOSED ledger, and only where all who could hold "
+    "the entries answer that they do not; from then on these are 410 `entry-lost`.",
+    (LEDGER_ID, PASSWORD),
+    {
+        JSON: Content(
+            models.AcceptLoss,
+            {
+                "proven": {"first": 3, "last": 5},
+                "without a bookie": {"first": 3, "last": 5, "declare_lost": ["bookie-1@1"]},
+            },
+        )
+    },
+    {
+        200: Reply(
+            "The ledger.",
+            {
+                JSON: Content(
+                    models.Ledger,
+                    {
+                        "with a loss": _CLOSED
+                        | {"may_lack_entries": True, "lost_entries": [{"first": 3, "last": 5}]}
+                    },
+                )
+            },
+            ETAG,
+        )
+    },
+    (*USUAL, *WITH_BODY, errors.WrongPassword, errors.NoSuchLedger, errors.LossNotProven),
+)
+DELETE: Final = Operation(
+    "DELETE",
+    "/v1/ledgers/{ledger_id}",
+    "deleteLedger",
+    "Ledgers",
+    "Delete a ledger",
+    "An open one is recovered first. Its id is never used again.",
+    (LEDGER_ID, PASSWORD),
+    replies={204: Reply("It is deleted.")},
+    errors=(
+        *ALWAYS,
+        *WITH_METADATA,
+        errors.WrongPassword,
+        errors.NoSuchLedger,
+        errors.OwnedByLog,
+        errors.RecoveryBlocked,
+    ),
+)

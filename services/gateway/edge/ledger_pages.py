@@ -1,0 +1,118 @@
+"""A ledger's entries as pages."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from quorumlog import header
+from quorumlog.protocol.record import Run
+from services.gateway.edge.answers import entries_frames, entries_json
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.pages import TAIL_BYTES, Pages
+from services.gateway.interface import EngineInterface, ReadResult
+from services.gateway.logs.reading import Start
+
+
+class LedgerPages(Pages[ReadResult]):
+    """Entries of one ledger up to `last`, which is inclusive."""
+
+    def __init__(
+        self,
+        engine: EngineInterface,
+        ledger_id: int,
+        *,
+        last: int | None = None,
+        password: str | None = None,
+    ) -> None:
+        """Nothing is read yet."""
+        super().__init__(("ledger", ledger_id), last)
+        self._engine, self._ledger_id, self._password = engine, ledger_id, password
+
+    async def read(
+        self,
+        at: Start,
+        *,
+        limit: int = BATCH_ENTRIES_MAX,
+        max_bytes: int = TAIL_BYTES,
+        wait_s: float = 0.0,
+    ) -> ReadResult:
+        """The entries from an id on. Raises: what the engine raises."""
+        assert isinstance(at, int), "a ledger's pages begin at an id"
+        if wait_s > 0:
+            await self._engine.last_add_confirmed(
+                self._ledger_id, after=at - 1, wait_s=wait_s, password=self._password
+            )
+        return await self._engine.read(
+            self._ledger_id,
+            at,
+            last=self.last,
+            limit=limit,
+            max_bytes=max_bytes,
+            password=self._password,
+        )
+
+    async def end(self, page: ReadResult) -> int:
+        """The id after the LAC."""
+        return page.last_add_confirmed + 1
+
+    def count(self, page: ReadResult) -> int:
+        """Entries of a page."""
+        return sum(run.count for run in page.runs)
+
+    def payload_bytes(self, page: ReadResult) -> int:
+        """Bytes of their payloads."""
+        return sum(run.payload_bytes for run in page.runs)
+
+    def rest(self, page: ReadResult, at: int) -> ReadResult:
+        """The entries from an id on."""
+        return replace(page, runs=tuple(_from(at, page.runs)))
+
+    def is_end(self, page: ReadResult) -> bool:
+        """Whether a page reaches the end of a closed ledger."""
+        return page.closed and page.next > page.last_add_confirmed
+
+    def position(self, page: ReadResult) -> dict[str, str]:
+        """Where to go on, and how far the ledger is confirmed."""
+        return {
+            header.NEXT_ENTRY_ID: str(page.next),
+            header.LAST_ADD_CONFIRMED: str(page.last_add_confirmed),
+            header.LEDGER_CLOSED: "true" if page.closed else "false",
+            "Lac-Source": page.lac_source,
+        }
+
+    def ids(self, page: ReadResult) -> Iterable[int]:
+        """The entry ids."""
+        return (entry_id for run in page.runs for entry_id in run.ids)
+
+    def items(self, page: ReadResult, encoding: str) -> Iterable[bytes]:
+        """Each entry as a JSON object."""
+        return entries_json(page.runs, encoding)
+
+    def frames(self, page: ReadResult) -> bytes:
+        """(u64 id, u32 length, payload), repeated."""
+        return entries_frames(page.runs)
+
+    def document(self, page: ReadResult, encoding: str) -> bytes:
+        """The JSON of a read (`models.Entries`)."""
+        return b'{"ledger_id":%d,%b,"lac_source":"%b"}' % (
+            self._ledger_id,
+            self.members(page, encoding),
+            page.lac_source.encode(),
+        )
+
+    def members(self, page: ReadResult, encoding: str) -> bytes:
+        """`"entries","next","last_add_confirmed","closed"`."""
+        return b'"entries":[%b],"next":%d,"last_add_confirmed":%d,"closed":%b' % (
+            b",".join(self.items(page, encoding)),
+            page.next,
+            page.last_add_confirmed,
+            b"true" if page.closed else b"false",
+        )
+
+    def ending(self, page: ReadResult) -> dict[str, int]:
+        """The ledger's last entry."""
+        return {"last_entry": page.last_add_confirmed}
+
+
+def _from(at: int, runs: Iterable[Run]) -> Iterable[Run]:
+    parts = (run.where(lambda entry_id: entry_id >= at) for run in runs)
+    return (part for part in parts if part is not None)

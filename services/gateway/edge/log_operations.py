@@ -1,0 +1,162 @@
+"""The operations of /v1/logs on a log as a whole."""
+
+from typing import Any, Final
+
+from quorumlog import errors
+from quorumlog.net.operations import JSON, Content, Operation, Reply
+from quorumlog.net.parameters import query_integer, query_text
+from quorumlog.wire.bodies import LOG_NAME
+from services.gateway.edge import log_models as models
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.operations import (
+    ALWAYS,
+    ETAG,
+    NAME,
+    NOTHING,
+    USUAL,
+    WITH_BODY,
+    WITH_METADATA,
+)
+
+LIMIT: Final = query_integer("limit", 1, BATCH_ENTRIES_MAX, "Logs of a page.", 100)
+AFTER: Final = query_text("after", LOG_NAME, "Logs after this name.")
+
+_EXAMPLE: Final[dict[str, Any]] = {
+    "name": "events",
+    "settings": {
+        "ensemble_size": 3,
+        "write_quorum": 3,
+        "ack_quorum": 2,
+        "digest": "crc32c",
+        "metadata": {},
+        "roll_bytes": 268435456,
+        "roll_entries": 0,
+        "roll_seconds": 0,
+        "retention_bytes": 0,
+        "retention_seconds": 0,
+    },
+    "state": "OPEN",
+    "first_offset": 0,
+    "next_offset": 8,
+    "archived_through": None,
+    "ledgers": [
+        {"ledger_id": 1, "first_offset": 0, "last_offset": 4, "state": "CLOSED"},
+        {"ledger_id": 2, "first_offset": 5, "last_offset": None, "state": "OPEN"},
+    ],
+    "owner": {"id": "b1946ac9", "url": "http://127.0.0.1:8080"},
+    "version": 4,
+    "created_at": "2026-01-02T03:04:05.678901Z",
+}
+_LOG: Final = {JSON: Content(models.Log, {"a log": _EXAMPLE})}
+TAKING_OVER: Final = (
+    *USUAL,
+    *WITH_BODY,
+    errors.NoSuchLog,
+    errors.NotEnoughBookies,
+    errors.RecoveryBlocked,
+    errors.EntryUnavailable,
+)
+"""What a request may be answered with that the log's owner does, which this gateway may become."""
+
+
+def _order(verb: str, name: str, summary: str, text: str = "", **more: Any) -> Operation:
+    """A POST to a log that answers with the log."""
+    return Operation(
+        "POST",
+        f"/v1/logs/{{name}}/{verb}",
+        name,
+        "Logs",
+        summary,
+        text,
+        (NAME,),
+        more.get("body", NOTHING),
+        {200: Reply("Done.", more.get("content", _LOG))},
+        (*TAKING_OVER, *more.get("errors", ())),
+        needs_body="body" in more,
+    )
+
+
+LIST: Final = Operation(
+    "GET",
+    "/v1/logs",
+    "listLogs",
+    "Logs",
+    "List logs",
+    "By name. `next` is the next `after`, null at the end.",
+    (LIMIT, AFTER),
+    replies={
+        200: Reply(
+            "A page of logs.",
+            {JSON: Content(models.LogList, {"last page": {"logs": [_EXAMPLE], "next": None}})},
+        )
+    },
+    errors=(*USUAL, errors.EntryUnavailable, errors.RecoveryBlocked),
+)
+PUT: Final = Operation(
+    "PUT",
+    "/v1/logs/{name}",
+    "putLog",
+    "Logs",
+    "Create a log",
+    "With the same settings again it is the same log; with others 409.",
+    (NAME,),
+    {JSON: Content(models.LogCreate, {"default": {}, "small": {"roll_entries": 1000}})},
+    {
+        201: Reply("The new log.", _LOG, {"Location": "The log's path."}),
+        200: Reply("The log that was there.", _LOG),
+    },
+    (*TAKING_OVER, errors.LogExists),
+)
+GET: Final = Operation(
+    "GET",
+    "/v1/logs/{name}",
+    "getLog",
+    "Logs",
+    "Look at a log",
+    parameters=(NAME,),
+    replies={200: Reply("The log.", _LOG, ETAG)},
+    errors=(*USUAL, errors.NoSuchLog, errors.EntryUnavailable, errors.RecoveryBlocked),
+)
+DELETE: Final = Operation(
+    "DELETE",
+    "/v1/logs/{name}",
+    "deleteLog",
+    "Logs",
+    "Delete a log with its ledgers",
+    parameters=(NAME,),
+    replies={204: Reply("It is deleted, and the name is free.")},
+    errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchLog, errors.RecoveryBlocked),
+)
+OPEN: Final = _order(
+    "open",
+    "openLog",
+    "Open a log for one writer",
+    "Whoever wrote it is fenced off. From then on appends need `Writer-Token`.",
+    body={JSON: Content(models.LogOpen, {"me": {"owner": "me"}})},
+    content={JSON: Content(models.LogOpened, {"first": {"writer_token": 1, "next_offset": 0}})},
+    errors=(errors.LogClosed, errors.NotTheOwner, errors.WriterLost),
+)
+ROLL: Final = _order(
+    "roll",
+    "rollLog",
+    "Go on in a new ledger",
+    errors=(errors.LogClosed, errors.NotTheOwner, errors.QuorumTimeout, errors.WriterLost),
+)
+TRUNCATE: Final = _order(
+    "truncate",
+    "truncateLog",
+    "Drop old ledgers",
+    "Whole ledgers that end below `before`; `first_offset` tells the result.",
+    body={JSON: Content(models.LogTruncate, {"ten": {"before": 10}})},
+)
+ARCHIVED: Final = _order(
+    "archived",
+    "markLogArchived",
+    "Say that records are archived",
+    "By compare-and-swap on `archived_through`. From then on retention keeps what is not archived.",
+    body={JSON: Content(models.LogArchived, {"first": {"through": 10, "expect": None}})},
+    errors=(errors.VersionConflict, errors.InvalidRequest),
+)
+CLOSE: Final = _order(
+    "close", "closeLog", "Close a log for good", errors=(errors.NotTheOwner, errors.WriterLost)
+)

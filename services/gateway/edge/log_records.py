@@ -1,0 +1,159 @@
+"""The resource /v1/logs/{name}/entries: append records to a log and read them."""
+
+from collections.abc import Awaitable, Sequence
+from typing import Final
+
+from aiohttp import web
+
+from quorumlog import header
+from quorumlog.net.operations import Route
+from quorumlog.net.parameters import Given, invalid
+from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
+from services.gateway.edge import arrow, body
+from services.gateway.edge import record_operations as op
+from services.gateway.edge.answers import json_bytes, octets
+from services.gateway.edge.log_pages import LogPages, log_position
+from services.gateway.edge.log_payloads import (
+    check_size,
+    record_bytes,
+    record_of_line,
+    records_from_json,
+)
+from services.gateway.edge.media import ARROW, EVENTS, NDJSON, accepted
+from services.gateway.edge.operations import NAME, PAGE_BYTES, PAGE_ENTRIES, WAIT_MS
+from services.gateway.edge.pages import PageStream, page_or_news
+from services.gateway.edge.payloads import from_frames
+from services.gateway.edge.pipe import Pipe
+from services.gateway.edge.reads import Wanted, answer_read
+from services.gateway.edge.record_bodies import read_records
+from services.gateway.edge.sockets import Message, Subject, serve
+from services.gateway.edge.streams import append_lines
+from services.gateway.interface import Appended
+from services.gateway.logs.manager import LogManager
+from services.gateway.logs.ports import Append, LogBatches
+from services.gateway.logs.reading import Start
+
+_APPEND_TYPES: Final = tuple(op.APPEND.body)
+_READ_TYPES: Final = tuple(op.READ.replies[200].content)
+
+
+class LogRecords:
+    """Handlers of a log's records."""
+
+    def __init__(self, logs: LogManager, room: body.Room) -> None:
+        self._logs = logs
+        self._room = room
+
+    async def append(self, request: web.Request, given: Given) -> web.StreamResponse:
+        """POST /v1/logs/{name}/entries."""
+        name, expect, token = given[NAME], given[op.EXPECT], given[op.WRITER_TOKEN]
+        media = body.media_type(request, _APPEND_TYPES)
+        arrow.check_supported(media)
+        producer = _producer_of(given)
+        if media == NDJSON:
+            accepted(request, (NDJSON,))
+            if producer is not None:
+                raise invalid(op.PRODUCER_SEQ.pointer, "counts requests, not what is streamed")
+            pipe = self._pipe(name, token, expect)
+            names = ("first_offset", "last_offset")
+            return await append_lines(request, self._room, pipe, parse=record_of_line, names=names)
+        accepted(request)
+        records = await read_records(request, self._room, media)
+        call = Append(records, producer, expect, token, given[op.PRODUCER_SINCE] or 0)
+        done = await self._logs.append(name, call)
+        return json_bytes(
+            b'{"log":"%b","first_offset":%d,"last_offset":%d,"ledger_id":%d,"entry_id":%d}'
+            % (name.encode(), done.first_offset, done.last_offset, done.ledger_id, done.entry_id),
+            201,
+            {header.PRODUCER_DUPLICATE: "true"} if done.is_duplicate else None,
+        )
+
+    async def read(self, request: web.Request, given: Given) -> web.StreamResponse:
+        """GET /v1/logs/{name}/entries."""
+        media = accepted(request, _READ_TYPES)
+        arrow.check_acceptable(media)
+        seen = given[op.LAST_EVENT_ID] if media == EVENTS else None
+        wanted = Wanted(
+            media,
+            given[op.FROM] if seen is None else seen + 1,
+            given[op.ENCODING],
+            given[WAIT_MS] / 1000,
+            given.get(op.LIMIT),
+            given.get(op.MAX_BYTES),
+        )
+        if media == ARROW:
+            stored = await self._batches(given[NAME], wanted)
+            return octets(arrow.records_stream(stored.batches), ARROW, log_position(stored))
+        return await answer_read(request, self._room, LogPages(self._logs, given[NAME]), wanted)
+
+    async def _batches(self, name: str, wanted: Wanted) -> LogBatches:
+        """The page of a read, of which no record is decoded."""
+        limit, max_bytes = wanted.limit or PAGE_ENTRIES, wanted.max_bytes or PAGE_BYTES
+
+        def read(at: Start, wait_s: float) -> Awaitable[LogBatches]:
+            return self._logs.batches(name, at, limit=limit, max_bytes=max_bytes, wait_s=wait_s)
+
+        def is_news(page: LogBatches) -> bool:
+            return bool(page.batches) or page.closed
+
+        return await page_or_news(self._room, read, wanted.start, wanted.wait_s, is_news)
+
+    async def socket(self, request: web.Request, given: Given) -> web.StreamResponse:
+        """GET /v1/logs/{name}/ws."""
+        name = given[NAME]
+        await self._logs.get(name)
+        subject = Subject(
+            self._pipe(name, given[op.WRITER_TOKEN]),
+            _records_of,
+            lambda done: {"first_offset": done.first, "last_offset": done.last},
+            lambda start: PageStream(LogPages(self._logs, name), self._room, start),
+            tuple(op.STARTS),
+        )
+        return await serve(request, self._room, subject)
+
+    def _pipe(self, name: str, token: int | None, expect: int | None = None) -> Pipe[Record]:
+        """Appends that come in a stream: what comes while one is in flight is the next batch, so a
+        producer's sequence, which counts requests, has no place in it.
+        """
+
+        async def append(records: Sequence[Record], *, expect: int | None) -> Appended:
+            call = Append(tuple(records), expect=expect, token=token)
+            done = await self._logs.append(name, call)
+            return Appended(done.first_offset, done.last_offset, done.last_offset)
+
+        return Pipe(append, self._room, size=record_bytes, expect=expect)
+
+    def routes(self) -> list[Route]:
+        """The operations with their handlers."""
+        return [
+            Route(op.APPEND, self.append),
+            Route(op.READ, self.read),
+            Route(op.SOCKET, self.socket),
+        ]
+
+
+def _records_of(data: Message) -> list[Record]:
+    """The records of a socket's message: frames, or the JSON of an append."""
+    if isinstance(data, str):
+        return list(records_from_json(data.encode()))
+    records = [Record(value) for value in from_frames(data, BATCH_BYTES_MAX)]
+    check_size(records)
+    return records
+
+
+def _producer_of(given: Given) -> ProducerSeq | None:
+    """The headers `Producer-Id`, `Producer-Epoch` and `Producer-Seq`: all, or none; with them
+    `Producer-Since`.
+    """
+    name, epoch, seq = given[op.PRODUCER_ID], given[op.PRODUCER_EPOCH], given[op.PRODUCER_SEQ]
+    if name is None and epoch is None and seq is None:
+        if given[op.PRODUCER_SINCE] is not None:
+            detail = "says since when a producer is: Producer-Id is missing"
+            raise invalid(op.PRODUCER_SINCE.pointer, detail)
+        return None
+    if name is None or epoch is None or seq is None:
+        three = ((op.PRODUCER_ID, name), (op.PRODUCER_EPOCH, epoch), (op.PRODUCER_SEQ, seq))
+        missing = next(header for header, value in three if value is None)
+        detail = "is missing: the three Producer- headers go together"
+        raise invalid(missing.pointer, detail)
+    return ProducerSeq(name, epoch, seq)

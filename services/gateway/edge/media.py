@@ -1,0 +1,66 @@
+"""Media types, and which of them a request is answered with."""
+
+from functools import lru_cache
+from typing import Final
+
+from aiohttp import hdrs, web
+
+from quorumlog.errors import NotAcceptable
+from quorumlog.net.operations import JSON
+
+OCTETS: Final = "application/octet-stream"
+FRAMES: Final = "application/vnd.quorumlog.frames"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+NDJSON: Final = "application/x-ndjson"
+EVENTS: Final = "text/event-stream"
+HTML: Final = "text/html"
+_JSON_ONLY: Final = (JSON,)
+
+
+def accepted(request: web.Request, offers: tuple[str, ...] = _JSON_ONLY) -> str:
+    """The media type to answer with: the first of `offers` unless the client prefers another.
+
+    Raises: NotAcceptable.
+    """
+    accept = request.headers.get(hdrs.ACCEPT)
+    if accept is None or accept == "*/*":
+        return offers[0]
+    chosen = _negotiated(accept, offers)
+    if chosen is None:
+        raise NotAcceptable(
+            f"this route answers with {', '.join(offers)}, and the header Accept takes none of them"
+        )
+    return chosen
+
+
+@lru_cache(maxsize=256)
+def _negotiated(accept: str, offers: tuple[str, ...]) -> str | None:
+    """RFC 9110, 12.5.1: the most specific range of each type decides, then the highest quality."""
+    best, best_quality = None, 0.0
+    ranges = [_range(part) for part in accept.split(",") if part.strip()]
+    if not ranges:
+        return offers[0]
+    for offer in offers:
+        kind = offer.partition("/")[0]
+        quality = 0.0
+        for wanted in (offer, f"{kind}/*", "*/*"):
+            found = [q for media, q in ranges if media == wanted]
+            if found:
+                quality = max(found)
+                break
+        if quality > best_quality:
+            best, best_quality = offer, quality
+    return best
+
+
+def _range(part: str) -> tuple[str, float]:
+    media, *parameters = part.split(";")
+    quality = 1.0
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "q":
+            try:
+                quality = float(value)
+            except ValueError:
+                quality = 0.0
+    return media.strip().lower(), quality if 0.0 <= quality <= 1.0 else 0.0

@@ -1,0 +1,39 @@
+"""What a problem's code stands for: as JSON, and as a page for people."""
+
+import html
+import inspect
+from typing import Any
+
+from quorumlog.errors import NOT_DONE, QuorumLogError
+
+
+def problem_json(cls: type[QuorumLogError]) -> dict[str, Any]:
+    """What a code stands for."""
+    return {
+        "code": cls.code,
+        "status": cls.status,
+        "title": cls.title,
+        "description": " ".join(inspect.cleandoc(cls.__doc__ or cls.title).split()),
+        "retryable": cls.retryable,
+        "outcome": cls.outcome,
+    }
+
+
+def problem_page(cls: type[QuorumLogError]) -> str:
+    """What a code stands for, as HTML that loads nothing."""
+    shown = problem_json(cls)
+    retry = "It may be sent again as it is." if cls.retryable else "Sent again, it fails again."
+    done = (
+        "Nothing was done."
+        if cls.outcome == NOT_DONE
+        else "Nobody can say whether the request was done."
+    )
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        f"<title>{cls.code}</title>"
+        "<style>body{font:16px/1.5 system-ui,sans-serif;max-width:40rem;margin:3rem auto;"
+        "padding:0 1rem}:root{color-scheme:light dark}</style>"
+        f"<h1>{html.escape(cls.title)}</h1>"
+        f"<p><code>{cls.code}</code>, status {cls.status}</p>"
+        f"<p>{html.escape(shown['description'])}</p><p>{done} {retry}</p></html>"
+    )

@@ -1,0 +1,262 @@
+"""The operations of /v1/logs on the records of one log."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from quorumlog import errors, header
+from quorumlog.net.operations import JSON, Content, Operation, Reply
+from quorumlog.net.parameters import (
+    Parameter,
+    header_integer,
+    int64,
+    integer,
+    invalid,
+    query_integer,
+)
+from quorumlog.protocol.ids import ID_MAX
+from services.gateway.edge import log_models as models
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX, READ_BYTES_MAX
+from services.gateway.edge.log_operations import TAKING_OVER
+from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS
+from services.gateway.edge.operations import (
+    ALWAYS,
+    BYTES,
+    NAME,
+    PAGE_BYTES,
+    PAGE_ENTRIES,
+    USUAL,
+    WAIT_MS,
+    WITH_METADATA,
+    encoding,
+    last_event_id,
+)
+from services.gateway.logs.reading import Start
+
+_PRODUCER_BYTES_MAX: Final = 255
+"""A producer's id is stored with its length in one byte."""
+
+STARTS: Final[Mapping[str, Start]] = {"earliest": "earliest", "latest": "latest"}
+"""Where a read may begin besides at an offset."""
+
+
+def _producer(text: str, pointer: str) -> str:
+    if not 1 <= len(text.encode()) <= _PRODUCER_BYTES_MAX or "\0" in text:
+        raise invalid(pointer, f"must have 1 to {_PRODUCER_BYTES_MAX} bytes")
+    return text
+
+
+def _start(text: str, pointer: str) -> Start:
+    named = STARTS.get(text)
+    return integer(text, pointer) if named is None else named
+
+
+EXPECT: Final = query_integer(
+    "expect",
+    0,
+    ID_MAX,
+    "The offset that the first record must get; else 412, nothing written. The records of a stream "
+    "must follow on without a gap.",
+)
+PRODUCER_ID: Final[Parameter[str | None]] = Parameter(
+    header.PRODUCER_ID,
+    "header",
+    _producer,
+    {"type": "string", "minLength": 1, "maxLength": _PRODUCER_BYTES_MAX},
+    "Who sends; goes with `Producer-Epoch` and `Producer-Seq`.",
+    None,
+)
+PRODUCER_SINCE: Final = header_integer(
+    header.PRODUCER_SINCE,
+    "The log's `next_offset`, as it was read before this producer (id and epoch) had sent "
+    "anything; the same in all of its requests. Without it, or below what the log has "
+    "forgotten, a producer that is not known is 409 `expired-producer`; beyond the log's "
+    "end 422.",
+)
+PRODUCER_EPOCH: Final = header_integer(
+    header.PRODUCER_EPOCH, "A higher epoch ends the lower ones of this producer."
+)
+PRODUCER_SEQ: Final = header_integer(
+    header.PRODUCER_SEQ, "Counts this producer's requests from 0 in each epoch."
+)
+WRITER_TOKEN: Final = header_integer(
+    header.WRITER_TOKEN, "From `open`, where the log was opened for one writer."
+)
+FROM: Final[Parameter[Start]] = Parameter(
+    "from",
+    "query",
+    _start,
+    {"anyOf": [{"enum": list(STARTS)}, int64(0)], "default": "earliest"},
+    "The first offset.",
+    "earliest",
+)
+LIMIT: Final = query_integer("limit", 1, BATCH_ENTRIES_MAX, "Records at most.", PAGE_ENTRIES)
+MAX_BYTES: Final = query_integer(
+    "max_bytes", 1, READ_BYTES_MAX, "Bytes, roughly; one record always comes.", PAGE_BYTES
+)
+ENCODING: Final = encoding("values")
+LAST_EVENT_ID: Final = last_event_id("offset")
+
+APPEND: Final = Operation(
+    "POST",
+    "/v1/logs/{name}/entries",
+    "appendRecords",
+    "Logs",
+    "Append records",
+    "One request is one atomic record batch. With the `Producer-` headers a repeat is harmless, "
+    "through any gateway and for ever: it gets the first answer, or 409 `expired-producer` where "
+    "that is no longer known.",
+    (NAME, EXPECT, PRODUCER_ID, PRODUCER_SINCE, PRODUCER_EPOCH, PRODUCER_SEQ, WRITER_TOKEN),
+    {
+        JSON: Content(
+            {
+                "anyOf": [
+                    models.RecordData,
+                    models.RecordText,
+                    models.RecordJson,
+                    models.RecordBatch,
+                ]
+            },
+            {
+                "text": {"text": "hello", "key": "k", "headers": {"h": "v"}},
+                "batch": {"entries": [{"text": "a"}, {"data": "Yg=="}]},
+            },
+        ),
+        OCTETS: Content(BYTES | {"description": "The body is one record."}),
+        FRAMES: Content(
+            BYTES | {"description": "A batch: (u32 length, value) repeated, big-endian."}
+        ),
+        NDJSON: Content({"type": "string", "description": "One JSON record a line, streamed."}),
+        ARROW: Content(
+            BYTES
+            | {
+                "description": "An Arrow stream, not compressed: the column `value` (binary or "
+                "string), and maybe `key`, `headers` (map of strings) and `timestamp` (with a zone)."
+            }
+        ),
+    },
+    {
+        200: Reply(
+            "For NDJSON: a line for each acknowledged batch, all before it included; an error is "
+            "the last line, a problem object.",
+            {NDJSON: Content({"type": "string"})},
+        ),
+        201: Reply(
+            "All records are durable.",
+            {
+                JSON: Content(
+                    models.LogAppendedModel,
+                    {
+                        "two": {
+                            "log": "events",
+                            "first_offset": 8,
+                            "last_offset": 9,
+                            "ledger_id": 2,
+                            "entry_id": 3,
+                        }
+                    },
+                )
+            },
+            {header.PRODUCER_DUPLICATE: "true: this is the answer that the first request got."},
+        ),
+    },
+    (
+        *TAKING_OVER,
+        errors.LogClosed,
+        errors.LogFenced,
+        errors.SequenceGap,
+        errors.StaleProducer,
+        errors.ExpiredProducer,
+        errors.UnexpectedOffset,
+        errors.TooLarge,
+        errors.NotTheOwner,
+        errors.WriterLost,
+        errors.QuorumTimeout,
+    ),
+    needs_body=True,
+)
+READ: Final = Operation(
+    "GET",
+    "/v1/logs/{name}/entries",
+    "readRecords",
+    "Logs",
+    "Read records by offset",
+    "Sees every record that was acknowledged before the read began. At the end the list is empty; "
+    "`next` is where to go on.",
+    (NAME, FROM, LIMIT, MAX_BYTES, ENCODING, WAIT_MS, LAST_EVENT_ID),
+    replies={
+        200: Reply(
+            "Records, maybe none.",
+            {
+                JSON: Content(
+                    models.LogEntries,
+                    {
+                        "one": {
+                            "log": "events",
+                            "entries": [
+                                {
+                                    "offset": 0,
+                                    "timestamp": "2026-01-02T03:04:05.678Z",
+                                    "ledger_id": 1,
+                                    "entry_id": 0,
+                                    "key": None,
+                                    "headers": {},
+                                    "data": "aGVsbG8=",
+                                }
+                            ],
+                            "next": 1,
+                            "first_offset": 0,
+                            "closed": False,
+                        }
+                    },
+                ),
+                FRAMES: Content(
+                    BYTES | {"description": "(u64 offset, u32 length, value) repeated, big-endian."}
+                ),
+                ARROW: Content(
+                    BYTES
+                    | {
+                        "description": "An Arrow stream of `offset`, `timestamp`, `key`, `headers`, "
+                        "`value`, `ledger_id`, `entry_id`."
+                    }
+                ),
+                NDJSON: Content(
+                    {"type": "string", "description": "One record a line; an error is the last."}
+                ),
+                EVENTS: Content(
+                    {
+                        "type": "string",
+                        "description": "One record an event, `id` its offset; follows the tail, "
+                        "`event: end` once the log is closed.",
+                    }
+                ),
+            },
+            {
+                header.NEXT_OFFSET: "With frames, Arrow and NDJSON: where to go on.",
+                "First-Offset": "With frames, Arrow and NDJSON: the log's first offset.",
+                "Log-Closed": "With frames, Arrow and NDJSON: true or false.",
+            },
+        )
+    },
+    errors=(
+        *USUAL,
+        errors.NoSuchLog,
+        errors.OffsetTruncated,
+        errors.EntryLost,
+        errors.EntryUnavailable,
+        errors.RecoveryBlocked,
+    ),
+)
+SOCKET: Final = Operation(
+    "GET",
+    "/v1/logs/{name}/ws",
+    "logSocket",
+    "Logs",
+    "Append and follow the tail over one WebSocket",
+    "Send frames as binary messages, or the JSON of an append as text: each acknowledged batch is "
+    'told by its offsets, all before it included. `{"tail":{"from":0,"encoding":"base64"}}` asks '
+    "for the tail (from `earliest` and `latest` too, encoding `frames` for binary messages). A "
+    "problem object ends the socket.",
+    (NAME, WRITER_TOKEN),
+    replies={101: Reply("The socket is open.")},
+    errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchLog),
+)

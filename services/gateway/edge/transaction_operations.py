@@ -1,0 +1,131 @@
+"""The operations of /v1/transactions."""
+
+from typing import Any, Final
+
+from quorumlog import errors, header
+from quorumlog.net.operations import JSON, Content, Operation, Reply
+from quorumlog.net.parameters import header_integer, path_text
+from quorumlog.wire.transaction_bodies import TRANSACTION_ID
+from services.gateway.edge import transaction_models as models
+from services.gateway.edge.operations import NOTHING, USUAL, WITH_BODY
+
+TRANSACTION: Final = path_text(
+    "transaction", TRANSACTION_ID, "The transaction.", "5a0d1f6e-6c1c-4f0e-9d0e-1c7f3b0f2a11"
+)
+WRITER_TOKEN: Final = header_integer(header.WRITER_TOKEN, "Of a log that was opened.")
+
+_OPEN: Final[dict[str, Any]] = {
+    "transaction": "5a0d1f6e-6c1c-4f0e-9d0e-1c7f3b0f2a11",
+    "log": "events",
+    "app": "nightly",
+    "version": 7,
+    "state": "OPEN",
+    "duplicate": False,
+    "first_offset": None,
+    "last_offset": None,
+    "ledgers": [
+        {"ledger_id": 8, "partition": 0, "attempt": 0, "first_offset": None, "last_offset": None}
+    ],
+    "created_at": "2026-01-02T03:04:05.678901Z",
+    "expires_at": "2026-01-02T04:04:05.678901Z",
+}
+_DONE: Final = _OPEN | {
+    "state": "COMMITTED",
+    "first_offset": 100,
+    "last_offset": 199,
+    "ledgers": [
+        {"ledger_id": 8, "partition": 0, "attempt": 0, "first_offset": 100, "last_offset": 199}
+    ],
+}
+
+
+def _content(example: dict[str, Any]) -> dict[str, Content]:
+    return {JSON: Content(models.TransactionModel, {"a transaction": example})}
+
+
+BEGIN: Final = Operation(
+    "POST",
+    "/v1/transactions",
+    "beginTransaction",
+    "Transactions",
+    "Begin a transaction on a log",
+    "With `app` and `version` all who begin the same get the same one while it is OPEN; where this "
+    "version, or a later one, is on the log it is COMMITTED and there is nothing to do. Its ledgers "
+    "are made by `POST /v1/ledgers` with `transaction`.",
+    body={
+        JSON: Content(
+            {"anyOf": [models.TransactionBegin, models.VersionBegin]},
+            {"plain": {"log": "events"}, "once": {"log": "events", "app": "nightly", "version": 7}},
+        )
+    },
+    replies={
+        201: Reply("It is new.", _content(_OPEN), {"Location": "The transaction's path."}),
+        200: Reply(
+            "There was one of this app and version.",
+            _content(_OPEN),
+            {"Location": "The transaction's path."},
+        ),
+    },
+    errors=(*USUAL, *WITH_BODY, errors.NoSuchLog, errors.LogClosed),
+    needs_body=True,
+)
+GET: Final = Operation(
+    "GET",
+    "/v1/transactions/{transaction}",
+    "getTransaction",
+    "Transactions",
+    "Look at a transaction",
+    parameters=(TRANSACTION,),
+    replies={200: Reply("The transaction.", _content(_OPEN))},
+    errors=(*USUAL, errors.NoSuchTransaction),
+)
+COMMIT: Final = Operation(
+    "POST",
+    "/v1/transactions/{transaction}/commit",
+    "commitTransaction",
+    "Transactions",
+    "Put its closed ledgers onto the log, all at once",
+    "The records get dense offsets after those of the log, ledger by ledger. The same request again "
+    "gets the same answer, through any gateway: repeat it until there is one. Where the log was "
+    "opened for one writer, `Writer-Token` is needed.",
+    (TRANSACTION, WRITER_TOKEN),
+    {
+        JSON: Content(
+            models.TransactionCommit,
+            {
+                "ids": {"ledgers": [8, 9]},
+                "ends": {"ledgers": [{"ledger_id": 8, "last_entry": 99}], "overwrite": True},
+            },
+        )
+    },
+    {200: Reply("It is committed.", _content(_DONE))},
+    (
+        *USUAL,
+        *WITH_BODY,
+        errors.NoSuchTransaction,
+        errors.TransactionAborted,
+        errors.TransactionCommitted,
+        errors.NoSuchLog,
+        errors.LogClosed,
+        errors.LogFenced,
+        errors.NotEnoughBookies,
+        errors.EntryUnavailable,
+        errors.RecoveryBlocked,
+        errors.QuorumTimeout,
+        errors.NotTheOwner,
+        errors.WriterLost,
+    ),
+    needs_body=True,
+)
+ABORT: Final = Operation(
+    "POST",
+    "/v1/transactions/{transaction}/abort",
+    "abortTransaction",
+    "Transactions",
+    "End a transaction without a trace",
+    "Its ledgers are fenced and deleted. One that is COMMITTED stays so: 409, nothing is changed.",
+    (TRANSACTION,),
+    NOTHING,
+    {200: Reply("It is aborted.", _content(_OPEN | {"state": "ABORTED", "ledgers": []}))},
+    (*USUAL, *WITH_BODY, errors.NoSuchTransaction, errors.TransactionCommitted),
+)

@@ -1,0 +1,167 @@
+"""A parameter's declaration is what refuses a request and what the OpenAPI document shows."""
+
+import re
+from typing import Any, Final
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+from quorumlog.errors import BadRequest, InvalidRequest
+from quorumlog.net.operations import Route
+from quorumlog.net.parameters import (
+    Given,
+    Parameter,
+    header_integer,
+    query_choice,
+    query_integer,
+    query_pairs,
+    query_text,
+    read,
+)
+from quorumlog.protocol.ids import ID_MAX
+from services.autorecovery.handlers import ROUTES as AUTORECOVERY
+from services.bookie.routes import ROUTES as BOOKIE
+from services.gateway.edge import (
+    cluster_operations,
+    entry_operations,
+    ledger_operations,
+    log_operations,
+    record_operations,
+    transaction_operations,
+)
+from services.metadata.app import ROUTES as METADATA
+
+GATEWAY: Final = (
+    cluster_operations,
+    entry_operations,
+    ledger_operations,
+    log_operations,
+    record_operations,
+    transaction_operations,
+)
+WEAKER: Final = {"Producer-Id", "X-Ledger-Key"}
+"""JSON schemas can't count bytes."""
+LENIENT: Final = {"/path/code", "/path/bookie", "/query/metadata"}
+"""Another code or bookie is 404, and pairs have no text of their own."""
+
+
+def declared() -> dict[str, Parameter[Any]]:
+    """Every parameter that a module of the gateway or a route of another service declares."""
+    routes: tuple[Route, ...] = (*METADATA, *BOOKIE, *AUTORECOVERY)
+    found = [one for route in routes for one in route.operation.parameters]
+    found += [
+        one for module in GATEWAY for one in vars(module).values() if isinstance(one, Parameter)
+    ]
+    return {f"{one.pointer} {one.description}": one for one in found if one.pointer not in LENIENT}
+
+
+DECLARED: Final = declared()
+
+
+def texts(schema: Any) -> st.SearchStrategy[str]:
+    """Texts around what a schema lets through."""
+    kinds = [st.text(max_size=30), st.integers(-2, 2**64).map(str), st.sampled_from(("01", "-0"))]
+    for one in (schema, *schema.get("anyOf", ())):
+        if "minimum" in one:
+            low, high = one["minimum"], one["maximum"]
+            kinds += [st.sampled_from((low - 1, low, high, high + 1)).map(str)]
+            kinds += [st.integers(low, high).map(str)]
+        if "pattern" in one:
+            kinds += [st.from_regex(one["pattern"], fullmatch=True)]
+        if "enum" in one:
+            kinds += [st.sampled_from(one["enum"])]
+        if "maxLength" in one:
+            most = one["maxLength"]
+            kinds += [st.sampled_from(("x" * most, "x" * (most + 1), "ü" * most))]
+    return st.one_of(kinds)
+
+
+def reads(parameter: Parameter[Any], text: str) -> bool:
+    """Whether a parameter takes a text; a refusal names the parameter."""
+    try:
+        parameter.parse(text, parameter.pointer)
+    except (BadRequest, InvalidRequest) as error:
+        return parameter.pointer not in error.detail
+    return True
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_what_a_declaration_reads_is_what_it_shows(name: str) -> None:
+    parameter = DECLARED[name]
+    shown = Draft202012Validator(parameter.schema)
+
+    @settings(max_examples=50)
+    @given(texts(parameter.schema))
+    def check(text: str) -> None:
+        is_read = reads(parameter, text)
+        is_number = re.fullmatch(r"-?[1-9][0-9]*|0", text, re.ASCII) is not None
+        takes_numbers = "minimum" in str(parameter.schema)
+        is_shown = shown.is_valid(int(text) if is_number and takes_numbers else text)
+        # A pattern's `$` stands before a newline too.
+        if text.endswith("\n") or (parameter.name in WEAKER and not is_read):
+            return
+        assert is_read == is_shown
+
+    check()
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_a_default_is_what_is_shown(name: str) -> None:
+    parameter = DECLARED[name]
+
+    if "default" in parameter.schema:
+        assert parameter.parse(str(parameter.default), "") == parameter.default
+        assert parameter.schema["default"] == parameter.default
+
+
+LIMIT: Final = query_integer("limit", 1, 100, "Rows.", 10)
+AFTER: Final = query_integer("after", 0, ID_MAX, "Rows after.")
+NAME: Final = query_text("name", "[a-z]+", "A name.")
+SORT: Final = query_choice("sort", ("up", "down"), "The order.", "up")
+TAGS: Final = query_pairs("tag", "Tags.")
+SINCE: Final = header_integer("Since", "A time.")
+
+
+def given_by(query: str, **headers: str) -> Given:
+    request: web.Request = make_mocked_request("GET", f"/?{query}", headers=headers)
+    return read((LIMIT, AFTER, NAME, SORT, TAGS, SINCE), request)
+
+
+def test_what_a_request_gives_is_told_from_a_default() -> None:
+    nothing, all_of_it = given_by(""), given_by("limit=10&tag[a]=1&tag[b]=&sort=down", Since="7")
+
+    assert (nothing[LIMIT], nothing.get(LIMIT), nothing[AFTER], nothing[TAGS]) == (
+        10,
+        None,
+        None,
+        (),
+    )
+    assert (all_of_it[LIMIT], all_of_it.get(LIMIT), all_of_it[SORT]) == (10, 10, "down")
+    assert (all_of_it[TAGS], all_of_it[SINCE]) == ((("a", "1"), ("b", "")), 7)
+
+
+@pytest.mark.parametrize(
+    ("query", "detail"),
+    [
+        ("limit=0", "/query/limit: must be an integer from 1 to 100"),
+        ("name=A", r"/query/name: must match \[a-z\]\+"),
+        ("sort=left", "/query/sort: must be one of up, down"),
+        ("colour=red", "/query/colour: is not a parameter of this route"),
+        ("tag=1", "/query/tag: is not a parameter of this route"),
+        ("tag[a][b]=1", r"/query/tag: must be written tag\[key\]=value"),
+        ("tag[a]=%00", "/query/tag: must not contain NUL"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_invalid(query: str, detail: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{detail}$"):
+        given_by(query)
+
+
+@pytest.mark.parametrize("query", ["limit=x", "limit=", "limit=01", "limit=1&limit=2"])
+def test_a_text_that_can_not_be_read_is_a_bad_request(query: str) -> None:
+    with pytest.raises(BadRequest):
+        given_by(query)
