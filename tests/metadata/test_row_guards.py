@@ -85,10 +85,15 @@ async def test_what_names_a_bookie_is_told_of_that_bookie_only(service: Service)
     for item in await worker.claim(lease_s=LONG_S, limit=9):
         await worker.fail(item, f"{item.member} of {item.ledger_id}")
 
+    unharmed = await client.create(DRAFT)
+
     for name, row, state in (("b1", one, "OPEN"), ("b4", other, "IN_RECOVERY")):
         uses = await client.uses(name)
-        assert (uses.ledgers, uses.repairs) == (1, 1)
-        (use,) = uses.first
+        assert (uses.ledgers, uses.repairs) == (2 if name == "b1" else 1, 1)
+        use, *others = uses.first
+        assert [(o.ledger_id, o.failures) for o in others] == (
+            [(unharmed.ledger_id, 0)] if name == "b1" else []
+        )
         assert (use.ledger_id, use.member, use.state) == (row.ledger_id, f"{name}@1", state)
         assert (use.failures, use.detail) == (1, f"{name}@1 of {row.ledger_id}")
 

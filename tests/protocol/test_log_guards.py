@@ -149,3 +149,19 @@ def test_truncating_leaves_a_ledger_alone_whose_start_is_not_known() -> None:
     log = replace(EMPTY.with_ledger(7), first_offset=3)
 
     assert log.truncated(100) == log
+
+
+def test_append_times_never_go_back() -> None:
+    log = EMPTY.with_ledger(7).with_ends({}, producers=(), now_ms=1, appended_ms=5)
+
+    assert log.appended_ms == 5
+    assert log.with_ends({}, producers=(), now_ms=2, appended_ms=4).appended_ms == 5
+    assert log.with_ends({}, producers=(), now_ms=2, appended_ms=9).appended_ms == 9
+
+
+def test_nothing_that_a_row_tells_of_is_at_its_known_end_or_above() -> None:
+    assert LogMetadata("events", SETTINGS, first_offset=3).known_end == 3
+    assert LogMetadata("events", SETTINGS, first_offset=3, next_offset=12).known_end == 12
+    assert ROLLED.known_end == 10
+    assert replace(EMPTY, items=(LogItem(7, 20),), next_offset=None).known_end == 20
+    assert replace(EMPTY, items=(LogItem(7, 20, 29), LogItem(8, None))).known_end == 30

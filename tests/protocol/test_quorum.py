@@ -164,3 +164,8 @@ def test_reach_is_an_ack_quorum_in_every_write_set(quorum: Quorum, mask: int) ->
         for start in range(quorum.ensemble_size)
     )
     assert quorum.can_reach(mask) == plain
+
+
+def test_without_striping_all_ids_are_alike() -> None:
+    assert Quorum(3, 3, 2).modulus == 1
+    assert Quorum(4, 3, 2).modulus == 4

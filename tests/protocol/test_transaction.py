@@ -102,4 +102,8 @@ def test_a_transaction_has_offsets_only_once_it_has_published() -> None:
 
     assert (begun.is_open, begun.first_offset, begun.last_offset) == (True, None, None)
     assert (done.is_open, done.first_offset, done.last_offset) == (False, 5, 9)
-    assert replace(done, ledgers=()).first_offset is None
+    none = replace(done, ledgers=())
+    assert (none.first_offset, none.last_offset) == (None, None)
+    for state in (TransactionState.OPEN, TransactionState.ABORTED):
+        other = replace(done, state=state)
+        assert (other.first_offset, other.last_offset) == (None, None)
