@@ -62,6 +62,7 @@ def test_a_ledger_begins_open_with_one_fragment_and_has_lost_nothing() -> None:
         (MARKED, MARKED.with_member_replaced(0, B1, B4)),
         (CLOSED, CLOSED.with_member_replaced(1, B1, B3)),
         (CLOSED, LOST),
+        (LOST, LOST),
         (LOST, LOST.given_up(4, 6, ())),
         (LOST, LOST.given_up(1, 5, ())),
     ],

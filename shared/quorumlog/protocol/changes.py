@@ -101,9 +101,7 @@ def _fragments(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
         return [(pointer, f"fragments begin at {before}; these may only be added to (I22)")]
     if old.state is State.CLOSED and after != before:
         return [(pointer, "a CLOSED ledger gets no new fragment (I4)")]
-    if new.state is State.IN_RECOVERY and (
-        after != before or old.fragments[-1] != new.fragments[-1]
-    ):
+    if new.state is State.IN_RECOVERY and old.fragments[-1] != new.fragments[-1]:
         return [(pointer, "a recovery's ensemble change is committed with CLOSED only (I24)")]
     return []
 
@@ -152,7 +150,7 @@ def published_by(
     problem = ""
     if new.state is not LogState.OPEN or old.state is not LogState.OPEN:
         problem = "the log is not open"
-    elif not added or added[-1] is not new.last_item:
+    elif not added:
         problem = "the last ledger is no new one"
     elif added[-1].last_offset is not None or added[-1].ledger_id in wanted:
         problem = "the last ledger is not one to go on in"
