@@ -8,16 +8,18 @@ import asyncpg
 import pytest
 
 from loadtest.stores import Stores
+from quorumlog.errors import InvalidRequest, NoSuchLedger
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_client import new_attempt
 from quorumlog.net.repair_client import RepairClient
-from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.metadata import Fragment
 from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.metadata.database import Connection
-from tests.metadata.support import DRAFT, Service
-from tests.metadata.test_at_once import LOG, LONG_S, waiting
+from tests.metadata.support import DRAFT, WAITING, Service
+from tests.metadata.test_at_once import LOG, LONG_S, uncommitted, waiting
 from tests.metadata.test_bookies import beat, cookie
 from tests.support.waiting import until
 
@@ -164,3 +166,64 @@ async def test_a_change_of_a_log_names_one_version_and_not_two(service: Service)
     assert (await logs.get("a-log")).version == 1
     status, _ = await service.send("PUT", "/v1/logs/a-log", body, headers={"If-Match": '"1"'})
     assert status == 200
+
+
+async def test_what_one_worker_finishes_or_fails_is_its_own_item(service: Service) -> None:
+    worker = RepairClient(service.client, "worker")
+    row = await service.client.create(DRAFT)
+    await worker.add([gap(row.ledger_id, f"b{number}@1") for number in (1, 2, 3)])
+    first, second, third = await worker.claim(lease_s=LONG_S, limit=9)
+
+    assert await worker.progress(first, first.ranges, lease_s=LONG_S) == ()
+    await worker.fail(second, "away")
+
+    left, _ = await worker.list()
+    assert [(item.member, item.failures) for item in left] == [("b2@1", 1), ("b3@1", 0)]
+    assert left[1] == third
+
+
+async def test_a_deleted_log_takes_no_ledger_with_it_that_is_not_its_own(service: Service) -> None:
+    client, logs = service.client, LogClient(service.client)
+    worker = RepairClient(client, "worker")
+    row, _ = await logs.create(LOG)
+    closed = []
+    for log in ("a-log", None):
+        made = await client.create(replace(DRAFT, log=log))
+        _, now = await client.cas(made.closed(last_entry=NO_ENTRY, length=0))
+        assert now is not None
+        await worker.add([gap(now.ledger_id, "b1@1")])
+        closed.append(now)
+    own, other = closed
+    _, row_now = await logs.cas(replace(row, items=(LogItem(own.ledger_id, 0, -1),)))
+    assert row_now is not None
+
+    assert await logs.delete(row_now) is None
+
+    assert await client.get(other.ledger_id) == other
+    assert (await client.list(bookie="b1", metadata={"colour": "red"}))[0] == [other]
+    assert [item.ledger_id for item in (await worker.list())[0]] == [other.ledger_id]
+    with pytest.raises(NoSuchLedger):
+        await client.get(own.ledger_id)
+
+
+async def test_a_ledger_that_is_being_deleted_is_not_named_by_a_log(
+    service: Service, database: Connection
+) -> None:
+    """Rule 22: the row that names it waits for the deletion, and then finds none."""
+    logs = LogClient(service.client)
+    row, _ = await logs.create(LOG)
+    made = await service.client.create(replace(DRAFT, log="a-log"))
+    async with uncommitted(
+        database, "UPDATE ledgers SET body = NULL WHERE ledger_id = $1", made.ledger_id
+    ):
+        named = logs.cas(replace(row, items=(LogItem(made.ledger_id, 0),)))
+        naming = asyncio.ensure_future(named)
+
+        async def is_decided() -> bool:
+            return naming.done() or bool(await database.fetchval(WAITING))
+
+        await until(is_decided, "it waits, or is done")
+
+    with pytest.raises((InvalidRequest, NoSuchLedger)):
+        await naming
+    assert (await logs.get("a-log")).items == ()
