@@ -351,9 +351,9 @@ def all_of_them(_original: Any) -> Any:
 def skipping_versions(original: Any) -> Any:
     """A row's version grows by two."""
 
-    def changed(self: Judge, before: Any, after: Any) -> None:
+    def changed(self: Judge, before: Any, after: Any, **more: Any) -> None:
         later = after and replace(after, version=after.version + (before is not None))
-        original(self, before, later)
+        original(self, before, later, **more)
 
     return changed
 
