@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -26,6 +27,7 @@ from services.bookie.log import (
 )
 from services.bookie.options import StoreOptions
 from services.bookie.parts import Part, mask_of
+from tests.bookie.support import started
 
 HEAD = SegmentHead(segment=1, nonce=5, first_sequence=1, previous_end=0, allocated=1 << 20)
 
@@ -139,3 +141,20 @@ async def test_a_row_that_cannot_be_read_is_not_known() -> None:
 
         assert await rows.read(7) == (CasStatus.UNKNOWN, None)
         assert rows.missing_count == 0
+
+
+async def test_an_answer_waits_for_its_own_record_and_not_for_an_earlier_one(folder: Path) -> None:
+    """Rule 3: the disk takes batches, and an answer belongs to one of them."""
+    store = started(folder / "d")
+    ledger = store.holdings.ledger(7)
+    heard: list[int] = []
+    before = ledger.replica.synced_count
+    for number in (1, 2, 3):
+        ledger.when_synced(before + number, partial(heard.append, number))
+
+    ledger.on_synced(1)
+    assert heard == [1]
+    assert not ledger.is_idle
+    ledger.on_synced(2)
+    assert heard == [1, 2, 3]
+    await store.stop()
