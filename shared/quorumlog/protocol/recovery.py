@@ -4,12 +4,13 @@ Sources: both protocol documents, "Closing a ledger as a reader"; overview 1.6; 
 rules 10 and 12 to 14. Nothing of the ledger is shown before the CLOSED row is (X19).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final, assert_never
+from typing import Annotated, Final, assert_never
 
 from quorumlog.protocol import placement
 from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.keyed import Keyed, Out
 from quorumlog.protocol.messages import (
     AddAnswered,
     AppendRequested,
@@ -66,7 +67,8 @@ class Phase(Enum):
     DONE = "done"
 
 
-class Recovery:
+@dataclass(slots=True, eq=False, kw_only=True)
+class Recovery(Keyed):
     """Recovers one ledger once; see the module. Ends with Closed or Failed.
 
     Invariants (checked by `check`):
@@ -76,42 +78,43 @@ class Recovery:
         here begin after what is confirmed (rule 12) and reach metadata only with the close.
     """
 
-    def __init__(
-        self, *, declare_lost: tuple[str, ...] = (), read_entries: int = READ_ENTRIES
-    ) -> None:
-        """`declare_lost` is the operator's word that members are gone for ever (rule 14)."""
-        self.phase = Phase.IDLE
-        self._declare_lost = declare_lost
-        self._read_entries = read_entries
-        self._row: LedgerMetadata | None = None
-        self._codec: Codec | None = None
-        self._update: UpdateMetadata | None = None
-        self._is_stalled = False
-        self._attempt = 0
-        self._fenced = 0
-        self._unfenced = 0
-        self._lac = NO_ENTRY
-        """The LAC found at fencing; what is confirmed since is the window's (rule 12)."""
-        self._tally: Tally | None = None
-        self._next = 0
-        """The entry to decide next."""
-        self._is_end_known = False
+    declare_lost: tuple[str, ...] = ()
+    """The operator's word that members are gone for ever (rule 14)."""
+    read_entries: int = READ_ENTRIES
+    phase: Phase = Phase.IDLE
+    _row: LedgerMetadata | None = None
+    _codec: Codec | None = None
+    _update: UpdateMetadata | None = None
+    _is_stalled: bool = False
+    _attempt: int = 0
+    _fenced: int = 0
+    _unfenced: int = 0
+    _lac: int = NO_ENTRY
+    """The LAC found at fencing; what is confirmed since is the window's (rule 12)."""
+    _tally: Tally | None = None
+    _next: int = 0
+    """The entry to decide next."""
+    _is_end_known: bool = False
+    _window: Window = field(init=False)
+    _changes: tuple[Fragment, ...] = ()
+    """Fragments made here, in memory until the close (X5, I24)."""
+    _down: int = 0
+    _generations: tuple[int, ...] = ()
+    _generation: int = 0
+    _since: list[int] = field(default_factory=list)
+    _suspects: frozenset[str] = frozenset()
+    _missed: tuple[MissedRange, ...] = ()
+    _find: int | None = None
+    _tick: int = 0
+    _armed: frozenset[Timer] = frozenset()
+    _is_grace_over: bool = False
+    _is_lacking: bool = False
+    """A confirmed entry is gone with members that were declared lost (rule 14)."""
+    _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Nothing is asked before RecoverRequested."""
         self._window = Window(Quorum(1, 1, 1), last_confirmed=NO_ENTRY, length=0)
-        self._changes: tuple[Fragment, ...] = ()
-        """Fragments made here, in memory until the close (X5, I24)."""
-        self._down = 0
-        self._generations: tuple[int, ...] = ()
-        self._generation = 0
-        self._since: list[int] = []
-        self._suspects: tuple[str, ...] = ()
-        self._missed: tuple[MissedRange, ...] = ()
-        self._find: int | None = None
-        self._tick = 0
-        self._armed: frozenset[Timer] = frozenset()
-        self._is_grace_over = False
-        self._is_lacking = False
-        """A confirmed entry is gone with members that were declared lost (rule 14)."""
-        self._out: list[Effect] = []
 
     @property
     def metadata(self) -> LedgerMetadata:
@@ -155,52 +158,6 @@ class Recovery:
         out, self._out = self._out, []
         return out
 
-    def copy(self) -> "Recovery":
-        """An independent copy."""
-        other = Recovery.__new__(Recovery)
-        other.__dict__.update(
-            self.__dict__,
-            _window=self._window.copy(),
-            _tally=self._tally and self._tally.copy(),
-            _since=list(self._since),
-        )
-        return other
-
-    def key(self) -> tuple[object, ...]:
-        """All of it, hashable, the same in every process."""
-        row = self._row
-        return (
-            self.phase.value,
-            row
-            and (
-                row.version,
-                row.state.value,
-                row.last_entry,
-                row.declared_lost,
-                tuple((f.first_entry, f.bookies) for f in row.fragments),
-            ),
-            self._attempt,
-            self._is_stalled,
-            self._fenced,
-            self._unfenced,
-            self._lac,
-            self._tally and self._tally.key(),
-            self._next,
-            self._is_end_known,
-            self._window.key(),
-            tuple((f.first_entry, f.bookies) for f in self._changes),
-            self._down,
-            self._generations,
-            tuple(self._since),
-            tuple(sorted(self._suspects)),
-            tuple(sorted((m.member, m.first, m.last) for m in self._missed)),
-            self._find,
-            self._tick,
-            tuple(timer in self._armed for timer in Timer),
-            self._is_grace_over,
-            self._is_lacking,
-        )
-
     def check(self) -> None:
         """Assert the invariants."""
         if self.phase in (Phase.IDLE, Phase.DONE):
@@ -228,7 +185,7 @@ class Recovery:
         if row.state is State.CLOSED:
             self._closed(row)
             return
-        lost = tuple(dict.fromkeys(row.declared_lost + self._declare_lost))
+        lost = tuple(dict.fromkeys(row.declared_lost + self.declare_lost))
         if row.state is State.IN_RECOVERY and lost == row.declared_lost:
             self._fence()
         else:
@@ -336,7 +293,7 @@ class Recovery:
         self._generation += 1
         self._generations = (self._generation,) * row.quorum.ensemble_size
         self._since = [0] * row.quorum.ensemble_size
-        self._suspects = ()
+        self._suspects = frozenset()
         self._find = None
         self._is_grace_over = False
 
@@ -350,8 +307,8 @@ class Recovery:
             row.quorum,
             row.last_fragment,  # X6: as found at the start; changes made here only take writes
             first=self._next,
-            last=self._next + self._read_entries - 1,
-            lost=row.declared_lost,
+            last=self._next + self.read_entries - 1,
+            declared_lost=row.declared_lost,
         )
         self._read_all(self._tally, is_recovery=True)
         if not self._tally.is_asked:
@@ -484,7 +441,7 @@ class Recovery:
     def _slot_failed(self, position: int) -> None:
         if not self._down & 1 << position:
             self._down |= 1 << position
-            self._suspects += (self._head()[position],)
+            self._suspects |= {self._head()[position]}
             self._window.give_up(1 << position)
             self._window.sweep()
 
@@ -507,7 +464,7 @@ class Recovery:
         members = self._head()
         staying = tuple(m for p, m in enumerate(members) if not self._down & 1 << p)
         lost = self.metadata.declared_lost
-        exclude = tuple(dict.fromkeys((*staying, *self._suspects, *lost)))
+        exclude = tuple(dict.fromkeys((*staying, *sorted(self._suspects), *lost)))
         self._out.append(FindBookies(self._attempt, staying, exclude))
 
     def _bookies_found(self, event: BookiesFound) -> None:
@@ -567,7 +524,7 @@ class Recovery:
             row.fragment_of(entry_id),
             first=entry_id,
             last=entry_id,
-            lost=row.declared_lost,
+            declared_lost=row.declared_lost,
         )
         self._read_all(self._tally, is_recovery=False)
         if not self._tally.is_asked:

@@ -16,10 +16,11 @@ Left out: where bytes lie, limits and queues, and everything that is about more 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Annotated, Protocol
 
 from quorumlog.protocol.ids import NO_ENTRY, member_incarnation, member_name
+from quorumlog.protocol.keyed import Keyed, Part
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.ranges import Ranges, complement, names, ranges_of
@@ -186,7 +187,8 @@ class Holdings(Protocol):
         """Hold no entry any more."""
 
 
-class Replica:
+@dataclass(slots=True, eq=False)
+class Replica(Keyed):
     """One ledger at one bookie.
 
     Invariants (`check`):
@@ -196,38 +198,21 @@ class Replica:
       - the fence record's number is at most `accepted_count`, and 0 <= synced <= accepted.
     """
 
-    __slots__ = (
-        "_fence_number",
-        "_limbo_counter",
-        "accepted_count",
-        "holdings",
-        "is_deferred",
-        "is_deleted",
-        "is_fenced",
-        "is_limbo",
-        "last_add_confirmed",
-        "ledger_key",
-        "me",
-        "synced_count",
-    )
-
-    def __init__(self, me: str, holdings: Holdings, *, is_deferred: bool = False) -> None:
-        """An unknown ledger at the bookie `me` (name@incarnation).
-
-        `is_deferred`: entries are acknowledged before they are synced (rule 31).
-        """
-        self.me = me
-        self.holdings = holdings
-        self.is_deferred = is_deferred
-        self.ledger_key: bytes | None = None
-        self.is_fenced = False
-        self.is_limbo = False
-        self.is_deleted = False
-        self.last_add_confirmed = NO_ENTRY
-        self.accepted_count = 0
-        self.synced_count = 0
-        self._fence_number = 0
-        self._limbo_counter = 0
+    me: str
+    """The bookie, as name@incarnation."""
+    holdings: Annotated[Holdings, Part]
+    _: KW_ONLY
+    is_deferred: bool = False
+    """Entries are acknowledged before they are synced (rule 31)."""
+    ledger_key: bytes | None = None
+    is_fenced: bool = False
+    is_limbo: bool = False
+    is_deleted: bool = False
+    last_add_confirmed: int = NO_ENTRY
+    accepted_count: int = 0
+    synced_count: int = 0
+    _fence_number: int = 0
+    _limbo_counter: int = 0
 
     # --- driving ------------------------------------------------------------------------------
 
@@ -573,52 +558,13 @@ class Replica:
         assert self.last_add_confirmed >= NO_ENTRY
         assert not self.is_deleted or self.holdings.highest == NO_ENTRY, "rule 16a"
 
-    def copy_with(self, holdings: Holdings) -> "Replica":
-        """The same state over a copy of its holdings."""
-        twin = Replica(self.me, holdings, is_deferred=self.is_deferred)
-        twin.ledger_key = self.ledger_key
-        twin.is_fenced = self.is_fenced
-        twin.is_limbo = self.is_limbo
-        twin.is_deleted = self.is_deleted
-        twin.last_add_confirmed = self.last_add_confirmed
-        twin.accepted_count = self.accepted_count
-        twin.synced_count = self.synced_count
-        twin._fence_number = self._fence_number
-        twin._limbo_counter = self._limbo_counter
-        return twin
 
-    def copy(self) -> "Replica":
-        """An independent twin; only over `HeldEntries`."""
-        assert isinstance(self.holdings, HeldEntries)
-        return self.copy_with(self.holdings.copy())
-
-    def key(self) -> tuple[object, ...]:
-        """This state as a canonical, hashable value; only over `HeldEntries`."""
-        assert isinstance(self.holdings, HeldEntries)
-        return (
-            self.me,
-            self.ledger_key,
-            self.is_fenced,
-            self.is_limbo,
-            self.is_deleted,
-            self.last_add_confirmed,
-            self.accepted_count,
-            self.synced_count,
-            self._fence_number,
-            self._limbo_counter,
-            self.holdings.key(),
-        )
-
-
-class HeldEntries:
+@dataclass(slots=True, eq=False)
+class HeldEntries(Keyed):
     """Holdings in memory: entry by id. For the simulator and for tests."""
 
-    __slots__ = ("entries", "kind")
-
-    def __init__(self) -> None:
-        """Holds nothing."""
-        self.entries: dict[int, Entry] = {}
-        self.kind = DigestKind.NONE
+    entries: dict[int, Entry] = field(default_factory=dict)
+    kind: DigestKind = DigestKind.NONE
 
     @property
     def highest(self) -> int:
@@ -644,17 +590,6 @@ class HeldEntries:
         """What is held of these ranges, as one run."""
         chosen = [self.entries[e] for e in sorted(self.entries) if names(ranges, e)]
         return pack(chosen, self.kind) if chosen else None
-
-    def copy(self) -> "HeldEntries":
-        """An independent twin."""
-        twin = HeldEntries()
-        twin.entries = dict(self.entries)
-        twin.kind = self.kind
-        return twin
-
-    def key(self) -> tuple[object, ...]:
-        """Canonical and hashable."""
-        return tuple((e, self.entries[e]) for e in sorted(self.entries))
 
 
 def memory_replica(me: str, *, is_deferred: bool = False) -> Replica:

@@ -5,11 +5,12 @@ events (messages.py). A ledger has one writer ever (rule 11); when it ends, othe
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
-from typing import Final, assert_never
+from typing import Annotated, Final, assert_never
 
 from quorumlog.protocol import placement, record
+from quorumlog.protocol.keyed import Keyed, Out
 from quorumlog.protocol.messages import (
     AddAnswered,
     AppendRequested,
@@ -73,7 +74,8 @@ class _Task:
 
     kind: _Kind
     attempt: int
-    effect: ReadMetadata | FindBookies | UpdateMetadata
+    effect: ReadMetadata | UpdateMetadata | None = None
+    """What RETRY asks again; None: FIND, which is always answered."""
     replaced: int = 0
     """CHANGE: the positions that get another member."""
     first: int = 0
@@ -82,7 +84,8 @@ class _Task:
     """The store was away: RETRY asks the very same again (rule 6)."""
 
 
-class Writer:
+@dataclass(slots=True, eq=False)
+class Writer(Keyed):
     """Appends to one ledger; see the module.
 
     A driver settles appends by `Confirmed` and `Failed` (from its `first` on), and a close by the
@@ -96,50 +99,52 @@ class Writer:
       - I24: only an OPEN row is changed.
     """
 
-    def __init__(
-        self,
-        metadata: LedgerMetadata,
-        codec: Codec,
-        length: int = 0,
-        *,
-        delays_change: bool = False,
-    ) -> None:
-        """The handle of a ledger that was just created. `length` is for tests and is 0.
+    metadata: LedgerMetadata
+    """The row of a ledger that was just created, and its changes since."""
+    _codec: Codec
+    _: KW_ONLY
+    delays_change: bool = False
+    """A silent position keeps its member while every write set reaches its ack quorum without it
+    (BookKeeper: delayEnsembleChange).
+    """
+    state: WriterState = WriterState.OPEN
+    end_code: str | None = None
+    _next: int = field(init=False)
+    _length: int = 0
+    _window: Window = field(init=False)
+    _all: int = field(init=False)
+    _down: int = 0
+    """Positions that failed: nothing is sent to them."""
+    _unwanted: int = 0
+    """Positions that somebody asked to replace; used until that is done (rule 21)."""
+    _refusals: list[Status | None] = field(init=False)
+    _generations: list[int] = field(init=False)
+    """In which generation each position's member came: older answers do not count (rule 7)."""
+    _generation: int = 0
+    _since: list[int] = field(init=False)
+    _suspects: frozenset[str] = frozenset()
+    """Members that failed since the last RETRY: not asked again before it (L6)."""
+    _missed: tuple[MissedRange, ...] = ()
+    _task: _Task | None = None
+    _attempt: int = 0
+    _must_verify: bool = False
+    _must_search: bool = False
+    _tick: int = 0
+    _armed: frozenset[Timer] = frozenset()
+    _is_grace_over: bool = False
+    _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
-        `delays_change`: a silent position keeps its member while every write set reaches its ack
-        quorum without it (BookKeeper: delayEnsembleChange).
-        """
-        assert metadata.state is State.OPEN, "a write handle exists once, from creation on"
-        size = metadata.quorum.ensemble_size
-        self.metadata = metadata
-        self.state = WriterState.OPEN
-        self.end_code: str | None = None
-        self._codec = codec
-        self._delays_change = delays_change
-        self._next = metadata.last_fragment.first_entry
-        self._length = length
-        self._window = Window(metadata.quorum, last_confirmed=self._next - 1, length=length)
+    def __post_init__(self) -> None:
+        """A write handle exists once, from creation on."""
+        row = self.metadata
+        size = row.quorum.ensemble_size
+        assert row.state is State.OPEN, "a write handle exists once, from creation on"
+        self._next = row.last_fragment.first_entry
+        self._window = Window(row.quorum, last_confirmed=self._next - 1, length=0)
         self._all = (1 << size) - 1
-        self._down = 0
-        """Positions that failed: nothing is sent to them."""
-        self._unwanted = 0
-        """Positions that somebody asked to replace; used until that is done (rule 21)."""
-        self._refusals: list[Status | None] = [None] * size
+        self._refusals = [None] * size
         self._generations = [0] * size
-        """In which generation each position's member came: older answers do not count (rule 7)."""
-        self._generation = 0
         self._since = [0] * size
-        self._suspects: tuple[str, ...] = ()
-        """Members that failed since the last RETRY: not asked again before it (L6)."""
-        self._missed: tuple[MissedRange, ...] = ()
-        self._task: _Task | None = None
-        self._attempt = 0
-        self._must_verify = False
-        self._must_search = False
-        self._tick = 0
-        self._armed: frozenset[Timer] = frozenset()
-        self._is_grace_over = False
-        self._out: list[Effect] = []
 
     # --- what a driver may read --------------------------------------------------------------
 
@@ -220,46 +225,6 @@ class Writer:
         self._go_on()
         out, self._out = self._out, []
         return out
-
-    def copy(self) -> "Writer":
-        """An independent copy."""
-        other = Writer.__new__(Writer)
-        other.__dict__.update(
-            self.__dict__,
-            _window=self._window.copy(),
-            _refusals=list(self._refusals),
-            _generations=list(self._generations),
-            _since=list(self._since),
-        )
-        return other
-
-    def key(self) -> tuple[object, ...]:
-        """All of it, hashable, the same in every process."""
-        row, task = self.metadata, self._task
-        return (
-            self.state.value,
-            self.end_code,
-            row.version,
-            row.state.value,
-            row.last_entry,
-            tuple((f.first_entry, f.bookies) for f in row.fragments),
-            self._next,
-            self._window.key(),
-            self._down,
-            self._unwanted,
-            tuple(self._refusals),
-            tuple(self._generations),
-            tuple(self._since),
-            tuple(sorted(self._suspects)),
-            tuple(sorted((m.member, m.first, m.last) for m in self._missed)),
-            task and (task.kind.value, task.attempt, task.replaced, task.first, task.is_stalled),
-            self._attempt,
-            self._must_verify,
-            self._must_search,
-            self._tick,
-            tuple(timer in self._armed for timer in Timer),
-            self._is_grace_over,
-        )
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -363,7 +328,7 @@ class Writer:
         if self._down & 1 << position:
             return
         self._down |= 1 << position
-        self._suspects += (self.metadata.last_fragment.bookies[position],)
+        self._suspects |= {self.metadata.last_fragment.bookies[position]}
         self._must_search = True
         self._window.give_up(1 << position)
         self._window.sweep()
@@ -413,7 +378,7 @@ class Writer:
         """Whether a change may be put off: nobody refuses or is to leave, and all is reached."""
         is_asked_for = self._unwanted or any(status is not None for status in self._refusals)
         is_reached = self.metadata.quorum.can_reach(self._all & ~self._down)
-        return self._delays_change and is_reached and not is_asked_for
+        return self.delays_change and is_reached and not is_asked_for
 
     def _may_come_back(self, position: int) -> bool:
         # Rule 15: as this incarnation it never takes a normal add again.
@@ -483,9 +448,7 @@ class Writer:
             row is None and event.status is not CasStatus.MISSING
         ):
             # Not settled: the same attempt is asked again, and until then rule 6 holds.
-            self._task = _Task(
-                task.kind, task.attempt, task.effect, task.replaced, task.first, is_stalled=True
-            )
+            self._task = replace(task, is_stalled=True)
             self._arm(Timer.RETRY)
             return
         self._task = None
@@ -608,10 +571,9 @@ class Writer:
         used = tuple(m for p, m in enumerate(members) if not self._down & 1 << p)
         # Who is to be replaced does not stay: its own next incarnation may take the place.
         staying = tuple(m for m in used if not self._unwanted & 1 << members.index(m))
-        exclude = tuple(dict.fromkeys((*used, *self._suspects)))
-        find = FindBookies(self._attempt, staying, exclude)
-        self._task = _Task(_Kind.FIND, self._attempt, find)
-        self._out.append(find)
+        exclude = tuple(dict.fromkeys((*used, *sorted(self._suspects))))
+        self._task = _Task(_Kind.FIND, self._attempt)
+        self._out.append(FindBookies(self._attempt, staying, exclude))
 
     def _close(self) -> None:
         window = self._window
@@ -672,9 +634,9 @@ class Writer:
             self._retry()
 
     def _retry(self) -> None:
-        self._suspects = ()
+        self._suspects = frozenset()
         self._must_search = True
         task = self._task
-        if task is not None and task.is_stalled:
-            self._task = _Task(task.kind, task.attempt, task.effect, task.replaced, task.first)
+        if task is not None and task.is_stalled and task.effect is not None:
+            self._task = replace(task, is_stalled=False)
             self._out.append(task.effect)
