@@ -21,6 +21,7 @@ from quorumlog.protocol.record import Run
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.replica import LedgerDeleted, LedgerFenced, Record, Replica, Verdict
+from quorumlog.protocol.slots import Slots
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import Window
 from quorumlog.protocol.writer import Writer
@@ -64,7 +65,7 @@ def read_of_the_head(original: Any) -> Any:
             row,
             fragments=(
                 *row.fragments[:-1],
-                Fragment(row.last_fragment.first_entry, self._head()),
+                Fragment(row.last_fragment.first_entry, self._slots.members),
             ),
         )
         original(self)
@@ -73,9 +74,21 @@ def read_of_the_head(original: Any) -> Any:
     return read
 
 
-def eager(window: Any) -> Any:
+def eager(original: Any) -> Any:
     """Recovery takes what it sent as written back."""
-    return type("Eager", (window,), {"__slots__": (), "_may_confirm": lambda *_: True})
+
+    class Eager(Window):
+        __slots__ = ()
+
+        def _may_confirm(self, *_: Any) -> bool:
+            return True
+
+    def begin(self: Slots, row: LedgerMetadata, *, last_confirmed: int, **more: Any) -> None:
+        original(self, row, last_confirmed=last_confirmed, **more)
+        if self.is_recovery:
+            self.window = Eager(row.quorum, last_confirmed=last_confirmed, length=0)
+
+    return begin
 
 
 def one_negative(_original: Any) -> Any:
@@ -203,10 +216,24 @@ def change_in_recovery(original: Any) -> Any:
 def forgotten(_original: Any) -> Any:
     """What a member missed is not remembered."""
 
-    def take(self: Writer | Recovery) -> None:
-        self._window.missed = []
+    def take(self: Slots) -> None:
+        self.window.missed = []
 
     return take
+
+
+def where(*, is_recovery: bool, mutation: Any) -> Any:
+    """A mutation of the slots of a recovery, or of those of a writer."""
+
+    def mutated(original: Any) -> Any:
+        mutant = mutation(original)
+
+        def call(self: Slots, *args: Any) -> Any:
+            return (mutant if self.is_recovery is is_recovery else original)(self, *args)
+
+        return call
+
+    return mutated
 
 
 # --- metadata and bookies ------------------------------------------------------------------------

@@ -4,12 +4,13 @@
 
 from typing import Final
 
-from quorumlog.protocol import limbo, placement, record, recovery, writer
+from quorumlog.protocol import limbo, placement, record, slots
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.replica import Replica
+from quorumlog.protocol.slots import Slots
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import Window
 from quorumlog.protocol.writer import Writer
@@ -42,6 +43,7 @@ from tests.mutants.guards import (
     unmeasured,
     unnamed_is_no,
     unread,
+    where,
     whoever_is_named,
     whole_runs,
 )
@@ -134,7 +136,7 @@ MACHINES: Final = (
     Mutant(
         "answers of replaced members count",
         "X7, I18, rule 7",
-        (Patch(Writer, "_is_current", always(True)),),
+        (Patch(Slots, "is_current", where(is_recovery=False, mutation=always(True))),),
         SPARE,
     ),
     Mutant(
@@ -158,7 +160,7 @@ MACHINES: Final = (
     Mutant(
         "recovery closes before all is written back",
         "X10",
-        (Patch(recovery, "Window", eager),),
+        (Patch(Slots, "begin", eager),),
         ONE,
     ),
     Mutant("one negative is enough", "X11, I16", (Patch(Tally, "_is_absent", one_negative),), ONE),
@@ -243,7 +245,7 @@ MACHINES: Final = (
     Mutant(
         "late acks count in recovery",
         "I18, rule 7",
-        (Patch(Recovery, "_is_current", always(True)),),
+        (Patch(Slots, "is_current", where(is_recovery=True, mutation=always(True))),),
     ),
     Mutant(
         "a member that refused is used again",
@@ -298,12 +300,12 @@ MACHINES: Final = (
     Mutant(
         "the writer forgets what a member missed",
         "rule 8",
-        (Patch(Writer, "_take_missed", forgotten),),
+        (Patch(Slots, "take_missed", where(is_recovery=False, mutation=forgotten)),),
     ),
     Mutant(
         "a recovery forgets what a member missed",
         "rule 12",
-        (Patch(Recovery, "_take_missed", forgotten),),
+        (Patch(Slots, "take_missed", where(is_recovery=True, mutation=forgotten)),),
     ),
     Mutant(
         "what an answer does not name is absent",
@@ -313,7 +315,7 @@ MACHINES: Final = (
     Mutant(
         "members are sent what they do not store",
         "rule 1",
-        (Patch(writer, "part_of", whole_runs),),
+        (Patch(slots, "part_of", whole_runs),),
     ),
     Mutant(
         "recovery makes entries anew",

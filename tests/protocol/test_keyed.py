@@ -24,6 +24,7 @@ from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.replica import HeldEntries, Replica
+from quorumlog.protocol.slots import Slots
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import Pending, Window
 from quorumlog.protocol.writer import Writer
@@ -77,6 +78,12 @@ def pending() -> Pending:
     return next(iter(waiting().runs.values()))
 
 
+def slots() -> Slots:
+    slots = Slots()
+    slots.begin(ledger(), last_confirmed=-1)
+    return slots
+
+
 def replica() -> Replica:
     return Replica(B1, HeldEntries())
 
@@ -89,6 +96,7 @@ MADE: Final[tuple[Callable[[], Keyed], ...]] = (
     tallying,
     waiting,
     pending,
+    slots,
     replica,
     HeldEntries,
 )

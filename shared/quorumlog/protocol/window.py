@@ -172,7 +172,7 @@ class Window(Keyed):
             asked.extend((position, pending.run) for position in positions(unsent))
         return asked
 
-    def silent(self, tick: int, since: list[int]) -> int:
+    def silent(self, tick: int, since: tuple[int, ...]) -> int:
         """The positions that have not answered something asked no later than a tick."""
         mask = 0
         for pending in self.runs.values():
