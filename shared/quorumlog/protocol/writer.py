@@ -57,6 +57,9 @@ class WriterState(Enum):
     """Failed for good, and this writer may not close it: `end_code` says why."""
 
 
+_LIVE: Final = (WriterState.OPEN, WriterState.DRAINING)
+
+
 class _Kind(Enum):
     VERIFY = "verify"
     FIND = "find"
@@ -213,7 +216,7 @@ class Writer(Keyed):
         assert self._window.last_confirmed < self._next, "I10: LAC <= LAP"
         assert not self._unwanted & ~self._slots.everyone
         task = self._task
-        if self.state in (WriterState.OPEN, WriterState.DRAINING):
+        if self.state in _LIVE:
             assert self.metadata.state is State.OPEN, "I24"
             if self.state is WriterState.OPEN and self._slots.down | self._unwanted:
                 is_coming = task is not None or Timer.RETRY in self._slots.armed
@@ -221,9 +224,7 @@ class Writer(Keyed):
         else:
             assert not self._window.runs, "an ended handle has nothing pending"
         is_change = task is not None and task.kind is _Kind.CHANGE
-        assert self._window.is_held == (
-            is_change and self.state in (WriterState.OPEN, WriterState.DRAINING)
-        )
+        assert self._window.is_held == (is_change and self.state in _LIVE)
 
     # --- appending ---------------------------------------------------------------------------
 
@@ -249,27 +250,25 @@ class Writer(Keyed):
         return "ledger-closed"
 
     def _add_answered(self, event: AddAnswered) -> None:
-        position = event.position
-        is_live = self.state in (WriterState.OPEN, WriterState.DRAINING)
-        if not is_live or not self._slots.is_current(event):
+        slots, position = self._slots, event.position
+        if self.state not in _LIVE or not slots.is_current(event):
             return
-        self._slots.settle(event)
+        slots.settle(event)
         if event.status is Status.OK:
-            if self._is_slow(position):
-                self._out += self._slots.revive(position)
+            if slots.down & 1 << position and self._was_silent(position):
+                self._out += slots.revive(position)
         elif event.status is Status.CONFLICT:
             # Rule 2: other bytes under this id. Nothing that this handle says can be believed.
             self._fail("entry-conflict", bookie=event.member, entry_id=event.first)
         else:
             self._slot_failed(position, event.status)
 
-    def _is_slow(self, position: int) -> bool:
-        """Whether a member that has just stored something was given up for its silence only. Who
-        refused is left alone (its refusal may have overtaken this answer), and so is who is being
-        replaced. A recovery asks neither: see there.
+    def _was_silent(self, position: int) -> bool:
+        """Whether a slot is down for its silence only: it was slow, not dead. Who refused is left
+        alone (the refusal may have overtaken an earlier ok), and so is who is being replaced. A
+        recovery asks neither: see there.
         """
-        is_silent = self._slots.down & 1 << position and position not in self._refusals
-        return bool(is_silent and not self._uncounted() & 1 << position)
+        return position not in self._refusals and not self._uncounted() & 1 << position
 
     # --- positions that fail -----------------------------------------------------------------
 
@@ -459,15 +458,21 @@ class Writer(Keyed):
     # --- after every event -------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        if self.state in (WriterState.OPEN, WriterState.DRAINING):
-            confirmed = self._window.confirm(self._uncounted())
+        slots = self._slots
+        window = slots.window
+        if self.state in _LIVE:
+            confirmed = window.confirm(self._uncounted())
             if confirmed is not None:
                 self._out.append(Confirmed(*confirmed))
-        if self._window.missed:
-            self._slots.take_missed()
+        if window.missed:
+            slots.take_missed()
         if self._task is None:
             self._next_task()
-        self._arm_timers()
+        self._out += slots.arm_silence()
+        if window.unconfirmed is not None:
+            self._out += slots.arm(Timer.QUORUM, self.last_add_pushed)
+        if slots.suspects:
+            self._out += slots.arm(Timer.RETRY)
 
     def _next_task(self) -> None:
         if self.state is WriterState.ENDING:
@@ -479,7 +484,7 @@ class Writer(Keyed):
                 )  # a moment for the slower bookies, so that nothing is missed
             else:
                 self._close()
-        elif self.state in (WriterState.OPEN, WriterState.DRAINING):
+        elif self.state in _LIVE:
             if self._must_verify:
                 self._attempt += 1
                 read = ReadMetadata(self._attempt)
@@ -505,17 +510,10 @@ class Writer(Keyed):
 
     # --- timers ------------------------------------------------------------------------------
 
-    def _arm_timers(self) -> None:
-        self._out += self._slots.arm_silence()
-        if self._window.unconfirmed is not None:
-            self._out += self._slots.arm(Timer.QUORUM, self.last_add_pushed)
-        if self._slots.suspects:
-            self._out += self._slots.arm(Timer.RETRY)
-
     def _timer_fired(self, event: TimerFired) -> None:
         if not self._slots.fired(event):
             return
-        is_live = self.state in (WriterState.OPEN, WriterState.DRAINING)
+        is_live = self.state in _LIVE
         if event.timer is Timer.ADD and is_live:
             for position in self._slots.silent(event.tag):
                 self._slot_failed(position, Status.UNKNOWN)
