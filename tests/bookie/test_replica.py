@@ -322,7 +322,7 @@ def test_a_deleted_ledger_is_deleted_in_whatever_order_its_records_come() -> Non
             replica.delete(),
         ):
             assert of_the_bookie.records == ()
-        assert replica.repeated() == ()
+        assert replica.repeated().records == ()
         assert ask(replica, add(run_of(8), "b2@1")).status is Status.NOT_MINE
         replica.check()
 

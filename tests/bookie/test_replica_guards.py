@@ -117,9 +117,9 @@ def test_what_is_moved_is_held_at_its_new_place() -> None:
     replica = memory_replica(ME)
     ask(replica, LacTold(ME, 5, KEY))
 
-    record = replica.moved(run_of(0))
+    verdict = replica.moved(run_of(0))
 
-    assert record == RunStored(run_of(0), KEY, replaces=True)
+    assert verdict.records == (RunStored(run_of(0), KEY, replaces=True),)
     assert replica.accepted_count == 2
     assert ask(replica, ReadAsked(ME, 0, 0)).present == ((0, 0),)
 
@@ -139,16 +139,16 @@ def test_a_fence_that_a_dropped_copy_leaves_is_told_when_it_is_on_disk() -> None
 
 def test_what_is_said_again_is_what_is_known_and_no_more() -> None:
     replica = memory_replica(ME)
-    assert replica.repeated() == ()
+    assert replica.repeated().records == ()
     assert replica.accepted_count == 0
 
     ask(replica, LacTold(ME, 5, KEY))
-    assert replica.repeated() == (LacKept(5, KEY),)
+    assert replica.repeated().records == (LacKept(5, KEY),)
 
     ask(replica, FenceAsked(ME, KEY))
     replica.set_limbo(limbo=True)
     before = replica.accepted_count
-    again = replica.repeated()
+    again = replica.repeated().records
     assert again == (LedgerFenced(KEY), LacKept(5, KEY), LimboSet(1, True))
     assert replica.accepted_count == before + 3
     replica.synced(before + 3)

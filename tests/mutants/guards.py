@@ -20,7 +20,14 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
-from quorumlog.protocol.replica import LedgerDeleted, LedgerFenced, Record, Replica, Verdict
+from quorumlog.protocol.replica import (
+    EntriesDropped,
+    LedgerDeleted,
+    LedgerFenced,
+    Record,
+    Replica,
+    Verdict,
+)
 from quorumlog.protocol.slots import Slots
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import Window
@@ -261,14 +268,14 @@ def forgetful_replay(original: Any) -> Any:
 def forgotten_id(original: Any) -> Any:
     """With the tombstone a bookie forgets all of a ledger: the next add defines its key anew."""
 
-    def apply(self: Replica, record: Record) -> None:
-        if isinstance(record, LedgerDeleted):
-            self.ledger_key = None
-            self.is_fenced = self.is_limbo = False
-            self.last_add_confirmed = NO_ENTRY
-            self.holdings.drop()
-        else:
-            original(self, record)
+    def apply(self: Replica, record: Record) -> Any:
+        if not isinstance(record, LedgerDeleted):
+            return original(self, record)
+        self.ledger_key = None
+        self.is_fenced = self.is_limbo = False
+        self.last_add_confirmed = NO_ENTRY
+        self.holdings.drop()
+        return None
 
     return apply
 
@@ -371,5 +378,12 @@ def unread(original: Any) -> Any:
 
 
 def entries_only(original: Any) -> Any:
-    """A stub that is kept says nothing of the fence."""
-    return lambda self: tuple(r for r in original(self) if not isinstance(r, LedgerFenced))
+    """A record of entries that were given up says nothing of the fence."""
+
+    def apply(self: Replica, record: Record) -> Any:
+        made = original(self, record)
+        if isinstance(record, EntriesDropped):
+            self.is_fenced = False
+        return made
+
+    return apply

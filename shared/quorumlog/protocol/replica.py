@@ -159,6 +159,7 @@ class Verdict:
     `after`: how many records of this ledger must be synced before the answer leaves.
     `present` and `absent`: of a read; what neither names is unknown (rule 1).
     `compare`: not an answer yet: ask again with what is stored of these ranges.
+    `made`: what the holdings made of the one record of entries (`Holdings.accept`).
     """
 
     status: Status
@@ -168,6 +169,7 @@ class Verdict:
     present: Ranges = ()
     absent: Ranges = ()
     compare: Ranges = ()
+    made: object = None
 
 
 class Holdings(Protocol):
@@ -180,8 +182,8 @@ class Holdings(Protocol):
     def present(self, first: int, last: int) -> Ranges:
         """Which of first..last are held. Proof: what it does not name is not here."""
 
-    def accept(self, record: RunStored) -> None:
-        """Hold these entries from now on."""
+    def accept(self, record: RunStored) -> object:
+        """Hold these entries from now on. What it returns is for whoever writes the record."""
 
     def drop(self) -> None:
         """Hold no entry any more."""
@@ -240,9 +242,7 @@ class Replica(Keyed):
         """Local state was lost (or repaired again): no negatives, nothing for coverage (or again)."""
         if limbo == self.is_limbo or self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
-        record = LimboSet(self._limbo_counter + 1, limbo)
-        self.apply(record)
-        return Verdict(Status.OK, self._accepted(1), records=(record,))
+        return self._took(LimboSet(self._limbo_counter + 1, limbo))
 
     def enter_limbo(self, ledger_key: bytes, *, is_fenced: bool) -> Verdict:
         """Phase one of a new incarnation (BP-46): what older ones were told may be lost. Where
@@ -256,68 +256,57 @@ class Replica(Keyed):
             records = self._fence(ledger_key)
         elif self.ledger_key is None:
             # The key may be lost too, and the first one that comes would define it (rule 30).
-            kept = LacKept(self.last_add_confirmed, ledger_key)
-            self.apply(kept)
-            self._accepted(1)
-            records = (kept,)
+            records = self._took(LacKept(self.last_add_confirmed, ledger_key)).records
         limbo = self.set_limbo(limbo=True)
         return Verdict(Status.OK, limbo.after, records=(*records, *limbo.records))
 
-    def moved(self, run: Run) -> RunStored:
+    def moved(self, run: Run) -> Verdict:
         """The same bytes are written again elsewhere, because their old place is given up."""
         assert self.ledger_key is not None, "only what is held is moved"
         assert not self.is_deleted, "nothing is held of a deleted ledger"
-        record = RunStored(run, self.ledger_key, replaces=True)
-        self.apply(record)
-        self._accepted(1)
-        return record
+        return self._took(RunStored(run, self.ledger_key, replaces=True))
 
     def drop(self) -> Verdict:
         """Give the entries up: the ledger is CLOSED and others have them. The fence that stays is told
         once its record is on disk (I13).
         """
         was_fenced = self.is_fenced
-        record = EntriesDropped(self.ledger_key or b"")
-        self.apply(record)
-        number = self._accepted(1)
+        verdict = self._took(EntriesDropped(self.ledger_key or b""))
         if not was_fenced:
-            self._fence_number = number
-        return Verdict(Status.OK, number, records=(record,))
+            self._fence_number = verdict.after
+        return verdict
 
     def delete(self) -> Verdict:
         """Give all up but the id: the metadata has a tombstone (rules 16a, 17)."""
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
-        record = LedgerDeleted()
-        self.apply(record)
-        return Verdict(Status.OK, self._accepted(1), records=(record,))
+        return self._took(LedgerDeleted())
 
-    def repeated(self) -> tuple[Record, ...]:
+    def repeated(self) -> Verdict:
         """Records that say again what is known beside the entries (all are monotone)."""
-        if self.is_deleted:
-            return ()
         records: list[Record] = []
+        if self.is_deleted:
+            return Verdict(Status.OK, self.accepted_count)
         if self.ledger_key is not None and self.is_fenced:
             records.append(LedgerFenced(self.ledger_key))
         if self.ledger_key is not None:
             records.append(LacKept(self.last_add_confirmed, self.ledger_key))
         if self._limbo_counter:
             records.append(self.limbo)
-        self._accepted(len(records))
-        return tuple(records)
+        return Verdict(Status.OK, self._accepted(len(records)), records=tuple(records))
 
-    def apply(self, record: Record) -> None:
+    def apply(self, record: Record) -> object:
         """Take over a record: one that was just made, or one read back from the log. Records may
-        come in any order (rule 16).
+        come in any order (rule 16). Returns what the holdings made of entries.
         """
         if self.is_deleted:
-            return  # rule 16a
+            return None  # rule 16a
         match record:
             case RunStored():
                 self.ledger_key = record.ledger_key
                 lac = record.run.last_add_confirmed
                 self.last_add_confirmed = max(self.last_add_confirmed, lac)
-                self.holdings.accept(record)
+                return self.holdings.accept(record)
             case LedgerFenced():
                 self.ledger_key = record.ledger_key
                 self.is_fenced = True
@@ -336,6 +325,7 @@ class Replica(Keyed):
             case LedgerDeleted():
                 self.is_deleted = True
                 self.holdings.drop()
+        return None
 
     def restore(
         self,
@@ -469,9 +459,11 @@ class Replica(Keyed):
         if asked.read_only and not (asked.recovery or asked.repair):
             return self._refused(Status.READ_ONLY)
         record = RunStored(lacking, asked.ledger_key, bool(asked.damaged))
-        self.apply(record)
+        made = self.apply(record)
         self._accepted(1)
-        return Verdict(Status.OK, self._after_add(), self.last_add_confirmed, records=(record,))
+        return Verdict(
+            Status.OK, self._after_add(), self.last_add_confirmed, records=(record,), made=made
+        )
 
     def _fence_asked(self, asked: FenceAsked) -> Verdict:
         if self._is_foreign(asked.member):
@@ -520,17 +512,20 @@ class Replica(Keyed):
             return self._refused(Status.WRONG_KEY)
         if asked.last_add_confirmed <= self.last_add_confirmed:
             return Verdict(Status.OK, self.accepted_count, self.last_add_confirmed)
-        record = LacKept(asked.last_add_confirmed, asked.ledger_key)
-        self.apply(record)
-        return Verdict(Status.OK, self._accepted(1), self.last_add_confirmed, (record,))
+        return self._took(LacKept(asked.last_add_confirmed, asked.ledger_key))
 
     def _fence(self, ledger_key: bytes) -> tuple[Record, ...]:
         if self.is_fenced:
             return ()
-        record = LedgerFenced(ledger_key)
-        self.apply(record)
-        self._fence_number = self._accepted(1)
-        return (record,)
+        fenced = self._took(LedgerFenced(ledger_key))
+        self._fence_number = fenced.after
+        return fenced.records
+
+    def _took(self, record: Record) -> Verdict:
+        """Take over a record that was just made; the answer waits for it."""
+        made = self.apply(record)
+        count = self._accepted(1)
+        return Verdict(Status.OK, count, self.last_add_confirmed, (record,), made=made)
 
     def _accepted(self, count: int) -> int:
         self.accepted_count += count
