@@ -190,7 +190,7 @@ class Store:
             return
         if self.takes_no_adds:
             asked = replace(asked, read_only=True)
-            if self.disk.is_full and (asked.recovery or asked.repair):
+            if self.disk.is_full and asked.recovery:
                 done(Verdict(Status.READ_ONLY))
                 return
         pieces = split_run(run)

@@ -26,9 +26,7 @@ from tests.bookie.test_replica import KEY, ME, add, run_of
 STRANGERS = pytest.mark.parametrize("member", ["b9@2", "b1@3"], ids=["another", "a later one"])
 
 
-def forced(is_repair: bool) -> AddAsked:
-    """An add of recovery, or of a repair."""
-    return AddAsked(ME, run_of(0), KEY, recovery=not is_repair, repair=is_repair)
+FORCED = AddAsked(ME, run_of(0), KEY, recovery=True)
 
 
 def test_a_lac_that_is_asked_for_is_an_answer_and_not_a_refusal() -> None:
@@ -62,27 +60,25 @@ def test_a_lac_that_is_not_above_the_one_known_writes_nothing() -> None:
         assert (verdict.status, verdict.records) == (Status.OK, ())
 
 
-@pytest.mark.parametrize("is_repair", [False, True], ids=["recovery", "repair"])
-def test_a_bookie_that_takes_no_more_still_takes_recovery_and_repair(is_repair: bool) -> None:
+def test_a_bookie_that_takes_no_more_still_takes_recovery() -> None:
     replica = memory_replica(ME)
     refused = ask(replica, AddAsked(ME, run_of(0), KEY, read_only=True))
     assert refused.status is Status.READ_ONLY
 
-    verdict = ask(replica, replace(forced(is_repair), read_only=True))
+    verdict = ask(replica, replace(FORCED, read_only=True))
 
     assert verdict.status is Status.OK
     assert verdict.records
 
 
-@pytest.mark.parametrize("is_repair", [False, True], ids=["recovery", "repair"])
-def test_a_damaged_copy_is_replaced_by_recovery_and_by_repair(is_repair: bool) -> None:
+def test_a_damaged_copy_is_replaced_by_recovery() -> None:
     """Rule 2."""
     replica = memory_replica(ME)
     ask(replica, add(run_of(0)))
     plain = replica.step(AddAsked(ME, run_of(0), KEY, damaged=((0, 0),)))
     assert plain.status is Status.UNKNOWN
 
-    verdict = replica.step(replace(forced(is_repair), damaged=((0, 0),)))
+    verdict = replica.step(replace(FORCED, damaged=((0, 0),)))
 
     assert verdict.status is Status.OK
     assert verdict.records

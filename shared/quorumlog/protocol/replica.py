@@ -31,7 +31,7 @@ from quorumlog.protocol.record import Entry, Run, pack
 
 @dataclass(frozen=True, slots=True)
 class AddAsked:
-    """Store these entries. Recovery and repair adds pass the fence and limbo (rules 2, 9, 12).
+    """Store these entries. Recovery adds, which repair sends too, pass the fence and limbo (rules 2, 9, 12).
 
     Where some of the ids are held already, the first verdict says so in `compare`; the driver asks
     again with what it could read of them (`stored`) and what it could not (`damaged`).
@@ -41,7 +41,6 @@ class AddAsked:
     run: Run
     ledger_key: bytes
     recovery: bool = False
-    repair: bool = False
     read_only: bool = False
     stored: Run | None = None
     damaged: Ranges = ()
@@ -368,16 +367,14 @@ class Replica(Keyed):
 
     def _is_fence_in_the_way(self, asked: AddAsked) -> bool:
         """I12: after the fence only recovery and repair add."""
-        return self.is_fenced and not (asked.recovery or asked.repair)
+        return self.is_fenced and not asked.recovery
 
     def _is_limbo_in_the_way(self, asked: AddAsked) -> bool:
         """Who asks for an incarnation whose fence may be lost adds nothing (rule 15, X3). A writer
         that knows of the new one may: metadata named it after the loss, so that no fence of it
         was lost.
         """
-        if asked.recovery or asked.repair:
-            return False
-        return self._is_older(asked.member)
+        return not asked.recovery and self._is_older(asked.member)
 
     def _may_say_no(self, member: str) -> bool:
         """No negative about what may have been lost (I27, X4)."""
@@ -424,7 +421,7 @@ class Replica(Keyed):
         """
         if self._is_foreign(asked.member):
             return Verdict(Status.NOT_MINE)
-        if isinstance(asked, AddAsked) and not (asked.recovery or asked.repair):
+        if isinstance(asked, AddAsked) and not asked.recovery:
             return Verdict(Status.FENCED, self.accepted_count)
         return Verdict(Status.UNKNOWN)
 
@@ -451,12 +448,12 @@ class Replica(Keyed):
             if not _covers(asked.damaged, unread):
                 # Accepted while the driver read: compare these too.
                 return Verdict(Status.UNKNOWN, compare=held)
-            if unread and not (asked.recovery or asked.repair):
+            if unread and not asked.recovery:
                 return self._refused(Status.UNKNOWN)
             lacking = run.where(lambda e: readable is None or readable.index(e) is None)
         if lacking is None:
             return Verdict(Status.OK, self._after_duplicate(), self.last_add_confirmed)
-        if asked.read_only and not (asked.recovery or asked.repair):
+        if asked.read_only and not asked.recovery:
             return self._refused(Status.READ_ONLY)
         record = RunStored(lacking, asked.ledger_key, bool(asked.damaged))
         made = self.apply(record)
@@ -615,7 +612,6 @@ def ask(replica: Replica, asked: Asked) -> Verdict:
             asked.run,
             asked.ledger_key,
             asked.recovery,
-            asked.repair,
             asked.read_only,
             replica.holdings.run(verdict.compare),
         )

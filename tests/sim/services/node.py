@@ -309,9 +309,8 @@ class Bookies:
         done: AddDone,
         *,
         recovery: bool = False,
-        repair: bool = False,
     ) -> None:
-        asked = SendAdd(0, member, 0, run, ledger_key, recovery or repair)
+        asked = SendAdd(0, member, 0, run, ledger_key, recovery)
 
         def hear(event: Event | None) -> None:
             done(event.status if isinstance(event, AddAnswered) else Status.UNKNOWN)
