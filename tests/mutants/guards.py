@@ -1,6 +1,6 @@
 """What stands in for a guard that is taken out: each makes a method that does not guard."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from quorumlog.protocol.messages import (
     MetadataAnswered,
     ReadAnswered,
     SendAdd,
+    SendRead,
     Status,
     UpdateMetadata,
 )
@@ -21,9 +22,12 @@ from quorumlog.protocol.record import Run
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.replica import (
+    AddAsked,
     EntriesDropped,
+    FenceAsked,
     LedgerDeleted,
     LedgerFenced,
+    ReadAsked,
     Record,
     Replica,
     Verdict,
@@ -278,6 +282,61 @@ def forgotten_id(original: Any) -> Any:
         return None
 
     return apply
+
+
+def told_early(is_early: Callable[[Any, Verdict], bool]) -> Any:
+    """Some verdicts do not wait for the disk."""
+
+    def early(original: Any) -> Any:
+        def step(self: Replica, asked: Any) -> Verdict:
+            verdict: Verdict = original(self, asked)
+            return replace(verdict, after=0) if is_early(asked, verdict) else verdict
+
+        return step
+
+    return early
+
+
+def tells_of_a_fence(asked: Any, verdict: Verdict) -> bool:
+    is_fencing = isinstance(asked, FenceAsked) or (isinstance(asked, ReadAsked) and asked.fence)
+    return verdict.status is Status.FENCED or (is_fencing and not verdict.absent)
+
+
+def stores(asked: Any, verdict: Verdict) -> bool:
+    return isinstance(asked, AddAsked) and bool(verdict.records)
+
+
+def repeats(asked: Any, verdict: Verdict) -> bool:
+    is_told = verdict.status in {Status.OK, Status.CONFLICT}
+    return isinstance(asked, AddAsked) and is_told and not verdict.records
+
+
+def hasty_negative(original: Any) -> Any:
+    """A negative waits for the fence that was asked for with it, and for no add."""
+
+    def read(self: Replica, asked: ReadAsked) -> Verdict:
+        verdict: Verdict = original(self, asked)
+        after = self._fence_number if asked.fence else 0
+        return verdict if asked.from_disk else replace(verdict, after=after)
+
+    return read
+
+
+def remembered(original: Any) -> Any:
+    """What a repair reads back may be what the bookie remembers."""
+    return lambda self, asked: original(self, replace(asked, from_disk=False))
+
+
+def fenceless(original: Any) -> Any:
+    """Recovery reads do not fence."""
+
+    def send(self: Recovery, *args: Any, **more: Any) -> None:
+        original(self, *args, **more)
+        sent = self._out.pop()
+        assert isinstance(sent, SendRead)
+        self._out.append(replace(sent, fence=False, ledger_key=b""))
+
+    return send
 
 
 def unmarked(_original: Any) -> Any:

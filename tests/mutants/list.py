@@ -24,10 +24,12 @@ from tests.mutants.guards import (
     conflict_is_ok,
     eager,
     early_commit,
+    fenceless,
     forgetful_replay,
     forgotten,
     fragments_beyond_the_end,
     from_the_lac,
+    hasty_negative,
     kept_acks,
     lac_of_the_pushed,
     less_coverage,
@@ -36,7 +38,12 @@ from tests.mutants.guards import (
     one_ack_less,
     one_negative,
     read_of_the_head,
+    remembered,
+    repeats,
     silence_is_no,
+    stores,
+    tells_of_a_fence,
+    told_early,
     unfenced_limbo,
     unfenced_read,
     unmarked,
@@ -61,7 +68,7 @@ MACHINES: Final = (
     Mutant(
         "recovery reads do not fence",
         "X1, I15",
-        (Patch(Recovery, "_reads_fence", always(False)),),
+        (Patch(Recovery, "_send_read", fenceless),),
         ONE,
     ),
     Mutant(
@@ -198,20 +205,20 @@ MACHINES: Final = (
     Mutant(
         "a fence is told before it is on disk",
         "X20, I13, rule 3",
-        (Patch(Replica, "_after_fence", always(0)),),
+        (Patch(Replica, "step", told_early(tells_of_a_fence)),),
     ),
     Mutant(
-        "an add is ok before it is on disk", "rule 3", (Patch(Replica, "_after_add", always(0)),)
+        "an add is ok before it is on disk", "rule 3", (Patch(Replica, "step", told_early(stores)),)
     ),
     Mutant(
         "a repeated add is ok before it is on disk",
         "rule 3",
-        (Patch(Replica, "_after_duplicate", always(0)),),
+        (Patch(Replica, "step", told_early(repeats)),),
     ),
     Mutant(
         "a negative does not wait for the adds before it",
         "rule 3, I17",
-        (Patch(Replica, "_after_negative", always(0)),),
+        (Patch(Replica, "_read", hasty_negative),),
         is_equivalent="a recovery read waits for its fence, which follows the adds in the same log",
     ),
     Mutant(
@@ -283,7 +290,7 @@ MACHINES: Final = (
     Mutant(
         "what a repair reads back need not be on disk",
         "rule 20a, I25",
-        (Patch(Replica, "_after_read_back", always(0)),),
+        (Patch(Replica, "_read", remembered),),
         draw=draw_repairs,
     ),
     Mutant(

@@ -304,7 +304,6 @@ class Recovery(Keyed):
 
     def _send_read(self, tally: Tally, position: int, first: int, *, is_recovery: bool) -> None:
         row = self.metadata
-        fences = is_recovery and self._reads_fence()
         self._out.append(
             SendRead(
                 position,
@@ -312,15 +311,12 @@ class Recovery(Keyed):
                 row.ledger_id,
                 first,
                 tally.last,
-                fence=fences,
-                ledger_key=row.ledger_key if fences else b"",
+                # X1, I15, BK#2614: a bookie that the fence did not reach must not answer "absent"
+                # and then take the old writer's entry.
+                fence=is_recovery,
+                ledger_key=row.ledger_key if is_recovery else b"",
             )
         )
-
-    def _reads_fence(self) -> bool:
-        # X1, I15, BK#2614: a bookie that the fence did not reach must not answer "absent" and
-        # then take the old writer's entry.
-        return True
 
     def _read_answered(self, event: ReadAnswered) -> None:
         tally = self._tally

@@ -347,7 +347,7 @@ class Replica(Keyed):
         """Limbo as the record that says so."""
         return LimboSet(self._limbo_counter, self.is_limbo)
 
-    # --- the guards: each is one rule, and small enough to be switched off -----------------------
+    # --- the guards: each is one rule -------------------------------------------------------------
 
     def _is_foreign(self, member: str) -> bool:
         """Another bookie is meant, or an incarnation that this one knows nothing of (rule 4)."""
@@ -388,29 +388,11 @@ class Replica(Keyed):
                 return True
         return False
 
-    def _after_add(self) -> int:
-        """ok means on disk (rule 3), unless the bookie defers entries (rule 31)."""
-        return 0 if self.is_deferred else self.accepted_count
-
-    def _after_duplicate(self) -> int:
-        """The ok for a repeated add waits for the sync of the record that it matches (rule 3);
-        that record is one of those accepted so far.
+    def _after_entries(self) -> int:
+        """ok means on disk (rule 3), unless the bookie defers entries (rule 31). A repeated add is
+        among what was accepted so far.
         """
         return 0 if self.is_deferred else self.accepted_count
-
-    def _after_negative(self) -> int:
-        """A negative waits for all adds of the ledger accepted before it (rule 3)."""
-        return self.accepted_count
-
-    def _after_read_back(self) -> int:
-        """A repair gives a place away for what it reads back, so all of that must outlast a power
-        cut (rule 20a); where entries are deferred too (rule 31).
-        """
-        return self.accepted_count
-
-    def _after_fence(self) -> int:
-        """A fence that is told is on disk (I13, X20)."""
-        return self._fence_number
 
     # --- the verdicts -----------------------------------------------------------------------------
 
@@ -433,7 +415,7 @@ class Replica(Keyed):
             return self._refused(Status.WRONG_KEY)
         if self._is_fence_in_the_way(asked):
             # A fence that the writer hears of must not be forgotten in a crash.
-            return self._refused(Status.FENCED, self._after_fence())
+            return self._refused(Status.FENCED, self._fence_number)
         if self._is_limbo_in_the_way(asked):
             return self._refused(Status.NOT_MINE)
         held = self._held_of(run)
@@ -443,7 +425,7 @@ class Replica(Keyed):
         if held:
             readable = asked.stored
             if readable is not None and self._has_other_bytes(run, readable):
-                return self._refused(Status.CONFLICT, self._after_duplicate())
+                return self._refused(Status.CONFLICT, self._after_entries())
             unread = _without(held, readable, run)
             if not _covers(asked.damaged, unread):
                 # Accepted while the driver read: compare these too.
@@ -452,14 +434,14 @@ class Replica(Keyed):
                 return self._refused(Status.UNKNOWN)
             lacking = run.where(lambda e: readable is None or readable.index(e) is None)
         if lacking is None:
-            return Verdict(Status.OK, self._after_duplicate(), self.last_add_confirmed)
+            return Verdict(Status.OK, self._after_entries(), self.last_add_confirmed)
         if asked.read_only and not asked.recovery:
             return self._refused(Status.READ_ONLY)
         record = RunStored(lacking, asked.ledger_key, bool(asked.damaged))
         made = self.apply(record)
         self._accepted(1)
         return Verdict(
-            Status.OK, self._after_add(), self.last_add_confirmed, records=(record,), made=made
+            Status.OK, self._after_entries(), self.last_add_confirmed, records=(record,), made=made
         )
 
     def _fence_asked(self, asked: FenceAsked) -> Verdict:
@@ -470,7 +452,8 @@ class Replica(Keyed):
         records = self._fence(asked.ledger_key)
         # It does fence for an older incarnation, but does not count for coverage (rule 13).
         status = Status.OK if self._may_say_no(asked.member) else Status.NOT_MINE
-        return Verdict(status, self._after_fence(), self.last_add_confirmed, records)
+        # A fence that is told is on disk (I13, X20).
+        return Verdict(status, self._fence_number, self.last_add_confirmed, records)
 
     def _read(self, asked: ReadAsked) -> Verdict:
         if self._is_foreign(asked.member):
@@ -481,15 +464,17 @@ class Replica(Keyed):
                 return self._refused(Status.WRONG_KEY)
             records = self._fence(asked.ledger_key)
         present = self.holdings.present(asked.first, asked.last)
-        after = self._after_fence() if asked.fence else 0
+        after = self._fence_number if asked.fence else 0
         if asked.from_disk:
-            after = max(after, self._after_read_back())
+            # A repair gives a place away for what it reads back, so all of that must outlast a power
+            # cut (rule 20a); where entries are deferred too (rule 31).
+            after = self.accepted_count
         absent: Ranges = ()
         status = Status.OK
         if self._may_say_no(asked.member):
             absent = complement(present, asked.first, asked.last)
             if absent:
-                after = max(after, self._after_negative())
+                after = self.accepted_count  # all adds that were accepted before it (rule 3)
         elif not present:
             status = Status.NOT_MINE
         return Verdict(status, after, self.last_add_confirmed, records, present, absent)
