@@ -12,7 +12,6 @@ from quorumlog.protocol.replica import (
     AddAsked,
     EntriesDropped,
     FenceAsked,
-    HeldEntries,
     LacAsked,
     LacKept,
     LacTold,
@@ -23,10 +22,8 @@ from quorumlog.protocol.replica import (
     Record,
     Replica,
     RunStored,
-    ask,
-    memory_replica,
-    replay,
 )
+from tests.support.replicas import HeldEntries, ask, memory_replica, replay
 
 ME = "b1@2"
 OLDER = "b1@1"

@@ -9,7 +9,6 @@ from quorumlog.protocol.record import merge
 from quorumlog.protocol.replica import (
     AddAsked,
     FenceAsked,
-    HeldEntries,
     LacAsked,
     LacKept,
     LacTold,
@@ -17,11 +16,9 @@ from quorumlog.protocol.replica import (
     LimboSet,
     ReadAsked,
     RunStored,
-    ask,
-    memory_replica,
-    replay,
 )
 from tests.bookie.test_replica import KEY, ME, add, run_of
+from tests.support.replicas import HeldEntries, ask, memory_replica, replay
 
 STRANGERS = pytest.mark.parametrize("member", ["b9@2", "b1@3"], ids=["another", "a later one"])
 

@@ -23,12 +23,13 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
-from quorumlog.protocol.replica import HeldEntries, Replica
+from quorumlog.protocol.replica import Replica
 from quorumlog.protocol.slots import Slots
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import Pending, Window
 from quorumlog.protocol.writer import Writer
 from tests.protocol.hands import B1, B2, B3, B4, CODEC, applied, ledger, run_of
+from tests.support.replicas import HeldEntries
 
 CLOSED: Final = ledger(state=State.CLOSED, last_entry=0, length=1)
 
@@ -152,7 +153,7 @@ def test_every_keyed_class_of_the_protocol_is_tried_here() -> None:
     there = {(cls.__module__, cls.__name__) for cls in Keyed.__subclasses__()}
     mine = {(type(make()).__module__, type(make()).__name__) for make in MADE}
 
-    assert {cls for cls in there if cls[0].startswith("quorumlog.")} == mine
+    assert {cls for cls in there if cls[0].startswith("quorumlog.")} <= mine
 
 
 @dataclass(slots=True, eq=False)

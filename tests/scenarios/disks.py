@@ -6,16 +6,9 @@ from quorumlog.protocol import limbo
 from quorumlog.protocol.ids import member_of
 from quorumlog.protocol.messages import SendAdd
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.protocol.replica import (
-    AddAsked,
-    Record,
-    Replica,
-    Verdict,
-    ask,
-    memory_replica,
-    replay,
-)
+from quorumlog.protocol.replica import AddAsked, Record, Replica, Verdict
 from tests.explore.bookies import Bookie
+from tests.support.replicas import ask, memory_replica, replay
 
 
 class DiskBookie(Bookie):

@@ -27,7 +27,6 @@ from quorumlog.protocol.replica import (
     AddAsked,
     EntriesDropped,
     FenceAsked,
-    HeldEntries,
     LacTold,
     LedgerDeleted,
     LedgerFenced,
@@ -36,11 +35,10 @@ from quorumlog.protocol.replica import (
     Replica,
     RunStored,
     Verdict,
-    memory_replica,
-    replay,
 )
 from tests.support import invariants
 from tests.support.invariants import Wrong
+from tests.support.replicas import HeldEntries, memory_replica, replay
 
 Answer = Callable[[Event], None]
 
