@@ -72,12 +72,9 @@ class PacedBookies:
         done: AddDone,
         *,
         recovery: bool = False,
-        repair: bool = False,
     ) -> None:
         """Store a member's part of a run, in its turn."""
-        send = partial(
-            self._bookies.add, member, ledger_key, run, done, recovery=recovery, repair=repair
-        )
+        send = partial(self._bookies.add, member, ledger_key, run, done, recovery=recovery)
         self._queue.append((len(run.body), run.count, send))
         self._wake.set()
 

@@ -174,7 +174,7 @@ def dispatch(
         case Op.ADD:
             assert request.run is not None
             store.add(
-                AddAsked(member, request.run, request.ledger_key, request.recovery, request.repair),
+                AddAsked(member, request.run, request.ledger_key, request.recovery),
                 verdict,
             )
         case Op.READ:

@@ -52,7 +52,6 @@ class Ledger:
         "_stored_bytes",
         "_waiting",
         "ahead_to",
-        "fresh",
         "hidden",
         "highest",
         "is_cold",
@@ -85,8 +84,6 @@ class Ledger:
         """New parts not on disk yet, each with the part that it took entries from and that part's
         rest."""
         self._is_in_checkpoint = False
-        self.fresh: list[Part] = []
-        """Parts just made by `accept`, for the caller that writes their records."""
         self.read_to = self.ahead_to = NO_ENTRY
         """Where the last read ended, and how far read-ahead went."""
         self.is_cold = False
@@ -114,12 +111,13 @@ class Ledger:
             return present_in(self._cached_lookup[2], first, last)
         return present_in(self.find(first, last), first, last)
 
-    def accept(self, record: RunStored) -> None:
-        """Store these entries; new copies replace existing ones."""
-        run = record.run
-        part = part_of(run)
+    def accept(self, record: RunStored) -> Part:
+        """Store these entries; new copies replace existing ones. Returns their part, which has no
+        place in the log yet.
+        """
+        part = part_of(record.run)
         self._insert(part)
-        self.fresh.append(part)
+        return part
 
     def find(self, first: int, last: int) -> list[Part]:
         """All parts that may contain some of first..last, ascending by first."""

@@ -32,7 +32,7 @@ class Moves:
         """
         ledger = self._holdings.ledger(ledger_id)
         verdict = ledger.replica.drop() if keep_stub else ledger.replica.delete()
-        self._pending.submit(ledger, verdict.records)
+        self._pending.submit(ledger, verdict)
         self._counters["dropped_ledgers"] += 1
 
     async def move(self, parts: list[tuple[int, Part]]) -> list[bool]:
@@ -51,7 +51,7 @@ class Moves:
                 continue
             run = Run(bytes(found[0][1])).where(part.has)
             if run is not None:
-                self._pending.submit(ledger, (ledger.replica.moved(run),))
+                self._pending.submit(ledger, ledger.replica.moved(run))
                 moved.add(ledger)
         for ledger in moved:
             await self._pending.wait_synced(ledger)
@@ -65,7 +65,7 @@ class Moves:
         ledger = self._holdings.ledger(ledger_id)
         if ledger.highest == NO_ENTRY and ledger.replica.is_fenced:
             # Probably a stub: dropped copies must stay dropped.
-            self._pending.submit(ledger, ledger.replica.drop().records)
+            self._pending.submit(ledger, ledger.replica.drop())
         self._pending.submit(ledger, ledger.replica.repeated())
         await self._pending.wait_synced(ledger)
 

@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from quorumlog.protocol.replica import Record
+from quorumlog.protocol.replica import Verdict
 from services.bookie.ledger import Ledger
 from services.bookie.log import LogRecord
+from services.bookie.parts import Part
 from services.bookie.records import owner_of, to_log
 from services.bookie.writer import LogWriter, Position
 
@@ -53,10 +54,12 @@ class Pending:
         self._writer = writer
         writer.start()
 
-    def submit(self, ledger: Ledger, records: tuple[Record, ...]) -> None:
-        """Queue records of the rules."""
-        for record in records:
-            self.put(to_log(ledger, record))
+    def submit(self, ledger: Ledger, verdict: Verdict) -> None:
+        """Queue the records of a verdict."""
+        part = verdict.made
+        assert part is None or isinstance(part, Part), "Ledger.accept made it"
+        for record in verdict.records:
+            self.put(to_log(ledger, record, part))
 
     def put(self, made: LogRecord) -> None:
         """Queue a record of the log."""

@@ -27,16 +27,14 @@ IDS_MAX: Final = 65_536
 """Deleted ledgers that one record names: half a megabyte, which a replay and a scan read at once."""
 
 
-def to_log(ledger: Ledger, record: Record) -> LogRecord:
+def to_log(ledger: Ledger, record: Record, part: Part | None) -> LogRecord:
     """A record of the rules as one of the log; its tag says whose it is, and its part."""
-    part: Part | None = None
     flags = 0
     kind: Kind
     parts: tuple[bytes, ...]
     match record:
         case RunStored():
             kind, parts = Kind.RUN, (_key(record.ledger_key), record.run.body)
-            part = ledger.fresh.pop()
             flags = REPLACES if record.replaces else 0
         case LedgerFenced():
             kind, parts = Kind.FENCE, (_key(record.ledger_key),)
@@ -82,8 +80,8 @@ def apply_stored(ledger: Ledger, placed: Placed) -> None:
     match stored.kind:
         case Kind.RUN:
             run = Run(stored.body[KEY_BYTES:])
-            ledger.replica.apply(RunStored(run, key, bool(stored.flags & REPLACES)))
-            part = ledger.fresh.pop()
+            part = ledger.replica.apply(RunStored(run, key, bool(stored.flags & REPLACES)))
+            assert isinstance(part, Part), "Ledger.accept made it"
             part.segment, part.offset = placed.segment, stored.offset
             part.size, part.crc, part.body = stored.size, stored.crc, None
         case Kind.FENCE:

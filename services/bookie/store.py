@@ -190,7 +190,7 @@ class Store:
             return
         if self.takes_no_adds:
             asked = replace(asked, read_only=True)
-            if self.disk.is_full and (asked.recovery or asked.repair):
+            if self.disk.is_full and asked.recovery:
                 done(Verdict(Status.READ_ONLY))
                 return
         pieces = split_run(run)
@@ -202,7 +202,7 @@ class Store:
         if verdict.compare:
             self._spawn(self._add_compared(asked, verdict.compare, done))
             return
-        self.pending.submit(ledger, verdict.records)
+        self.pending.submit(ledger, verdict)
         if verdict.records and ledger.replica.is_limbo:
             self.counters["limbo_copied_entries"] += run.count
         ledger.when_synced(verdict.after, lambda: done(verdict))
@@ -244,7 +244,7 @@ class Store:
                     break
                 verdict = ledger.replica.step(again)
                 if not verdict.compare:
-                    self.pending.submit(ledger, verdict.records)
+                    self.pending.submit(ledger, verdict)
                     break
                 compare = verdict.compare
         except Exception:
@@ -272,14 +272,14 @@ class Store:
     ) -> None:
         ledger = self.ledger(ledger_id)
         verdict = ledger.replica.step(asked)
-        self.pending.submit(ledger, verdict.records)
+        self.pending.submit(ledger, verdict)
         ledger.when_synced(verdict.after, lambda: done(verdict))
 
     async def enter_limbo(self, ledger_id: int, ledger_key: bytes, *, is_fenced: bool) -> None:
         """Put a ledger into limbo (and fence it); on disk when it returns."""
         ledger = self.ledger(ledger_id)
         verdict = ledger.replica.enter_limbo(ledger_key, is_fenced=is_fenced)
-        self.pending.submit(ledger, verdict.records)
+        self.pending.submit(ledger, verdict)
         await self.pending.wait_synced(ledger)
 
     async def leave_limbo(self, ledger_id: int) -> None:
@@ -288,7 +288,7 @@ class Store:
         # first (I27).
         await self.pending.wait_synced(self.ledger(ledger_id))
         ledger = self.ledger(ledger_id)
-        self.pending.submit(ledger, ledger.replica.set_limbo(limbo=False).records)
+        self.pending.submit(ledger, ledger.replica.set_limbo(limbo=False))
         await self.pending.wait_synced(ledger)
 
     def read(
@@ -310,7 +310,7 @@ class Store:
         ledger.cache_lookup(asked.first, known_to, parts)
         verdict = ledger.replica.step(asked)
         ledger.clear_cached_lookup()
-        self.pending.submit(ledger, verdict.records)
+        self.pending.submit(ledger, verdict)
         if not verdict.present:
             parts = []
         is_advised = self._reads.note_read(ledger, asked.first, known_to, parts, bytes_max)

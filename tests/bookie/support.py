@@ -85,11 +85,10 @@ async def add(
     member: str = ME,
     key: bytes = KEY,
     recovery: bool = False,
-    repair: bool = False,
 ) -> Verdict:
     """An add, answered."""
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    store.add(AddAsked(member, run, key, recovery, repair), answered.set_result)
+    store.add(AddAsked(member, run, key, recovery), answered.set_result)
     return await answered
 
 

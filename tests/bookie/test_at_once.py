@@ -244,10 +244,10 @@ async def test_a_ledger_leaves_limbo_only_after_restored_entries_are_on_disk(
     """
     store = started(root / "d", me="b1@2")
     await store.enter_limbo(7, KEY, is_fenced=False)
-    await add(store, run_of(7, [0]), member="b1@2", repair=True)
+    await add(store, run_of(7, [0]), member="b1@2", recovery=True)
     gate.open.clear()
     gate.waiting = 0
-    adding = asyncio.create_task(add(store, run_of(7, [1]), member="b1@2", repair=True))
+    adding = asyncio.create_task(add(store, run_of(7, [1]), member="b1@2", recovery=True))
     await until(lambda: gate.waiting > 0, "the entry is being synced")
     leaving = asyncio.create_task(store.leave_limbo(7))
     await store.checkpoint()

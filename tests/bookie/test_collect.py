@@ -179,7 +179,7 @@ async def test_a_dropped_copy_of_a_closed_ledger_keeps_its_fence(root: Path) -> 
             assert (await add(store, run_of(ledger, [500]))).status is Status.FENCED
         assert ids_of(await read(store, 8, 0, 500)) == list(range(120))
     # A repair may bring it back.
-    assert (await add(store, run_of(9, range(3)), repair=True)).status is Status.OK
+    assert (await add(store, run_of(9, range(3)), recovery=True)).status is Status.OK
     assert ids_of(await read(store, 9, 0, 5)) == [0, 1, 2]
     await store.stop()
 
@@ -199,7 +199,7 @@ async def test_a_repair_that_names_this_bookie_at_the_last_look_keeps_its_copy(
         rows.reads += 1
         if rows.reads == last_look:
             answers.append((await read(store, 9, 0, 5)).status)
-            answers.append((await add(store, run_of(9, range(3)), repair=True)).status)
+            answers.append((await add(store, run_of(9, range(3)), recovery=True)).status)
             return CasStatus.OK, replace(ROW, ledger_id=9)
         return rows.rows.get(ledger_id, (CasStatus.OK, ROW))
 

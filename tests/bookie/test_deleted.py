@@ -59,11 +59,8 @@ async def assert_deleted(store: Store, ledger_id: int, *, key: bytes = b"k" * 32
     late = await add(store, run_of(ledger_id, [90]), key=key)
     assert late.status is Status.FENCED
     records = store.counters["log_records"]
-    for is_recovery in (True, False):
-        copied = await add(
-            store, run_of(ledger_id, [91]), key=key, recovery=is_recovery, repair=not is_recovery
-        )
-        assert copied.status is Status.UNKNOWN
+    copied = await add(store, run_of(ledger_id, [91]), key=key, recovery=True)
+    assert copied.status is Status.UNKNOWN
     # Nothing that counts for coverage (rule 13), and no negative.
     assert (await fence(store, ledger_id, key=key)).status is Status.UNKNOWN
     assert (await read_lac(store, ledger_id)).status is Status.UNKNOWN
@@ -425,7 +422,7 @@ async def test_copies_restored_after_a_drop_survive_every_compaction(root: Path)
     await add(store, run_of(9, range(10)))
     store.drop(7, keep_stub=True)
     store = await again(store)
-    await add(store, run_of(7, range(5)), repair=True)
+    await add(store, run_of(7, range(5)), recovery=True)
     for _ in range(3):
         for lost_index in (False, True):
             store = await again(store, lost_index=lost_index)
@@ -450,7 +447,7 @@ async def test_copies_that_reappear_after_their_drop_was_compacted_are_valid_and
     store = await again(store)
     store.drop(7, keep_stub=True)
     store = await again(store)
-    await add(store, run_of(7, range(5)), repair=True)
+    await add(store, run_of(7, range(5)), recovery=True)
     await Collector(store, Rows(), "", grace_s=0, live_share_min=0.2).free_segments()
     assert store.segments.numbers()[0] == 1
     assert 2 not in store.segments.numbers()

@@ -42,8 +42,8 @@ async def test_no_add_is_taken_while_the_drop_of_its_ledger_is_decided(root: Pat
     answers = [
         await add(store, run_of(7, [3])),
         await add(store, run_of(7, [4]), recovery=True),
-        await add(store, run_of(7, [5]), repair=True),
-        await add(store, run_of(7, range(3)), repair=True),
+        await add(store, run_of(7, [5]), recovery=True),
+        await add(store, run_of(7, range(3)), recovery=True),
     ]
     store.withhold(7, withheld=False)
 
@@ -68,7 +68,7 @@ async def test_no_compared_add_is_taken_while_the_drop_of_its_ledger_is_decided(
         return found
 
     monkeypatch.setattr(store._reads, "stored", slow)
-    adding = asyncio.create_task(add(store, run_of(7, range(5)), repair=True))
+    adding = asyncio.create_task(add(store, run_of(7, range(5)), recovery=True))
     await reading.wait()
     store.withhold(7, withheld=True)
     go_on.set()

@@ -303,7 +303,7 @@ async def test_recovery_replaces_a_damaged_copy(root: Path) -> None:
     assert ids_of(await read(store, 7, 20, 29)) == [22, 23, 24, 25, 26]
     await store.checkpoint()
     assert ids_of(await read(store, 7, 20, 29)) == [22, 23, 24, 25, 26]
-    assert (await add(store, run_of(7, range(20, 30)), repair=True)).status.value == "ok"
+    assert (await add(store, run_of(7, range(20, 30)), recovery=True)).status.value == "ok"
     assert ids_of(await read(store, 7, 0, 59)) == list(range(60))
     await store.stop()
     store = started(root / "d", SMALL)

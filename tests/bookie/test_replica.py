@@ -12,7 +12,6 @@ from quorumlog.protocol.replica import (
     AddAsked,
     EntriesDropped,
     FenceAsked,
-    HeldEntries,
     LacAsked,
     LacKept,
     LacTold,
@@ -23,10 +22,8 @@ from quorumlog.protocol.replica import (
     Record,
     Replica,
     RunStored,
-    ask,
-    memory_replica,
-    replay,
 )
+from tests.support.replicas import HeldEntries, ask, memory_replica, replay
 
 ME = "b1@2"
 OLDER = "b1@1"
@@ -130,13 +127,12 @@ def test_a_fence_is_told_when_its_record_is_synced_the_second_time_too() -> None
     assert (second.status, second.after, second.records) == (Status.OK, 2, ())
 
 
-def test_a_fenced_ledger_takes_recovery_and_repair_but_no_normal_add() -> None:
+def test_a_fenced_ledger_takes_recovery_but_no_normal_add() -> None:
     replica = memory_replica(ME)
     ask(replica, FenceAsked(ME, KEY))
 
     assert ask(replica, add(run_of(0))).status is Status.FENCED
     assert ask(replica, replace(add(run_of(0)), recovery=True)).status is Status.OK
-    assert ask(replica, replace(add(run_of(1)), repair=True)).status is Status.OK
 
 
 def test_fencing_an_unknown_ledger_creates_it_fenced_with_its_key() -> None:
@@ -195,7 +191,7 @@ def test_what_is_read_back_waits_for_all_that_was_accepted_where_entries_are_def
 
 def test_asked_as_an_older_incarnation_it_gives_what_it_has_and_no_negative() -> None:
     replica = memory_replica(ME)
-    ask(replica, replace(add(run_of(0), OLDER), repair=True))
+    ask(replica, replace(add(run_of(0), OLDER), recovery=True))
 
     assert ask(replica, add(run_of(1), OLDER)).status is Status.NOT_MINE
     read = ask(replica, ReadAsked(OLDER, 0, 3))
@@ -289,7 +285,6 @@ REQUESTS = (
     add(run_of(8), OLDER),
     add(run_of(8), key=OTHER_KEY),
     replace(add(run_of(8)), recovery=True),
-    replace(add(run_of(8)), repair=True),
     FenceAsked(ME, KEY),
     FenceAsked(OLDER, OTHER_KEY),
     ReadAsked(ME, 0, 9),
@@ -313,7 +308,7 @@ def test_a_deleted_ledger_is_deleted_in_whatever_order_its_records_come() -> Non
         replica = replay(ME, order)
         for asked in REQUESTS:
             verdict = ask(replica, asked)
-            is_of_writer = isinstance(asked, AddAsked) and not (asked.recovery or asked.repair)
+            is_of_writer = isinstance(asked, AddAsked) and not asked.recovery
             assert verdict.status is (Status.FENCED if is_of_writer else Status.UNKNOWN)
             assert (verdict.records, verdict.present, verdict.absent) == ((), (), ())
         for of_the_bookie in (
@@ -322,7 +317,7 @@ def test_a_deleted_ledger_is_deleted_in_whatever_order_its_records_come() -> Non
             replica.delete(),
         ):
             assert of_the_bookie.records == ()
-        assert replica.repeated() == ()
+        assert replica.repeated().records == ()
         assert ask(replica, add(run_of(8), "b2@1")).status is Status.NOT_MINE
         replica.check()
 
@@ -343,7 +338,7 @@ def test_a_dropped_copy_leaves_its_fence_and_may_come_back() -> None:
 
     assert ask(replica, add(run_of(3))).status is Status.FENCED
     assert ask(replica, ReadAsked(ME, 0, 2)).absent == ((0, 2),)
-    assert ask(replica, replace(add(run_of(0)), repair=True)).status is Status.OK
+    assert ask(replica, replace(add(run_of(0)), recovery=True)).status is Status.OK
     assert ask(replica, ReadAsked(ME, 0, 2)).present == ((0, 0),)
 
 

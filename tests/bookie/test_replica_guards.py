@@ -9,7 +9,6 @@ from quorumlog.protocol.record import merge
 from quorumlog.protocol.replica import (
     AddAsked,
     FenceAsked,
-    HeldEntries,
     LacAsked,
     LacKept,
     LacTold,
@@ -17,18 +16,14 @@ from quorumlog.protocol.replica import (
     LimboSet,
     ReadAsked,
     RunStored,
-    ask,
-    memory_replica,
-    replay,
 )
 from tests.bookie.test_replica import KEY, ME, add, run_of
+from tests.support.replicas import HeldEntries, ask, memory_replica, replay
 
 STRANGERS = pytest.mark.parametrize("member", ["b9@2", "b1@3"], ids=["another", "a later one"])
 
 
-def forced(is_repair: bool) -> AddAsked:
-    """An add of recovery, or of a repair."""
-    return AddAsked(ME, run_of(0), KEY, recovery=not is_repair, repair=is_repair)
+FORCED = AddAsked(ME, run_of(0), KEY, recovery=True)
 
 
 def test_a_lac_that_is_asked_for_is_an_answer_and_not_a_refusal() -> None:
@@ -62,27 +57,25 @@ def test_a_lac_that_is_not_above_the_one_known_writes_nothing() -> None:
         assert (verdict.status, verdict.records) == (Status.OK, ())
 
 
-@pytest.mark.parametrize("is_repair", [False, True], ids=["recovery", "repair"])
-def test_a_bookie_that_takes_no_more_still_takes_recovery_and_repair(is_repair: bool) -> None:
+def test_a_bookie_that_takes_no_more_still_takes_recovery() -> None:
     replica = memory_replica(ME)
     refused = ask(replica, AddAsked(ME, run_of(0), KEY, read_only=True))
     assert refused.status is Status.READ_ONLY
 
-    verdict = ask(replica, replace(forced(is_repair), read_only=True))
+    verdict = ask(replica, replace(FORCED, read_only=True))
 
     assert verdict.status is Status.OK
     assert verdict.records
 
 
-@pytest.mark.parametrize("is_repair", [False, True], ids=["recovery", "repair"])
-def test_a_damaged_copy_is_replaced_by_recovery_and_by_repair(is_repair: bool) -> None:
+def test_a_damaged_copy_is_replaced_by_recovery() -> None:
     """Rule 2."""
     replica = memory_replica(ME)
     ask(replica, add(run_of(0)))
     plain = replica.step(AddAsked(ME, run_of(0), KEY, damaged=((0, 0),)))
     assert plain.status is Status.UNKNOWN
 
-    verdict = replica.step(replace(forced(is_repair), damaged=((0, 0),)))
+    verdict = replica.step(replace(FORCED, damaged=((0, 0),)))
 
     assert verdict.status is Status.OK
     assert verdict.records
@@ -117,9 +110,9 @@ def test_what_is_moved_is_held_at_its_new_place() -> None:
     replica = memory_replica(ME)
     ask(replica, LacTold(ME, 5, KEY))
 
-    record = replica.moved(run_of(0))
+    verdict = replica.moved(run_of(0))
 
-    assert record == RunStored(run_of(0), KEY, replaces=True)
+    assert verdict.records == (RunStored(run_of(0), KEY, replaces=True),)
     assert replica.accepted_count == 2
     assert ask(replica, ReadAsked(ME, 0, 0)).present == ((0, 0),)
 
@@ -139,16 +132,16 @@ def test_a_fence_that_a_dropped_copy_leaves_is_told_when_it_is_on_disk() -> None
 
 def test_what_is_said_again_is_what_is_known_and_no_more() -> None:
     replica = memory_replica(ME)
-    assert replica.repeated() == ()
+    assert replica.repeated().records == ()
     assert replica.accepted_count == 0
 
     ask(replica, LacTold(ME, 5, KEY))
-    assert replica.repeated() == (LacKept(5, KEY),)
+    assert replica.repeated().records == (LacKept(5, KEY),)
 
     ask(replica, FenceAsked(ME, KEY))
     replica.set_limbo(limbo=True)
     before = replica.accepted_count
-    again = replica.repeated()
+    again = replica.repeated().records
     assert again == (LedgerFenced(KEY), LacKept(5, KEY), LimboSet(1, True))
     assert replica.accepted_count == before + 3
     replica.synced(before + 3)

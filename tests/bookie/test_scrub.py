@@ -144,7 +144,7 @@ async def test_damaged_entries_are_listed_unknown_and_forgotten_once_repaired(
         answer = await read(store, item.ledger_id, first, last)
         assert (ids_of(answer), answer.absent) == ([], ())
         repaired = await add(
-            store, run_of(item.ledger_id, range(first, last + 1), WORDS), repair=True
+            store, run_of(item.ledger_id, range(first, last + 1), WORDS), recovery=True
         )
         assert repaired.status is Status.OK
     assert list(store.damages.lost()) == []

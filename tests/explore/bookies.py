@@ -12,16 +12,8 @@ from quorumlog.protocol.messages import (
     SendFence,
     SendRead,
 )
-from quorumlog.protocol.replica import (
-    AddAsked,
-    FenceAsked,
-    HeldEntries,
-    ReadAsked,
-    Replica,
-    Verdict,
-    ask,
-    memory_replica,
-)
+from quorumlog.protocol.replica import AddAsked, FenceAsked, ReadAsked, Replica, Verdict
+from tests.support.replicas import HeldEntries, ask, memory_replica
 
 
 class Bookie:

@@ -249,7 +249,6 @@ def _written(request: frames.Request) -> bytes:
                 key,
                 request.run,
                 recovery=request.recovery,
-                repair=request.repair,
             )
         case frames.Op.READ:
             message = frames.read_request(

@@ -1,6 +1,6 @@
 """What stands in for a guard that is taken out: each makes a method that does not guard."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from quorumlog.protocol.messages import (
     MetadataAnswered,
     ReadAnswered,
     SendAdd,
+    SendRead,
     Status,
     UpdateMetadata,
 )
@@ -20,7 +21,18 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
-from quorumlog.protocol.replica import LedgerDeleted, LedgerFenced, Record, Replica, Verdict
+from quorumlog.protocol.replica import (
+    AddAsked,
+    EntriesDropped,
+    FenceAsked,
+    LedgerDeleted,
+    LedgerFenced,
+    ReadAsked,
+    Record,
+    Replica,
+    Verdict,
+)
+from quorumlog.protocol.slots import Slots
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import Window
 from quorumlog.protocol.writer import Writer
@@ -64,7 +76,7 @@ def read_of_the_head(original: Any) -> Any:
             row,
             fragments=(
                 *row.fragments[:-1],
-                Fragment(row.last_fragment.first_entry, self._head()),
+                Fragment(row.last_fragment.first_entry, self._slots.members),
             ),
         )
         original(self)
@@ -73,9 +85,21 @@ def read_of_the_head(original: Any) -> Any:
     return read
 
 
-def eager(window: Any) -> Any:
+def eager(original: Any) -> Any:
     """Recovery takes what it sent as written back."""
-    return type("Eager", (window,), {"__slots__": (), "_may_confirm": lambda *_: True})
+
+    class Eager(Window):
+        __slots__ = ()
+
+        def _may_confirm(self, *_: Any) -> bool:
+            return True
+
+    def begin(self: Slots, row: LedgerMetadata, *, last_confirmed: int, **more: Any) -> None:
+        original(self, row, last_confirmed=last_confirmed, **more)
+        if self.is_recovery:
+            self.window = Eager(row.quorum, last_confirmed=last_confirmed, length=0)
+
+    return begin
 
 
 def one_negative(_original: Any) -> Any:
@@ -203,10 +227,24 @@ def change_in_recovery(original: Any) -> Any:
 def forgotten(_original: Any) -> Any:
     """What a member missed is not remembered."""
 
-    def take(self: Writer | Recovery) -> None:
-        self._window.missed = []
+    def take(self: Slots) -> None:
+        self.window.missed = []
 
     return take
+
+
+def where(*, is_recovery: bool, mutation: Any) -> Any:
+    """A mutation of the slots of a recovery, or of those of a writer."""
+
+    def mutated(original: Any) -> Any:
+        mutant = mutation(original)
+
+        def call(self: Slots, *args: Any) -> Any:
+            return (mutant if self.is_recovery is is_recovery else original)(self, *args)
+
+        return call
+
+    return mutated
 
 
 # --- metadata and bookies ------------------------------------------------------------------------
@@ -234,16 +272,71 @@ def forgetful_replay(original: Any) -> Any:
 def forgotten_id(original: Any) -> Any:
     """With the tombstone a bookie forgets all of a ledger: the next add defines its key anew."""
 
-    def apply(self: Replica, record: Record) -> None:
-        if isinstance(record, LedgerDeleted):
-            self.ledger_key = None
-            self.is_fenced = self.is_limbo = False
-            self.last_add_confirmed = NO_ENTRY
-            self.holdings.drop()
-        else:
-            original(self, record)
+    def apply(self: Replica, record: Record) -> Any:
+        if not isinstance(record, LedgerDeleted):
+            return original(self, record)
+        self.ledger_key = None
+        self.is_fenced = self.is_limbo = False
+        self.last_add_confirmed = NO_ENTRY
+        self.holdings.drop()
+        return None
 
     return apply
+
+
+def told_early(is_early: Callable[[Any, Verdict], bool]) -> Any:
+    """Some verdicts do not wait for the disk."""
+
+    def early(original: Any) -> Any:
+        def step(self: Replica, asked: Any) -> Verdict:
+            verdict: Verdict = original(self, asked)
+            return replace(verdict, after=0) if is_early(asked, verdict) else verdict
+
+        return step
+
+    return early
+
+
+def tells_of_a_fence(asked: Any, verdict: Verdict) -> bool:
+    is_fencing = isinstance(asked, FenceAsked) or (isinstance(asked, ReadAsked) and asked.fence)
+    return verdict.status is Status.FENCED or (is_fencing and not verdict.absent)
+
+
+def stores(asked: Any, verdict: Verdict) -> bool:
+    return isinstance(asked, AddAsked) and bool(verdict.records)
+
+
+def repeats(asked: Any, verdict: Verdict) -> bool:
+    is_told = verdict.status in {Status.OK, Status.CONFLICT}
+    return isinstance(asked, AddAsked) and is_told and not verdict.records
+
+
+def hasty_negative(original: Any) -> Any:
+    """A negative waits for the fence that was asked for with it, and for no add."""
+
+    def read(self: Replica, asked: ReadAsked) -> Verdict:
+        verdict: Verdict = original(self, asked)
+        after = self._fence_number if asked.fence else 0
+        return verdict if asked.from_disk else replace(verdict, after=after)
+
+    return read
+
+
+def remembered(original: Any) -> Any:
+    """What a repair reads back may be what the bookie remembers."""
+    return lambda self, asked: original(self, replace(asked, from_disk=False))
+
+
+def fenceless(original: Any) -> Any:
+    """Recovery reads do not fence."""
+
+    def send(self: Recovery, *args: Any, **more: Any) -> None:
+        original(self, *args, **more)
+        sent = self._out.pop()
+        assert isinstance(sent, SendRead)
+        self._out.append(replace(sent, fence=False, ledger_key=b""))
+
+    return send
 
 
 def unmarked(_original: Any) -> Any:
@@ -344,5 +437,12 @@ def unread(original: Any) -> Any:
 
 
 def entries_only(original: Any) -> Any:
-    """A stub that is kept says nothing of the fence."""
-    return lambda self: tuple(r for r in original(self) if not isinstance(r, LedgerFenced))
+    """A record of entries that were given up says nothing of the fence."""
+
+    def apply(self: Replica, record: Record) -> Any:
+        made = original(self, record)
+        if isinstance(record, EntriesDropped):
+            self.is_fenced = False
+        return made
+
+    return apply

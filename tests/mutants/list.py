@@ -4,12 +4,13 @@
 
 from typing import Final
 
-from quorumlog.protocol import limbo, placement, record, recovery, writer
+from quorumlog.protocol import limbo, placement, record, slots
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.replica import Replica
+from quorumlog.protocol.slots import Slots
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import Window
 from quorumlog.protocol.writer import Writer
@@ -23,10 +24,12 @@ from tests.mutants.guards import (
     conflict_is_ok,
     eager,
     early_commit,
+    fenceless,
     forgetful_replay,
     forgotten,
     fragments_beyond_the_end,
     from_the_lac,
+    hasty_negative,
     kept_acks,
     lac_of_the_pushed,
     less_coverage,
@@ -35,13 +38,19 @@ from tests.mutants.guards import (
     one_ack_less,
     one_negative,
     read_of_the_head,
+    remembered,
+    repeats,
     silence_is_no,
+    stores,
+    tells_of_a_fence,
+    told_early,
     unfenced_limbo,
     unfenced_read,
     unmarked,
     unmeasured,
     unnamed_is_no,
     unread,
+    where,
     whoever_is_named,
     whole_runs,
 )
@@ -59,7 +68,7 @@ MACHINES: Final = (
     Mutant(
         "recovery reads do not fence",
         "X1, I15",
-        (Patch(Recovery, "_reads_fence", always(False)),),
+        (Patch(Recovery, "_send_read", fenceless),),
         ONE,
     ),
     Mutant(
@@ -134,7 +143,7 @@ MACHINES: Final = (
     Mutant(
         "answers of replaced members count",
         "X7, I18, rule 7",
-        (Patch(Writer, "_is_current", always(True)),),
+        (Patch(Slots, "is_current", where(is_recovery=False, mutation=always(True))),),
         SPARE,
     ),
     Mutant(
@@ -158,7 +167,7 @@ MACHINES: Final = (
     Mutant(
         "recovery closes before all is written back",
         "X10",
-        (Patch(recovery, "Window", eager),),
+        (Patch(Slots, "begin", eager),),
         ONE,
     ),
     Mutant("one negative is enough", "X11, I16", (Patch(Tally, "_is_absent", one_negative),), ONE),
@@ -196,20 +205,20 @@ MACHINES: Final = (
     Mutant(
         "a fence is told before it is on disk",
         "X20, I13, rule 3",
-        (Patch(Replica, "_after_fence", always(0)),),
+        (Patch(Replica, "step", told_early(tells_of_a_fence)),),
     ),
     Mutant(
-        "an add is ok before it is on disk", "rule 3", (Patch(Replica, "_after_add", always(0)),)
+        "an add is ok before it is on disk", "rule 3", (Patch(Replica, "step", told_early(stores)),)
     ),
     Mutant(
         "a repeated add is ok before it is on disk",
         "rule 3",
-        (Patch(Replica, "_after_duplicate", always(0)),),
+        (Patch(Replica, "step", told_early(repeats)),),
     ),
     Mutant(
         "a negative does not wait for the adds before it",
         "rule 3, I17",
-        (Patch(Replica, "_after_negative", always(0)),),
+        (Patch(Replica, "_read", hasty_negative),),
         is_equivalent="a recovery read waits for its fence, which follows the adds in the same log",
     ),
     Mutant(
@@ -243,7 +252,7 @@ MACHINES: Final = (
     Mutant(
         "late acks count in recovery",
         "I18, rule 7",
-        (Patch(Recovery, "_is_current", always(True)),),
+        (Patch(Slots, "is_current", where(is_recovery=True, mutation=always(True))),),
     ),
     Mutant(
         "a member that refused is used again",
@@ -281,7 +290,7 @@ MACHINES: Final = (
     Mutant(
         "what a repair reads back need not be on disk",
         "rule 20a, I25",
-        (Patch(Replica, "_after_read_back", always(0)),),
+        (Patch(Replica, "_read", remembered),),
         draw=draw_repairs,
     ),
     Mutant(
@@ -298,12 +307,12 @@ MACHINES: Final = (
     Mutant(
         "the writer forgets what a member missed",
         "rule 8",
-        (Patch(Writer, "_take_missed", forgotten),),
+        (Patch(Slots, "take_missed", where(is_recovery=False, mutation=forgotten)),),
     ),
     Mutant(
         "a recovery forgets what a member missed",
         "rule 12",
-        (Patch(Recovery, "_take_missed", forgotten),),
+        (Patch(Slots, "take_missed", where(is_recovery=True, mutation=forgotten)),),
     ),
     Mutant(
         "what an answer does not name is absent",
@@ -313,7 +322,7 @@ MACHINES: Final = (
     Mutant(
         "members are sent what they do not store",
         "rule 1",
-        (Patch(writer, "part_of", whole_runs),),
+        (Patch(slots, "part_of", whole_runs),),
     ),
     Mutant(
         "recovery makes entries anew",

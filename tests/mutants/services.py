@@ -174,7 +174,7 @@ SERVICES: Final = (
     Mutant(
         "the fence goes with the copy",
         "rule 16, I13",
-        (Patch(Replica, "repeated", entries_only),),
+        (Patch(Replica, "apply", entries_only),),
         is_of_services=True,
     ),
     Mutant(

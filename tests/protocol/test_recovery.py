@@ -398,6 +398,22 @@ def test_silent_bookies_are_replaced_after_their_time() -> None:
     assert bench.one(FindBookies).exclude == (B1, B2, B3)
 
 
+def test_a_bookie_that_refused_a_write_is_used_again_once_it_takes_another() -> None:
+    """Its disk was full. A writer leaves who refused alone (rule 15); a recovery's adds pass limbo."""
+    bench = reading(read_entries=1)
+    bench.reads_at(0, run_of(b"a"))
+    first = bench.adds[1]
+    bench.reads_at(0, run_of(b"b", first=1, lac=0, before=1))
+    second = bench.adds[1]
+    assert (first.run.first, second.run.first) == (0, 1)
+
+    bench.do(answer(first, Status.READ_ONLY))
+    bench.none(SendAdd)
+    bench.do(answer(second))
+
+    assert bench.one(SendAdd) == first
+
+
 def test_a_late_write_of_a_replaced_bookie_does_not_count() -> None:
     bench = below_quorum()
     late = bench.adds[1]

@@ -359,7 +359,7 @@ def test_what_a_silent_bookie_misses_is_one_range_and_not_one_for_each_entry() -
         bench.wrote(0, 1)
 
     assert bench.recovery._window.missed == []
-    assert bench.recovery._missed == (MissedRange(B3, 0, 4),)
+    assert bench.recovery._slots.missed == (MissedRange(B3, 0, 4),)
 
 
 def test_a_recovery_that_fails_closes_nothing() -> None:

@@ -42,8 +42,8 @@ def test_who_is_waited_for_is_silent_only_for_what_he_was_asked_before() -> None
     window = Window(Quorum(3, 3, 2), last_confirmed=-1, length=0)
     window.push(run_of(b"a"), usable=0b111, tick=2)
 
-    assert window.silent(2, [0, 2, 3]) == 0b011
-    assert window.silent(1, [0, 0, 0]) == 0
+    assert window.silent(2, (0, 2, 3)) == 0b011
+    assert window.silent(1, (0, 0, 0)) == 0
 
 
 def test_a_window_that_is_cleared_has_missed_nothing() -> None:

@@ -195,7 +195,7 @@ def test_what_is_missed_for_long_is_one_range_and_not_one_for_each_append() -> N
         bench.ok(entry_id, 0, 1)
 
     assert bench.writer._window.missed == []
-    assert bench.writer._missed == (MissedRange(B3, 0, 19),)
+    assert bench.writer._slots.missed == (MissedRange(B3, 0, 19),)
 
 
 def test_an_answer_to_a_settled_attempt_is_not_taken_for_that_to_the_next_one() -> None:
@@ -334,7 +334,7 @@ def test_an_answer_to_an_earlier_search_is_not_taken_for_that_to_the_next_one() 
 def test_a_bookie_that_was_replaced_may_be_chosen_again_after_a_while() -> None:
     bench, update = changing()
     bench.cas(row=applied(update))
-    assert Timer.RETRY in bench.writer._armed
+    assert Timer.RETRY in bench.writer._slots.armed
 
     bench.do(TimerFired(Timer.RETRY))
     bench.fails(0, 1)

@@ -6,17 +6,9 @@ from quorumlog.protocol import limbo
 from quorumlog.protocol.ids import member_of
 from quorumlog.protocol.messages import SendAdd
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.protocol.replica import (
-    AddAsked,
-    LedgerFenced,
-    Record,
-    Replica,
-    Verdict,
-    ask,
-    memory_replica,
-    replay,
-)
+from quorumlog.protocol.replica import AddAsked, Record, Replica, Verdict
 from tests.explore.bookies import Bookie
+from tests.support.replicas import ask, memory_replica, replay
 
 
 class DiskBookie(Bookie):
@@ -65,9 +57,10 @@ class DiskBookie(Bookie):
 
     def drop_copy(self) -> str:
         """It gives the entries up, as after a proof that they are not its own (rule 16)."""
-        self._begin(list(self.replica.repeated()))
-        fences = sum(isinstance(record, LedgerFenced) for record in self._log)
-        return f"{self.replica.me} keeps {fences} fence"
+        self._sync(self.replica.drop())
+        self.sync()
+        self._begin(self._log)  # the fence outlasts a restart
+        return f"{self.replica.me} keeps {int(self.replica.is_fenced)} fence"
 
     def _begin(self, log: list[Record]) -> None:
         me = member_of(self.name, self.incarnation)

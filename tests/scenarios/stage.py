@@ -50,10 +50,10 @@ from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
-from quorumlog.protocol.replica import HeldEntries
 from quorumlog.protocol.writer import Writer
 from tests.explore.bookies import Bookie
 from tests.scenarios.disks import DiskBookie
+from tests.support.replicas import HeldEntries
 
 Request = SendAdd | SendFence | SendRead
 CODEC = Codec(DigestKind.CRC32C)

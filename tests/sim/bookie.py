@@ -25,8 +25,8 @@ from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.record import Entry, Run, pack
 from quorumlog.protocol.replica import (
     AddAsked,
+    EntriesDropped,
     FenceAsked,
-    HeldEntries,
     LacTold,
     LedgerDeleted,
     LedgerFenced,
@@ -35,11 +35,10 @@ from quorumlog.protocol.replica import (
     Replica,
     RunStored,
     Verdict,
-    memory_replica,
-    replay,
 )
 from tests.support import invariants
 from tests.support.invariants import Wrong
+from tests.support.replicas import HeldEntries, memory_replica, replay
 
 Answer = Callable[[Event], None]
 
@@ -86,6 +85,17 @@ class Surroundings(Protocol):
     def note(self, *parts: object) -> None: ...
 
     def may_lose_a_copy(self) -> bool: ...
+
+
+def stored_in(log: Sequence[Record]) -> set[int]:
+    """The entries that a log holds, damaged or not."""
+    ids: set[int] = set()
+    for record in log:
+        if isinstance(record, RunStored):
+            ids.update(record.run.ids)
+        elif isinstance(record, EntriesDropped):
+            ids.clear()
+    return ids
 
 
 class SimBookie:
@@ -344,17 +354,14 @@ class SimBookie:
         self._check_fence()
 
     def keep_stub(self) -> None:
-        """Give the entries up; that the ledger is fenced stays (rule 16). Who waits for a sync of what
-        is given up hears nothing.
+        """Give the entries up; that the ledger is fenced stays (rule 16). Answers that wait told of
+        what is given up with them.
         """
-        self._boot += 1
-        self._is_syncing = False
-        self._waiting.clear()
-        self.log = list(self.replica.repeated())
-        self._base = self.synced = len(self.log)
+        self.log.extend(self.replica.drop().records)
+        self._waiting = [(*waiting[:3], (), waiting[4]) for waiting in self._waiting]
         self.damaged.clear()
-        self.replica = replay(self.member, self.log)
         self._check_fence()
+        self._sync()
 
     def delete(self) -> None:
         """Give all up but the id, which is deleted for ever (rule 16a)."""
@@ -394,7 +401,8 @@ class SimBookie:
         )
 
     def _is_fence_on_disk(self) -> bool:
-        return any(isinstance(record, LedgerFenced) for record in self.log[: self.synced])
+        fences = (LedgerFenced, EntriesDropped)
+        return any(isinstance(record, fences) for record in self.log[: self.synced])
 
     def _check_answer(self, event: Event, ids: tuple[int, ...]) -> None:
         match event:
@@ -405,10 +413,7 @@ class SimBookie:
                 is_kept = self._is_fence_on_disk()
                 faultless(invariants.fence_is_kept(self.member, told=True, is_kept=is_kept))
             case AddAnswered(status=Status.OK):
-                durable = self.log[: self.synced]
-                stored = {e for r in durable if isinstance(r, RunStored) for e in r.run.ids}
-                missing = [entry_id for entry_id in ids if entry_id not in stored]
-                if missing:
+                if missing := sorted(set(ids) - stored_in(self.log[: self.synced])):
                     raise BookieFault(f"rule 3: {self.member} said ok, {missing} are not on disk")
             case _:
                 pass

@@ -19,9 +19,9 @@ from quorumlog.protocol.messages import (
 )
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.repair import Part, parts
-from quorumlog.protocol.replica import memory_replica
 from tests.sim.bookie import Answer, SimBookie, faultless
 from tests.support import invariants
+from tests.support.replicas import memory_replica
 
 if TYPE_CHECKING:
     from tests.sim.world import World

@@ -62,11 +62,11 @@ def answers(draw: st.DrawFn) -> frames.Answer:
     )
 
 
-@given(REQUEST_IDS, MEMBERS, KEYS, runs(), st.booleans(), st.booleans())
+@given(REQUEST_IDS, MEMBERS, KEYS, runs(), st.booleans())
 def test_an_add_survives_the_trip(
-    request_id: int, member: str, key: bytes, run: record.Run, recovery: bool, repair: bool
+    request_id: int, member: str, key: bytes, run: record.Run, recovery: bool
 ) -> None:
-    message = frames.add_request(request_id, member, key, run, recovery=recovery, repair=repair)
+    message = frames.add_request(request_id, member, key, run, recovery=recovery)
 
     got = frames.parse_request(message)
 
@@ -79,7 +79,6 @@ def test_an_add_survives_the_trip(
         member,
         key,
         recovery,
-        repair,
         run=run,
     )
     assert len(message) <= len(run.body) + frames.REQUEST_OVERHEAD_MAX
@@ -232,4 +231,23 @@ def test_an_add_whose_run_is_of_another_range_is_refused() -> None:
     struct.pack_into(">I", message, 4, crc)
 
     with pytest.raises(frames.BadFrame, match="another range"):
+        frames.parse_request(bytes(message))
+
+
+def test_an_add_with_a_flag_that_nobody_sends_is_of_another_protocol() -> None:
+    """Flag 2 said "repair" once, and nobody ever sent it: repairs send recovery adds."""
+    run = record.make(
+        ledger_id=7,
+        first_entry=0,
+        last_add_confirmed=-1,
+        length_before=0,
+        payloads=[b"x"],
+        codec=record.Codec(DigestKind.CRC32C),
+    )
+    message = bytearray(frames.add_request(1, "b@1", bytes(32), run, recovery=True))
+    message[1] |= 2
+    crc = google_crc32c.value(bytes(message[:4] + message[8:]))
+    struct.pack_into(">I", message, 4, crc)
+
+    with pytest.raises(frames.BadFrame, match="flags 3"):
         frames.parse_request(bytes(message))

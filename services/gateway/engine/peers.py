@@ -136,10 +136,6 @@ class Peers:
         except TimeoutError as error:
             raise WriterLost("the writer did not answer", ledger_id=ledger_id) from error
 
-    def is_gone(self, writer: Writer) -> bool:
-        """Whether that instance is known to be no more."""
-        return writer.id in self._gone
-
     async def _ask(
         self,
         writer: Writer,

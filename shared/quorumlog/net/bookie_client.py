@@ -328,14 +328,11 @@ class BookieClient:
         done: AddDone,
         *,
         recovery: bool = False,
-        repair: bool = False,
     ) -> None:
         """Store a member's part of a run."""
         channel = self._channel(member)
         request_id = channel.next_id()
-        message = frames.add_request(
-            request_id, member, ledger_key, run, recovery=recovery, repair=repair
-        )
+        message = frames.add_request(request_id, member, ledger_key, run, recovery=recovery)
         asked = _Asked(
             Op.ADD,
             member,

@@ -31,7 +31,6 @@ class BookiesPort(Protocol):
         done: AddDone,
         *,
         recovery: bool = False,
-        repair: bool = False,
     ) -> None:
         """Store a member's part of a run."""
         ...

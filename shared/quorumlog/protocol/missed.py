@@ -19,7 +19,7 @@ def merged(ranges: Iterable[MissedRange], stride: int = 1) -> tuple[MissedRange,
     for missed in ranges:
         by_member.setdefault(missed.member, []).append((missed.first, missed.last))
     out: list[MissedRange] = []
-    for member, found in by_member.items():
+    for member, found in sorted(by_member.items()):
         joined: list[tuple[int, int]] = []
         for first, last in sorted(found):
             if joined and first <= joined[-1][1] + stride:

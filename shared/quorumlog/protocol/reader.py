@@ -4,8 +4,10 @@ Source: overview 1.4: an entry that is missing or invalid at one bookie is read 
 caller knows that first..last may be read: up to the LAC, or to the end of a closed ledger.
 """
 
-from typing import Final, assert_never
+from dataclasses import InitVar, dataclass, field
+from typing import Annotated, Final, assert_never
 
+from quorumlog.protocol.keyed import Keyed, Out
 from quorumlog.protocol.messages import (
     AddAnswered,
     AppendRequested,
@@ -36,7 +38,8 @@ READ_ENTRIES: Final = 1000
 """Entries asked for at a time (taste); an answer is cut by its bytes before that."""
 
 
-class RangeReader:
+@dataclass(slots=True, eq=False, kw_only=True)
+class RangeReader(Keyed):
     """Reads first..last once; see the module. Ends with EntriesRead(is_last) or Failed.
 
     Invariants (checked by `check`):
@@ -44,38 +47,36 @@ class RangeReader:
       - while it is not done, somebody is asked who may have the next entry, or metadata is.
     """
 
-    def __init__(
-        self,
-        metadata: LedgerMetadata,
-        *,
-        first: int,
-        last: int,
-        max_bytes: int | None = None,
-        avoid: tuple[str, ...] = (),
-        turn: int = 0,
-    ) -> None:
-        """Ends early after `max_bytes` of payload, but never before the first entry. Members to
-        `avoid` are asked last; `turn` spreads readers over the others.
-        """
-        assert 0 <= first <= last, "a range of at least one entry"
+    metadata: LedgerMetadata = field(kw_only=False)
+    first: InitVar[int]
+    last: int
+    max_bytes: int | None = None
+    """Payload bytes that may still be handed out: it ends early after them, but never before the
+    first entry.
+    """
+    avoid: tuple[str, ...] = ()
+    """Members that are asked last."""
+    turn: int = 0
+    """Spreads readers over the other members."""
+    next: int = field(init=False)
+    """The first entry that was not handed out."""
+    is_done: bool = False
+    _codec: Codec = field(init=False)
+    _tally: Tally | None = None
+    _asked: int = 0
+    """Positions that are asked and have not answered."""
+    _tried: int = 0
+    """Positions that were asked of this part at all."""
+    _round: int = 0
+    _reading_row: int | None = None
+    _failure: Failed | None = None
+    _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
+
+    def __post_init__(self, first: int) -> None:
+        """Nobody is asked before Begin."""
+        assert 0 <= first <= self.last, "a range of at least one entry"
         self.next = first
-        """The first entry that was not handed out."""
-        self.is_done = False
-        self._row = metadata
-        self._last = last
-        self._budget = max_bytes
-        self._avoid = avoid
-        self._turn = turn
-        self._codec = Codec(metadata.digest, metadata.mac_key)
-        self._tally: Tally | None = None
-        self._asked = 0
-        """Positions that are asked and have not answered."""
-        self._tried = 0
-        """Positions that were asked of this part at all."""
-        self._round = 0
-        self._reading_row: int | None = None
-        self._failure: Failed | None = None
-        self._out: list[Effect] = []
+        self._codec = Codec(self.metadata.digest, self.metadata.mac_key)
 
     # --- the machine -------------------------------------------------------------------------
 
@@ -107,32 +108,11 @@ class RangeReader:
         out, self._out = self._out, []
         return out
 
-    def copy(self) -> "RangeReader":
-        """An independent copy."""
-        other = RangeReader.__new__(RangeReader)
-        other.__dict__.update(self.__dict__, _tally=self._tally and self._tally.copy())
-        return other
-
-    def key(self) -> tuple[object, ...]:
-        """All of it, hashable, the same in every process."""
-        return (
-            self.next,
-            self.is_done,
-            self._row.version,
-            tuple((f.first_entry, f.bookies) for f in self._row.fragments),
-            self._budget,
-            self._tally and self._tally.key(),
-            self._asked,
-            self._tried,
-            self._round,
-            self._reading_row,
-        )
-
     def check(self) -> None:
         """Assert the invariants."""
         if self.is_done or (self._tally is None and self._reading_row is None):
             return
-        assert self.next <= self._last
+        assert self.next <= self.last
         assert not self._asked & ~self._tried
         if self._reading_row is None and self._tally is not None:
             silent = self._tally.may_tell(self.next)
@@ -149,10 +129,10 @@ class RangeReader:
 
     def _part(self) -> Tally:
         """The next part: entries of one fragment."""
-        row = self._row
+        row = self.metadata
         index = row.fragment_index(self.next)
         end = row.fragment_last(index)
-        last = min(self._last, self.next + READ_ENTRIES - 1, self._last if end is None else end)
+        last = min(self.last, self.next + READ_ENTRIES - 1, self.last if end is None else end)
         self._tally = Tally(row.quorum, row.fragments[index], first=self.next, last=last)
         self._asked = self._tried = 0
         return self._tally
@@ -160,7 +140,7 @@ class RangeReader:
     def _fetch(self, tally: Tally) -> None:
         """See to it that every entry that is not here is asked of somebody."""
         # One of each write set: who is not asked for a later entry now is asked when that comes near.
-        ahead = self.next + self._row.quorum.ensemble_size
+        ahead = self.next + self.metadata.quorum.ensemble_size
         for entry_id in range(self.next, min(ahead, tally.last + 1)):
             if entry_id in tally.found:
                 continue
@@ -174,13 +154,13 @@ class RangeReader:
                 return
 
     def _best(self, tally: Tally, silent: tuple[int, ...]) -> int:
-        members, size = tally.fragment.bookies, self._row.quorum.ensemble_size
+        members, size = tally.fragment.bookies, self.metadata.quorum.ensemble_size
         return min(
             silent,
             key=lambda position: (
-                members[position] in self._avoid,
+                members[position] in self.avoid,
                 bool(self._tried & 1 << position),
-                (position - self._turn) % size,
+                (position - self.turn) % size,
             ),
         )
 
@@ -191,7 +171,7 @@ class RangeReader:
         self._tried |= 1 << position
         self._round += 1
         member = tally.fragment.bookies[position]
-        self._out.append(SendRead(position, member, self._row.ledger_id, cursor, tally.last))
+        self._out.append(SendRead(position, member, self.metadata.ledger_id, cursor, tally.last))
         self._out.append(StartTimer(Timer.HEDGE, self._round))
 
     def _timer_fired(self, event: TimerFired) -> None:
@@ -219,7 +199,7 @@ class RangeReader:
         if not is_expected:
             return
         self._asked &= ~(1 << event.position)
-        following = tally.note(event, self._codec, self._row.ledger_id)
+        following = tally.note(event, self._codec, self.metadata.ledger_id)
         self._hand_out(tally)
         if self.is_done:
             return
@@ -229,7 +209,7 @@ class RangeReader:
 
     def _lacks(self, tally: Tally, position: int, entry_id: int) -> bool:
         """Whether an entry of a position, from one on, is neither here nor asked of another."""
-        quorum = self._row.quorum
+        quorum = self.metadata.quorum
         for wanted in range(entry_id, tally.last + 1):
             if quorum.is_member(position, wanted) and wanted not in tally.found:
                 return not any(self._asked & 1 << other for other in tally.may_tell(wanted))
@@ -241,14 +221,14 @@ class RangeReader:
         while self.next <= tally.last and self.next in tally.found:
             run, index = tally.found[self.next]
             size += run.payload_size(index)
-            if self._budget is not None and size > self._budget and self.next > first:
+            if self.max_bytes is not None and size > self.max_bytes and self.next > first:
                 break
             self.next += 1
         if self.next == first:
             return
-        if self._budget is not None:
-            self._budget = max(0, self._budget - size)
-        self.is_done = self.next > self._last or self._budget == 0
+        if self.max_bytes is not None:
+            self.max_bytes = max(0, self.max_bytes - size)
+        self.is_done = self.next > self.last or self.max_bytes == 0
         self._out.append(EntriesRead(tally.runs(first, self.next - 1), is_last=self.is_done))
 
     # --- nobody has it -----------------------------------------------------------------------
@@ -274,9 +254,9 @@ class RangeReader:
             self.is_done = True
             self._out.append(Failed("no-such-ledger"))
         elif row is not None and self._is_elsewhere(row):
-            self._row = row
+            self.metadata = row
             if row.last_entry is not None:
-                self._last = min(self._last, row.last_entry)
+                self.last = min(self.last, row.last_entry)
             self._tally = None
             self._go_on()
         else:
@@ -290,4 +270,4 @@ class RangeReader:
         """
         if row.last_entry is not None and row.last_entry < self.next:
             return False
-        return row.fragment_of(self.next) != self._row.fragment_of(self.next)
+        return row.fragment_of(self.next) != self.metadata.fragment_of(self.next)

@@ -4,12 +4,13 @@ Sources: both protocol documents, "Closing a ledger as a reader"; overview 1.6; 
 rules 10 and 12 to 14. Nothing of the ledger is shown before the CLOSED row is (X19).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final, assert_never
+from typing import Annotated, Final, assert_never
 
 from quorumlog.protocol import placement
 from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.keyed import Keyed, Out
 from quorumlog.protocol.messages import (
     AddAnswered,
     AppendRequested,
@@ -22,27 +23,23 @@ from quorumlog.protocol.messages import (
     Event,
     Failed,
     FenceAnswered,
-    FindBookies,
     MetadataAnswered,
     MissedRange,
     ReadAnswered,
     RecoverRequested,
     ReplaceRequested,
-    SendAdd,
     SendFence,
     SendRead,
-    StartTimer,
     Status,
     Timer,
     TimerFired,
     UpdateMetadata,
 )
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
-from quorumlog.protocol.missed import merged
-from quorumlog.protocol.quorum import Quorum
-from quorumlog.protocol.record import Codec, Run
+from quorumlog.protocol.record import Codec
+from quorumlog.protocol.slots import Slots
 from quorumlog.protocol.tally import Tally, Verdict
-from quorumlog.protocol.window import Window, part_of, positions
+from quorumlog.protocol.window import Window, positions
 
 READ_ENTRIES: Final = 1000
 """Entries asked for at a time (taste): a tail is what was in flight, mostly less than this."""
@@ -66,7 +63,8 @@ class Phase(Enum):
     DONE = "done"
 
 
-class Recovery:
+@dataclass(slots=True, eq=False, kw_only=True)
+class Recovery(Keyed):
     """Recovers one ledger once; see the module. Ends with Closed or Failed.
 
     Invariants (checked by `check`):
@@ -76,42 +74,31 @@ class Recovery:
         here begin after what is confirmed (rule 12) and reach metadata only with the close.
     """
 
-    def __init__(
-        self, *, declare_lost: tuple[str, ...] = (), read_entries: int = READ_ENTRIES
-    ) -> None:
-        """`declare_lost` is the operator's word that members are gone for ever (rule 14)."""
-        self.phase = Phase.IDLE
-        self._declare_lost = declare_lost
-        self._read_entries = read_entries
-        self._row: LedgerMetadata | None = None
-        self._codec: Codec | None = None
-        self._update: UpdateMetadata | None = None
-        self._is_stalled = False
-        self._attempt = 0
-        self._fenced = 0
-        self._unfenced = 0
-        self._lac = NO_ENTRY
-        """The LAC found at fencing; what is confirmed since is the window's (rule 12)."""
-        self._tally: Tally | None = None
-        self._next = 0
-        """The entry to decide next."""
-        self._is_end_known = False
-        self._window = Window(Quorum(1, 1, 1), last_confirmed=NO_ENTRY, length=0)
-        self._changes: tuple[Fragment, ...] = ()
-        """Fragments made here, in memory until the close (X5, I24)."""
-        self._down = 0
-        self._generations: tuple[int, ...] = ()
-        self._generation = 0
-        self._since: list[int] = []
-        self._suspects: tuple[str, ...] = ()
-        self._missed: tuple[MissedRange, ...] = ()
-        self._find: int | None = None
-        self._tick = 0
-        self._armed: frozenset[Timer] = frozenset()
-        self._is_grace_over = False
-        self._is_lacking = False
-        """A confirmed entry is gone with members that were declared lost (rule 14)."""
-        self._out: list[Effect] = []
+    declare_lost: tuple[str, ...] = ()
+    """The operator's word that members are gone for ever (rule 14)."""
+    read_entries: int = READ_ENTRIES
+    phase: Phase = Phase.IDLE
+    _row: LedgerMetadata | None = None
+    _codec: Codec | None = None
+    _update: UpdateMetadata | None = None
+    _is_stalled: bool = False
+    _attempt: int = 0
+    _fenced: int = 0
+    _unfenced: int = 0
+    _lac: int = NO_ENTRY
+    """The LAC found at fencing; what is confirmed since is the window's (rule 12)."""
+    _tally: Tally | None = None
+    _next: int = 0
+    """The entry to decide next."""
+    _is_end_known: bool = False
+    _slots: Slots = field(default_factory=lambda: Slots(is_recovery=True))
+    _changes: tuple[Fragment, ...] = ()
+    """Fragments made here, in memory until the close (X5, I24)."""
+    _find: int | None = None
+    _is_grace_over: bool = False
+    _is_lacking: bool = False
+    """A confirmed entry is gone with members that were declared lost (rule 14)."""
+    _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
     @property
     def metadata(self) -> LedgerMetadata:
@@ -123,6 +110,10 @@ class Recovery:
     def is_done(self) -> bool:
         """Whether Closed or Failed was said."""
         return self.phase is Phase.DONE
+
+    @property
+    def _window(self) -> Window:
+        return self._slots.window
 
     # --- the machine -------------------------------------------------------------------------
 
@@ -155,59 +146,13 @@ class Recovery:
         out, self._out = self._out, []
         return out
 
-    def copy(self) -> "Recovery":
-        """An independent copy."""
-        other = Recovery.__new__(Recovery)
-        other.__dict__.update(
-            self.__dict__,
-            _window=self._window.copy(),
-            _tally=self._tally and self._tally.copy(),
-            _since=list(self._since),
-        )
-        return other
-
-    def key(self) -> tuple[object, ...]:
-        """All of it, hashable, the same in every process."""
-        row = self._row
-        return (
-            self.phase.value,
-            row
-            and (
-                row.version,
-                row.state.value,
-                row.last_entry,
-                row.declared_lost,
-                tuple((f.first_entry, f.bookies) for f in row.fragments),
-            ),
-            self._attempt,
-            self._is_stalled,
-            self._fenced,
-            self._unfenced,
-            self._lac,
-            self._tally and self._tally.key(),
-            self._next,
-            self._is_end_known,
-            self._window.key(),
-            tuple((f.first_entry, f.bookies) for f in self._changes),
-            self._down,
-            self._generations,
-            tuple(self._since),
-            tuple(sorted(self._suspects)),
-            tuple(sorted((m.member, m.first, m.last) for m in self._missed)),
-            self._find,
-            self._tick,
-            tuple(timer in self._armed for timer in Timer),
-            self._is_grace_over,
-            self._is_lacking,
-        )
-
     def check(self) -> None:
         """Assert the invariants."""
         if self.phase in (Phase.IDLE, Phase.DONE):
             return
         row = self.metadata
         row.check()
-        self._window.check()
+        self._slots.check()
         first = row.last_fragment.first_entry
         if self.phase in (Phase.READING, Phase.MEASURING, Phase.CLOSING):
             assert self._is_covered(), "I14"
@@ -228,7 +173,7 @@ class Recovery:
         if row.state is State.CLOSED:
             self._closed(row)
             return
-        lost = tuple(dict.fromkeys(row.declared_lost + self._declare_lost))
+        lost = tuple(dict.fromkeys(row.declared_lost + self.declare_lost))
         if row.state is State.IN_RECOVERY and lost == row.declared_lost:
             self._fence()
         else:
@@ -248,7 +193,7 @@ class Recovery:
             self._failed("no-such-ledger")
         elif event.status is CasStatus.UNKNOWN or row is None:
             self._is_stalled = True
-            self._arm(Timer.RETRY)
+            self._out += self._slots.arm(Timer.RETRY)
         elif row.state is State.CLOSED:
             self._update = None
             self._closed(row)  # by us or by another: the compare-and-swap made one end (I4)
@@ -327,16 +272,11 @@ class Recovery:
         row = self.metadata
         start = self._start()
         self.phase = Phase.READING
-        self._window = Window(row.quorum, last_confirmed=start, length=0)
+        self._slots.begin(row, last_confirmed=start, down=self._lost(row.last_fragment))
         self._next = start + 1
         self._is_end_known = False
         self._tally = None
         self._changes = ()
-        self._down = self._lost(row.last_fragment)
-        self._generation += 1
-        self._generations = (self._generation,) * row.quorum.ensemble_size
-        self._since = [0] * row.quorum.ensemble_size
-        self._suspects = ()
         self._find = None
         self._is_grace_over = False
 
@@ -350,8 +290,8 @@ class Recovery:
             row.quorum,
             row.last_fragment,  # X6: as found at the start; changes made here only take writes
             first=self._next,
-            last=self._next + self._read_entries - 1,
-            lost=row.declared_lost,
+            last=self._next + self.read_entries - 1,
+            declared_lost=row.declared_lost,
         )
         self._read_all(self._tally, is_recovery=True)
         if not self._tally.is_asked:
@@ -364,7 +304,6 @@ class Recovery:
 
     def _send_read(self, tally: Tally, position: int, first: int, *, is_recovery: bool) -> None:
         row = self.metadata
-        fences = is_recovery and self._reads_fence()
         self._out.append(
             SendRead(
                 position,
@@ -372,15 +311,12 @@ class Recovery:
                 row.ledger_id,
                 first,
                 tally.last,
-                fence=fences,
-                ledger_key=row.ledger_key if fences else b"",
+                # X1, I15, BK#2614: a bookie that the fence did not reach must not answer "absent"
+                # and then take the old writer's entry.
+                fence=is_recovery,
+                ledger_key=row.ledger_key if is_recovery else b"",
             )
         )
-
-    def _reads_fence(self) -> bool:
-        # X1, I15, BK#2614: a bookie that the fence did not reach must not answer "absent" and
-        # then take the old writer's entry.
-        return True
 
     def _read_answered(self, event: ReadAnswered) -> None:
         tally = self._tally
@@ -410,7 +346,8 @@ class Recovery:
                 break
             self._next += 1
         if self._next > first:
-            self._write_back(tally.runs(first, self._next - 1))
+            # To all of Qw, as the bytes are (rules 2 and 12); those that have it answer ok too.
+            self._out += self._slots.push(tally.runs(first, self._next - 1))
         if verdict is Verdict.ABSENT:
             self._is_end_known = True  # what is found beyond a gap does not count
             self._tally = None
@@ -430,39 +367,17 @@ class Recovery:
 
     # --- writing back ------------------------------------------------------------------------
 
-    def _head(self) -> tuple[str, ...]:
-        return (self._changes or self.metadata.fragments)[-1].bookies
-
-    def _write_back(self, run: Run) -> None:
-        """To all of Qw, as the bytes are (rules 2 and 12); those that have it answer ok too."""
-        usable = ((1 << self.metadata.quorum.ensemble_size) - 1) & ~self._down
-        pending = self._window.push(run, usable=usable, tick=self._tick + 1)
-        for position in positions(pending.waiting):
-            self._send(position, run)
-
-    def _send(self, position: int, run: Run) -> None:
-        row = self.metadata
-        self._out.append(
-            SendAdd(
-                position,
-                self._head()[position],
-                self._generations[position],
-                part_of(run, row.quorum, position),
-                row.ledger_key,
-                recovery=True,
-            )
-        )
-
     def _add_answered(self, event: AddAnswered) -> None:
-        if self.phase is not Phase.READING or not self._is_current(event):
+        slots, position = self._slots, event.position
+        if self.phase is not Phase.READING or not slots.is_current(event):
             return
-        pending = self._window.find(event.first)
+        slots.settle(event)
         if event.status is Status.OK:
-            if pending is not None:
-                self._window.ack(pending, event.position)
-            if self._down & 1 << event.position:
-                self._down &= ~(1 << event.position)  # it was slow, not dead
-                self._ask(1 << event.position, first=0, is_anew=False)
+            # It was slow, not dead. Unlike a writer's, this revival has no guard: neither fence nor
+            # limbo refuse a recovery add, so that a refusal says nothing of the next one; and no slot
+            # is ever half replaced, since a change here is made at once.
+            if slots.down & 1 << position:
+                self._out += slots.revive(position)
         elif event.status is Status.CONFLICT:
             self._failed(
                 "recovery-blocked",
@@ -471,44 +386,22 @@ class Recovery:
                 detail="it holds other bytes",
             )
         else:
-            if pending is not None:
-                self._window.answered(pending, event.position)
-            self._slot_failed(event.position)
-
-    def _is_current(self, event: AddAnswered) -> bool:
-        return (
-            event.generation == self._generations[event.position]
-            and event.member == self._head()[event.position]
-        )
-
-    def _slot_failed(self, position: int) -> None:
-        if not self._down & 1 << position:
-            self._down |= 1 << position
-            self._suspects += (self._head()[position],)
-            self._window.give_up(1 << position)
-            self._window.sweep()
-
-    def _ask(self, mask: int, *, first: int, is_anew: bool) -> None:
-        for position in positions(mask):
-            self._since[position] = self._tick + 1
-        for position, run in self._window.ask(mask, first=first, is_anew=is_anew):
-            self._send(position, run)
+            slots.fail(position)
 
     def _needs_spare(self) -> bool:
         """Rule 12 goes on at Qa, so a member is replaced only where Qa cannot be reached."""
         quorum, pending = self.metadata.quorum, self._window.unconfirmed
         return pending is not None and not quorum.has_ack_quorum(
-            pending.holders & (pending.acked | ~self._down), pending.run.first, pending.run.last
+            pending.holders & (pending.acked | ~self._slots.down),
+            pending.run.first,
+            pending.run.last,
         )
 
     def _search(self) -> None:
         self._attempt += 1
         self._find = self._attempt
-        members = self._head()
-        staying = tuple(m for p, m in enumerate(members) if not self._down & 1 << p)
         lost = self.metadata.declared_lost
-        exclude = tuple(dict.fromkeys((*staying, *self._suspects, *lost)))
-        self._out.append(FindBookies(self._attempt, staying, exclude))
+        self._out.append(self._slots.find(self._attempt, lost=lost))
 
     def _bookies_found(self, event: BookiesFound) -> None:
         if self._find is None or event.attempt != self._find:
@@ -516,13 +409,12 @@ class Recovery:
         self._find = None
         if self.phase is not Phase.READING or not self._needs_spare():
             return
-        members = self._head()
-        chosen = placement.replacements(members, tuple(positions(self._down)), event.members)
+        members, down = self._slots.members, tuple(positions(self._slots.down))
+        chosen = placement.replacements(members, down, event.members)
         if not chosen:
-            position = next(positions(self._down))
             self._failed(
                 "recovery-blocked",
-                bookie=members[position],
+                bookie=members[down[0]],
                 entry_id=self._window.last_confirmed + 1,
                 detail="too few bookies to write entries back to, and no other is live",
             )
@@ -532,21 +424,12 @@ class Recovery:
     def _change(self, chosen: dict[int, str]) -> None:
         """Only in memory: it is committed with the close, or never (X5)."""
         mask = sum(1 << position for position in chosen)
-        self._window.write_off(mask)
-        self._take_missed()
+        self._slots.write_off(mask)
         first = self._window.last_confirmed + 1  # rule 12: what is confirmed by now
-        fragment = Fragment(
-            first, tuple(chosen.get(p, member) for p, member in enumerate(self._head()))
-        )
+        fragment = Fragment(first, self._slots.members_with(chosen))
         kept = [change for change in self._changes if change.first_entry < first]
         self._changes = (*kept, fragment)
-        self._down &= ~mask
-        self._generation += 1
-        self._generations = tuple(
-            self._generation if mask & 1 << position else generation
-            for position, generation in enumerate(self._generations)
-        )
-        self._ask(mask, first=first, is_anew=True)
+        self._out += self._slots.replace(mask, fragment.bookies, first=first)
 
     # --- closing -----------------------------------------------------------------------------
 
@@ -554,7 +437,9 @@ class Recovery:
         """All is read and on Qa bookies: find the length, then close."""
         window, row = self._window, self.metadata
         if window.is_waiting() and not self._is_grace_over:
-            self._arm(Timer.HEDGE)  # a moment for the slower ones, so that nothing is missed
+            self._out += self._slots.arm(
+                Timer.HEDGE
+            )  # a moment for the slower ones, so that nothing is missed
         elif window.last_confirmed > self._start() or window.last_confirmed == NO_ENTRY:
             self._close()
         else:
@@ -567,7 +452,7 @@ class Recovery:
             row.fragment_of(entry_id),
             first=entry_id,
             last=entry_id,
-            lost=row.declared_lost,
+            declared_lost=row.declared_lost,
         )
         self._read_all(self._tally, is_recovery=False)
         if not self._tally.is_asked:
@@ -592,8 +477,7 @@ class Recovery:
 
     def _close(self) -> None:
         window = self._window
-        window.write_off((1 << self.metadata.quorum.ensemble_size) - 1)
-        self._take_missed()
+        self._slots.write_off(self._slots.everyone)
         window.clear()
         self.phase = Phase.CLOSING
         self._tally = None
@@ -603,7 +487,7 @@ class Recovery:
         closed = row.closed(last_entry=window.last_confirmed, length=window.length)
         if self._is_lacking or self._lost(self.metadata.last_fragment):
             closed = replace(closed, may_lack_entries=True)
-        self._send_update(closed, self._missed)
+        self._send_update(closed, self._slots.missed)
 
     def _closed(self, row: LedgerMetadata) -> None:
         self._row = row
@@ -616,13 +500,6 @@ class Recovery:
         self.phase = Phase.DONE
         self._out.append(Failed(code, None, detail, bookie, entry_id))
 
-    def _take_missed(self) -> None:
-        members, quorum = self._head(), self.metadata.quorum
-        missed, self._window.missed = self._window.missed, []
-        found = tuple(MissedRange(members[p], first, last) for p, first, last in missed)
-        stride = quorum.ensemble_size - quorum.write_quorum + 1
-        self._missed = merged(self._missed + found, stride)
-
     # --- after every event -------------------------------------------------------------------
 
     def _go_on(self) -> None:
@@ -631,7 +508,7 @@ class Recovery:
                 self._decide(self._tally)
             self._window.confirm(0)
             if self._window.missed:
-                self._take_missed()
+                self._slots.take_missed()
         elif self.phase is Phase.MEASURING and self._tally is not None:
             self._measured(self._tally)
         if self.phase is not Phase.READING:
@@ -645,27 +522,19 @@ class Recovery:
             self._read_window()
             if self._is_end_known:
                 self._end()
-        if Timer.ADD not in self._armed and self._window.is_waiting():
-            self._tick += 1
-            self._arm(Timer.ADD, self._tick)
+        self._out += self._slots.arm_silence()
 
     def _may_read_on(self) -> bool:
         return len(self._window.runs) < _AHEAD_RUNS or self._window.unconfirmed is None
 
     # --- timers ------------------------------------------------------------------------------
 
-    def _arm(self, timer: Timer, tag: int = 0) -> None:
-        if timer not in self._armed:
-            self._armed |= {timer}
-            self._out.append(StartTimer(timer, tag))
-
     def _timer_fired(self, event: TimerFired) -> None:
-        if event.timer not in self._armed:
+        if not self._slots.fired(event):
             return
-        self._armed -= {event.timer}
         if event.timer is Timer.ADD and self.phase is Phase.READING:
-            for position in positions(self._window.silent(event.tag, self._since)):
-                self._slot_failed(position)
+            for position in self._slots.silent(event.tag):
+                self._slots.fail(position)
         elif event.timer is Timer.HEDGE:
             self._is_grace_over = True
         elif event.timer is Timer.RETRY and self._is_stalled and self._update is not None:

@@ -10,11 +10,12 @@ may have the last good copy.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
-from typing import Final, assert_never
+from typing import Annotated, Final, assert_never
 
 from quorumlog.protocol.ids import member_name
+from quorumlog.protocol.keyed import Keyed, Out
 from quorumlog.protocol.messages import (
     AddAnswered,
     AppendRequested,
@@ -87,7 +88,8 @@ class Stage(Enum):
     DONE = "done"
 
 
-class FragmentRepair:
+@dataclass(slots=True, eq=False, kw_only=True)
+class FragmentRepair(Keyed):
     """Repairs one member of one closed fragment once; see the module. Ends with Repaired or Failed.
 
     Invariants (checked by `check`):
@@ -98,57 +100,52 @@ class FragmentRepair:
         that is changed.
     """
 
-    def __init__(
-        self,
-        metadata: LedgerMetadata,
-        *,
-        fragment: int,
-        leaving: str,
-        target: str,
-        first: int | None = None,
-        last: int | None = None,
-        held: Ranges = (),
-        read_entries: int = READ_ENTRIES,
-    ) -> None:
-        """Of the fragment that begins at entry `fragment`. With `target` equal to `leaving` a
-        member is filled up, and first..last bound what is looked at. `held`: ascending ranges that
-        a new target has by its own word; they are not sent again, and verified as all else is.
-        """
-        assert target == leaving or (first is None and last is None), "a new member needs all"
-        self.stage = Stage.IDLE
-        self._row = metadata
-        self._fragment = fragment
-        self._leaving = leaving
-        self._target = target
-        self._codec = Codec(metadata.digest, metadata.mac_key)
-        self._read_entries = read_entries
-        self._attempt = 0
-        self._update: UpdateMetadata | None = None
-        self._is_stalled = False
-        self._first = fragment if first is None else first
-        self._end = last
-        self._next = self._first
-        """COPYING: the first entry that no reader was started for. VERIFYING: that was not seen."""
-        self._skipped = held
-        """What this pass over the entries leaves out."""
-        self._lacking: Ranges = ()
-        """VERIFYING: what should have been on the target's disk, and was not."""
-        self._is_again = False
-        """What was lacking has been copied again: once is enough."""
-        self._reader: RangeReader | None = None
-        self._tally: Tally | None = None
-        self._pending: dict[int, Run] = {}
-        """Parts sent to the target and not acknowledged, by first entry."""
-        self._position: int | None = None
-        """Whose entries were copied: the place that `leaving` had then."""
-        self._unreadable: tuple[int, ...] = ()
-        self._failure: Failed | None = None
-        self._out: list[Effect] = []
+    metadata: LedgerMetadata = field(kw_only=False)
+    """The row as this repair knows it."""
+    fragment: int
+    """The first entry of the fragment."""
+    leaving: str
+    target: str
+    """The new member, or `leaving` itself, which is then filled up."""
+    first: InitVar[int | None] = None
+    last: int | None = None
+    """What is looked at where a member is filled up; None: to the fragment's border."""
+    held: InitVar[Ranges] = ()
+    """Ascending ranges that a new target has by its own word; they are not sent again, and verified
+    as all else is.
+    """
+    read_entries: int = READ_ENTRIES
+    stage: Stage = Stage.IDLE
+    _codec: Codec = field(init=False)
+    _attempt: int = 0
+    _update: UpdateMetadata | None = None
+    _is_stalled: bool = False
+    _first: int = field(init=False)
+    _next: int = field(init=False)
+    """COPYING: the first entry that no reader was started for. VERIFYING: that was not seen."""
+    _skipped: Ranges = field(init=False)
+    """What this pass over the entries leaves out."""
+    _lacking: Ranges = ()
+    """VERIFYING: what should have been on the target's disk, and was not."""
+    _is_again: bool = False
+    """What was lacking has been copied again: once is enough."""
+    _reader: RangeReader | None = None
+    _tally: Tally | None = None
+    _pending: dict[int, Run] = field(default_factory=dict)
+    """Parts sent to the target and not acknowledged, by first entry."""
+    _position: int | None = None
+    """Whose entries were copied: the place that `leaving` had then."""
+    _unreadable: tuple[int, ...] = ()
+    _failure: Failed | None = None
+    _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
-    @property
-    def metadata(self) -> LedgerMetadata:
-        """The row as this repair knows it."""
-        return self._row
+    def __post_init__(self, first: int | None, held: Ranges) -> None:
+        """Nothing is asked before Begin."""
+        is_whole = first is None and self.last is None
+        assert self.target == self.leaving or is_whole, "a new member needs all"
+        self._codec = Codec(self.metadata.digest, self.metadata.mac_key)
+        self._first = self._next = self.fragment if first is None else first
+        self._skipped = held
 
     @property
     def unreadable(self) -> tuple[int, ...]:
@@ -168,7 +165,7 @@ class FragmentRepair:
         match event:
             case Begin():
                 if self.stage is Stage.IDLE:
-                    self._begin(self._row)
+                    self._begin(self.metadata)
             case AddAnswered():
                 self._add_answered(event)
             case ReadAnswered():
@@ -191,45 +188,14 @@ class FragmentRepair:
         out, self._out = self._out, []
         return out
 
-    def copy(self) -> "FragmentRepair":
-        """An independent copy."""
-        other = FragmentRepair.__new__(FragmentRepair)
-        other.__dict__.update(
-            self.__dict__,
-            _reader=self._reader and self._reader.copy(),
-            _tally=self._tally and self._tally.copy(),
-            _pending=dict(self._pending),
-        )
-        return other
-
-    def key(self) -> tuple[object, ...]:
-        """All of it, hashable, the same in every process."""
-        return (
-            self.stage.value,
-            self._row.version,
-            tuple((f.first_entry, f.bookies) for f in self._row.fragments),
-            self._attempt,
-            self._is_stalled,
-            self._next,
-            self._end,
-            self._skipped,
-            self._lacking,
-            self._is_again,
-            self._position,
-            self._reader and self._reader.key(),
-            self._tally and self._tally.key(),
-            tuple((first, run.body) for first, run in self._pending.items()),
-            self._unreadable,
-        )
-
     def check(self) -> None:
         """Assert the invariants."""
         if self.stage in (Stage.IDLE, Stage.DONE, Stage.MARKING):
             return
-        index = self._index(self._row)
+        index = self._index(self.metadata)
         assert index is not None, "the fragment is there"
-        assert self._row.is_closed_fragment(index), "I25"
-        assert self._target in self._row.all_members, "rule 20"
+        assert self.metadata.is_closed_fragment(index), "I25"
+        assert self.target in self.metadata.all_members, "rule 20"
         if self.stage is not Stage.COPYING:
             assert not self._pending, "I25: all was copied before"
         if self.stage is Stage.REPLACING:
@@ -239,13 +205,13 @@ class FragmentRepair:
 
     def _index(self, row: LedgerMetadata) -> int | None:
         for index, fragment in enumerate(row.fragments):
-            if fragment.first_entry == self._fragment:
+            if fragment.first_entry == self.fragment:
                 return index
         return None
 
     def _begin(self, row: LedgerMetadata) -> None:
         """Mark the target, or go on where metadata says that this was done."""
-        self._row = row
+        self.metadata = row
         index = self._index(row)
         if index is None or not row.is_closed_fragment(index):
             self._fail(
@@ -253,19 +219,19 @@ class FragmentRepair:
             )  # I25: its writer's, not ours
             return
         fragment = row.fragments[index]
-        if self._end is None:
-            self._end = row.fragment_last(index)
-        if self._leaving in fragment.bookies and not self._is_same_place(fragment):
+        if self.last is None:
+            self.last = row.fragment_last(index)
+        if self.leaving in fragment.bookies and not self._is_same_place(fragment):
             self._fail("version-conflict", detail="the fragment's members changed meanwhile")
-        elif self._leaving not in fragment.bookies:
+        elif self.leaving not in fragment.bookies:
             # By this repair or another one: whose change it was queued a second look (rule 20a).
             self.stage = Stage.DONE
             self._out.append(Repaired(row))
-        elif self._target == self._leaving or self._is_marked(row):
+        elif self.target == self.leaving or self._is_marked(row):
             self._go_on()
         else:
             self.stage = Stage.MARKING
-            self._send_update(row.with_repair(Repair(self._fragment, self._leaving, self._target)))
+            self._send_update(row.with_repair(Repair(self.fragment, self.leaving, self.target)))
 
     def _is_same_place(self, fragment: Fragment) -> bool:
         """Whether the target may still have the place, with what was copied to it.
@@ -274,13 +240,13 @@ class FragmentRepair:
         copies: what the target was given does not belong there (seed 133237). And the target's
         bookie may have got a place in another incarnation: it would hold two copies (I22).
         """
-        others = {member_name(m) for m in fragment.bookies if m != self._leaving}
-        is_free = member_name(self._target) not in others
-        return is_free and self._position in (None, fragment.bookies.index(self._leaving))
+        others = {member_name(m) for m in fragment.bookies if m != self.leaving}
+        is_free = member_name(self.target) not in others
+        return is_free and self._position in (None, fragment.bookies.index(self.leaving))
 
     def _is_marked(self, row: LedgerMetadata) -> bool:
         # Rule 20: a pending member in metadata before its first byte, so that nobody collects it.
-        return Repair(self._fragment, self._leaving, self._target) in row.repairs
+        return Repair(self.fragment, self.leaving, self.target) in row.repairs
 
     def _go_on(self) -> None:
         if self._position is None:
@@ -319,10 +285,10 @@ class FragmentRepair:
         """The position that is repaired, and its fragment as metadata has it: `leaving` has the place
         until the last step.
         """
-        index = self._index(self._row)
+        index = self._index(self.metadata)
         assert index is not None, "checked in _begin"
-        fragment = self._row.fragments[index]
-        return fragment.bookies.index(self._leaving), fragment
+        fragment = self.metadata.fragments[index]
+        return fragment.bookies.index(self.leaving), fragment
 
     def _copy(self) -> None:
         self.stage = Stage.COPYING
@@ -330,16 +296,16 @@ class FragmentRepair:
         self._copy_on()
 
     def _copy_on(self) -> None:
-        end = self._end
+        end = self.last
         assert end is not None, "a closed fragment has an end"
         while self._next <= end:
-            last = min(end, self._next + self._read_entries - 1)
+            last = min(end, self._next + self.read_entries - 1)
             past, last = self._around(last)
             if past > self._next:
                 self._next = past
                 continue
             self._reader = RangeReader(
-                self._row, first=self._next, last=last, avoid=(self._target,)
+                self.metadata, first=self._next, last=last, avoid=(self.target,)
             )
             self._feed(Begin())
             return
@@ -349,7 +315,7 @@ class FragmentRepair:
         """Where to go on after what nothing is to be done about, and the last entry before the next
         of that. What was given up is neither looked for nor expected of a target (rule 31).
         """
-        for low, high in sorted(self._skipped + self._row.lost_entries):
+        for low, high in sorted(self._skipped + self.metadata.lost_entries):
             if low <= self._next <= high:
                 return high + 1, last
             if self._next < low <= last:
@@ -385,7 +351,7 @@ class FragmentRepair:
             self._fail(failed.code, detail=failed.detail)
             return
         position, _ = self._place()
-        if self._row.quorum.is_member(position, failed.entry_id):
+        if self.metadata.quorum.is_member(position, failed.entry_id):
             self._failure = self._failure or failed
             self._unreadable += (failed.entry_id,)
         reader.next = failed.entry_id + 1
@@ -395,14 +361,14 @@ class FragmentRepair:
 
     def _send(self, run: Run) -> None:
         position, _ = self._place()
-        quorum = self._row.quorum
+        quorum = self.metadata.quorum
         part = run.where(lambda entry_id: quorum.is_member(position, entry_id))
         if part is None:
             return
         self._pending[part.first] = part
         # As a recovery add: it passes the fence and replaces a damaged copy (BK#4163, X16).
         self._out.append(
-            SendAdd(position, self._target, 0, part, self._row.ledger_key, recovery=True)
+            SendAdd(position, self.target, 0, part, self.metadata.ledger_key, recovery=True)
         )
         self._out.append(StartTimer(Timer.QUORUM, part.first))
 
@@ -414,12 +380,12 @@ class FragmentRepair:
             if self._reader is None and not self._pending:
                 self._copy_on()
         elif event.status is Status.CONFLICT:
-            self._fail("entry-conflict", bookie=self._target, entry_id=event.first)
+            self._fail("entry-conflict", bookie=self.target, entry_id=event.first)
         else:
             self._fail(
                 "entry-unavailable",
-                detail=f"{self._target} did not take it: {event.status}",
-                bookie=self._target,
+                detail=f"{self.target} did not take it: {event.status}",
+                bookie=self.target,
                 entry_id=event.first,
             )
 
@@ -443,10 +409,10 @@ class FragmentRepair:
 
     def _verify_on(self) -> None:
         position, fragment = self._place()
-        end, quorum = self._end, self._row.quorum
+        end, quorum = self.last, self.metadata.quorum
         assert end is not None, "a closed fragment has an end"
         while self._next <= end:
-            last = min(end, self._next + self._read_entries - 1)
+            last = min(end, self._next + self.read_entries - 1)
             past, last = self._around(last)
             if past > self._next:
                 self._next = past
@@ -463,9 +429,9 @@ class FragmentRepair:
     def _read_target(self, tally: Tally, position: int) -> None:
         cursor = tally.cursors[position]
         assert cursor is not None, "it has something to say"
-        ledger_id = self._row.ledger_id
+        ledger_id = self.metadata.ledger_id
         self._out.append(
-            SendRead(position, self._target, ledger_id, cursor, tally.last, from_disk=True)
+            SendRead(position, self.target, ledger_id, cursor, tally.last, from_disk=True)
         )
 
     def _read_answered(self, event: ReadAnswered) -> None:
@@ -476,18 +442,18 @@ class FragmentRepair:
         if self.stage is not Stage.VERIFYING or tally is None:
             return
         position, _ = self._place()
-        is_expected = (event.position, event.member) == (position, self._target)
+        is_expected = (event.position, event.member) == (position, self.target)
         if not is_expected or (event.first, event.last) != (tally.cursors[position], tally.last):
             return
         if event.status not in {Status.OK, Status.NO_ENTRY}:
             self._fail(
                 "entry-unavailable",
-                detail=f"{self._target} does not tell what it has: {event.status}",
-                bookie=self._target,
+                detail=f"{self.target} does not tell what it has: {event.status}",
+                bookie=self.target,
                 entry_id=event.first,
             )
             return
-        if tally.note(event, self._codec, self._row.ledger_id) is not None:
+        if tally.note(event, self._codec, self.metadata.ledger_id) is not None:
             self._read_target(tally, position)
             return
         self._lacking = union((*self._lacking, *ranges_of(self._unfound(tally, position))))
@@ -497,24 +463,24 @@ class FragmentRepair:
     def _unfound(self, tally: Tally, position: int) -> Iterator[int]:
         """What a look at the target did not find of what belongs there: absent, damaged or unknown."""
         for entry_id in range(tally.first, tally.last + 1):
-            if self._row.quorum.is_member(position, entry_id) and entry_id not in tally.found:
+            if self.metadata.quorum.is_member(position, entry_id) and entry_id not in tally.found:
                 yield entry_id
 
     def _verified(self) -> None:
         """All was read back once: what was not right is copied again, and read back again."""
-        end = self._end
+        end = self.last
         assert end is not None, "a closed fragment has an end"
         if not self._lacking:
-            if self._leaving == self._target:
+            if self.leaving == self.target:
                 self.stage = Stage.DONE
-                self._out.append(Repaired(self._row))
+                self._out.append(Repaired(self.metadata))
             else:
                 self._replace()
         elif self._is_again:
             self._fail(
                 "entry-unavailable",
-                detail=f"{self._target} does not have what it was given",
-                bookie=self._target,
+                detail=f"{self.target} does not have what it was given",
+                bookie=self.target,
                 entry_id=self._lacking[0][0],
             )
         else:
@@ -526,19 +492,19 @@ class FragmentRepair:
 
     def _replace(self) -> None:
         self.stage = Stage.REPLACING
-        index = self._index(self._row)
+        index = self._index(self.metadata)
         assert index is not None, "checked in _begin"
-        changed = self._row.with_member_replaced(index, self._leaving, self._target)
+        changed = self.metadata.with_member_replaced(index, self.leaving, self.target)
         self._send_update(changed, self._second_look())
 
     def _second_look(self) -> tuple[MissedRange, ...]:
         """Rule 20a: whatever becomes of this worker, the new member is looked at once more, from the
         queue, after it has its place: it may have lost something since it was read.
         """
-        end = self._end
+        end = self.last
         assert end is not None, "a closed fragment has an end"
         is_empty = end < self._first
-        return () if is_empty else (MissedRange(self._target, self._first, end),)
+        return () if is_empty else (MissedRange(self.target, self._first, end),)
 
     # --- timers and ends ---------------------------------------------------------------------
 
@@ -555,8 +521,8 @@ class FragmentRepair:
         if self.stage is Stage.COPYING and first in self._pending:
             self._fail(
                 "entry-unavailable",
-                detail=f"{self._target} is silent",
-                bookie=self._target,
+                detail=f"{self.target} is silent",
+                bookie=self.target,
                 entry_id=first,
             )
 

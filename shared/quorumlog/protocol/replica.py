@@ -7,30 +7,30 @@ How it is driven: `step(asked) -> Verdict`. A verdict may carry `records`: the d
 to its log in this order. It tells `synced(count)` when the first `count` records of this ledger are
 on disk, and sends the verdict only when `count >= verdict.after` (rule 3). So what is accepted and
 what is durable are two numbers, and a crash is: forget this object, keep the first n records for
-any n from `synced_count` to `accepted_count`, and `replay` them.
+any n from `synced_count` to `accepted_count`, and `apply` them to a new one.
 
 What a bookie holds of a ledger is asked of `Holdings`: the real one is an index of log places, the
-one here (`HeldEntries`) is a dictionary.
+simulator's a dictionary.
 
 Left out: where bytes lie, limits and queues, and everything that is about more than one ledger.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Protocol
 
 from quorumlog.protocol.ids import NO_ENTRY, member_incarnation, member_name
+from quorumlog.protocol.keyed import Keyed, Part
 from quorumlog.protocol.messages import Status
-from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.ranges import Ranges, complement, names, ranges_of
-from quorumlog.protocol.record import Entry, Run, pack
+from quorumlog.protocol.record import Run
 
 # --- what is asked -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class AddAsked:
-    """Store these entries. Recovery and repair adds pass the fence and limbo (rules 2, 9, 12).
+    """Store these entries. Recovery adds, which repair sends too, pass the fence and limbo (rules 2, 9, 12).
 
     Where some of the ids are held already, the first verdict says so in `compare`; the driver asks
     again with what it could read of them (`stored`) and what it could not (`damaged`).
@@ -40,7 +40,6 @@ class AddAsked:
     run: Run
     ledger_key: bytes
     recovery: bool = False
-    repair: bool = False
     read_only: bool = False
     stored: Run | None = None
     damaged: Ranges = ()
@@ -158,6 +157,7 @@ class Verdict:
     `after`: how many records of this ledger must be synced before the answer leaves.
     `present` and `absent`: of a read; what neither names is unknown (rule 1).
     `compare`: not an answer yet: ask again with what is stored of these ranges.
+    `made`: what the holdings made of the one record of entries (`Holdings.accept`).
     """
 
     status: Status
@@ -167,6 +167,7 @@ class Verdict:
     present: Ranges = ()
     absent: Ranges = ()
     compare: Ranges = ()
+    made: object = None
 
 
 class Holdings(Protocol):
@@ -179,14 +180,15 @@ class Holdings(Protocol):
     def present(self, first: int, last: int) -> Ranges:
         """Which of first..last are held. Proof: what it does not name is not here."""
 
-    def accept(self, record: RunStored) -> None:
-        """Hold these entries from now on."""
+    def accept(self, record: RunStored) -> object:
+        """Hold these entries from now on. What it returns is for whoever writes the record."""
 
     def drop(self) -> None:
         """Hold no entry any more."""
 
 
-class Replica:
+@dataclass(slots=True, eq=False)
+class Replica(Keyed):
     """One ledger at one bookie.
 
     Invariants (`check`):
@@ -196,38 +198,21 @@ class Replica:
       - the fence record's number is at most `accepted_count`, and 0 <= synced <= accepted.
     """
 
-    __slots__ = (
-        "_fence_number",
-        "_limbo_counter",
-        "accepted_count",
-        "holdings",
-        "is_deferred",
-        "is_deleted",
-        "is_fenced",
-        "is_limbo",
-        "last_add_confirmed",
-        "ledger_key",
-        "me",
-        "synced_count",
-    )
-
-    def __init__(self, me: str, holdings: Holdings, *, is_deferred: bool = False) -> None:
-        """An unknown ledger at the bookie `me` (name@incarnation).
-
-        `is_deferred`: entries are acknowledged before they are synced (rule 31).
-        """
-        self.me = me
-        self.holdings = holdings
-        self.is_deferred = is_deferred
-        self.ledger_key: bytes | None = None
-        self.is_fenced = False
-        self.is_limbo = False
-        self.is_deleted = False
-        self.last_add_confirmed = NO_ENTRY
-        self.accepted_count = 0
-        self.synced_count = 0
-        self._fence_number = 0
-        self._limbo_counter = 0
+    me: str
+    """The bookie, as name@incarnation."""
+    holdings: Annotated[Holdings, Part]
+    _: KW_ONLY
+    is_deferred: bool = False
+    """Entries are acknowledged before they are synced (rule 31)."""
+    ledger_key: bytes | None = None
+    is_fenced: bool = False
+    is_limbo: bool = False
+    is_deleted: bool = False
+    last_add_confirmed: int = NO_ENTRY
+    accepted_count: int = 0
+    synced_count: int = 0
+    _fence_number: int = 0
+    _limbo_counter: int = 0
 
     # --- driving ------------------------------------------------------------------------------
 
@@ -255,9 +240,7 @@ class Replica:
         """Local state was lost (or repaired again): no negatives, nothing for coverage (or again)."""
         if limbo == self.is_limbo or self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
-        record = LimboSet(self._limbo_counter + 1, limbo)
-        self.apply(record)
-        return Verdict(Status.OK, self._accepted(1), records=(record,))
+        return self._took(LimboSet(self._limbo_counter + 1, limbo))
 
     def enter_limbo(self, ledger_key: bytes, *, is_fenced: bool) -> Verdict:
         """Phase one of a new incarnation (BP-46): what older ones were told may be lost. Where
@@ -271,68 +254,57 @@ class Replica:
             records = self._fence(ledger_key)
         elif self.ledger_key is None:
             # The key may be lost too, and the first one that comes would define it (rule 30).
-            kept = LacKept(self.last_add_confirmed, ledger_key)
-            self.apply(kept)
-            self._accepted(1)
-            records = (kept,)
+            records = self._took(LacKept(self.last_add_confirmed, ledger_key)).records
         limbo = self.set_limbo(limbo=True)
         return Verdict(Status.OK, limbo.after, records=(*records, *limbo.records))
 
-    def moved(self, run: Run) -> RunStored:
+    def moved(self, run: Run) -> Verdict:
         """The same bytes are written again elsewhere, because their old place is given up."""
         assert self.ledger_key is not None, "only what is held is moved"
         assert not self.is_deleted, "nothing is held of a deleted ledger"
-        record = RunStored(run, self.ledger_key, replaces=True)
-        self.apply(record)
-        self._accepted(1)
-        return record
+        return self._took(RunStored(run, self.ledger_key, replaces=True))
 
     def drop(self) -> Verdict:
         """Give the entries up: the ledger is CLOSED and others have them. The fence that stays is told
         once its record is on disk (I13).
         """
         was_fenced = self.is_fenced
-        record = EntriesDropped(self.ledger_key or b"")
-        self.apply(record)
-        number = self._accepted(1)
+        verdict = self._took(EntriesDropped(self.ledger_key or b""))
         if not was_fenced:
-            self._fence_number = number
-        return Verdict(Status.OK, number, records=(record,))
+            self._fence_number = verdict.after
+        return verdict
 
     def delete(self) -> Verdict:
         """Give all up but the id: the metadata has a tombstone (rules 16a, 17)."""
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
-        record = LedgerDeleted()
-        self.apply(record)
-        return Verdict(Status.OK, self._accepted(1), records=(record,))
+        return self._took(LedgerDeleted())
 
-    def repeated(self) -> tuple[Record, ...]:
+    def repeated(self) -> Verdict:
         """Records that say again what is known beside the entries (all are monotone)."""
-        if self.is_deleted:
-            return ()
         records: list[Record] = []
+        if self.is_deleted:
+            return Verdict(Status.OK, self.accepted_count)
         if self.ledger_key is not None and self.is_fenced:
             records.append(LedgerFenced(self.ledger_key))
         if self.ledger_key is not None:
             records.append(LacKept(self.last_add_confirmed, self.ledger_key))
         if self._limbo_counter:
             records.append(self.limbo)
-        self._accepted(len(records))
-        return tuple(records)
+        return Verdict(Status.OK, self._accepted(len(records)), records=tuple(records))
 
-    def apply(self, record: Record) -> None:
+    def apply(self, record: Record) -> object:
         """Take over a record: one that was just made, or one read back from the log. Records may
-        come in any order (rule 16).
+        come in any order (rule 16). Returns what the holdings made of entries.
         """
         if self.is_deleted:
-            return  # rule 16a
+            return None  # rule 16a
         match record:
             case RunStored():
                 self.ledger_key = record.ledger_key
                 lac = record.run.last_add_confirmed
                 self.last_add_confirmed = max(self.last_add_confirmed, lac)
-                self.holdings.accept(record)
+                return self.holdings.accept(record)
             case LedgerFenced():
                 self.ledger_key = record.ledger_key
                 self.is_fenced = True
@@ -351,6 +323,7 @@ class Replica:
             case LedgerDeleted():
                 self.is_deleted = True
                 self.holdings.drop()
+        return None
 
     def restore(
         self,
@@ -373,7 +346,7 @@ class Replica:
         """Limbo as the record that says so."""
         return LimboSet(self._limbo_counter, self.is_limbo)
 
-    # --- the guards: each is one rule, and small enough to be switched off -----------------------
+    # --- the guards: each is one rule -------------------------------------------------------------
 
     def _is_foreign(self, member: str) -> bool:
         """Another bookie is meant, or an incarnation that this one knows nothing of (rule 4)."""
@@ -393,16 +366,14 @@ class Replica:
 
     def _is_fence_in_the_way(self, asked: AddAsked) -> bool:
         """I12: after the fence only recovery and repair add."""
-        return self.is_fenced and not (asked.recovery or asked.repair)
+        return self.is_fenced and not asked.recovery
 
     def _is_limbo_in_the_way(self, asked: AddAsked) -> bool:
         """Who asks for an incarnation whose fence may be lost adds nothing (rule 15, X3). A writer
         that knows of the new one may: metadata named it after the loss, so that no fence of it
         was lost.
         """
-        if asked.recovery or asked.repair:
-            return False
-        return self._is_older(asked.member)
+        return not asked.recovery and self._is_older(asked.member)
 
     def _may_say_no(self, member: str) -> bool:
         """No negative about what may have been lost (I27, X4)."""
@@ -416,29 +387,11 @@ class Replica:
                 return True
         return False
 
-    def _after_add(self) -> int:
-        """ok means on disk (rule 3), unless the bookie defers entries (rule 31)."""
-        return 0 if self.is_deferred else self.accepted_count
-
-    def _after_duplicate(self) -> int:
-        """The ok for a repeated add waits for the sync of the record that it matches (rule 3);
-        that record is one of those accepted so far.
+    def _after_entries(self) -> int:
+        """ok means on disk (rule 3), unless the bookie defers entries (rule 31). A repeated add is
+        among what was accepted so far.
         """
         return 0 if self.is_deferred else self.accepted_count
-
-    def _after_negative(self) -> int:
-        """A negative waits for all adds of the ledger accepted before it (rule 3)."""
-        return self.accepted_count
-
-    def _after_read_back(self) -> int:
-        """A repair gives a place away for what it reads back, so all of that must outlast a power
-        cut (rule 20a); where entries are deferred too (rule 31).
-        """
-        return self.accepted_count
-
-    def _after_fence(self) -> int:
-        """A fence that is told is on disk (I13, X20)."""
-        return self._fence_number
 
     # --- the verdicts -----------------------------------------------------------------------------
 
@@ -449,7 +402,7 @@ class Replica:
         """
         if self._is_foreign(asked.member):
             return Verdict(Status.NOT_MINE)
-        if isinstance(asked, AddAsked) and not (asked.recovery or asked.repair):
+        if isinstance(asked, AddAsked) and not asked.recovery:
             return Verdict(Status.FENCED, self.accepted_count)
         return Verdict(Status.UNKNOWN)
 
@@ -461,7 +414,7 @@ class Replica:
             return self._refused(Status.WRONG_KEY)
         if self._is_fence_in_the_way(asked):
             # A fence that the writer hears of must not be forgotten in a crash.
-            return self._refused(Status.FENCED, self._after_fence())
+            return self._refused(Status.FENCED, self._fence_number)
         if self._is_limbo_in_the_way(asked):
             return self._refused(Status.NOT_MINE)
         held = self._held_of(run)
@@ -471,22 +424,24 @@ class Replica:
         if held:
             readable = asked.stored
             if readable is not None and self._has_other_bytes(run, readable):
-                return self._refused(Status.CONFLICT, self._after_duplicate())
+                return self._refused(Status.CONFLICT, self._after_entries())
             unread = _without(held, readable, run)
             if not _covers(asked.damaged, unread):
                 # Accepted while the driver read: compare these too.
                 return Verdict(Status.UNKNOWN, compare=held)
-            if unread and not (asked.recovery or asked.repair):
+            if unread and not asked.recovery:
                 return self._refused(Status.UNKNOWN)
             lacking = run.where(lambda e: readable is None or readable.index(e) is None)
         if lacking is None:
-            return Verdict(Status.OK, self._after_duplicate(), self.last_add_confirmed)
-        if asked.read_only and not (asked.recovery or asked.repair):
+            return Verdict(Status.OK, self._after_entries(), self.last_add_confirmed)
+        if asked.read_only and not asked.recovery:
             return self._refused(Status.READ_ONLY)
         record = RunStored(lacking, asked.ledger_key, bool(asked.damaged))
-        self.apply(record)
+        made = self.apply(record)
         self._accepted(1)
-        return Verdict(Status.OK, self._after_add(), self.last_add_confirmed, records=(record,))
+        return Verdict(
+            Status.OK, self._after_entries(), self.last_add_confirmed, records=(record,), made=made
+        )
 
     def _fence_asked(self, asked: FenceAsked) -> Verdict:
         if self._is_foreign(asked.member):
@@ -496,7 +451,8 @@ class Replica:
         records = self._fence(asked.ledger_key)
         # It does fence for an older incarnation, but does not count for coverage (rule 13).
         status = Status.OK if self._may_say_no(asked.member) else Status.NOT_MINE
-        return Verdict(status, self._after_fence(), self.last_add_confirmed, records)
+        # A fence that is told is on disk (I13, X20).
+        return Verdict(status, self._fence_number, self.last_add_confirmed, records)
 
     def _read(self, asked: ReadAsked) -> Verdict:
         if self._is_foreign(asked.member):
@@ -507,15 +463,17 @@ class Replica:
                 return self._refused(Status.WRONG_KEY)
             records = self._fence(asked.ledger_key)
         present = self.holdings.present(asked.first, asked.last)
-        after = self._after_fence() if asked.fence else 0
+        after = self._fence_number if asked.fence else 0
         if asked.from_disk:
-            after = max(after, self._after_read_back())
+            # A repair gives a place away for what it reads back, so all of that must outlast a power
+            # cut (rule 20a); where entries are deferred too (rule 31).
+            after = self.accepted_count
         absent: Ranges = ()
         status = Status.OK
         if self._may_say_no(asked.member):
             absent = complement(present, asked.first, asked.last)
             if absent:
-                after = max(after, self._after_negative())
+                after = self.accepted_count  # all adds that were accepted before it (rule 3)
         elif not present:
             status = Status.NOT_MINE
         return Verdict(status, after, self.last_add_confirmed, records, present, absent)
@@ -535,17 +493,20 @@ class Replica:
             return self._refused(Status.WRONG_KEY)
         if asked.last_add_confirmed <= self.last_add_confirmed:
             return Verdict(Status.OK, self.accepted_count, self.last_add_confirmed)
-        record = LacKept(asked.last_add_confirmed, asked.ledger_key)
-        self.apply(record)
-        return Verdict(Status.OK, self._accepted(1), self.last_add_confirmed, (record,))
+        return self._took(LacKept(asked.last_add_confirmed, asked.ledger_key))
 
     def _fence(self, ledger_key: bytes) -> tuple[Record, ...]:
         if self.is_fenced:
             return ()
-        record = LedgerFenced(ledger_key)
-        self.apply(record)
-        self._fence_number = self._accepted(1)
-        return (record,)
+        fenced = self._took(LedgerFenced(ledger_key))
+        self._fence_number = fenced.after
+        return fenced.records
+
+    def _took(self, record: Record) -> Verdict:
+        """Take over a record that was just made; the answer waits for it."""
+        made = self.apply(record)
+        count = self._accepted(1)
+        return Verdict(Status.OK, count, self.last_add_confirmed, (record,), made=made)
 
     def _accepted(self, count: int) -> int:
         self.accepted_count += count
@@ -572,124 +533,6 @@ class Replica:
         assert not self.is_fenced or self.ledger_key is not None, "a fence carries the key"
         assert self.last_add_confirmed >= NO_ENTRY
         assert not self.is_deleted or self.holdings.highest == NO_ENTRY, "rule 16a"
-
-    def copy_with(self, holdings: Holdings) -> "Replica":
-        """The same state over a copy of its holdings."""
-        twin = Replica(self.me, holdings, is_deferred=self.is_deferred)
-        twin.ledger_key = self.ledger_key
-        twin.is_fenced = self.is_fenced
-        twin.is_limbo = self.is_limbo
-        twin.is_deleted = self.is_deleted
-        twin.last_add_confirmed = self.last_add_confirmed
-        twin.accepted_count = self.accepted_count
-        twin.synced_count = self.synced_count
-        twin._fence_number = self._fence_number
-        twin._limbo_counter = self._limbo_counter
-        return twin
-
-    def copy(self) -> "Replica":
-        """An independent twin; only over `HeldEntries`."""
-        assert isinstance(self.holdings, HeldEntries)
-        return self.copy_with(self.holdings.copy())
-
-    def key(self) -> tuple[object, ...]:
-        """This state as a canonical, hashable value; only over `HeldEntries`."""
-        assert isinstance(self.holdings, HeldEntries)
-        return (
-            self.me,
-            self.ledger_key,
-            self.is_fenced,
-            self.is_limbo,
-            self.is_deleted,
-            self.last_add_confirmed,
-            self.accepted_count,
-            self.synced_count,
-            self._fence_number,
-            self._limbo_counter,
-            self.holdings.key(),
-        )
-
-
-class HeldEntries:
-    """Holdings in memory: entry by id. For the simulator and for tests."""
-
-    __slots__ = ("entries", "kind")
-
-    def __init__(self) -> None:
-        """Holds nothing."""
-        self.entries: dict[int, Entry] = {}
-        self.kind = DigestKind.NONE
-
-    @property
-    def highest(self) -> int:
-        """No entry above this id is held."""
-        return max(self.entries, default=NO_ENTRY)
-
-    def present(self, first: int, last: int) -> Ranges:
-        """Which of first..last are held."""
-        return ranges_of(sorted(e for e in self.entries if first <= e <= last))
-
-    def accept(self, record: RunStored) -> None:
-        """Hold these entries."""
-        self.kind = record.run.kind
-        for entry in record.run.entries():
-            if record.replaces or entry.entry_id not in self.entries:
-                self.entries[entry.entry_id] = entry
-
-    def drop(self) -> None:
-        """Hold no entry any more."""
-        self.entries.clear()
-
-    def run(self, ranges: Ranges) -> Run | None:
-        """What is held of these ranges, as one run."""
-        chosen = [self.entries[e] for e in sorted(self.entries) if names(ranges, e)]
-        return pack(chosen, self.kind) if chosen else None
-
-    def copy(self) -> "HeldEntries":
-        """An independent twin."""
-        twin = HeldEntries()
-        twin.entries = dict(self.entries)
-        twin.kind = self.kind
-        return twin
-
-    def key(self) -> tuple[object, ...]:
-        """Canonical and hashable."""
-        return tuple((e, self.entries[e]) for e in sorted(self.entries))
-
-
-def memory_replica(me: str, *, is_deferred: bool = False) -> Replica:
-    """An unknown ledger over `HeldEntries`."""
-    return Replica(me, HeldEntries(), is_deferred=is_deferred)
-
-
-def replay(me: str, records: Iterable[Record], *, is_deferred: bool = False) -> Replica:
-    """A bookie's ledger after a restart that found these records: all of them are synced before
-    anything is served (rule 3).
-    """
-    replica = memory_replica(me, is_deferred=is_deferred)
-    for record in records:
-        replica.apply(record)
-    return replica
-
-
-def ask(replica: Replica, asked: Asked) -> Verdict:
-    """One step over `HeldEntries`, with what is stored compared at once."""
-    verdict = replica.step(asked)
-    if not verdict.compare:
-        return verdict
-    assert isinstance(asked, AddAsked)
-    assert isinstance(replica.holdings, HeldEntries)
-    return replica.step(
-        AddAsked(
-            asked.member,
-            asked.run,
-            asked.ledger_key,
-            asked.recovery,
-            asked.repair,
-            asked.read_only,
-            replica.holdings.run(verdict.compare),
-        )
-    )
 
 
 # --- ranges --------------------------------------------------------------------------------------

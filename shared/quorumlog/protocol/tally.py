@@ -5,10 +5,13 @@ an explicit negative; an entry of which neither is known is unknown (I16).
 """
 
 from collections.abc import Collection, Iterator
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 from itertools import repeat
+from typing import Annotated
 
 from quorumlog.protocol import record
+from quorumlog.protocol.keyed import Keyed, Out
 from quorumlog.protocol.messages import ReadAnswered, Status
 from quorumlog.protocol.metadata import Fragment
 from quorumlog.protocol.quorum import Quorum
@@ -27,74 +30,38 @@ class Verdict(Enum):
     """All have answered, and it is neither."""
 
 
-class Tally:
+@dataclass(slots=True, eq=False)
+class Tally(Keyed):
     """Answers to reads of entries first..last of one fragment.
 
     Each position has a cursor: the first of its entries of which it has not spoken yet, or None
     where it has nothing more to say. A request always goes from the cursor to `last`.
     """
 
-    __slots__ = (
-        "absent",
-        "cursors",
-        "first",
-        "found",
-        "fragment",
-        "last",
-        "lost",
-        "quorum",
-        "what",
+    quorum: Quorum
+    fragment: Fragment
+    _: KW_ONLY
+    first: int
+    last: int
+    declared_lost: InitVar[tuple[str, ...]] = ()
+    """Members that are not asked; they count as negative at last (rule 14)."""
+    lost: int = 0
+    """The positions of those."""
+    found: dict[int, tuple[Run, int]] = field(default_factory=dict)
+    absent: list[Ranges] = field(default_factory=list)
+    what: Annotated[list[str], Out("told to people; nothing is decided by it")] = field(
+        default_factory=list
     )
+    cursors: list[int | None] = field(default_factory=list)
 
-    def __init__(
-        self,
-        quorum: Quorum,
-        fragment: Fragment,
-        *,
-        first: int,
-        last: int,
-        lost: tuple[str, ...] = (),
-    ) -> None:
-        """`lost` members are not asked; they count as negative at last (rule 14)."""
-        self.quorum = quorum
-        self.fragment = fragment
-        self.first = first
-        self.last = last
-        self.found: dict[int, tuple[Run, int]] = {}
-        self.absent: list[Ranges] = []
-        self.what: list[str] = []
-        self.cursors: list[int | None] = []
-        self.lost = 0
-        for position, member in enumerate(fragment.bookies):
-            is_lost = member in lost
+    def __post_init__(self, declared_lost: tuple[str, ...]) -> None:
+        """Nobody has spoken yet."""
+        for position, member in enumerate(self.fragment.bookies):
+            is_lost = member in declared_lost
             self.absent.append(())
             self.lost |= is_lost << position
             self.what.append("declared lost" if is_lost else "not asked")
-            self.cursors.append(None if is_lost else self._own(position, first))
-
-    def copy(self) -> "Tally":
-        """An independent copy."""
-        other = Tally.__new__(Tally)
-        other.quorum = self.quorum
-        other.fragment = self.fragment
-        other.first = self.first
-        other.last = self.last
-        other.lost = self.lost
-        other.found = dict(self.found)
-        other.absent = list(self.absent)
-        other.what = list(self.what)
-        other.cursors = list(self.cursors)
-        return other
-
-    def key(self) -> tuple[object, ...]:
-        """All of it, hashable."""
-        return (
-            self.first,
-            self.last,
-            tuple(self.cursors),
-            tuple(sorted((entry_id, run.body, at) for entry_id, (run, at) in self.found.items())),
-            tuple(self.absent),
-        )
+            self.cursors.append(None if is_lost else self._own(position, self.first))
 
     def _own(self, position: int, entry_id: int) -> int | None:
         """The first entry from `entry_id` on that a position stores, None beyond the range."""

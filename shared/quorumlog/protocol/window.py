@@ -5,7 +5,9 @@ a mask, so that an answer costs the same for one entry and for a thousand.
 """
 
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, field
 
+from quorumlog.protocol.keyed import Keyed
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Run
 
@@ -28,28 +30,26 @@ def part_of(run: Run, quorum: Quorum, position: int) -> Run:
     return part
 
 
-class Pending:
+@dataclass(slots=True, eq=False)
+class Pending(Keyed):
     """A run that not all of its positions have settled."""
 
-    __slots__ = ("acked", "asked", "holders", "run", "tick", "waiting")
-
-    def __init__(
-        self, run: Run, *, holders: int, waiting: int, asked: int, tick: int, acked: int = 0
-    ) -> None:
-        self.run = run
-        self.holders = holders
-        """The positions that store anything of it."""
-        self.waiting = waiting
-        """Those whose answer is waited for."""
-        self.asked = asked
-        """Those whose request is not answered, given up or not: it is not sent twice."""
-        self.acked = acked
-        """Those that answered ok; in a confirmed run also those written off as missed."""
-        self.tick = tick
-        """The silence timer that covers it (see Writer)."""
+    run: Run
+    _: KW_ONLY
+    holders: int
+    """The positions that store anything of it."""
+    waiting: int
+    """Those whose answer is waited for."""
+    asked: int
+    """Those whose request is not answered, given up or not: it is not sent twice."""
+    tick: int
+    """The silence timer that covers it (see Writer)."""
+    acked: int = 0
+    """Those that answered ok; in a confirmed run also those written off as missed."""
 
 
-class Window:
+@dataclass(slots=True, eq=False)
+class Window(Keyed):
     """Contiguous runs after the last confirmed one, and confirmed ones that some position has yet
     to answer.
 
@@ -59,61 +59,20 @@ class Window:
       - `pending_bytes` is the sum over all runs here.
     """
 
-    __slots__ = (
-        "is_held",
-        "last_confirmed",
-        "length",
-        "missed",
-        "pending_bytes",
-        "quorum",
-        "runs",
-    )
-
-    def __init__(self, quorum: Quorum, *, last_confirmed: int, length: int) -> None:
-        self.quorum = quorum
-        self.runs: dict[int, Pending] = {}
-        self.last_confirmed = last_confirmed
-        self.length = length
-        """Payload bytes of the ledger up to `last_confirmed`."""
-        self.pending_bytes = 0
-        self.missed: list[tuple[int, int, int]] = []
-        """(position, first, last) that confirmed runs left behind; the owner takes them."""
-        self.is_held = False
-        """An ensemble change is under way: confirmed runs stay, for they may have to be sent to
-        the member that it brings (their fragment may be the new one).
-        """
-
-    def copy(self) -> "Window":
-        """An independent copy; runs are shared, for they never change."""
-        other = Window.__new__(Window)
-        other.quorum = self.quorum
-        other.runs = {
-            first: Pending(
-                p.run,
-                holders=p.holders,
-                waiting=p.waiting,
-                asked=p.asked,
-                tick=p.tick,
-                acked=p.acked,
-            )
-            for first, p in self.runs.items()
-        }
-        other.last_confirmed = self.last_confirmed
-        other.length = self.length
-        other.pending_bytes = self.pending_bytes
-        other.missed = list(self.missed)
-        other.is_held = self.is_held
-        return other
-
-    def key(self) -> tuple[object, ...]:
-        """All of it, hashable."""
-        return (
-            self.last_confirmed,
-            self.length,
-            self.is_held,
-            tuple(self.missed),
-            tuple((p.run.body, p.acked, p.waiting, p.asked, p.tick) for p in self.runs.values()),
-        )
+    quorum: Quorum
+    _: KW_ONLY
+    last_confirmed: int
+    length: int
+    """Payload bytes of the ledger up to `last_confirmed`."""
+    runs: dict[int, Pending] = field(default_factory=dict)
+    """By first entry."""
+    pending_bytes: int = 0
+    missed: list[tuple[int, int, int]] = field(default_factory=list)
+    """(position, first, last) that confirmed runs left behind; the owner takes them."""
+    is_held: bool = False
+    """An ensemble change is under way: confirmed runs stay, for they may have to be sent to the member
+    that it brings (their fragment may be the new one).
+    """
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -213,7 +172,7 @@ class Window:
             asked.extend((position, pending.run) for position in positions(unsent))
         return asked
 
-    def silent(self, tick: int, since: list[int]) -> int:
+    def silent(self, tick: int, since: tuple[int, ...]) -> int:
         """The positions that have not answered something asked no later than a tick."""
         mask = 0
         for pending in self.runs.values():

@@ -4,12 +4,12 @@ It leaves out what needs a clock, a socket or chance: those are effects, and wha
 events (messages.py). A ledger has one writer ever (rule 11); when it ends, others recover.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
-from typing import Final, assert_never
+from typing import Annotated, Final, assert_never
 
 from quorumlog.protocol import placement, record
+from quorumlog.protocol.keyed import Keyed, Out
 from quorumlog.protocol.messages import (
     AddAnswered,
     AppendRequested,
@@ -23,7 +23,6 @@ from quorumlog.protocol.messages import (
     Event,
     Failed,
     FenceAnswered,
-    FindBookies,
     MetadataAnswered,
     MissedRange,
     ReadAnswered,
@@ -31,17 +30,15 @@ from quorumlog.protocol.messages import (
     RecoverLedger,
     RecoverRequested,
     ReplaceRequested,
-    SendAdd,
-    StartTimer,
     Status,
     Timer,
     TimerFired,
     UpdateMetadata,
 )
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.protocol.missed import merged
 from quorumlog.protocol.record import Codec
-from quorumlog.protocol.window import Window, part_of, positions
+from quorumlog.protocol.slots import Slots
+from quorumlog.protocol.window import Window, positions
 
 _REFUSALS: Final = (Status.FENCED, Status.NOT_MINE, Status.READ_ONLY, Status.WRONG_KEY)
 
@@ -60,6 +57,9 @@ class WriterState(Enum):
     """Failed for good, and this writer may not close it: `end_code` says why."""
 
 
+_LIVE: Final = (WriterState.OPEN, WriterState.DRAINING)
+
+
 class _Kind(Enum):
     VERIFY = "verify"
     FIND = "find"
@@ -73,7 +73,8 @@ class _Task:
 
     kind: _Kind
     attempt: int
-    effect: ReadMetadata | FindBookies | UpdateMetadata
+    effect: ReadMetadata | UpdateMetadata | None = None
+    """What RETRY asks again; None: FIND, which is always answered."""
     replaced: int = 0
     """CHANGE: the positions that get another member."""
     first: int = 0
@@ -82,7 +83,8 @@ class _Task:
     """The store was away: RETRY asks the very same again (rule 6)."""
 
 
-class Writer:
+@dataclass(slots=True, eq=False)
+class Writer(Keyed):
     """Appends to one ledger; see the module.
 
     A driver settles appends by `Confirmed` and `Failed` (from its `first` on), and a close by the
@@ -96,50 +98,40 @@ class Writer:
       - I24: only an OPEN row is changed.
     """
 
-    def __init__(
-        self,
-        metadata: LedgerMetadata,
-        codec: Codec,
-        length: int = 0,
-        *,
-        delays_change: bool = False,
-    ) -> None:
-        """The handle of a ledger that was just created. `length` is for tests and is 0.
+    metadata: LedgerMetadata
+    """The row of a ledger that was just created, and its changes since."""
+    _codec: Codec
+    _: KW_ONLY
+    delays_change: bool = False
+    """A silent position keeps its member while every write set reaches its ack quorum without it
+    (BookKeeper: delayEnsembleChange).
+    """
+    state: WriterState = WriterState.OPEN
+    end_code: str | None = None
+    _next: int = field(init=False)
+    _length: int = 0
+    _unwanted: int = 0
+    """Positions that somebody asked to replace; used until that is done (rule 21)."""
+    _refusals: dict[int, Status] = field(default_factory=dict)
+    """By position: how its member refused since it came."""
+    _slots: Slots = field(default_factory=Slots)
+    _task: _Task | None = None
+    _attempt: int = 0
+    _must_verify: bool = False
+    _must_search: bool = False
+    _is_grace_over: bool = False
+    _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
-        `delays_change`: a silent position keeps its member while every write set reaches its ack
-        quorum without it (BookKeeper: delayEnsembleChange).
-        """
-        assert metadata.state is State.OPEN, "a write handle exists once, from creation on"
-        size = metadata.quorum.ensemble_size
-        self.metadata = metadata
-        self.state = WriterState.OPEN
-        self.end_code: str | None = None
-        self._codec = codec
-        self._delays_change = delays_change
-        self._next = metadata.last_fragment.first_entry
-        self._length = length
-        self._window = Window(metadata.quorum, last_confirmed=self._next - 1, length=length)
-        self._all = (1 << size) - 1
-        self._down = 0
-        """Positions that failed: nothing is sent to them."""
-        self._unwanted = 0
-        """Positions that somebody asked to replace; used until that is done (rule 21)."""
-        self._refusals: list[Status | None] = [None] * size
-        self._generations = [0] * size
-        """In which generation each position's member came: older answers do not count (rule 7)."""
-        self._generation = 0
-        self._since = [0] * size
-        self._suspects: tuple[str, ...] = ()
-        """Members that failed since the last RETRY: not asked again before it (L6)."""
-        self._missed: tuple[MissedRange, ...] = ()
-        self._task: _Task | None = None
-        self._attempt = 0
-        self._must_verify = False
-        self._must_search = False
-        self._tick = 0
-        self._armed: frozenset[Timer] = frozenset()
-        self._is_grace_over = False
-        self._out: list[Effect] = []
+    def __post_init__(self) -> None:
+        """A write handle exists once, from creation on."""
+        row = self.metadata
+        assert row.state is State.OPEN, "a write handle exists once, from creation on"
+        self._next = row.last_fragment.first_entry
+        self._slots.begin(row, last_confirmed=self._next - 1)
+
+    @property
+    def _window(self) -> Window:
+        return self._slots.window
 
     # --- what a driver may read --------------------------------------------------------------
 
@@ -166,7 +158,7 @@ class Writer:
     @property
     def is_degraded(self) -> bool:
         """Whether a position of the ensemble is written to no more (rule 8)."""
-        return self._down != 0
+        return self._slots.down != 0
 
     @property
     def is_drained(self) -> bool:
@@ -186,12 +178,8 @@ class Writer:
         has said that is known to be done (rule 8). Where others end the ledger, whoever drives this
         machine hands it over: their recovery looks only at what is above the LAC.
         """
-        window = self._window.copy()
-        window.write_off(self._all)
-        found = self._named(window.missed)
         effect = None if self._task is None else self._task.effect
-        told = effect.missed if isinstance(effect, UpdateMetadata) else ()
-        return self._merged((*told, *found))
+        return self._slots.lacking(effect.missed if isinstance(effect, UpdateMetadata) else ())
 
     # --- the machine -------------------------------------------------------------------------
 
@@ -221,72 +209,22 @@ class Writer:
         out, self._out = self._out, []
         return out
 
-    def copy(self) -> "Writer":
-        """An independent copy."""
-        other = Writer.__new__(Writer)
-        other.__dict__.update(
-            self.__dict__,
-            _window=self._window.copy(),
-            _refusals=list(self._refusals),
-            _generations=list(self._generations),
-            _since=list(self._since),
-        )
-        return other
-
-    def key(self) -> tuple[object, ...]:
-        """All of it, hashable, the same in every process."""
-        row, task = self.metadata, self._task
-        return (
-            self.state.value,
-            self.end_code,
-            row.version,
-            row.state.value,
-            row.last_entry,
-            tuple((f.first_entry, f.bookies) for f in row.fragments),
-            self._next,
-            self._window.key(),
-            self._down,
-            self._unwanted,
-            tuple(self._refusals),
-            tuple(self._generations),
-            tuple(self._since),
-            tuple(sorted(self._suspects)),
-            tuple(sorted((m.member, m.first, m.last) for m in self._missed)),
-            task and (task.kind.value, task.attempt, task.replaced, task.first, task.is_stalled),
-            self._attempt,
-            self._must_verify,
-            self._must_search,
-            self._tick,
-            tuple(timer in self._armed for timer in Timer),
-            self._is_grace_over,
-        )
-
     def check(self) -> None:
         """Assert the invariants."""
         self.metadata.check()
-        self._window.check()
+        self._slots.check()
         assert self._window.last_confirmed < self._next, "I10: LAC <= LAP"
-        assert not (self._down | self._unwanted) & ~self._all
+        assert not self._unwanted & ~self._slots.everyone
         task = self._task
-        if self.state in (WriterState.OPEN, WriterState.DRAINING):
+        if self.state in _LIVE:
             assert self.metadata.state is State.OPEN, "I24"
-            waiting = 0
-            for pending in self._window.runs.values():
-                waiting |= pending.waiting
-                assert (
-                    pending.run.last <= self._window.last_confirmed
-                    or pending.holders & ~self._down
-                    == (pending.acked | pending.waiting) & ~self._down
-                ), "every usable position was asked for every unconfirmed run"
-            assert not waiting & self._down, "nobody waits for a position that is down"
-            if self.state is WriterState.OPEN and self._down | self._unwanted:
-                assert task is not None or Timer.RETRY in self._armed, "failures are looked after"
+            if self.state is WriterState.OPEN and self._slots.down | self._unwanted:
+                is_coming = task is not None or Timer.RETRY in self._slots.armed
+                assert is_coming, "failures are looked after"
         else:
             assert not self._window.runs, "an ended handle has nothing pending"
         is_change = task is not None and task.kind is _Kind.CHANGE
-        assert self._window.is_held == (
-            is_change and self.state in (WriterState.OPEN, WriterState.DRAINING)
-        )
+        assert self._window.is_held == (is_change and self.state in _LIVE)
 
     # --- appending ---------------------------------------------------------------------------
 
@@ -304,54 +242,33 @@ class Writer:
         )
         self._next = run.last + 1
         self._length = run.last_length
-        pending = self._window.push(run, usable=self._all & ~self._down, tick=self._tick + 1)
-        for position in positions(pending.waiting):
-            self._send(position, run)
+        self._out += self._slots.push(run)
 
     def _refusal_code(self) -> str:
         if self.state is WriterState.ENDED and self.end_code is not None:
             return self.end_code
         return "ledger-closed"
 
-    def _send(self, position: int, run: record.Run) -> None:
-        row = self.metadata
-        self._out.append(
-            SendAdd(
-                position,
-                row.last_fragment.bookies[position],
-                self._generations[position],
-                part_of(run, row.quorum, position),
-                row.ledger_key,
-            )
-        )
-
     def _add_answered(self, event: AddAnswered) -> None:
-        position = event.position
-        if self.state not in (WriterState.OPEN, WriterState.DRAINING):
+        slots, position = self._slots, event.position
+        if self.state not in _LIVE or not slots.is_current(event):
             return
-        if not self._is_current(event):
-            return
-        pending = self._window.find(event.first)
+        slots.settle(event)
         if event.status is Status.OK:
-            if pending is not None:
-                self._window.ack(pending, position)
-            is_silent = self._down & 1 << position and self._refusals[position] is None
-            if is_silent and not self._uncounted() & 1 << position:
-                self._revive(position)  # it was slow, not dead
+            if slots.down & 1 << position and self._was_silent(position):
+                self._out += slots.revive(position)
         elif event.status is Status.CONFLICT:
             # Rule 2: other bytes under this id. Nothing that this handle says can be believed.
             self._fail("entry-conflict", bookie=event.member, entry_id=event.first)
         else:
-            if pending is not None:
-                self._window.answered(pending, position)
             self._slot_failed(position, event.status)
 
-    def _is_current(self, event: AddAnswered) -> bool:
-        # Rule 7, I18, X7: an answer of a replaced member, or of an earlier stay, does not count.
-        return (
-            event.generation == self._generations[event.position]
-            and event.member == self.metadata.last_fragment.bookies[event.position]
-        )
+    def _was_silent(self, position: int) -> bool:
+        """Whether a slot is down for its silence only: it was slow, not dead. Who refused is left
+        alone (the refusal may have overtaken an earlier ok), and so is who is being replaced. A
+        recovery asks neither: see there.
+        """
+        return position not in self._refusals and not self._uncounted() & 1 << position
 
     # --- positions that fail -----------------------------------------------------------------
 
@@ -360,25 +277,8 @@ class Writer:
             self._must_verify = True  # rule 9: the row is read again before it is believed
         if status in _REFUSALS:
             self._refusals[position] = status
-        if self._down & 1 << position:
-            return
-        self._down |= 1 << position
-        self._suspects += (self.metadata.last_fragment.bookies[position],)
-        self._must_search = True
-        self._window.give_up(1 << position)
-        self._window.sweep()
-
-    def _revive(self, position: int) -> None:
-        """Use a member again that never left the ensemble; what it was not asked for is sent."""
-        self._down &= ~(1 << position)
-        self._refusals[position] = None
-        self._ask(1 << position, first=0, is_anew=False)
-
-    def _ask(self, mask: int, *, first: int, is_anew: bool) -> None:
-        for position in positions(mask):
-            self._since[position] = self._tick + 1
-        for position, run in self._window.ask(mask, first=first, is_anew=is_anew):
-            self._send(position, run)
+        if self._slots.fail(position):
+            self._must_search = True
 
     def _replace_requested(self, event: ReplaceRequested) -> None:
         members = self.metadata.last_fragment.bookies
@@ -395,51 +295,46 @@ class Writer:
         if self.state is not WriterState.OPEN and not is_needed:
             return
         self._must_search = False
-        leaving = (*positions(self._down), *positions(self._unwanted & ~self._down))
-        members = self.metadata.last_fragment.bookies
-        chosen = placement.replacements(members, leaving, event.members)
-        for position in positions(self._down):
-            is_back = members[position] in event.members and self._may_come_back(position)
+        slots = self._slots
+        leaving = (*positions(slots.down), *positions(self._unwanted & ~slots.down))
+        chosen = placement.replacements(slots.members, leaving, event.members)
+        for position in positions(slots.down):
+            is_back = slots.members[position] in event.members and self._may_come_back(position)
             if position not in chosen and is_back:
-                self._revive(position)
+                self._refusals.pop(position, None)
+                self._out += slots.revive(position)
         if chosen and not self._may_wait():
             self._start_change(chosen)
         elif self._is_refused():
-            codes = {status for status in self._refusals if status is not None}
-            code = "read-only" if codes == {Status.READ_ONLY} else "not-enough-bookies"
+            is_read_only = set(self._refusals.values()) == {Status.READ_ONLY}
+            code = "read-only" if is_read_only else "not-enough-bookies"
             self._fail(code, detail="bookies refused and no other is live")
 
     def _may_wait(self) -> bool:
         """Whether a change may be put off: nobody refuses or is to leave, and all is reached."""
-        is_asked_for = self._unwanted or any(status is not None for status in self._refusals)
-        is_reached = self.metadata.quorum.can_reach(self._all & ~self._down)
-        return self._delays_change and is_reached and not is_asked_for
+        usable = self._slots.everyone & ~self._slots.down
+        is_reached = self.metadata.quorum.can_reach(usable)
+        return self.delays_change and is_reached and not (self._unwanted or self._refusals)
 
     def _may_come_back(self, position: int) -> bool:
         # Rule 15: as this incarnation it never takes a normal add again.
-        return self._refusals[position] in (None, Status.READ_ONLY)
+        return self._refusals.get(position) in (None, Status.READ_ONLY)
 
     def _is_refused(self) -> bool:
         # Rule 9: below Qa by refusals ends at once; by silence the quorum timeout decides.
-        refusing = sum(1 << p for p, status in enumerate(self._refusals) if status is not None)
-        return not self.is_drained and not self.metadata.quorum.can_reach(self._all & ~refusing)
+        willing = self._slots.everyone & ~sum(1 << position for position in self._refusals)
+        return not self.is_drained and not self.metadata.quorum.can_reach(willing)
 
     # --- ensemble change ---------------------------------------------------------------------
 
     def _start_change(self, chosen: dict[int, str]) -> None:
         """Rule 7: from here on completions are blocked on what is replaced; then the LAC is read."""
         row, replaced = self.metadata, sum(1 << position for position in chosen)
-        self._window.write_off(replaced)
-        self._take_missed()
+        self._slots.write_off(replaced)
         self._window.is_held = True
         first = self._window.last_confirmed + 1
-        members = tuple(
-            chosen.get(position, member)
-            for position, member in enumerate(row.last_fragment.bookies)
-        )
-        self._update(
-            _Kind.CHANGE, row.with_ensemble(first, members), replaced=replaced, first=first
-        )
+        changed = row.with_ensemble(first, self._slots.members_with(chosen))
+        self._update(_Kind.CHANGE, changed, replaced=replaced, first=first)
 
     def _uncounted(self) -> int:
         # Rule 6, I19, X8, X9: until the change is settled, both ensembles must have acknowledged.
@@ -449,26 +344,21 @@ class Writer:
     def _changed(self, row: LedgerMetadata, task: _Task) -> None:
         """The change is in metadata: only now its new members hear of the ledger (X8, BK#1591)."""
         self.metadata = row
-        self._down &= ~task.replaced
         self._unwanted &= ~task.replaced
+        members, last = row.last_fragment.bookies, self._window.last_confirmed
         for position in positions(task.replaced):
-            self._refusals[position] = None
-            if self.state is WriterState.ENDING and task.first <= self._window.last_confirmed:
+            self._refusals.pop(position, None)
+            if self.state is WriterState.ENDING and task.first <= last:
                 # Confirmed while the change was not settled; no run is left to send again.
-                member = row.last_fragment.bookies[position]
-                last = self._window.last_confirmed
-                self._missed = self._merged((MissedRange(member, task.first, last),))
-        self._generation += 1
-        for position in positions(task.replaced):
-            self._generations[position] = self._generation
-        self._ask(task.replaced, first=task.first, is_anew=True)
+                self._slots.add_missed((MissedRange(members[position], task.first, last),))
+        self._out += self._slots.replace(task.replaced, members, first=task.first)
 
     # --- metadata ----------------------------------------------------------------------------
 
     def _update(
         self, kind: _Kind, row: LedgerMetadata, *, replaced: int = 0, first: int = 0
     ) -> None:
-        missed, self._missed = self._missed, ()
+        missed, self._slots.missed = self._slots.missed, ()
         self._attempt += 1
         effect = UpdateMetadata(self._attempt, row, missed)
         self._task = _Task(kind, self._attempt, effect, replaced, first)
@@ -483,14 +373,12 @@ class Writer:
             row is None and event.status is not CasStatus.MISSING
         ):
             # Not settled: the same attempt is asked again, and until then rule 6 holds.
-            self._task = _Task(
-                task.kind, task.attempt, task.effect, task.replaced, task.first, is_stalled=True
-            )
-            self._arm(Timer.RETRY)
+            self._task = replace(task, is_stalled=True)
+            self._out += self._slots.arm(Timer.RETRY)
             return
         self._task = None
         if event.status is not CasStatus.OK and isinstance(task.effect, UpdateMetadata):
-            self._missed = self._merged(task.effect.missed)
+            self._slots.add_missed(task.effect.missed)
         if task.kind is _Kind.CHANGE:
             self._window.is_held = False
         if row is None:
@@ -517,8 +405,7 @@ class Writer:
     def _met_end(self, row: LedgerMetadata) -> None:
         """Metadata says that the ledger is IN_RECOVERY or CLOSED, by this writer or by others."""
         was_open = self.state is WriterState.OPEN
-        self._window.write_off(self._all)
-        self._take_missed()  # while `metadata` has the members that it is said of
+        self._slots.write_off(self._slots.everyone)
         self.metadata = row
         if row.state is State.IN_RECOVERY:
             self._end("ledger-fenced")
@@ -556,8 +443,7 @@ class Writer:
         """Fail what is pending, and close at the last confirmed entry (rule 9)."""
         first = self._window.last_confirmed + 1
         self._out.append(Failed(code, first, detail, bookie, entry_id))
-        self._window.write_off(self._all)
-        self._take_missed()
+        self._slots.write_off(self._slots.everyone)
         self._window.clear()
         self.state = WriterState.ENDING
         self.end_code = code
@@ -572,96 +458,64 @@ class Writer:
     # --- after every event -------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        if self.state in (WriterState.OPEN, WriterState.DRAINING):
-            confirmed = self._window.confirm(self._uncounted())
+        slots = self._slots
+        window = slots.window
+        if self.state in _LIVE:
+            confirmed = window.confirm(self._uncounted())
             if confirmed is not None:
                 self._out.append(Confirmed(*confirmed))
-        if self._window.missed:
-            self._take_missed()
+        if window.missed:
+            slots.take_missed()
         if self._task is None:
             self._next_task()
-        self._arm_timers()
+        self._out += slots.arm_silence()
+        if window.unconfirmed is not None:
+            self._out += slots.arm(Timer.QUORUM, self.last_add_pushed)
+        if slots.suspects:
+            self._out += slots.arm(Timer.RETRY)
 
     def _next_task(self) -> None:
         if self.state is WriterState.ENDING:
             self._close()
         elif self.state is WriterState.DRAINING and self.is_drained:
             if self._window.is_waiting() and not self._is_grace_over:
-                self._arm(Timer.HEDGE)  # a moment for the slower bookies, so that nothing is missed
+                self._out += self._slots.arm(
+                    Timer.HEDGE
+                )  # a moment for the slower bookies, so that nothing is missed
             else:
                 self._close()
-        elif self.state in (WriterState.OPEN, WriterState.DRAINING):
+        elif self.state in _LIVE:
             if self._must_verify:
                 self._attempt += 1
                 read = ReadMetadata(self._attempt)
                 self._task = _Task(_Kind.VERIFY, self._attempt, read)
                 self._out.append(read)
-            elif self._must_search and self._down | self._unwanted:
+            elif self._must_search and self._slots.down | self._unwanted:
                 self._search()
-            elif self._down | self._unwanted:
-                self._arm(Timer.RETRY)
+            elif self._slots.down | self._unwanted:
+                self._out += self._slots.arm(Timer.RETRY)
 
     def _search(self) -> None:
         self._must_search = False
         self._attempt += 1
-        members = self.metadata.last_fragment.bookies
-        used = tuple(m for p, m in enumerate(members) if not self._down & 1 << p)
-        # Who is to be replaced does not stay: its own next incarnation may take the place.
-        staying = tuple(m for m in used if not self._unwanted & 1 << members.index(m))
-        exclude = tuple(dict.fromkeys((*used, *self._suspects)))
-        find = FindBookies(self._attempt, staying, exclude)
-        self._task = _Task(_Kind.FIND, self._attempt, find)
-        self._out.append(find)
+        self._task = _Task(_Kind.FIND, self._attempt)
+        self._out.append(self._slots.find(self._attempt, leaving=self._unwanted))
 
     def _close(self) -> None:
         window = self._window
-        window.write_off(self._all)
-        self._take_missed()
+        self._slots.write_off(self._slots.everyone)
         window.clear()
-        self._update(
-            _Kind.CLOSE,
-            self.metadata.closed(last_entry=window.last_confirmed, length=window.length),
-        )
-
-    def _take_missed(self) -> None:
-        missed, self._window.missed = self._window.missed, []
-        self._missed = self._merged(self._named(missed))
-
-    def _named(self, missed: Iterable[tuple[int, int, int]]) -> tuple[MissedRange, ...]:
-        members = self.metadata.last_fragment.bookies
-        return tuple(MissedRange(members[at], first, last) for at, first, last in missed)
-
-    def _merged(self, missed: tuple[MissedRange, ...]) -> tuple[MissedRange, ...]:
-        quorum = self.metadata.quorum
-        stride = quorum.ensemble_size - quorum.write_quorum + 1
-        return merged(self._missed + missed, stride)
+        closed = self.metadata.closed(last_entry=window.last_confirmed, length=window.length)
+        self._update(_Kind.CLOSE, closed)
 
     # --- timers ------------------------------------------------------------------------------
 
-    def _arm(self, timer: Timer, tag: int = 0) -> None:
-        if timer not in self._armed:
-            self._armed |= {timer}
-            self._out.append(StartTimer(timer, tag))
-
-    def _arm_timers(self) -> None:
-        """One timer of each kind, not one a run: what it covers is as old as the timer, so that
-        silence is noticed after between one and two of its times.
-        """
-        if Timer.ADD not in self._armed and self._window.is_waiting():
-            self._tick += 1
-            self._arm(Timer.ADD, self._tick)
-        if Timer.QUORUM not in self._armed and self._window.unconfirmed is not None:
-            self._arm(Timer.QUORUM, self.last_add_pushed)
-        if self._suspects:
-            self._arm(Timer.RETRY)
-
     def _timer_fired(self, event: TimerFired) -> None:
-        if event.timer not in self._armed:
+        if not self._slots.fired(event):
             return
-        is_live = self.state in (WriterState.OPEN, WriterState.DRAINING)
-        self._armed -= {event.timer}
+        is_live = self.state in _LIVE
         if event.timer is Timer.ADD and is_live:
-            for position in positions(self._window.silent(event.tag, self._since)):
+            for position in self._slots.silent(event.tag):
                 self._slot_failed(position, Status.UNKNOWN)
         elif event.timer is Timer.QUORUM and is_live:
             if self._window.last_confirmed < event.tag:
@@ -672,9 +526,9 @@ class Writer:
             self._retry()
 
     def _retry(self) -> None:
-        self._suspects = ()
+        self._slots.suspects = frozenset()
         self._must_search = True
         task = self._task
-        if task is not None and task.is_stalled:
-            self._task = _Task(task.kind, task.attempt, task.effect, task.replaced, task.first)
+        if task is not None and task.is_stalled and task.effect is not None:
+            self._task = replace(task, is_stalled=False)
             self._out.append(task.effect)

@@ -52,7 +52,6 @@ _CRC_STEP_BYTES: Final = 64 * 1024
 """The CRC function takes no view, so a message is copied for it in steps, which fit a core's cache."""
 
 _RECOVERY: Final = 1
-_REPAIR: Final = 2
 _FENCING: Final = 1
 _FROM_DISK: Final = 2
 
@@ -68,7 +67,7 @@ class Op(IntEnum):
 
 
 _OPS: Final = dict(enumerate(Op, start=1))
-_FLAGS_MAX: Final = (0, _RECOVERY | _REPAIR, _FENCING | _FROM_DISK, 0, 0, 0)
+_FLAGS_MAX: Final = (0, _RECOVERY, _FENCING | _FROM_DISK, 0, 0, 0)
 _STATUSES: Final = tuple(Status)
 _STATUS_BYTES: Final = {status: index for index, status in enumerate(Status)}
 
@@ -88,7 +87,6 @@ class Request(NamedTuple):
     member: str
     ledger_key: bytes = NO_KEY
     recovery: bool = False
-    repair: bool = False
     fence: bool = False
     bytes_max: int = 0
     run: Run | None = None
@@ -125,10 +123,9 @@ def add_request(
     run: Run,
     *,
     recovery: bool = False,
-    repair: bool = False,
 ) -> bytes:
-    """ADD: store these entries. Recovery and repair adds pass the fence (rule 2)."""
-    flags = (_RECOVERY if recovery else 0) | (_REPAIR if repair else 0)
+    """ADD: store these entries. Recovery adds, which repair sends too, pass the fence (rule 2)."""
+    flags = _RECOVERY if recovery else 0
     return _request(
         Op.ADD,
         flags,
@@ -220,7 +217,6 @@ def parse_request(message: bytes) -> Request:
             member,
             key,
             flags & _RECOVERY != 0,
-            flags & _REPAIR != 0,
             run=run,
         )
     if op is Op.READ:

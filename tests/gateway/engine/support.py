@@ -20,14 +20,11 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.replica import (
     AddAsked,
     FenceAsked,
-    HeldEntries,
     LacAsked,
     LacTold,
     ReadAsked,
     Replica,
     Verdict,
-    ask,
-    memory_replica,
 )
 from quorumlog.wire.bodies import BookieHeartbeat, Cookie
 from quorumlog.wire.frames import Op, Request, encode_read_body
@@ -43,6 +40,7 @@ from services.gateway.logs.sweep import SweepTimes
 from tests.metadata.support import PATIENT_S, Service, serving
 from tests.net.peer import Peer, ok
 from tests.support.proxy import Proxy, proxy_to
+from tests.support.replicas import HeldEntries, ask, memory_replica
 from tests.support.waiting import until
 
 NO_SWEEP = SweepTimes(every_s=86_400)

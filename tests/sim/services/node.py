@@ -30,11 +30,11 @@ from quorumlog.protocol.messages import (
 )
 from quorumlog.protocol.ranges import Ranges, names
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.replica import LacAsked, LacTold, RunStored
+from quorumlog.protocol.replica import LacAsked, LacTold
 from quorumlog.wire.bodies import BookieInfo, BookieState
 from services.bookie.collect import Collector, MetadataRows
 from services.bookie.store import Store
-from tests.sim.bookie import SimBookie, Watcher
+from tests.sim.bookie import SimBookie, Watcher, stored_in
 from tests.sim.plan import SECOND
 from tests.sim.services.metadata import CLUSTER_ID, URL, tokens_of
 from tests.sim.services.net import Answer, Net, Process, Request, Session
@@ -309,9 +309,8 @@ class Bookies:
         done: AddDone,
         *,
         recovery: bool = False,
-        repair: bool = False,
     ) -> None:
-        asked = SendAdd(0, member, 0, run, ledger_key, recovery or repair)
+        asked = SendAdd(0, member, 0, run, ledger_key, recovery)
 
         def hear(event: Event | None) -> None:
             done(event.status if isinstance(event, AddAnswered) else Status.UNKNOWN)
@@ -408,5 +407,5 @@ def _lac(done: LacDone, event: Event | None) -> None:
 
 
 def held_ids(ledger: SimBookie) -> set[int]:
-    """The entries that were ever written to a ledger's log here."""
-    return {e for record in ledger.log if isinstance(record, RunStored) for e in record.run.ids}
+    """The entries that were written to a ledger's log here and not given up since."""
+    return stored_in(ledger.log)

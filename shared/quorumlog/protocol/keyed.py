@@ -1,0 +1,138 @@
+"""The state of a machine is its fields: `copy` and `key` are made from them, once for each class.
+
+The explorer takes two machines of equal keys for one state, and its word "complete" rests on that. So
+a new field is in the key by itself, and one that is left out says why (`Out`). A field of a type that
+is neither immutable nor `Keyed` is refused.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache
+from operator import attrgetter
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    NamedTuple,
+    Self,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """Marks a field that `key` leaves out: `Annotated[list[Effect], Out("empty between steps")]`."""
+
+    reason: str
+
+
+class Part:
+    """Marks a field whose type does not say that it is `Keyed`, although its values are where they are
+    copied.
+    """
+
+
+class Keyed:
+    """Base of machines, and of the parts that they own. A subclass is a dataclass without `eq`."""
+
+    __slots__ = ()
+
+    def copy(self) -> Self:
+        """An independent copy; what is immutable is shared."""
+        cls: Any = type(self)
+        copied: Self = _made(cls).copy(self)
+        return copied
+
+    def key(self) -> tuple[object, ...]:
+        """The state as a hashable value: equal for equal states."""
+        cls: Any = type(self)
+        return _made(cls).key(self)
+
+
+class _Made(NamedTuple):
+    copy: Callable[[Any], Any]
+    key: Callable[[Any], tuple[object, ...]]
+
+
+class _Way(NamedTuple):
+    """How values of one type are copied, and what stands for them in a key."""
+
+    copy: Callable[[Any], Any]
+    key: Callable[[Any], object]
+
+
+_PART: Final = _Way(lambda part: part and part.copy(), lambda part: part and part.key())
+_LIST: Final = _Way(list, tuple)
+_DICT: Final = _Way(dict, lambda values: frozenset(values.items()))
+_DICT_OF_PARTS: Final = _Way(
+    lambda parts: {name: part.copy() for name, part in parts.items()},
+    lambda parts: frozenset((name, part.key()) for name, part in parts.items()),
+)
+
+
+@cache
+def _made(cls: Any) -> _Made:
+    """Both functions of a class."""
+    hints = get_type_hints(cls, include_extras=True)
+    ways = {one.name: _way(hints[one.name]) for one in fields(cls)}
+    shared = [name for name, way in ways.items() if way is None]
+    owned = [(name, way) for name, way in ways.items() if way is not None]
+    in_key = {name for name in ways if left_out(hints[name]) is None}
+    plain = attrgetter("__class__", *[name for name in shared if name in in_key])
+    parts = [(attrgetter(name), way.key) for name, way in owned if name in in_key]
+
+    def copy(self: Any) -> Any:
+        other: Any = object.__new__(cls)
+        for name in shared:
+            setattr(other, name, getattr(self, name))
+        for name, way in owned:
+            setattr(other, name, way.copy(getattr(self, name)))
+        return other
+
+    def key(self: Any) -> tuple[object, ...]:
+        return (*plain(self), *[part(get(self)) for get, part in parts])
+
+    return _Made(copy, key)
+
+
+def left_out(hint: Any) -> str | None:
+    """Why a field of this annotation is left out of the key, None where it is not."""
+    marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
+    return next((mark.reason for mark in marks if isinstance(mark, Out)), None)
+
+
+def _way(hint: Any) -> _Way | None:
+    """What is done about a field of this annotation; None: its values are immutable."""
+    if get_origin(hint) is Annotated:
+        return _PART if Part in hint.__metadata__ else _way(hint.__origin__)
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        ways = [way for way in map(_way, args) if way is not None]
+        if any(way is not _PART for way in ways):
+            raise TypeError(f"{hint}: only a part may be optional")
+        return _PART if ways else None
+    if origin in (list, dict):
+        value = _way(args[-1])
+        if value is _PART and origin is dict:
+            return _DICT_OF_PARTS
+        if value is None:
+            return _LIST if origin is list else _DICT
+    elif origin in (tuple, frozenset):
+        if all(one is ... or _way(one) is None for one in args):
+            return None
+    elif isinstance(hint, type) and issubclass(hint, Keyed):
+        return _PART
+    elif isinstance(hint, type) and _is_value(hint):
+        return None
+    raise TypeError(
+        f"{hint}: a state is made of immutable values, lists and dicts of them, and parts"
+    )
+
+
+def _is_value(cls: Any) -> bool:
+    """Whether values of a class are equal by what they say, so that they do not change."""
+    return cls is NoneType or cls.__hash__ not in (None, object.__hash__)
