@@ -6,7 +6,7 @@ acknowledged entry stays, a recovery keeps all that was acknowledged and any pre
 flight. What is asked and answered waits in flight for as long as it likes; requests are done at once
 when they arrive, but rows are changed before the answer comes.
 
-Judged at each transition: rules 22 to 28 and I32 to I34 (`_judge`), the machines' own `check`, and the
+Judged at each transition: rules 22 to 28 and I32 to I34 (`_check_log`), the machines' own `check`, and the
 legality of each row (`protocol/changes.py`).
 """
 
@@ -175,7 +175,7 @@ class LogExplorer:
         for label, step in self._possible(world):
             try:
                 after = step()
-                self._judge(world, after)
+                self._check_log(world, after)
             except (Broken, AssertionError, QuorumLogError) as broken:
                 yield label, Broken(str(broken))
             else:
@@ -504,8 +504,8 @@ class LogExplorer:
 
     # --- rules -----------------------------------------------------------------------------------
 
-    def _judge(self, before: World, after: World) -> None:
-        """Raise Broken where a rule does not hold in the log as a reader finds it."""
+    def _check_log(self, before: World, after: World) -> None:
+        """Rules 24, 26 and 28, I32, I33: the log as a reader finds it, now or ever after."""
         if (before.row, before.ledgers, before.acked, before.refused) == (
             after.row,
             after.ledgers,
@@ -527,7 +527,7 @@ class LogExplorer:
             raise Broken("rule 28: what was committed is not on the log")
 
     def _contents(self, world: World) -> dict[int, tuple[str, int, int]]:
-        """(record, ledger, entry) by offset: all that a reader may be given, now or ever after."""
+        """Rules 23 and 25, I33: offsets are dense, each of one record. (Record, ledger, entry) by offset."""
         known = self._found.get((world.row, world.ledgers))
         if known is not None:
             return known

@@ -12,8 +12,10 @@ from quorumlog.protocol import batch
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, owner, takeover
 from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.job import Job, Stage, Work
 from quorumlog.protocol.log.messages import CloseLedger, Committed, Resolve
-from quorumlog.protocol.log.owner import Job, Owner, Phase, Stage, Work
+from quorumlog.protocol.log.owner import Owner, Phase
+from quorumlog.protocol.log.pipeline import Pipeline
 from quorumlog.protocol.log.producers import ProducerTable
 from quorumlog.protocol.log.takeover import Takeover
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
@@ -98,7 +100,7 @@ def not_closing(original: Any) -> Any:
 
     def ask(self: Owner, stage: Stage, question: Any) -> None:
         if stage is Stage.CLOSING and self._job is not None and self._job.work is not Work.RELEASE:
-            self._job.end = (self.ledger_id, self.next_offset - self.first_offset, 0)
+            self._job.end = (self.ledger_id, self._pipe.records, 0)
             self._swap(self._job, Now(0, 0))
         else:
             original(self, stage, question)
@@ -110,7 +112,7 @@ def acknowledged_anyway(original: Any) -> Any:
     """What was in flight when an owner ended counts as done."""
 
     def retire(self: Owner, now: Any) -> None:
-        for pending in self.in_flight:
+        for pending in self._pipe.in_flight:
             self._out.append(Resolve(pending.request, pending.answer(self.ledger_id)))
         original(self, now)
 
@@ -378,7 +380,7 @@ LOG_MUTANTS: Final = (
     Mutant(
         "a Producer-Since above the log's end is taken",
         "rule 26a",
-        (Patch(Owner, "_check_since", always(None)),),
+        (Patch(Pipeline, "_check_since", always(None)),),
     ),
     Mutant(
         "a gateway's own clock forgets producers",

@@ -4,7 +4,8 @@
 |---|---|
 | `row` | a log's row, and the only ways in which it may change |
 | `takeover` | becoming the owner: recover, measure, replay, create, swap |
-| `owner` | owning: offsets, appends in flight, rolls and publications; settling what an end left open |
+| `owner` `job` | owning: rolls, publications, and settling what an end left open |
+| `pipeline` | the appends to one ledger: entries, offsets, acknowledgements |
 | `producers` `clock` | what makes a retry harmless; what time it is |
 
 The machines know nothing of HTTP, tasks or locks. `services/gateway/logs/driver.py` drives them, and

@@ -10,14 +10,12 @@ next owner is made from the row and a replay.
 What reads or changes the row is a job; there is one at a time, so no job meets the changes of another.
 
 Invariants (checked by `check`):
-  - entry n of the ledger holds the records from `records_before`, so offsets are dense (rule 25);
   - nothing is written to a ledger before the row names it with its first offset (rule 23);
-  - `in_flight` is in the order of entry ids, and acknowledged from its head only.
+  - who is settled has nothing in flight, and nobody who waits (rule 24).
 """
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
@@ -37,15 +35,14 @@ from quorumlog.errors import (
     QuorumLogError,
     SequenceGap,
     StaleProducer,
-    TooLarge,
     TransactionAborted,
     TransactionCommitted,
     UnexpectedOffset,
     WriterLost,
 )
-from quorumlog.protocol import batch
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.job import BREAKING, Job, Stage, Work
 from quorumlog.protocol.log.messages import (
     NOT_OWNER,
     Answered,
@@ -65,7 +62,6 @@ from quorumlog.protocol.log.messages import (
     OwnerEnded,
     Pause,
     PlaceKnown,
-    Publish,
     PublishAsked,
     Question,
     ReadLog,
@@ -79,7 +75,6 @@ from quorumlog.protocol.log.messages import (
     RowChanged,
     RowTaken,
     Settled,
-    Sizes,
     Stopped,
     Submit,
     SubmitFailed,
@@ -88,6 +83,7 @@ from quorumlog.protocol.log.messages import (
     Ticked,
     Wait,
 )
+from quorumlog.protocol.log.pipeline import Pending, Pipeline
 from quorumlog.protocol.log.producers import ProducerTable
 from quorumlog.protocol.log.row import Answer, LogMetadata, LogState
 from quorumlog.protocol.log.takeover import ending, is_last, no_room
@@ -137,84 +133,6 @@ class Phase(Enum):
     SETTLED = "settled"
 
 
-@dataclass(slots=True, eq=False)
-class Pending:
-    """One request to append that waits for its answer."""
-
-    request: Request
-    call: Append
-    entry_id: int = -1
-    first_offset: int = -1
-    content: str = ""
-    appended_ms: int = 0
-    replaced: object = None
-    """What `ProducerTable.undo` needs."""
-    repeats: list["Pending"] = field(default_factory=list)
-    """Duplicates that came while this one was in flight."""
-
-    def answer(self, ledger_id: int) -> LogAppended:
-        """What the client is told when the entry is durable."""
-        last = self.first_offset + len(self.call.records) - 1
-        return LogAppended(self.first_offset, last, ledger_id, self.entry_id)
-
-
-class Work(Enum):
-    """What a job is for."""
-
-    CHECK = "check"
-    """Whether the log is still owned: one that was displaced while it was idle does not know it, and
-    what it says of the log means nothing."""
-    ROLL = "roll"
-    PUBLISH = "publish"
-    RELEASE = "release"
-
-
-class Stage(Enum):
-    """Where a job stands: what it waits for."""
-
-    WAITING = "waiting"
-    LOOKING = "looking"
-    """For the row, which says whether this owner still is one."""
-    FINDING = "finding"
-    """A transaction's row."""
-    REPEATING = "repeating"
-    """The answer of a commit that was ended before."""
-    COUNTING = "counting"
-    """The bookies that live."""
-    CREATING = "creating"
-    NAMING = "naming"
-    """The row names the ledger that a roll goes on in, before the old one is closed."""
-    EMPTYING = "emptying"
-    """What is in flight is acknowledged."""
-    CLOSING = "closing"
-    SWAPPING = "swapping"
-    """The row gets the end of the old ledger and the start of the new one."""
-
-
-_BREAKING: Final = (Stage.NAMING, Stage.CLOSING, Stage.SWAPPING)
-"""A failure here leaves nobody knowing what the row says, or an owner without a ledger."""
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """Something that reads or changes the row."""
-
-    work: Work
-    request: Request = None
-    """None: nobody waits for it."""
-    call: Publish | None = None
-    sizes: Sizes = ()
-    stage: Stage = Stage.WAITING
-    new: int | None = None
-    """The ledger that was made for it."""
-    end: tuple[int, int, int] = (-1, 0, 0)
-    """The old ledger, its records and bytes."""
-    has_looked: bool = False
-    refusal: QuorumLogError | None = None
-    """What the request is answered if the log is still owned."""
-    doubted: list[tuple[Pending, LogAppended | QuorumLogError]] = field(default_factory=list)
-
-
 class Owner:
     """Appends to one log, in this process; see the module."""
 
@@ -227,10 +145,9 @@ class Owner:
         self.log = log
         self.phase = Phase.LIVE
         self.error: QuorumLogError | None = None
-        self._producers = producers
-        self._appended_ms = log.appended_ms
-        """The append time of the last batch."""
-        self.in_flight: deque[Pending] = deque()
+        self._pipe = self._pipeline(producers, log.appended_ms, now)
+        """The ledger that is written."""
+        self._ahead = self.ledger_id
         self._waiting: deque[Pending] = deque()
         self._doubted: list[tuple[Pending, LogAppended | QuorumLogError]] = []
         """Answers that rest on what this owner remembers: they are given once it is known that it
@@ -240,24 +157,18 @@ class Owner:
         self._is_roll_asked = False
         self._number = self._job_asked = self._settle_asked = self._pause_asked = 0
         self._settle_s, self._settle_until_s = settle_s, 0.0
-        self._payloads: list[bytes] = []
-        """Of entries that this step begins."""
         self._out: list[Effect] = []
-        self._enter(now)
 
-    def _enter(self, now: Now) -> None:
-        """Write to the last ledger of the row from now on."""
+    def _pipeline(self, producers: ProducerTable[Pending], appended_ms: int, now: Now) -> Pipeline:
+        """Of the last ledger of the row."""
         item = self.log.last_item
         assert item is not None
-        assert item.first_offset is not None, "rule 23"
-        self.ledger_id = self._ahead = item.ledger_id
-        self.first_offset = item.first_offset
-        self._next_entry = 0
-        self._records = 0
-        self._bytes = 0
-        self._acknowledged = 0
-        self._has_producers = False
-        self._since_s = now.monotonic_s
+        return Pipeline(item, producers, appended_ms, now)
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger that is written."""
+        return self._pipe.ledger_id
 
     @property
     def is_ended(self) -> bool:
@@ -265,14 +176,9 @@ class Owner:
         return self.phase in (Phase.SETTLING, Phase.SETTLED)
 
     @property
-    def next_offset(self) -> int:
-        """What the next request gets, if all that is in flight is acknowledged."""
-        return self.first_offset + self._records
-
-    @property
     def acknowledged_offset(self) -> int:
         """The end of what is acknowledged."""
-        return self.first_offset + self._acknowledged
+        return self._pipe.first_offset + self._pipe.acknowledged
 
     # --- the machine -----------------------------------------------------------------------------
 
@@ -321,27 +227,23 @@ class Owner:
         while self._job is None and self._jobs:
             self._job = self._jobs.popleft()
             self._begin_job(self._job, now)
-        if self._job is not None and self._job.stage is Stage.EMPTYING and not self.in_flight:
+        if self._job is not None and self._job.stage is Stage.EMPTYING and not self._pipe.in_flight:
             self._ask_for_job(Stage.CLOSING, CloseLedger(self.ledger_id))
-        if self._payloads:
-            first = self._next_entry - len(self._payloads)
-            self._out.append(Submit(self.ledger_id, first, tuple(self._payloads)))
-            self._payloads = []
+        payloads = self._pipe.to_submit()
+        if payloads and not self.is_ended:
+            first = self._pipe.next_entry - len(payloads)
+            self._out.append(Submit(self.ledger_id, first, payloads))
 
     def check(self) -> None:
         """Assert the invariants."""
         self.log.check()
-        ids = [pending.entry_id for pending in self.in_flight]
-        first = ids[0] if ids else 0
-        assert ids == list(range(first, first + len(ids))), "rule 25: ids follow on each other"
+        self._pipe.check()
         if not self.is_ended:
-            assert not ids or ids[-1] == self._next_entry - 1, "rule 25"
-            assert self._acknowledged <= self._records
             mine = self.log.item_of(self.ledger_id)
             assert mine is not None, "rule 23: the row names what is written"
-            assert mine.first_offset == self.first_offset, "rule 23"
+            assert mine.first_offset == self._pipe.first_offset, "rule 23"
         if self.phase is Phase.SETTLED:
-            assert not self.in_flight, "rule 24"
+            assert not self._pipe.in_flight, "rule 24"
             assert not self._waiting, "rule 24"
 
     def _ask(self, question: Question) -> int:
@@ -363,7 +265,7 @@ class Owner:
         self, requests: Iterable[tuple[Request, Append]], now: Now, *, are_again: bool
     ) -> None:
         for request, call in requests:
-            if not are_again and len(self.in_flight) + len(self._waiting) >= IN_FLIGHT_MAX:
+            if not are_again and len(self._pipe.in_flight) + len(self._waiting) >= IN_FLIGHT_MAX:
                 full = Overloaded("too many appends to this log wait", log=self.log.name)
                 self._out.append(Resolve(request, full))
             else:
@@ -376,53 +278,17 @@ class Owner:
             self._waiting.append(pending)
             return
         try:
-            self._begin(pending, now)
+            self._check_token(pending.call.token)
+            before = self._pipe.begin(pending, now)
         except QuorumLogError as error:
             told = error.replace(log=self.log.name)
             if isinstance(error, _BY_STATE):
                 self._doubted.append((pending, told))
             else:
                 self._out.append(Resolve(pending.request, told))
-
-    def _begin(self, pending: Pending, now: Now) -> None:
-        """Give an append its entry and its offsets, or find out why not."""
-        call = pending.call
-        self._check_token(call.token)
-        self._check_since(call.since)
-        pending.appended_ms = now.stamp_ms(self._appended_ms)
-        data = batch.encode(
-            call.records,
-            append_time_ms=pending.appended_ms,
-            records_before=self._records,
-            producer=call.producer,
-            after_producer=self._has_producers,
-        )
-        if len(data) > batch.BATCH_BYTES_MAX:
-            raise TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
-        if call.producer is not None:
-            pending.content = batch.content(data)
-            first = self._producers.find(call.producer, pending.content, since=call.since)
-            if isinstance(first, Answer):
-                self._doubted.append((pending, repeated(first)))
-                return
-            if first is not None:
-                first.repeats.append(pending)
-                return
-        if call.expect is not None and call.expect != self.next_offset:
-            raise UnexpectedOffset(
-                f"the next record gets the offset {self.next_offset}", next_offset=self.next_offset
-            )
-        if call.producer is not None:
-            pending.replaced = self._producers.begin(call.producer, pending.content, pending)
-            self._has_producers = True
-        pending.entry_id = self._next_entry
-        pending.first_offset = self.next_offset
-        self._appended_ms = pending.appended_ms
-        self._next_entry += 1
-        self._records += len(call.records)
-        self._bytes += len(data)
-        self.in_flight.append(pending)
-        self._payloads.append(data)
+        else:
+            if before is not None:
+                self._doubted.append((pending, repeated(before)))
 
     def _check_token(self, token: int | None) -> None:
         """Raise LogFenced unless who writes may (`open`)."""
@@ -430,62 +296,36 @@ class Owner:
         if (token or 0) != mine and (token is not None or mine):
             raise LogFenced(f"the log is open for the writer token {mine}", log=self.log.name)
 
-    def _check_since(self, since: int) -> None:
-        """Raise InvalidRequest where Producer-Since is above the log's end: so each record is at or
-        above the since of its request, which rule 26a rests on (`producers.py`).
-        """
-        if since > self.next_offset:
-            detail = f"the log's next record gets the offset {self.next_offset}"
-            raise InvalidRequest(
-                f"Producer-Since is {since}, but {detail}",
-                log=self.log.name,
-                errors=[{"pointer": "/header/Producer-Since", "detail": detail}],
-            )
-
     def _durable(self, event: EntriesDurable, now: Now) -> None:
         """Acknowledge what is durable, in order."""
         if self.is_ended or event.ledger_id != self.ledger_id:
             return
-        while self.in_flight and self.in_flight[0].entry_id <= event.last_entry:
-            self._acknowledge(self.in_flight.popleft())
-        self._producers.forget(now_ms=now.expiry_ms(self._appended_ms))
+        pipe = self._pipe
+        while pipe.in_flight and pipe.in_flight[0].entry_id <= event.last_entry:
+            self._acknowledge()
+        pipe.producers.forget(now_ms=now.expiry_ms(pipe.appended_ms))
 
-    def _acknowledge(self, pending: Pending) -> None:
-        answer = pending.answer(self.ledger_id)
+    def _acknowledge(self) -> None:
+        place = self._pipe.acknowledged
+        pending, kept = self._pipe.acknowledge()
         if pending.entry_id % _POINT_EVERY == 0:
-            self._out.append(PlaceKnown(self.ledger_id, self._acknowledged, pending.entry_id))
-        self._acknowledged += len(pending.call.records)
-        producer = pending.call.producer
-        if producer is not None:
-            kept = Answer(
-                producer.seq,
-                answer.first_offset,
-                answer.last_offset,
-                answer.ledger_id,
-                answer.entry_id,
-                pending.content,
-            )
-            self._producers.done(producer, kept, now_ms=pending.appended_ms)
-            self._doubted += [(repeat, repeated(kept)) for repeat in pending.repeats]
-        self._out.append(Resolve(pending.request, answer))
+            self._out.append(PlaceKnown(self.ledger_id, place, pending.entry_id))
+        self._doubted += [(repeat, repeated(kept)) for repeat in pending.repeats]
+        self._out.append(Resolve(pending.request, pending.answer(self.ledger_id)))
 
     def _refused(self, event: SubmitRefused, now: Now) -> None:
         """Entries that were begun were not taken: it is as if they had not been."""
-        refused: deque[Pending] = deque()
-        while self.in_flight and self.in_flight[-1].entry_id >= event.first_entry:
-            refused.appendleft(self.in_flight.pop())
+        refused = self._pipe.cut(event.first_entry)
         if event.is_over:
             self._waiting.extendleft(reversed(refused))
             self._end(event.error, now)
             return
-        for pending in reversed(refused):
-            self._next_entry -= 1
-            self._records -= len(pending.call.records)
-            if pending.call.producer is not None:
-                self._producers.undo(pending.call.producer, pending.replaced)
+        self._pipe.undo(refused)
         for pending in refused:
-            for request in _with_repeats(pending):
-                self._out.append(Resolve(request, event.error))
+            self._resolve_all(pending, event.error)
+
+    def _resolve_all(self, pending: Pending, answer: QuorumLogError) -> None:
+        self._out.extend(Resolve(each.request, answer) for each in pending.with_repeats)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -501,7 +341,6 @@ class Owner:
         if self.is_ended:
             return
         self.phase = Phase.SETTLING
-        self._payloads = []
         job = self._job
         if job is not None and (job.stage is Stage.EMPTYING or job.work is Work.CHECK):
             self._fail(job, None)
@@ -509,7 +348,7 @@ class Owner:
             self._drop(self._jobs.popleft(), None)
         self._take_back(self._doubted)
         self._settle_until_s = now.monotonic_s + self._settle_s
-        if self.in_flight:
+        if self._pipe.in_flight:
             self._settle_asked = self._ask(RecoverLedger(self.ledger_id))
         else:
             self._settled()
@@ -537,23 +376,22 @@ class Owner:
     def _settle(self, last_entry: int) -> None:
         """What was in flight is done up to the ledger's end, and certainly not done beyond."""
         again: list[Pending] = []
-        for pending in self.in_flight:
+        for pending in self._pipe.in_flight:
             if pending.entry_id <= last_entry:
                 self._out.append(Resolve(pending.request, pending.answer(self.ledger_id)))
             else:
                 again.append(pending)
             again += pending.repeats
-        self.in_flight.clear()
+        self._pipe.in_flight.clear()
         self._waiting.extendleft(reversed(again))
         self._settled()
 
     def _lose(self, error: QuorumLogError) -> None:
         """Whether what was in flight is done, nobody can say."""
         unknown = error.with_outcome(UNKNOWN)
-        for pending in self.in_flight:
-            for request in _with_repeats(pending):
-                self._out.append(Resolve(request, unknown))
-        self.in_flight.clear()
+        for pending in self._pipe.in_flight:
+            self._resolve_all(pending, unknown)
+        self._pipe.in_flight.clear()
         self._settled()
 
     def _settled(self) -> None:
@@ -588,11 +426,11 @@ class Owner:
 
     def _is_roll_due(self, now: Now) -> bool:
         """Whether the ledger has reached a limit of the log's settings."""
-        settings = self.log.settings
-        return self._next_entry > 0 and (
-            0 < settings.roll_bytes <= self._bytes
-            or 0 < settings.roll_entries <= self._next_entry
-            or 0 < settings.roll_seconds <= now.monotonic_s - self._since_s
+        settings, pipe = self.log.settings, self._pipe
+        return pipe.next_entry > 0 and (
+            0 < settings.roll_bytes <= pipe.bytes
+            or 0 < settings.roll_entries <= pipe.next_entry
+            or 0 < settings.roll_seconds <= now.monotonic_s - pipe.since_s
         )
 
     def _enqueue(self, job: Job) -> None:
@@ -615,7 +453,7 @@ class Owner:
             self._begin_publication(job)
         elif job.request is None and not self._is_roll_due(now):
             self._end_job(None)
-        elif self._next_entry == 0:
+        elif self._pipe.next_entry == 0:
             self._look()  # an empty ledger stays
         else:
             self._prepare(job)
@@ -660,7 +498,7 @@ class Owner:
         elif self.is_ended:
             self._fail(job, error)
         elif error is not None:
-            if job.stage in _BREAKING or isinstance(error, NoSuchLog):
+            if job.stage in BREAKING or isinstance(error, NoSuchLog):
                 self._end(error, now)
             self._fail(job, error)
         else:
@@ -699,7 +537,7 @@ class Owner:
             self._end_job(None)
         elif job.refusal is not None:
             self._fail(job, job.refusal)
-        elif self._next_entry == 0 and job.work is Work.ROLL:
+        elif self._pipe.next_entry == 0 and job.work is Work.ROLL:
             self._end_job(None)
         else:
             self._prepare(job)
@@ -728,13 +566,13 @@ class Owner:
             self._empty(job)
 
     def _closed(self, job: Job, closed: LedgerMetadata, now: Now) -> None:
-        if closed.last_entry != self._next_entry - 1:
+        if closed.last_entry != self._pipe.next_entry - 1:
             detail = f"the ledger {self.ledger_id} ends at {closed.last_entry}"
             error = WriterLost(detail, log=self.log.name)
             self._end(error, now)
             self._fail(job, error)
             return
-        job.end = (self.ledger_id, self._records, closed.length or 0)
+        job.end = (self.ledger_id, self._pipe.records, closed.length or 0)
         self._swap(job, now)
 
     def _swap(self, job: Job, now: Now) -> None:
@@ -756,13 +594,13 @@ class Owner:
         self, log: LogMetadata, ends: dict[int, tuple[int, int]], now: Now
     ) -> LogMetadata:
         """The row with the ends of ledgers, and with the producers as they are now."""
-        producers = self._producers.snapshot()
+        producers = self._pipe.producers.snapshot()
         return log.with_ends(
             ends,
             producers=producers,
             now_ms=now.sealed_ms(),
-            forgotten_end=self._producers.forgotten_end,
-            appended_ms=self._appended_ms,
+            forgotten_end=self._pipe.producers.forgotten_end,
+            appended_ms=self._pipe.appended_ms,
         )
 
     def _swapped(self, job: Job, value: Any, now: Now) -> None:
@@ -797,8 +635,10 @@ class Owner:
 
     def _next_ledger(self, now: Now) -> None:
         """Write to the ledger that the row names last now, what waited first."""
-        self._out.append(PlaceKnown(self.ledger_id, self._records, self._next_entry))
-        self._enter(now)
+        pipe = self._pipe
+        self._out.append(PlaceKnown(self.ledger_id, pipe.records, pipe.next_entry))
+        self._pipe = self._pipeline(pipe.producers, pipe.appended_ms, now)
+        self._ahead = self.ledger_id
         self.phase = Phase.LIVE
         waiting, self._waiting = self._waiting, deque()
         for pending in waiting:
@@ -874,10 +714,6 @@ class Owner:
     def _took(self, log: LogMetadata) -> None:
         if log.version > self.log.version and self.is_mine(log):
             self.log = log
-
-
-def _with_repeats(pending: Pending) -> Iterable[Request]:
-    return (pending.request, *(repeat.request for repeat in pending.repeats))
 
 
 def repeated(answer: Answer) -> LogAppended:
