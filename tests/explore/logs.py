@@ -561,33 +561,42 @@ class LogExplorer:
     def run(self) -> Result:
         """Search the scope to its end."""
         first = self.start()
-        seen: dict[World, tuple[World, str] | None] = {first: None}
+        # Only hashes are kept: at 14 million states two of them meet with a chance of 1e-5.
+        seen = {hash(first): hash(first)}
         frontier = [first]
         transitions = depth = 0
         while frontier and len(seen) <= self.scope.states_max:
             depth += 1
             coming = []
             for world in frontier:
+                came = hash(world)
                 for label, after in self.next(world):
                     transitions += 1
                     if isinstance(after, Broken):
-                        story = (*_story(seen, world), label, str(after))
+                        story = (*self._story(seen, came), label, str(after))
                         return Result(
                             self.scope, len(seen), transitions, depth, False, str(after), story
                         )
-                    if after not in seen:
-                        seen[after] = (world, label)
+                    number = hash(after)
+                    if number not in seen:
+                        seen[number] = came
                         coming.append(after)
             frontier = coming
         return Result(self.scope, len(seen), transitions, depth, not frontier)
 
-
-def _story(seen: dict[World, tuple[World, str] | None], world: World) -> tuple[str, ...]:
-    lines: list[str] = []
-    while (came := seen[world]) is not None:
-        world, label = came
-        lines.append(label)
-    return tuple(reversed(lines))
+    def _story(self, seen: dict[int, int], end: int) -> list[str]:
+        """What led to a state: done again from the start."""
+        way = [end]
+        while seen[way[-1]] != way[-1]:
+            way.append(seen[way[-1]])
+        lines, now = [], self.start()
+        for wanted in reversed(way[:-1]):
+            for label, after in self.next(now):
+                if not isinstance(after, Broken) and hash(after) == wanted:
+                    lines.append(label)
+                    now = after
+                    break
+        return lines
 
 
 def _as_it_is(row: LogMetadata) -> LogMetadata:
