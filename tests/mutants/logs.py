@@ -133,9 +133,11 @@ def taken_for_ours(original: Any) -> Any:
     """A commit that another owner did counts as this one's."""
 
     def swapped(self: Owner, job: Job, value: Any, now: Any) -> None:
-        if isinstance(value, Committed) and value.log is None:
+        assert job.new is not None
+        if isinstance(value, Committed) and (
+            value.log is None or not takeover.is_last(value.log, job.new)
+        ):
             ended = self._with_ends(self.log, {job.end[0]: job.end[1:]}, now)
-            assert job.new is not None
             row = self._with_ends(ended.with_ledger(job.new), {}, now)
             value = replace(value, log=row)
         original(self, job, value, now)

@@ -376,3 +376,17 @@ def test_more_than_an_owner_takes_is_refused_but_not_what_has_waited_before() ->
     hand.hear(Retired())
     hand.answer(RecoverLedger, ledger(1, IN_FLIGHT_MAX))
     assert hand.offsets["again"] == IN_FLIGHT_MAX
+
+
+def test_a_roll_by_itself_that_failed_waits_for_a_pause_and_the_next_append() -> None:
+    hand = Hand(replace(LOG, settings=replace(LOG.settings, roll_entries=1)))
+    hand.append("a")
+    hand.answer(CountBookies, 2)
+    pause = hand.asked(Wait)
+    assert pause.question == Wait(Pause.ROLL)
+
+    assert not any(isinstance(effect, Ask) for effect in hand.append("b"))
+    assert hand.hear(Answered(pause.number, None)) == []
+    hand.append("c")
+
+    assert hand.asked(CountBookies)

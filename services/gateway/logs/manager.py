@@ -438,7 +438,7 @@ class LogManager:
                 return await self._forward(route, asked)
             except PeerLost as lost:
                 if lost.sent and call.producer is None:
-                    slot.remote = None if slot.remote is route else slot.remote
+                    self.ownership.forget_remote(slot, route)
                     raise WriterLost(
                         f"the log's owner went away while it appended: {lost}",
                         log=slot.name,

@@ -7,7 +7,6 @@ the owner by the row, and takes over when that very process does not answer for 
 
 import asyncio
 import contextlib
-import copy
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -98,7 +97,8 @@ class Slot:
 class Ownership:
     """The owners of logs, here and elsewhere.
 
-    Invariant: whoever changes what a slot says holds its lock.
+    Invariant: whoever puts an owner or a remote into a slot, or takes an owner out, holds its lock. A
+    remote that was found to be wrong is forgotten by whoever finds it so (`forget_remote`).
     """
 
     def __init__(
@@ -191,10 +191,14 @@ class Ownership:
         """The owner that was known could not be reached, or is none any more: look again."""
         if not is_suspect:
             await self._jitter()
-        if slot.remote is remote:
-            slot.remote = None
+        self.forget_remote(slot, remote)
         if slot.route is None:
             await self._search(slot, suspect=remote.writer if is_suspect else None)
+
+    def forget_remote(self, slot: Slot, remote: Remote) -> None:
+        """That process could not be reached, or does not own the log any more."""
+        if slot.remote is remote:
+            slot.remote = None
 
     async def force(self, name: str, *, create: bool, finish: Finish) -> LogMetadata:
         """Take the log over from whoever owns it, whatever becomes of the one who asked."""
@@ -242,7 +246,7 @@ class Ownership:
         try:
             return await _shared(slot.search, not_the_owner(slot.name))
         except QuorumLogError as error:
-            raise _copied(error) from error
+            raise error.replace() from error  # each waiter raises an error of its own
 
     async def _search_locked(self, slot: Slot, suspect: Writer | None) -> LogOwner | Remote:
         async with slot.lock:
@@ -494,8 +498,3 @@ async def _shared(task: asyncio.Task[T], ended: QuorumLogError) -> T:
         if task.cancelled() and mine is not None and not mine.cancelling():
             raise ended from None
         raise
-
-
-def _copied(error: QuorumLogError) -> QuorumLogError:
-    """Each waiter gets an error of its own: raising one adds to its traceback."""
-    return copy.copy(error)

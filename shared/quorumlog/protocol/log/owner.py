@@ -208,7 +208,8 @@ class Owner:
             case RowTaken(log):
                 self._took(log)
             case Ticked():
-                pass  # nobody is forgotten by it: that goes by what is appended (rule 26a)
+                # Nobody is forgotten by it: that goes by what is appended (rule 26a).
+                self._roll_if_due(now)
             case Retired():
                 self._retire(now)
             case Stopped():
@@ -221,7 +222,6 @@ class Owner:
 
     def _go_on(self, now: Now) -> None:
         """What follows from the state, whatever has happened."""
-        self._roll_if_due(now)
         if self._doubted and not any(job.work is Work.CHECK for job in self._jobs):
             self._enqueue(Job(Work.CHECK))
         while self._job is None and self._jobs:
@@ -270,6 +270,7 @@ class Owner:
                 self._out.append(Resolve(request, full))
             else:
                 self._append(Pending(request, call), now)
+        self._roll_if_due(now)
         if self.phase is Phase.SETTLED:
             self._settled()
 
@@ -643,6 +644,7 @@ class Owner:
         waiting, self._waiting = self._waiting, deque()
         for pending in waiting:
             self._append(pending, now)
+        self._roll_if_due(now)
 
     def _end_job(self, answer: Any) -> None:
         job = self._job
@@ -665,7 +667,11 @@ class Owner:
         if job.work is Work.CHECK:
             self._fail_check(job, error)
         elif job.request is not None:
-            is_told = error is not None and (not self.is_ended or isinstance(error, _FINAL))
+            is_told = error is not None and (
+                not self.is_ended
+                or isinstance(error, _FINAL)
+                or error.code == QuorumLogError.code  # a defect: the next owner has it too
+            )
             told = None if job.work is Work.RELEASE else error if is_told else NOT_OWNER
             self._out.append(Resolve(job.request, told))
         elif not self.is_ended:
