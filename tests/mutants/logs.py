@@ -1,7 +1,6 @@
 """Mutants of logs: the guards of rules 22 to 29, which seeds of the log simulation must miss."""
 
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
@@ -133,14 +132,14 @@ def taken_for_ours(original: Any) -> Any:
     """A commit that another owner did counts as this one's."""
 
     def swapped(self: Owner, job: Job, value: Any, now: Any) -> None:
+        if not isinstance(value, Committed):
+            original(self, job, value, now)
+            return
         assert job.new is not None
-        if isinstance(value, Committed) and (
-            value.log is None or not takeover.is_last(value.log, job.new)
-        ):
-            ended = self._with_ends(self.log, {job.end[0]: job.end[1:]}, now)
-            row = self._with_ends(ended.with_ledger(job.new), {}, now)
-            value = replace(value, log=row)
-        original(self, job, value, now)
+        ended = self._with_ends(self.log, {job.end[0]: job.end[1:]}, now)
+        self.log = value.log or self._with_ends(ended.with_ledger(job.new), {}, now)
+        self._next_ledger(now)
+        self._end_job(value.transaction)
 
     return swapped
 
