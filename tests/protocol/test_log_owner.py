@@ -389,4 +389,4 @@ def test_a_roll_by_itself_that_failed_waits_for_a_pause_and_the_next_append() ->
     assert hand.hear(Answered(pause.number, None)) == []
     hand.append("c")
 
-    assert hand.asked(CountBookies)
+    assert hand.asked(CountBookies).question == CountBookies()
