@@ -9,7 +9,7 @@
 | `producers` `clock` | what makes a retry harmless; what time it is |
 
 The machines know nothing of HTTP, tasks or locks. `services/gateway/logs/driver.py` drives them, and
-`tests/explore/logs` searches worlds of them to their end.
+`tests/explore/logs.py` searches worlds of them to their end. May use what `protocol` may.
 """
 
 from quorumlog.protocol.log.row import (

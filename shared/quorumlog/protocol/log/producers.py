@@ -36,6 +36,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from quorumlog import header
 from quorumlog.errors import ExpiredProducer, InvalidRequest, SequenceGap, StaleProducer
 from quorumlog.protocol.batch import ProducerSeq
 from quorumlog.protocol.log.row import ANSWERS_MAX, PRODUCERS_MAX, Answer, Producer, bounded
@@ -209,5 +210,5 @@ def _repeated(state: _State[P], request: ProducerSeq, content: str) -> Answer | 
             return pending[1]
     raise InvalidRequest(
         f"request {request.seq} of producer {request.id} had another content",
-        errors=[{"pointer": "Producer-Seq", "detail": "was used for other records"}],
+        errors=[{"pointer": header.PRODUCER_SEQ, "detail": "was used for other records"}],
     )
