@@ -43,7 +43,7 @@ from quorumlog.protocol.recovery import Phase
 from quorumlog.protocol.writer import WriterState
 from tests.explore.judge import Judge, broken_if
 from tests.explore.parts import AT_STORE, AT_TIMER, WRITER, Broken, Message, Parts
-from tests.explore.scope import Scope
+from tests.explore.scope import LogScope, Scope
 from tests.explore.symmetry import Symmetry
 from tests.sim.world import unknown
 from tests.support import invariants
@@ -80,7 +80,7 @@ Label = str | int
 class Result:
     """How a search ended. `story` leads to the violation."""
 
-    scope: Scope
+    scope: Scope | LogScope
     states: int
     transitions: int
     depth: int

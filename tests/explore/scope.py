@@ -29,3 +29,22 @@ class Scope:
     def is_striped(self) -> bool:
         """Whether entries go to different bookies: then no two bookies are alike."""
         return self.shape[0] != self.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class LogScope:
+    """A small world of a log. Whatever is not bounded here happens in every order."""
+
+    name: str
+    requests: tuple[str, ...] = ("p0",)
+    """What clients send, each to any owner: `p0` is the producer p's first record, `p1` its next one,
+    sent once the first is acknowledged; any other is a record without a producer."""
+    repeats: int = 0
+    """How often a producer's request may be sent again."""
+    takeovers: int = 1
+    """How often each gateway may take the log over."""
+    rolls: int = 0
+    publishes: int = 0
+    kills: int = 0
+    """How many gateways may die."""
+    states_max: int = 2_000_000

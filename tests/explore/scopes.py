@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tests.explore.scope import Scope
+from tests.explore.scope import LogScope, Scope
 
 QUICK: Final = (
     Scope("one entry, one recoverer"),
@@ -28,6 +28,40 @@ HOURS: Final = (
     Scope("two entries, window 2", entries=2, window=2, states_max=40_000_000),
 )
 
-DEFAULT: Final = (*QUICK, *MINUTES)
+LOG_REPEAT: Final = LogScope("log: one request and its repeat", repeats=1)
+LOG_ROLL: Final = LogScope("log: one request, one roll", rolls=1)
+LOG_TWO: Final = LogScope("log: two requests", ("p0", "p1"))
+LOG_PUBLICATION: Final = LogScope("log: one record, one publication", ("a",), publishes=1)
+LOG_TWICE: Final = LogScope("log: one record, a publication asked for twice", ("a",), publishes=2)
+LOG_REPEAT_ROLL: Final = LogScope("log: a request, its repeat, one roll", repeats=1, rolls=1)
 
-ALL: Final = (*DEFAULT, *HOURS)
+LOGS_QUICK: Final = (
+    LOG_REPEAT,
+    LOG_ROLL,
+    LOG_TWO,
+    LOG_PUBLICATION,
+    LOG_TWICE,
+    LogScope("log: two takeovers each", ("a", "p0"), takeovers=2),
+)
+"""Worlds of one log and two gateways that fit the tests."""
+
+LOGS_MINUTES: Final = (
+    LOG_REPEAT_ROLL,
+    LogScope("log: a gateway dies", repeats=1, kills=1, takeovers=2),
+    LogScope("log: a request, its repeat, two rolls", repeats=1, rolls=2),
+    LogScope("log: two requests and repeats, one roll", ("p0", "p1"), repeats=1, rolls=1),
+)
+
+LOGS_HOURS: Final = (
+    LogScope(
+        "log: a request, its repeat, two rolls, one publication",
+        repeats=1,
+        rolls=2,
+        publishes=1,
+        states_max=20_000_000,
+    ),
+)
+
+DEFAULT: Final = (*QUICK, *LOGS_QUICK, *MINUTES, *LOGS_MINUTES)
+
+ALL: Final = (*DEFAULT, *HOURS, *LOGS_HOURS)

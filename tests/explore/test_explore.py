@@ -7,9 +7,10 @@ import pytest
 from quorumlog.protocol.messages import AddAnswered
 from quorumlog.protocol.writer import Writer
 from tests.explore.explorer import Explorer, World
+from tests.explore.logs import LogExplorer
 from tests.explore.parts import Broken
-from tests.explore.scope import Scope
-from tests.explore.scopes import QUICK
+from tests.explore.scope import LogScope, Scope
+from tests.explore.scopes import LOGS_QUICK, QUICK
 
 SMALL = Scope("one entry, one recoverer, Qw = 2", shape=(2, 2, 1))
 
@@ -17,6 +18,14 @@ SMALL = Scope("one entry, one recoverer, Qw = 2", shape=(2, 2, 1))
 @pytest.mark.parametrize("scope", QUICK, ids=lambda scope: scope.name)
 def test_nothing_that_can_happen_breaks_an_invariant(scope: Scope) -> None:
     result = Explorer(scope).run()
+
+    assert result.violation is None, "\n".join(result.story)
+    assert result.is_complete
+
+
+@pytest.mark.parametrize("scope", LOGS_QUICK, ids=lambda scope: scope.name)
+def test_nothing_that_can_happen_to_a_log_breaks_a_rule(scope: LogScope) -> None:
+    result = LogExplorer(scope).run()
 
     assert result.violation is None, "\n".join(result.story)
     assert result.is_complete

@@ -341,16 +341,17 @@ class Gateway:
         assert ledger.row.writer == self.writer
         if ledger.row.state is not State.OPEN:
             return self._refused(LedgerFenced(ledger_id=ledger_id, outcome="not-done"))
-        if self.cluster.watch is not None:
-            self.cluster.watch.submitted(ledger)
-        (payload,) = payloads
         assert expect == len(ledger.entries) + len(ledger.in_flight)
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        ledger.in_flight.append((payload, future))
-        task = asyncio.create_task(self._pump(ledger))
-        self.pumps.add(task)
-        task.add_done_callback(self.pumps.discard)
-        return future
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Appended] = loop.create_future()
+        for payload in payloads:
+            if self.cluster.watch is not None:
+                self.cluster.watch.submitted(ledger)
+            future = loop.create_future()
+            ledger.in_flight.append((payload, future))
+            self._in_background(self._pump(ledger))
+        # They are confirmed in order: the last one's answer is that of all.
+        return self._pumped(_from(future, expect))
 
     def _submit_to_deleted(self, ledger_id: int, expect: int | None) -> asyncio.Future[Appended]:
         """This process takes the ledger for its own, and bookies decide (rule 16a)."""
@@ -502,6 +503,11 @@ class Gateway:
         return BookieList(
             bookies=tuple(BookieInfo(id=f"b{n}@1", state="writable", url="") for n in range(3))
         )
+
+
+async def _from(last: asyncio.Future[Appended], first: int) -> Appended:
+    done = await last
+    return Appended(first, done.last, done.last_add_confirmed)
 
 
 _ORPHANS_AT_ONCE: Final = 100

@@ -31,13 +31,12 @@ from quorumlog.errors import (
 )
 from quorumlog.net.operations import Operation
 from quorumlog.protocol.batch import ProducerSeq, Record
-from quorumlog.protocol.log import PRODUCERS_MAX, LogSettings
+from quorumlog.protocol.log import PRODUCERS_MAX, LogSettings, producers
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import (
     Sealed,
     TransactionState,
 )
-from services.gateway.logs import producers
 from services.gateway.logs.ports import Append, LogRead
 from services.gateway.logs.sweep import Sweep
 from services.gateway.logs.transactions import Transactions
@@ -512,7 +511,7 @@ class Run:
             self.opens -= 1
             return (await self.open(rival))[1]
         work = rival.logs.ownership.force(NAME, create=True, finish=lambda row: row)
-        item = (await self.through(rival, work)).log.last_item
+        item = (await self.through(rival, work)).last_item
         return int(item.first_offset)
 
     def stand_still(self, gateway: Gateway, for_s: float) -> None:

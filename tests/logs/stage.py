@@ -16,14 +16,13 @@ from unittest import mock
 from quorumlog.errors import QuorumLogError, SequenceGap
 from quorumlog.net.directory import Directory
 from quorumlog.protocol.batch import ProducerSeq, Record
-from quorumlog.protocol.log import LogMetadata, LogSettings
+from quorumlog.protocol.log import LogMetadata, LogSettings, producers
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import Sealed
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine.records import RecordAppends
 from services.gateway.interface import LedgerOptions
-from services.gateway.logs import producers
 from services.gateway.logs.ports import Append
 from services.gateway.logs.transactions import Transactions
 from tests.logs.attempts import ModelClient, write

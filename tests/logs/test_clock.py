@@ -2,14 +2,14 @@
 
 import pytest
 
-from services.gateway.logs.clock import SLACK_MS, Clock
+from quorumlog.protocol.log.clock import SLACK_MS, Now
 
 NOW = 1_800_000_000_000
 DAY_MS = 24 * 3600 * 1000
 
 
-def clock(wall_ms: int, database_ms: int | None = NOW) -> Clock:
-    return Clock(lambda: database_ms, lambda: wall_ms)
+def clock(wall_ms: int, database_ms: int | None = NOW) -> Now:
+    return Now(wall_ms, database_ms)
 
 
 @pytest.mark.parametrize(

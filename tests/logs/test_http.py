@@ -11,10 +11,10 @@ import pytest
 
 from loadtest.ports import free_ports
 from quorumlog.net.listen import listening
+from quorumlog.protocol.log import producers
 from services.gateway.app import build_app
 from services.gateway.edge.limits import Limits
 from services.gateway.edge.log_models import Log, LogAppendedModel, LogEntries, LogList
-from services.gateway.logs import producers
 from tests.gateway.fake_engine import FakeEngine
 from tests.logs.model import Cluster
 from tests.logs.support import Answer, Http

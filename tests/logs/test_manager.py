@@ -21,10 +21,9 @@ from quorumlog.errors import (
     UnexpectedOffset,
 )
 from quorumlog.protocol.batch import ProducerSeq, Record
-from quorumlog.protocol.log import LogSettings
+from quorumlog.protocol.log import LogSettings, owner, takeover
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.quorum import Quorum
-from services.gateway.logs import owner
 from services.gateway.logs.ports import Append, LogAppended
 from tests.logs.model import Cluster, Gateway
 from tests.support.waiting import until
@@ -341,7 +340,7 @@ async def test_a_drained_gateway_leaves_sealed_logs_behind() -> None:
 async def test_rolls_end_before_takeovers_lack_room_in_the_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(owner, "LOG_LEDGERS_MAX", 4)
+    monkeypatch.setattr(takeover, "LOG_LEDGERS_MAX", 4)
     monkeypatch.setattr(owner, "LEDGERS_SPARE", 2)
     async with a_cluster() as (_, (one, two)):
         await one.logs.append("log", call("a"))

@@ -13,7 +13,7 @@ from quorumlog.errors import (
 )
 from quorumlog.protocol.batch import ProducerSeq
 from quorumlog.protocol.log import ANSWERS_MAX, PRODUCERS_MAX, ROW_ANSWERS_MAX, Answer
-from services.gateway.logs.producers import EXPIRY_MS, ProducerTable
+from quorumlog.protocol.log.producers import EXPIRY_MS, ProducerTable
 
 
 def seq(number: int, epoch: int = 0, name: str = "p") -> ProducerSeq:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from quorumlog.errors import NoSuchLog, Overloaded, QuorumLogError, WriterLost
+from quorumlog.protocol.log import owner, takeover
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import TransactionState
-from services.gateway.logs import owner
 from services.gateway.logs.ports import Publish
 from tests.logs.attempts import write
 from tests.logs.model import Cluster, Gateway
@@ -102,7 +102,7 @@ async def test_a_roll_through_a_displaced_owner_of_an_empty_ledger_is_done(throu
 async def test_a_row_that_was_truncated_through_another_gateway_has_room_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(owner, "LOG_LEDGERS_MAX", 4)
+    monkeypatch.setattr(takeover, "LOG_LEDGERS_MAX", 4)
     monkeypatch.setattr(owner, "LEDGERS_SPARE", 2)
     async with a_cluster() as (_, (one, two)):
         await one.logs.append("log", call("a"))

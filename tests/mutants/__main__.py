@@ -37,7 +37,7 @@ def hunt(index: int) -> Hunt:
     """Hunt the mutant of this number by its techniques. A number travels, a patch can't."""
     mutant = ALL[index]
     lines = []
-    for how in (by_search, by_swarm) if index < len(MUTANTS) else (by_logs,):
+    for how in (by_search, by_swarm if index < len(MUTANTS) else by_logs):
         began = time.perf_counter()
         find = how(mutant)
         if find is not None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tests.explore.explorer import Explorer
-from tests.explore.scope import Scope
+from tests.explore.logs import LogExplorer
+from tests.explore.scope import LogScope, Scope
 from tests.sim import run as machines
 from tests.sim.plan import Plan, draw
 from tests.sim.services import plan as services_plan
@@ -44,7 +45,7 @@ class Mutant:
     name: str
     rule: str
     patches: tuple[Patch, ...]
-    scope: Scope | None = None
+    scope: Scope | LogScope | None = None
     draw: Callable[[int], Plan] = draw
     """What a seed means; plans of a kind that shows it sooner, where it takes much to come about."""
     is_of_services: bool = False
@@ -105,7 +106,9 @@ def by_search(mutant: Mutant) -> Find | None:
     if mutant.scope is None:
         return None
     with applied(mutant):
-        result = Explorer(mutant.scope).run()
+        scope = mutant.scope
+        explorer = LogExplorer(scope) if isinstance(scope, LogScope) else Explorer(scope)
+        result = explorer.run()
     if result.violation is None:
         return None
     return Find(

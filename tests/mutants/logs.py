@@ -9,20 +9,30 @@ from quorumlog.net import directory
 from quorumlog.net.directory import Directory
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import Record
-from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.log import LogMetadata, owner, takeover
+from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.job import Job, Stage, Work
+from quorumlog.protocol.log.messages import CloseLedger, Committed, Resolve
+from quorumlog.protocol.log.owner import Owner, Phase
+from quorumlog.protocol.log.pipeline import Pipeline
+from quorumlog.protocol.log.producers import ProducerTable
+from quorumlog.protocol.log.takeover import Takeover
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine import records
 from services.gateway.engine.records import RecordAppends
-from services.gateway.logs import manager, owner, takeover
-from services.gateway.logs.clock import Clock
+from services.gateway.logs import manager
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.owner import LogOwner
-from services.gateway.logs.ownership import Ownership, Slot
-from services.gateway.logs.pending import Pending, pending_of
-from services.gateway.logs.producers import ProducerTable
 from services.gateway.logs.reading import LogReader
+from tests.explore.scopes import (
+    LOG_PUBLICATION,
+    LOG_REPEAT,
+    LOG_REPEAT_ROLL,
+    LOG_ROLL,
+    LOG_TWICE,
+    LOG_TWO,
+)
 from tests.logs.model import Cluster
 from tests.logs.simulation import run_seed
 from tests.mutants.gateway import GATEWAY_CLAIMS, GATEWAY_MUTANTS
@@ -74,38 +84,43 @@ def the_last_one(original: Any) -> Any:
     return property(lambda self: original.fget(self)[-1:])
 
 
-def not_closed(_original: Any) -> Any:
+def closing_at_once(_original: Any) -> Any:
+    """What is in flight does not hold up the close."""
+
+    def empty(self: Owner, _job: Job) -> None:
+        self.phase = Phase.DRAINING
+        self._ask_for_job(Stage.CLOSING, CloseLedger(self.ledger_id))
+
+    return empty
+
+
+def not_closing(original: Any) -> Any:
     """The ledger before is left open."""
 
-    async def drained(self: LogOwner) -> tuple[int, tuple[int, int]]:
-        return self.ledger_id, (self.next_offset - self.first_offset, 0)
+    def ask(self: Owner, stage: Stage, question: Any) -> None:
+        if stage is Stage.CLOSING and self._job is not None and self._job.work is not Work.RELEASE:
+            self._job.end = (self.ledger_id, self._pipe.records, 0)
+            self._swap(self._job, Now(0, 0))
+        else:
+            original(self, stage, question)
 
-    return drained
+    return ask
 
 
 def acknowledged_anyway(original: Any) -> Any:
     """What was in flight when an owner ended counts as done."""
 
-    async def retire(self: Ownership, slot: Slot) -> list[Pending]:
-        if slot.owner is not None:
-            for pending in slot.owner.in_flight:
-                pending.resolve(pending.answer(slot.owner.ledger_id))
-        again: list[Pending] = await original(self, slot)
-        return again
+    def retire(self: Owner, now: Any) -> None:
+        for pending in self._pipe.in_flight:
+            self._out.append(Resolve(pending.request, pending.answer(self.ledger_id)))
+        original(self, now)
 
     return retire
 
 
 def appended_again(original: Any) -> Any:
     """All that was in flight is appended again, also what the ledger has kept."""
-
-    async def retire(self: Ownership, slot: Slot) -> list[Pending]:
-        in_flight = [] if slot.owner is None else list(slot.owner.in_flight)
-        again: list[Pending] = await original(self, slot)
-        kept = [pending_of(pending.call) for pending in in_flight if pending not in again]
-        return kept + again
-
-    return retire
+    return lambda self, _last_entry: original(self, -1)
 
 
 def counting_nothing(original: Any) -> Any:
@@ -116,11 +131,31 @@ def counting_nothing(original: Any) -> Any:
 def taken_for_ours(original: Any) -> Any:
     """A commit that another owner did counts as this one's."""
 
-    async def commit(self: LogOwner, *args: Any) -> Any:
-        done, _ = await original(self, *args)
-        return done, True
+    def swapped(self: Owner, job: Job, value: Any, now: Any) -> None:
+        if not isinstance(value, Committed):
+            original(self, job, value, now)
+            return
+        assert job.new is not None
+        ended = self._with_ends(self.log, {job.end[0]: job.end[1:]}, now)
+        self.log = value.log or self._with_ends(ended.with_ledger(job.new), {}, now)
+        self._next_ledger(now)
+        self._end_job(value.transaction)
 
-    return commit
+    return swapped
+
+
+def from_memory(original: Any) -> Any:
+    """A check asks nobody."""
+
+    def look(self: Owner) -> None:
+        job = self._job
+        assert job is not None
+        if job.work is Work.CHECK:
+            self._looked(job, self.log, cast(Any, None))
+        else:
+            original(self)
+
+    return look
 
 
 def counted_as_one(original: Any) -> Any:
@@ -174,7 +209,7 @@ def one_less(original: Any) -> Any:
 
 def by_its_own(_original: Any) -> Any:
     """A gateway's own clock says what is old."""
-    return lambda self, *_: self._wall_ms()
+    return lambda self, *_: self.wall_ms
 
 
 def believing(_original: Any) -> Any:
@@ -251,16 +286,19 @@ LOG_MUTANTS: Final = (
         "a takeover closes the last ledger only",
         "rule 22",
         (Patch(LogMetadata, "unsealed", the_last_one),),
+        scope=LOG_ROLL,
     ),
     Mutant(
         "an owner goes on whatever ledger the row names last",
         "rule 22",
         (Patch(owner, "is_last", always(True)), Patch(takeover, "is_last", always(True))),
+        scope=LOG_REPEAT,
     ),
     Mutant(
         "an owner takes every change of the row for a harmless one",
         "rule 22",
-        (Patch(LogOwner, "is_mine", always(True)),),
+        (Patch(Owner, "is_mine", always(True)),),
+        scope=LOG_ROLL,
     ),
     Mutant(
         "bookies forget the ledgers that were deleted",
@@ -270,47 +308,55 @@ LOG_MUTANTS: Final = (
     Mutant(
         "an owner asks for no writer token",
         "rule 22",
-        (Patch(LogOwner, "_check_token", skipped_now),),
+        (Patch(Owner, "_check_token", skipped_now),),
     ),
     Mutant(
         "a roll does not wait for what is in flight",
         "rule 23",
-        (Patch(LogOwner, "settled", skipped),),
+        (Patch(Owner, "_empty", closing_at_once),),
+        scope=LOG_ROLL,
     ),
     Mutant(
         "a ledger is followed by another one before it is closed",
         "rules 23 and 28",
-        (Patch(LogOwner, "_drained", not_closed),),
+        (Patch(Owner, "_ask_for_job", not_closing),),
+        scope=LOG_ROLL,
     ),
     Mutant(
         "what was in flight when an owner ended counts as done",
         "rule 24",
-        (Patch(Ownership, "retire", acknowledged_anyway),),
+        (Patch(Owner, "_retire", acknowledged_anyway),),
+        scope=LOG_REPEAT,
     ),
     Mutant(
         "what an ended ledger has kept is appended again",
         "rule 24",
-        (Patch(Ownership, "retire", appended_again),),
+        (Patch(Owner, "_settle", appended_again),),
+        scope=LOG_PUBLICATION,
     ),
     Mutant(
         "a batch does not count the records before it",
         "rule 25",
         (Patch(batch, "encode", counting_nothing),),
+        scope=LOG_TWO,
     ),
     Mutant(
         "a producer's repeat is appended again",
         "rule 26",
         (Patch(ProducerTable, "find", always(None)), Patch(ProducerTable, "begin", always(None))),
+        scope=LOG_REPEAT,
     ),
     Mutant(
         "a takeover does not learn what producers have appended since",
         "rule 26",
-        (Patch(takeover, "_replay", skipped),),
+        (Patch(Takeover, "_learn", skipped_now),),
+        scope=LOG_REPEAT,
     ),
     Mutant(
         "a new ledger's item carries no producers",
         "rule 26",
         (Patch(ProducerTable, "snapshot", always(())),),
+        scope=LOG_REPEAT_ROLL,
     ),
     Mutant(
         "an unknown producer is new",
@@ -335,22 +381,23 @@ LOG_MUTANTS: Final = (
     Mutant(
         "a Producer-Since above the log's end is taken",
         "rule 26a",
-        (Patch(LogOwner, "_check_since", always(None)),),
+        (Patch(Pipeline, "_check_since", always(None)),),
     ),
     Mutant(
         "a gateway's own clock forgets producers",
         "rule 26a",
-        (Patch(Clock, "expiry_ms", by_its_own),),
+        (Patch(Now, "expiry_ms", by_its_own),),
     ),
     Mutant(
         "a gateway's own clock stamps what it appends",
         "rule 26a",
-        (Patch(Clock, "stamp_ms", by_its_own),),
+        (Patch(Now, "stamp_ms", by_its_own),),
     ),
     Mutant(
         "a commit that another owner did counts as this one's",
         "rule 28",
-        (Patch(LogOwner, "_commit", taken_for_ours),),
+        (Patch(Owner, "_swapped", taken_for_ours),),
+        scope=LOG_TWICE,
     ),
     Mutant(
         "a published ledger's records are not counted",
@@ -375,7 +422,7 @@ LOG_MUTANTS: Final = (
     Mutant(
         "an owner believes its memory of a log that may be deleted",
         "rule 26",
-        (Patch(LogOwner, "check_owns", skipped),),
+        (Patch(Owner, "_look", from_memory),),
     ),
     Mutant(
         "the name of a log is free before its writer has ended",

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from tests.autorecovery.test_guards import GUARDS as AUTORECOVERY
 from tests.bookie.mutants import STORAGE_MUTANTS, by_crashes, by_flips
+from tests.explore.logs import LogExplorer
 from tests.logs.judge import Judge
 from tests.metadata.test_guards import GUARDS as METADATA
 from tests.mutants.hunt import Mutant
@@ -116,7 +117,8 @@ def judged() -> Iterator[tuple[str, set[str]]]:
         for check in CHECKS:
             if check.__name__ in asked_in(world):
                 yield world, _head(check) | _named(check.__name__)
-    for letter, owners in {"L": (Judge, log_history.Checker), "H": HISTORIES}.items():
+    owned = {"E": (LogExplorer,), "L": (Judge, log_history.Checker), "H": HISTORIES}
+    for letter, owners in owned.items():
         for owner in owners:
             for name, check in vars(owner).items():
                 yield letter, _head(check) | (_named(name) if _head(check) else set())
@@ -161,7 +163,7 @@ def _finder(mutant: Mutant) -> str:
     if mutant.is_equivalent:
         return "="
     if mutant in LOG_MUTANTS:
-        return "C" if mutant.name in CLAIMS else "L"
+        return "C" if mutant.name in CLAIMS else "L" if mutant.scope is None else "E"
     if mutant.is_of_services:
         return "W"
     return "S" if mutant.scope is None else "E"

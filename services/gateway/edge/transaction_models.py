@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
+from quorumlog.protocol.log import LOG_LEDGERS_MAX
 from quorumlog.protocol.transaction import Sealed, Transaction
 from quorumlog.wire.bodies import LogName
-from quorumlog.wire.log_bodies import LOG_LEDGERS_MAX
 from quorumlog.wire.transaction_bodies import APP_CHARS_MAX, EXPIRES_IN_S
 from services.gateway.edge.models import DATE_TIME, Id, IdOrNone, Model, Text
 from services.gateway.logs.transactions import EXPIRES_IN_S as EXPIRES_IN_S_DEFAULT

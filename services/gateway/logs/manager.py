@@ -6,8 +6,9 @@ Any gateway takes any request: it forwards to the log's owner, or becomes it (`o
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from quorumlog.errors import (
@@ -17,33 +18,25 @@ from quorumlog.errors import (
     InvalidRequest,
     LogClosed,
     LogExists,
-    LogFenced,
-    MetadataUnavailable,
     NoSuchLedger,
     NoSuchLog,
-    NoSuchTransaction,
     QuorumLogError,
     QuorumTimeout,
-    SequenceGap,
-    StaleProducer,
-    TransactionAborted,
-    TransactionCommitted,
-    UnexpectedOffset,
     VersionConflict,
     WriterLost,
 )
 from quorumlog.protocol.log import LogMetadata, LogSettings
+from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.messages import NOT_OWNER, NotOwner
+from quorumlog.protocol.log.owner import not_the_owner
 from quorumlog.protocol.metadata import State, Writer
 from quorumlog.protocol.transaction import Transaction
-from services.gateway.logs.clock import Clock, wall_ms
-from services.gateway.logs.owner import LogOwner, OwnerEnded
+from services.gateway.logs.owner import LogOwner, refuse
 from services.gateway.logs.ownership import (
     Ownership,
     Remote,
     Slot,
     Times,
-    ending,
-    not_the_owner,
 )
 from services.gateway.logs.ports import (
     Append,
@@ -70,26 +63,6 @@ more to do. The next round goes on behind them."""
 
 _VIEWS_AT_ONCE: Final = 32
 """Logs of a page whose ends are asked for at once."""
-
-_FINAL: Final = (
-    NoSuchTransaction,
-    TransactionAborted,
-    TransactionCommitted,
-    InvalidRequest,
-    NoSuchLog,
-    LogClosed,
-)
-"""Refusals that hold whoever owns the log."""
-
-_BY_STATE: Final = (
-    UnexpectedOffset,
-    SequenceGap,
-    ExpiredProducer,
-    StaleProducer,
-    LogFenced,
-    InvalidRequest,
-)
-"""Refusals that hold for the state of the log that the owner knows, and only while it owns it."""
 
 
 @dataclass(slots=True)
@@ -129,19 +102,20 @@ class LogManager:
         store: LogStore,
         peers: Peers,
         times: Times | None = None,
-        wall_ms: Callable[[], int] = wall_ms,
+        wall_ms: Callable[[], int] | None = None,
     ) -> None:
         self._engine, self._store, self._peers = engine, store, peers
         self.times = times or Times()
         self.counts = Counts()
         self._orphans_after: int | None = None
         """Where a round stopped that met too many orphans which can't be deleted."""
+        loop, wall = asyncio.get_running_loop(), wall_ms or _wall_ms
         self.ownership = Ownership(
             engine=engine,
             store=store,
             peers=peers,
             times=self.times,
-            clock=Clock(store.database_ms, wall_ms),
+            now=lambda: Now(wall(), store.database_ms(), loop.time()),
             append=self.append,
         )
         self._reader = LogReader(
@@ -207,8 +181,7 @@ class LogManager:
                         raise NoSuchLog(f"the log {name} was deleted", log=name) from changed
                     row = changed.current
             again = await self.ownership.retire(slot)
-            for pending in again:
-                pending.resolve(NoSuchLog(f"the log {name} was deleted", log=name))
+            refuse(again, NoSuchLog(f"the log {name} was deleted", log=name))
             slot.remote = None
             self.ownership.forget(slot)
         await self._drop([item.ledger_id for item in row.items])
@@ -308,10 +281,10 @@ class LogManager:
 
     async def open(self, name: str, owner: str) -> tuple[int, int]:
         """Open the log for one writer, by the seeds' steps: its token, and the next offset."""
-        taken = await self.ownership.force(name, create=True, finish=lambda row: row.opened(owner))
-        item = taken.log.last_item
+        row = await self.ownership.force(name, create=True, finish=lambda row: row.opened(owner))
+        item = row.last_item
         assert item is not None
-        return taken.log.writer_token, item.first_offset or 0
+        return row.writer_token, item.first_offset or 0
 
     async def close(self, name: str) -> LogView:
         """Close the log for good."""
@@ -354,7 +327,7 @@ class LogManager:
     async def _through_owner(
         self,
         name: str,
-        here: Callable[[LogOwner], Coroutine[Any, Any, T]],
+        here: Callable[[LogOwner], Awaitable[T | NotOwner]],
         there: Callable[[Writer], Awaitable[T]],
     ) -> T:
         """Let the log's owner do something, whoever that is by then: what may be done twice, since
@@ -365,10 +338,10 @@ class LogManager:
             while True:
                 route = await self.ownership.route(slot)
                 if isinstance(route, LogOwner):
-                    try:
-                        return await self._by_owner(route, here)
-                    except OwnerEnded:
-                        continue
+                    done = await here(route)
+                    if done is not NOT_OWNER:
+                        return done
+                    continue
                 try:
                     return await self._forward(route, there(route.writer))
                 except PeerLost:
@@ -378,34 +351,14 @@ class LogManager:
                         raise
                     await self.ownership.reroute(slot, route, is_suspect=False)
 
-    async def _as_owner(self, name: str, here: Callable[[LogOwner], Coroutine[Any, Any, T]]) -> T:
+    async def _as_owner(self, name: str, here: Callable[[LogOwner], Awaitable[T | NotOwner]]) -> T:
         """Do something for another gateway that took this one for the owner."""
         async with self._deadline(name):
             route = await self.ownership.route(self.ownership.slot(name))
-            if not isinstance(route, LogOwner):
+            done = await here(route) if isinstance(route, LogOwner) else NOT_OWNER
+            if done is NOT_OWNER:
                 raise not_the_owner(name)
-            try:
-                return await self._by_owner(route, here)
-            except OwnerEnded as error:
-                raise not_the_owner(name) from error
-
-    async def _by_owner(
-        self, owner: LogOwner, here: Callable[[LogOwner], Coroutine[Any, Any, T]]
-    ) -> T:
-        """Let an owner in this process do something. Raises: OwnerEnded where it is one no more, and
-        its refusal means nothing.
-        """
-        try:
-            return await self.ownership.finished(here(owner), ending(owner.log.name))
-        except _FINAL:
-            raise
-        except _BY_STATE:
-            await owner.check_owns()
-            raise
-        except QuorumLogError as error:
-            if owner.is_ended:
-                raise OwnerEnded from error
-            raise
+            return done
 
     async def read(
         self,
@@ -472,10 +425,10 @@ class LogManager:
         while True:
             route = await self.ownership.route(slot)
             if isinstance(route, LogOwner):
-                try:
-                    done = await self._append_by(route, call)
-                except OwnerEnded:
+                pending = route.append(call)
+                if pending is None:
                     continue
+                done = await pending
                 self.counts.add(call, done)
                 return done
             if is_forwarded:
@@ -485,7 +438,7 @@ class LogManager:
                 return await self._forward(route, asked)
             except PeerLost as lost:
                 if lost.sent and call.producer is None:
-                    slot.remote = None if slot.remote is route else slot.remote
+                    self.ownership.forget_remote(slot, route)
                     raise WriterLost(
                         f"the log's owner went away while it appended: {lost}",
                         log=slot.name,
@@ -496,24 +449,6 @@ class LogManager:
                 if error.outcome != NOT_DONE:
                     raise
                 await self.ownership.reroute(slot, route, is_suspect=False)
-
-    async def _append_by(self, owner: LogOwner, call: Append) -> LogAppended:
-        """Let an owner in this process append. Raises: OwnerEnded, and nothing of it was done by
-        this owner.
-        """
-        pending = owner.append(call)
-        try:
-            done = await asyncio.shield(pending.future)
-        except _BY_STATE:
-            await owner.check_owns()
-            raise
-        if done.is_duplicate:
-            # What an owner remembers may be of a log that is deleted, and whose name was given again.
-            try:
-                await owner.check_owns()
-            except MetadataUnavailable as error:
-                raise error.with_outcome(UNKNOWN) from error
-        return done
 
     async def _forward(self, remote: Remote, asked: Awaitable[T]) -> T:
         """What the owner answers; give up when it does not live any more (rule 11)."""
@@ -533,3 +468,8 @@ class LogManager:
     async def drain(self) -> None:
         """Hand the logs that are owned here over to whoever comes next."""
         await self.ownership.drain()
+
+
+def _wall_ms() -> int:
+    """The clock of this machine."""
+    return int(datetime.now(UTC).timestamp() * 1000)

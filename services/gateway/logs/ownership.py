@@ -7,7 +7,6 @@ the owner by the row, and takes over when that very process does not answer for 
 
 import asyncio
 import contextlib
-import copy
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -15,24 +14,22 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from quorumlog.errors import (
-    NOT_DONE,
-    UNKNOWN,
     EntryUnavailable,
     LogClosed,
     NoSuchLedger,
     NoSuchLog,
-    NotTheOwner,
     Overloaded,
     QuorumLogError,
-    WriterLost,
 )
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
-from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
-from services.gateway.logs.clock import Clock
+from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.owner import not_the_owner
+from quorumlog.protocol.log.takeover import Finish, Takeover, ending
+from quorumlog.protocol.metadata import State, Writer
+from services.gateway.logs.driver import World
 from services.gateway.logs.offsets import OffsetIndex
-from services.gateway.logs.owner import LogOwner, OwnerEnded
-from services.gateway.logs.pending import Pending
+from services.gateway.logs.owner import LogOwner, Waiting, lose, refuse, resolve
 from services.gateway.logs.ports import (
     Append,
     LogAppended,
@@ -40,7 +37,7 @@ from services.gateway.logs.ports import (
     LogStore,
     Peers,
 )
-from services.gateway.logs.takeover import Finish, Taken, take_over
+from services.gateway.logs.takeover import take_over
 from services.gateway.rereads import Rereads
 
 log = logging.getLogger(__name__)
@@ -100,7 +97,8 @@ class Slot:
 class Ownership:
     """The owners of logs, here and elsewhere.
 
-    Invariant: whoever changes what a slot says holds its lock.
+    Invariant: whoever puts an owner or a remote into a slot, or takes an owner out, holds its lock. A
+    remote that was found to be wrong is forgotten by whoever finds it so (`forget_remote`).
     """
 
     def __init__(
@@ -110,13 +108,14 @@ class Ownership:
         store: LogStore,
         peers: Peers,
         times: Times,
-        clock: Clock,
+        now: Callable[[], Now],
         append: Callable[[str, Append], Awaitable[LogAppended]],
     ) -> None:
         """`append` appends through whoever owns a log: for what must be appended again."""
         self._engine, self._store, self._peers = engine, store, peers
-        self.times, self._clock = times, clock
+        self.times = times
         self.index = OffsetIndex()
+        self._world = World(engine, store, now, self.index, self.task, times.jitter_s)
         self.takeovers = 0
         self._append = append
         self._slots: dict[str, Slot] = {}
@@ -192,20 +191,24 @@ class Ownership:
         """The owner that was known could not be reached, or is none any more: look again."""
         if not is_suspect:
             await self._jitter()
-        if slot.remote is remote:
-            slot.remote = None
+        self.forget_remote(slot, remote)
         if slot.route is None:
             await self._search(slot, suspect=remote.writer if is_suspect else None)
 
-    async def force(self, name: str, *, create: bool, finish: Finish) -> Taken:
+    def forget_remote(self, slot: Slot, remote: Remote) -> None:
+        """That process could not be reached, or does not own the log any more."""
+        if slot.remote is remote:
+            slot.remote = None
+
+    async def force(self, name: str, *, create: bool, finish: Finish) -> LogMetadata:
         """Take the log over from whoever owns it, whatever becomes of the one who asked."""
         await self._store.get(name)
         work = self._force_locked(self.slot(name), create=create, finish=finish)
         return await self.finished(work, ending(name))
 
-    async def _force_locked(self, slot: Slot, *, create: bool, finish: Finish) -> Taken:
+    async def _force_locked(self, slot: Slot, *, create: bool, finish: Finish) -> LogMetadata:
         async with slot.lock:
-            again: list[Pending] = []
+            again: list[Waiting] = []
             try:
                 for _ in range(_CONFLICTS_MAX):
                     row = await self._store.get(slot.name)
@@ -222,18 +225,19 @@ class Ownership:
                 else:
                     raise Overloaded("the log changes all the time", log=slot.name)
             except QuorumLogError as error:
-                _refuse(again, error)
+                refuse(again, error)
                 raise
             except asyncio.CancelledError:
-                _refuse(again, not_the_owner(slot.name))
+                refuse(again, not_the_owner(slot.name))
                 raise
             slot.remote = None
+            row, machine = taken
             if create:
-                slot.owner = self._owner(slot, taken)
-                _adopt(slot.owner, again)
+                slot.owner = self._owner(slot, row, machine)
+                slot.owner.adopt(again)
             else:
-                _refuse(again, LogClosed(f"the log {slot.name} is closed", log=slot.name))
-            return taken
+                refuse(again, LogClosed(f"the log {slot.name} is closed", log=slot.name))
+            return row
 
     async def _search(self, slot: Slot, *, suspect: Writer | None = None) -> LogOwner | Remote:
         """Find or become the owner. One search for all who wait; none of them ends it."""
@@ -242,7 +246,7 @@ class Ownership:
         try:
             return await _shared(slot.search, not_the_owner(slot.name))
         except QuorumLogError as error:
-            raise _copied(error) from error
+            raise error.replace() from error  # each waiter raises an error of its own
 
     async def _search_locked(self, slot: Slot, suspect: Writer | None) -> LogOwner | Remote:
         async with slot.lock:
@@ -251,7 +255,7 @@ class Ownership:
             return await self._establish(slot, await self.retire(slot), suspect=suspect)
 
     async def _establish(
-        self, slot: Slot, again: Sequence[Pending], *, suspect: Writer | None = None
+        self, slot: Slot, again: Sequence[Waiting], *, suspect: Writer | None = None
     ) -> LogOwner | Remote:
         """Find the owner by the row, or become it; `again` is appended first. Call with the slot's
         lock held and no owner in it.
@@ -259,14 +263,14 @@ class Ownership:
         try:
             route = await self._find_or_become(slot, suspect)
         except QuorumLogError as error:
-            _refuse(again, error)
+            refuse(again, error)
             raise
         except asyncio.CancelledError:
-            _refuse(again, not_the_owner(slot.name))
+            refuse(again, not_the_owner(slot.name))
             raise
         if isinstance(route, LogOwner):
             slot.owner = route
-            _adopt(route, again)
+            route.adopt(again)
         else:
             slot.remote = route
             self._resend(slot, again)
@@ -290,7 +294,7 @@ class Ownership:
                     return remote
                 taken = await self._take_over(row, create=True)
                 if taken is not None:
-                    return self._owner(slot, taken)
+                    return self._owner(slot, *taken)
             await self._jitter()
         raise Overloaded("the log changes hands all the time", log=slot.name)
 
@@ -320,16 +324,9 @@ class Ownership:
 
     async def _take_over(
         self, row: LogMetadata, *, create: bool, finish: Finish = lambda row: row
-    ) -> Taken | None:
+    ) -> tuple[LogMetadata, Takeover] | None:
         try:
-            taken = await take_over(
-                row,
-                engine=self._engine,
-                store=self._store,
-                clock=self._clock,
-                create=create,
-                finish=finish,
-            )
+            taken = await take_over(row, self._world, creates=create, finish=finish)
         except (NoSuchLedger, NoSuchLog):
             raise
         except QuorumLogError as error:
@@ -344,27 +341,21 @@ class Ownership:
             self.takeovers += 1
             log.info(
                 "log-taken-over",
-                extra={"log": row.name, "version": taken.log.version, "writes": create},
+                extra={"log": row.name, "version": taken[0].version, "writes": create},
             )
         return taken
 
-    def _owner(self, slot: Slot, taken: Taken) -> LogOwner:
+    def _owner(self, slot: Slot, row: LogMetadata, taken: Takeover) -> LogOwner:
         return LogOwner(
-            log=taken.log,
-            engine=self._engine,
-            store=self._store,
-            producers=taken.producers,
-            clock=self._clock,
-            index=self.index,
+            taken,
+            row,
+            self._world,
+            settle_s=self.times.settle_s,
             on_end=lambda owner: self._ended(slot, owner),
-            on_roll=self._due,
         )
 
     def _ended(self, slot: Slot, owner: LogOwner) -> None:
         self._spawn(self._settle(slot, owner))
-
-    def _due(self, owner: LogOwner) -> None:
-        self._spawn(owner.roll_by_itself())
 
     async def heal(self, name: str, ledger_id: int) -> bool:
         """Take a log over because the writer of a ledger of it can't be reached: a read must not
@@ -412,69 +403,30 @@ class Ownership:
                 with contextlib.suppress(QuorumLogError):
                     await self._establish(slot, again)
 
-    def _resend(self, slot: Slot, again: Sequence[Pending]) -> None:
+    def _resend(self, slot: Slot, again: Sequence[Waiting]) -> None:
         if again:
             self._spawn(self._resend_all(slot, again))
 
-    async def _resend_all(self, slot: Slot, again: Sequence[Pending]) -> None:
+    async def _resend_all(self, slot: Slot, again: Sequence[Waiting]) -> None:
         """Append again what certainly was not, in order, through whoever owns the log now."""
-        for index, pending in enumerate(again):
-            if pending.future.done():
+        for index, (future, call) in enumerate(again):
+            if future.done():
                 continue
             try:
-                pending.resolve(await self._append(slot.name, pending.call))
+                resolve(future, await self._append(slot.name, call))
             except QuorumLogError as error:
-                pending.resolve(error)
+                resolve(future, error)
             except asyncio.CancelledError:
-                _lose((pending,), ending(slot.name))
-                _refuse(again[index:], not_the_owner(slot.name))
+                lose(again[index : index + 1], ending(slot.name))
+                refuse(again[index + 1 :], not_the_owner(slot.name))
                 raise
 
-    async def retire(self, slot: Slot) -> list[Pending]:
+    async def retire(self, slot: Slot) -> list[Waiting]:
         """Part from the owner in this process, if there is one: what it had in flight is answered
         where the end of its ledger says so; gives those that certainly were not appended.
         """
         owner, slot.owner = slot.owner, None
-        if owner is None:
-            return []
-        owner.retire()
-        in_flight, waiting = list(owner.in_flight), list(owner.waiting)
-        owner.in_flight.clear()
-        owner.waiting.clear()
-        if not in_flight:
-            return waiting
-        try:
-            ledger = await self._recover(owner.ledger_id)
-        except NoSuchLedger:
-            # Another owner has ended it, and it was truncated or deleted with the log since.
-            _lose(in_flight, WriterLost("the ledger that it went to is gone", log=slot.name))
-            return waiting
-        except QuorumLogError as error:
-            _lose(in_flight, error)
-            return waiting
-        except asyncio.CancelledError:
-            _lose(in_flight, ending(slot.name))
-            _refuse(waiting, not_the_owner(slot.name))
-            raise
-        assert ledger.last_entry is not None
-        again = []
-        for pending in in_flight:
-            if pending.entry_id <= ledger.last_entry:
-                pending.resolve(pending.answer(owner.ledger_id))
-            else:
-                again.append(pending)
-        return again + waiting
-
-    async def _recover(self, ledger_id: int) -> LedgerMetadata:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.times.settle_s
-        while True:
-            try:
-                return await self._engine.recover(ledger_id)
-            except QuorumLogError as error:
-                if not error.retryable or loop.time() > deadline:
-                    raise
-            await self._jitter()
+        return [] if owner is None else await owner.retire()
 
     @property
     def owned(self) -> int:
@@ -501,11 +453,8 @@ class Ownership:
             async with asyncio.timeout(self.times.drain_s), slot.lock:
                 if slot.owner is None:
                     return
-                ledger_id = slot.owner.ledger_id
-                await slot.owner.settled()
-                with contextlib.suppress(QuorumLogError):
-                    await self._engine.close(ledger_id)
-                _refuse(await self.retire(slot), not_the_owner(slot.name))
+                await slot.owner.release()
+                refuse(await self.retire(slot), not_the_owner(slot.name))
                 row = await self._store.get(slot.name)
                 last = row.last_item
                 # Who was displaced, and did not know it, must not end the owner after him.
@@ -536,18 +485,8 @@ class Ownership:
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, QuorumLogError | OwnerEnded):
+        if error is not None and not isinstance(error, QuorumLogError):
             log.error("log-task-failed", exc_info=error)
-
-
-def not_the_owner(name: str) -> NotTheOwner:
-    """What a gateway is told that forwarded to one which does not own the log: nothing was done."""
-    return NotTheOwner("this gateway does not own the log", log=name)
-
-
-def ending(name: str) -> WriterLost:
-    """What a request is told whose work ended with this process: nobody can say what became of it."""
-    return WriterLost("this gateway is about to end", log=name, retryable=True)
 
 
 async def _shared(task: asyncio.Task[T], ended: QuorumLogError) -> T:
@@ -559,25 +498,3 @@ async def _shared(task: asyncio.Task[T], ended: QuorumLogError) -> T:
         if task.cancelled() and mine is not None and not mine.cancelling():
             raise ended from None
         raise
-
-
-def _copied(error: QuorumLogError) -> QuorumLogError:
-    """Each waiter gets an error of its own: raising one adds to its traceback."""
-    return copy.copy(error)
-
-
-def _refuse(pendings: Sequence[Pending], error: QuorumLogError) -> None:
-    """These requests certainly were not done."""
-    for pending in pendings:
-        pending.resolve(_copied(error).with_outcome(NOT_DONE))
-
-
-def _lose(pendings: Sequence[Pending], error: QuorumLogError) -> None:
-    """Whether these requests were done, nobody can say."""
-    for pending in pendings:
-        pending.resolve(_copied(error).with_outcome(UNKNOWN))
-
-
-def _adopt(owner: LogOwner, pendings: Sequence[Pending]) -> None:
-    for pending in pendings:
-        owner.adopt(pending)

@@ -11,10 +11,11 @@ from pydantic import Field, ValidationError
 
 from quorumlog.errors import NOT_DONE, UNKNOWN, BadRequest, InvalidRequest, WriterLost
 from quorumlog.protocol import batch
+from quorumlog.protocol.log import LOG_LEDGERS_MAX
 from quorumlog.protocol.metadata import Writer
 from quorumlog.protocol.transaction import Transaction
 from quorumlog.wire.bodies import LOG_NAME, Body
-from quorumlog.wire.log_bodies import LOG_LEDGERS_MAX, Number
+from quorumlog.wire.log_bodies import Number
 from quorumlog.wire.transaction_bodies import SealedBody, TransactionId, TransactionRow
 from services.gateway.engine.peers import INSTANCE, Peers
 from services.gateway.logs.manager import LogManager

@@ -5,47 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from quorumlog.protocol.batch import ProducerSeq, Record
+from quorumlog.protocol.batch import Record
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.log.messages import Append, LogAppended, Publish
 from quorumlog.protocol.metadata import LedgerMetadata, Writer
 from quorumlog.protocol.transaction import Sealed, Transaction
 from quorumlog.wire.bodies import BookieList
 from services.gateway.interface import Appended, Confirmation, LedgerOptions, ReadResult
 
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """One request to append to a log: its records become one entry (rule 25)."""
-
-    records: tuple[Record, ...]
-    producer: ProducerSeq | None = None
-    expect: int | None = None
-    token: int | None = None
-    since: int = 0
-    """The log's end before `producer` had sent anything (rule 26a). 0: it does not say."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogAppended:
-    """Where the records of one request are, durable."""
-
-    first_offset: int
-    last_offset: int
-    ledger_id: int
-    entry_id: int
-    is_duplicate: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """A commit: these ledgers of a transaction come onto its log, in this order (rule 28)."""
-
-    transaction: str
-    ledgers: tuple[Sealed, ...]
-    overwrite: bool = False
-    """What was on the log before is dropped by it."""
-    token: int | None = None
+__all__ = ["Append", "LogAppended", "Publish"]
+"""What clients ask of a log is the machines' language; what reads give is this module's."""
 
 
 @dataclass(frozen=True, slots=True)

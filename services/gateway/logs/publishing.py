@@ -7,8 +7,8 @@ from typing import Final
 from quorumlog.errors import InvalidRequest, NoSuchLedger
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import Sealed
+from services.gateway.logs.ends import end_of
 from services.gateway.logs.ports import LogEngine
-from services.gateway.logs.takeover import end_of
 
 _AT_ONCE: Final = 32
 """Ledgers whose ends are read at once."""

@@ -18,6 +18,7 @@ from quorumlog.protocol import batch
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from services.gateway.interface import Confirmation
+from services.gateway.logs.ends import head_reader, read_head
 from services.gateway.logs.offsets import OffsetIndex, find_entry
 from services.gateway.logs.ports import (
     LogBatch,
@@ -27,7 +28,6 @@ from services.gateway.logs.ports import (
     LogRecord,
     LogStore,
 )
-from services.gateway.logs.takeover import head_reader, read_head
 
 Start = int | Literal["earliest", "latest"]
 

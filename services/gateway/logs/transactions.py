@@ -26,8 +26,8 @@ from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
 from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.gateway.engine import Engine
 from services.gateway.interface import Appended, LedgerOptions
+from services.gateway.logs.driver import options_of
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.owner import options_of
 from services.gateway.logs.ports import LogStore, Publish
 from services.gateway.logs.sweep import ORPHAN_AGE_S
 

@@ -12,6 +12,7 @@ from pydantic import Field, StringConstraints, model_validator
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.log import (
+    LOG_LEDGERS_MAX,
     PRODUCERS_MAX,
     Answer,
     LogItem,
@@ -23,9 +24,6 @@ from quorumlog.protocol.log import (
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 from quorumlog.wire.bodies import HEADS_MAX, Attempt, Body, LedgerId, LogName, Text, Version
-
-LOG_LEDGERS_MAX = 10_000
-"""Ledgers in one log: retention or `truncate` must drop some before more are added."""
 
 Number = Annotated[int, Field(ge=0, le=ID_MAX)]
 AnswerRow = tuple[Number, Number, Number, LedgerId, Number, Text]

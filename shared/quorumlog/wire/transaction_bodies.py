@@ -4,6 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
+from quorumlog.protocol.log import LOG_LEDGERS_MAX
 from quorumlog.protocol.transaction import (
     Sealed,
     Transaction,
@@ -11,7 +12,7 @@ from quorumlog.protocol.transaction import (
     TransactionState,
 )
 from quorumlog.wire.bodies import Attempt, Body, EntryIdOrNone, LedgerId, LogName, Text
-from quorumlog.wire.log_bodies import LOG_LEDGERS_MAX, LogRow, Number
+from quorumlog.wire.log_bodies import LogRow, Number
 
 TRANSACTION_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 """A transaction's id; it is part of URLs."""

@@ -24,6 +24,9 @@ ANSWERS_MAX = 64
 """Answers that are kept for each producer, so that a repeat gets the first one again: more than a
 client has in flight."""
 
+LOG_LEDGERS_MAX = 10_000
+"""Ledgers in one log: retention or `truncate` must drop some before more are added."""
+
 ROW_ANSWERS_MAX = 4096
 """Answers in a row's producer table all in all, about 400 KiB of JSON; each producer keeps at
 least one, which is its place in its sequence."""

@@ -36,9 +36,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from quorumlog import header
 from quorumlog.errors import ExpiredProducer, InvalidRequest, SequenceGap, StaleProducer
 from quorumlog.protocol.batch import ProducerSeq
-from quorumlog.protocol.log import ANSWERS_MAX, PRODUCERS_MAX, Answer, Producer, bounded
+from quorumlog.protocol.log.row import ANSWERS_MAX, PRODUCERS_MAX, Answer, Producer, bounded
 
 EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
 """A producer that was silent for so long, by the log's append times, is forgotten (Kafka's default for
@@ -102,12 +103,24 @@ class ProducerTable(Generic[P]):
             raise _gap(request, state.next_seq)
         return _repeated(state, request, content)
 
-    def begin(self, request: ProducerSeq, content: str, pending: P) -> None:
-        """A request that `find` knew nothing of is in flight from now on."""
+    def begin(self, request: ProducerSeq, content: str, pending: P) -> object:
+        """A request that `find` knew nothing of is in flight from now on. Gives what `undo` needs."""
+        before = self._states.get(request.id)
         state = self._state(request)
         assert request.seq == state.next_seq, "find() comes first"
         state.in_flight[request.seq] = (content, pending)
         state.next_seq += 1
+        return None if before is state else before
+
+    def undo(self, request: ProducerSeq, before: object) -> None:
+        """The request that was begun last was not taken after all."""
+        state = self._states[request.id]
+        del state.in_flight[request.seq]
+        state.next_seq -= 1
+        if isinstance(before, _State):
+            self._states[request.id] = before
+        elif request.seq == 0:
+            del self._states[request.id]
 
     def done(self, request: ProducerSeq, answer: Answer, *, now_ms: int) -> None:
         """A request is acknowledged, appended at the log's `now_ms`. One that was never begun (a
@@ -197,5 +210,5 @@ def _repeated(state: _State[P], request: ProducerSeq, content: str) -> Answer | 
             return pending[1]
     raise InvalidRequest(
         f"request {request.seq} of producer {request.id} had another content",
-        errors=[{"pointer": "Producer-Seq", "detail": "was used for other records"}],
+        errors=[{"pointer": header.PRODUCER_SEQ, "detail": "was used for other records"}],
     )

@@ -1,0 +1,296 @@
+"""Runs one machine of a log (`protocol/log`) in the world of a gateway.
+
+The driver is the machine's serial executor, as `net/driver.py` is of a ledger's machine: events are
+stepped one at a time, in the order in which they came, without a task. Each question takes a task of
+its own; appends to the ledger are callbacks.
+"""
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+from quorumlog.errors import (
+    EntryLost,
+    EntryUnavailable,
+    InvalidRequest,
+    Overloaded,
+    QuorumLogError,
+    TooLarge,
+    WriterLost,
+)
+from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.messages import (
+    Answered,
+    Ask,
+    BatchesRead,
+    CloseLedger,
+    Commit,
+    Committed,
+    CountBookies,
+    CreateLedger,
+    DeleteLedger,
+    Effect,
+    EntriesDurable,
+    Event,
+    MeasureLedger,
+    OwnerEnded,
+    Pause,
+    PlaceKnown,
+    Question,
+    ReadBatches,
+    ReadLedger,
+    ReadLog,
+    ReadTransaction,
+    RecoverLedger,
+    Resolve,
+    RowChanged,
+    Settled,
+    Stopped,
+    Submit,
+    SubmitFailed,
+    SubmitRefused,
+    SwapLog,
+    TakeoverDone,
+    Wait,
+)
+from quorumlog.protocol.metadata import DigestKind
+from services.gateway.interface import Appended, LedgerOptions
+from services.gateway.logs.ends import end_of
+from services.gateway.logs.offsets import OffsetIndex
+from services.gateway.logs.ports import LogChanged, LogEngine, LogStore
+
+log = logging.getLogger(__name__)
+
+_REPLAY_BYTES: Final = 4 << 20
+"""What a replay reads at once."""
+
+_ROLL_AGAIN_S: Final = 2.0
+"""After a roll by itself failed, the next one waits for so long."""
+
+_SUBMIT_BYTES: Final = 1 << 20
+"""What is submitted together is acknowledged together: no more than the ledger's handle sends at once."""
+
+Told = Resolve | OwnerEnded | Settled | TakeoverDone
+"""What a machine says to its owner."""
+
+
+class Machine(Protocol):
+    """Anything that steps."""
+
+    def step(self, event: Event, now: Now) -> list[Effect]:
+        """What to do now that this has happened."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What drivers of a gateway's logs stand on."""
+
+    engine: LogEngine
+    store: LogStore
+    now: Callable[[], Now]
+    index: OffsetIndex
+    start: Callable[[Coroutine[Any, Any, None]], Any]
+    """Runs a task until the gateway stops."""
+    jitter_s: float
+    """Between two questions for the end of a ledger, at most."""
+
+
+class LogDriver:
+    """One machine of a log and its serial executor.
+
+    Invariants: `step` is never entered twice at a time; each question is answered once, or the
+    machine hears that the process stops.
+    """
+
+    __slots__ = ("_inbox", "_is_stepping", "_machine", "_name", "_tell", "_world")
+
+    def __init__(
+        self, machine: Machine, name: str, world: World, tell: Callable[[Told], None]
+    ) -> None:
+        """`name` is the log's; `tell` must not raise."""
+        self._machine, self._name, self._world, self._tell = machine, name, world, tell
+        self._inbox: deque[Event] = deque()
+        self._is_stepping = False
+
+    def post(self, event: Event) -> None:
+        """Let the machine hear of an event: now, or after those that it hears of at present."""
+        inbox = self._inbox
+        inbox.append(event)
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            while inbox:
+                for effect in self._machine.step(inbox.popleft(), self._world.now()):
+                    self._perform(effect)
+        except Exception:
+            # A defect of ours: the machine's state can't be believed any more.
+            log.exception("log-machine-broke", extra={"log": self._name})
+            inbox.clear()
+            for effect in self._machine.step(Stopped(), self._world.now()):
+                self._perform(effect)
+        finally:
+            self._is_stepping = False
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Resolve() | OwnerEnded() | Settled() | TakeoverDone():
+                self._tell(effect)
+            case Submit():
+                self._submit(effect)
+            case Ask(number, question):
+                self._world.start(self._answer(number, question))
+            case PlaceKnown(ledger_id, records, entry_id):
+                self._world.index.points(ledger_id).add(records, entry_id)
+
+    # --- appends ---------------------------------------------------------------------------------
+
+    def _submit(self, effect: Submit) -> None:
+        first, error = effect.first_entry, None
+        for payloads in _cut(effect.payloads):
+            error = self._send(effect.ledger_id, first, payloads)
+            if isinstance(error, Overloaded) and len(payloads) > 1:
+                # There may be room for some of them.
+                for payload in payloads:
+                    error = self._send(effect.ledger_id, first, (payload,))
+                    if error is not None:
+                        break
+                    first += 1
+            else:
+                first += len(payloads) if error is None else 0
+            if error is not None:
+                is_over = not isinstance(error, Overloaded | InvalidRequest | TooLarge)
+                self.post(SubmitRefused(first, error, is_over))
+                return
+
+    def _send(self, ledger_id: int, first: int, payloads: Sequence[bytes]) -> QuorumLogError | None:
+        """Begin an append, or say why it does not begin."""
+        try:
+            submitted = self._world.engine.submit(ledger_id, payloads, expect=first)
+        except QuorumLogError as error:
+            return error
+        submitted.add_done_callback(
+            partial(self._submitted, ledger_id, first, first + len(payloads) - 1)
+        )
+        return None
+
+    def _submitted(
+        self, ledger_id: int, first: int, last: int, done: asyncio.Future[Appended]
+    ) -> None:
+        error = None if done.cancelled() else done.exception()
+        if isinstance(error, QuorumLogError):
+            self.post(SubmitFailed(ledger_id, error))
+        elif done.cancelled() or error is not None:
+            self.post(SubmitFailed(ledger_id, WriterLost(f"the append has ended: {error!r}")))
+        elif done.result().first != first:
+            wrong = WriterLost("an entry got another id than the one it was encoded for")
+            self.post(SubmitFailed(ledger_id, wrong))
+        else:
+            self.post(EntriesDurable(ledger_id, last))
+
+    # --- questions -------------------------------------------------------------------------------
+
+    async def _answer(self, number: int, question: Question) -> None:
+        value: Any
+        try:
+            value = await self._ask(question)
+        except LogChanged as changed:
+            value = RowChanged(changed.current)
+        except QuorumLogError as error:
+            value = error
+        except asyncio.CancelledError:
+            self.post(Stopped())
+            raise
+        except Exception as error:
+            log.exception("log-question-broke", extra={"log": self._name})
+            value = QuorumLogError(repr(error), log=self._name)
+        self.post(Answered(number, value))
+
+    async def _ask(self, question: Question) -> Any:
+        engine, store = self._world.engine, self._world.store
+        match question:
+            case ReadLog(name):
+                return await store.get(name)
+            case SwapLog(row):
+                return await store.cas(row)
+            case ReadTransaction(transaction):
+                return await store.transaction(transaction)
+            case Commit(transaction, ledgers, row):
+                return Committed(*await store.commit(transaction, ledgers, row))
+            case CreateLedger(row):
+                return await engine.create(options_of(row))
+            case ReadLedger(ledger_id):
+                return await engine.get(ledger_id)
+            case RecoverLedger(ledger_id):
+                return await engine.recover(ledger_id)
+            case CloseLedger(ledger_id):
+                return await engine.close(ledger_id)
+            case MeasureLedger(row):
+                return await end_of(row, engine)
+            case ReadBatches():
+                return await self._read(question)
+            case DeleteLedger(ledger_id):
+                return await store.delete_unnamed(ledger_id)
+            case CountBookies():
+                states = [bookie.state for bookie in (await engine.bookies()).bookies]
+                return states.count("writable")
+            case Wait(pause):
+                jitter_s = self._world.jitter_s * random.uniform(0.1, 1.0)  # noqa: S311
+                return await asyncio.sleep(jitter_s if pause is Pause.SETTLE else _ROLL_AGAIN_S)
+
+    async def _read(self, asked: ReadBatches) -> BatchesRead:
+        try:
+            found = await self._world.engine.read(
+                asked.ledger_id,
+                asked.first,
+                last=asked.last,
+                limit=10_000,
+                max_bytes=_REPLAY_BYTES,
+            )
+        except EntryLost as error:
+            return BatchesRead((), error.members["next"], is_lost=True)
+        if found.next <= asked.first:
+            raise EntryUnavailable(
+                "an entry of a closed ledger", ledger_id=asked.ledger_id, entry_id=asked.first
+            )
+        entries = tuple(
+            (entry_id, bytes(run.payload(index)))
+            for run in found.runs
+            for index, entry_id in enumerate(run.ids)
+        )
+        return BatchesRead(entries, found.next)
+
+
+def _cut(payloads: Sequence[bytes]) -> list[Sequence[bytes]]:
+    """The payloads in groups of a bounded size, in order."""
+    if sum(map(len, payloads)) <= _SUBMIT_BYTES:
+        return [payloads]
+    groups: list[Sequence[bytes]] = []
+    begin = size = 0
+    for index, payload in enumerate(payloads):
+        if index > begin and size + len(payload) > _SUBMIT_BYTES:
+            groups.append(payloads[begin:index])
+            begin, size = index, 0
+        size += len(payload)
+    return [*groups, payloads[begin:]]
+
+
+def options_of(log: LogMetadata) -> LedgerOptions:
+    """How a log's ledgers are created."""
+    quorum = log.settings.quorum
+    return LedgerOptions(
+        ensemble_size=quorum.ensemble_size,
+        write_quorum=quorum.write_quorum,
+        ack_quorum=quorum.ack_quorum,
+        digest=DigestKind(log.settings.digest),
+        custom=log.settings.custom,
+        allow_degraded=True,
+        log=log.name,
+    )

@@ -1,0 +1,41 @@
+"""Named logs on ledgers. Read `row` first (what a log is), then `messages` (the machines' language).
+
+| module | what it is |
+|---|---|
+| `row` | a log's row, and the only ways in which it may change |
+| `takeover` | becoming the owner: recover, measure, replay, create, swap |
+| `owner` `job` | owning: rolls, publications, and settling what an end left open |
+| `pipeline` | the appends to one ledger: entries, offsets, acknowledgements |
+| `producers` `clock` | what makes a retry harmless; what time it is |
+
+The machines know nothing of HTTP, tasks or locks. `services/gateway/logs/driver.py` drives them, and
+`tests/explore/logs.py` searches worlds of them to their end. May use what `protocol` may.
+"""
+
+from quorumlog.protocol.log.row import (
+    ANSWERS_MAX,
+    LOG_LEDGERS_MAX,
+    PRODUCERS_MAX,
+    ROW_ANSWERS_MAX,
+    Answer,
+    LogItem,
+    LogMetadata,
+    LogSettings,
+    LogState,
+    Producer,
+    bounded,
+)
+
+__all__ = [
+    "ANSWERS_MAX",
+    "LOG_LEDGERS_MAX",
+    "PRODUCERS_MAX",
+    "ROW_ANSWERS_MAX",
+    "Answer",
+    "LogItem",
+    "LogMetadata",
+    "LogSettings",
+    "LogState",
+    "Producer",
+    "bounded",
+]

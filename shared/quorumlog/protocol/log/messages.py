@@ -1,0 +1,426 @@
+"""The language of a log's machines: what happens to them, and what they want done.
+
+A machine takes one event and gives effects (`step(event, now) -> list[Effect]`), as the ledger's
+machines do (`protocol/messages.py`). Everything that takes time is an `Ask` with a number of its own;
+its answer comes back as `Answered` with that number. A request of a client is whatever its driver
+knows it by: a machine only gives it back.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from quorumlog.errors import QuorumLogError
+from quorumlog.protocol.batch import ProducerSeq, Record
+from quorumlog.protocol.heads import LogHead
+from quorumlog.protocol.log.row import LogMetadata
+from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.transaction import Sealed, Transaction
+
+Request = Any
+"""A client's request, as its driver knows it."""
+
+
+# --- what clients ask for -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """One request to append to a log: its records become one entry (rule 25)."""
+
+    records: tuple[Record, ...]
+    producer: ProducerSeq | None = None
+    expect: int | None = None
+    token: int | None = None
+    since: int = 0
+    """The log's end before `producer` had sent anything (rule 26a). 0: it does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogAppended:
+    """Where the records of one request are, durable."""
+
+    first_offset: int
+    last_offset: int
+    ledger_id: int
+    entry_id: int
+    is_duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A commit: these ledgers of a transaction come onto its log, in this order (rule 28)."""
+
+    transaction: str
+    ledgers: tuple[Sealed, ...]
+    overwrite: bool = False
+    """What was on the log before is dropped by it."""
+    token: int | None = None
+
+
+Sizes = Sequence[tuple[int, int, int]]
+"""(ledger, records, bytes) of each."""
+
+Again = tuple[tuple[Request, Append], ...]
+"""Requests that certainly were not appended, in order."""
+
+
+class NotOwner(Enum):
+    """An answer: this owner has ended, and nothing of the request was done by it."""
+
+    NOT_OWNER = "not-owner"
+
+
+NOT_OWNER: Final = NotOwner.NOT_OWNER
+
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLog:
+    """The log's row as it is now: LogMetadata."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SwapLog:
+    """Compare-and-swap from `log.version`: LogMetadata as it is afterwards, or RowChanged."""
+
+    log: LogMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTransaction:
+    """One transaction as it is now: Transaction."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """End a transaction with these ledgers published by compare-and-swap of the log's row: Committed,
+    or RowChanged. Without a row: the answer that the transaction got when it was ended.
+    """
+
+    transaction: str
+    ledgers: tuple[Sealed, ...]
+    log: LogMetadata | None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateLedger:
+    """A new ledger for a log, whose only writer is this process: LedgerMetadata."""
+
+    log: LogMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLedger:
+    """A ledger's row as it is now: LedgerMetadata."""
+
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverLedger:
+    """The reader's close; on a CLOSED ledger its row: LedgerMetadata."""
+
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLedger:
+    """The writer's close: LedgerMetadata."""
+
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureLedger:
+    """What the last entry of a CLOSED ledger of a log says: LedgerEnd."""
+
+    row: LedgerMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBatches:
+    """Some entries of a CLOSED ledger from `first` on, up to `last`: BatchesRead."""
+
+    ledger_id: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteLedger:
+    """Delete a ledger in a transaction that sees no log naming it (rule 22): None."""
+
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CountBookies:
+    """How many bookies are writable: int."""
+
+
+class Pause(Enum):
+    """What a machine waits for. How long each lasts is not the machine's business."""
+
+    SETTLE = "settle"
+    """Until the end of a ledger is asked for again."""
+    ROLL = "roll"
+    """Until a roll by itself is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Time passes: None."""
+
+    pause: Pause
+
+
+Question = (
+    ReadLog
+    | SwapLog
+    | ReadTransaction
+    | Commit
+    | CreateLedger
+    | ReadLedger
+    | RecoverLedger
+    | CloseLedger
+    | MeasureLedger
+    | ReadBatches
+    | DeleteLedger
+    | CountBookies
+    | Wait
+)
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanged:
+    """A compare-and-swap from another version than the row has; the row as it is."""
+
+    current: LogMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """An ended transaction, and the log's row as it is then: None where this call did not change it."""
+
+    transaction: Transaction
+    log: LogMetadata | None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEnd:
+    """Where a CLOSED ledger of a log ends."""
+
+    records: int
+    bytes: int
+    last_entry: int
+    has_producers: bool
+    appended_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchesRead:
+    """Entries by id, in order; `next` is where to go on. `is_lost`: those before it are lost
+    (rule 31).
+    """
+
+    entries: tuple[tuple[int, bytes], ...]
+    next: int
+    is_lost: bool = False
+
+
+# --- effects --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question; `Answered` brings the answer under the same number."""
+
+    number: int
+    question: Question
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Append entries to this process's ledger; the first one gets the id `first_entry`."""
+
+    ledger_id: int
+    first_entry: int
+    payloads: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """Answer a request of a client."""
+
+    request: Request
+    answer: LogAppended | Transaction | NotOwner | QuorumLogError | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceKnown:
+    """An acknowledged entry of a ledger begins after so many records: a hint for readers."""
+
+    ledger_id: int
+    records: int
+    entry_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerEnded:
+    """An owner has failed; `error` is None where another one owns the log. What it had in flight is
+    settled next.
+    """
+
+    error: QuorumLogError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """An owner that ended has nothing in flight any more; these requests certainly were not done."""
+
+    again: Again
+
+
+@dataclass(frozen=True, slots=True)
+class TakeoverDone:
+    """The row after a takeover, None where another one has won, or why it failed with the row as it
+    was.
+    """
+
+    log: LogMetadata | QuorumLogError | None
+
+
+Effect = Ask | Submit | Resolve | PlaceKnown | OwnerEnded | Settled | TakeoverDone
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A takeover's first event."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendsAsked:
+    """Requests to append, in the order in which they came. `are_again`: they have waited before."""
+
+    requests: Again
+    are_again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RollAsked:
+    """Go on in a new ledger."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class PublishAsked:
+    """Put a transaction's ledgers onto the log."""
+
+    request: Request
+    call: Publish
+    sizes: Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseAsked:
+    """Settle what is in flight, close the ledger, and end."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """End without a failure: somebody else decides who owns the log now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The process ends: nothing is asked or answered any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLearned:
+    """A row of the primary was read (rule 16a)."""
+
+    head: LogHead
+
+
+@dataclass(frozen=True, slots=True)
+class RowTaken:
+    """Somebody else changed the row without ending this owner (truncated it)."""
+
+    log: LogMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesDurable:
+    """All entries of a ledger up to this id are acknowledged."""
+
+    ledger_id: int
+    last_entry: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitFailed:
+    """Entries of a ledger were not acknowledged: whether they are in it, its end decides."""
+
+    ledger_id: int
+    error: QuorumLogError
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRefused:
+    """Entries from this id on were not taken: nothing of them was done. `is_over`: the ledger takes
+    nothing any more.
+    """
+
+    first_entry: int
+    error: QuorumLogError
+    is_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a question got."""
+
+    number: int
+    value: Any
+    """As the question says; QuorumLogError where it failed."""
+
+
+Event = (
+    Begin
+    | AppendsAsked
+    | RollAsked
+    | PublishAsked
+    | ReleaseAsked
+    | Retired
+    | Stopped
+    | HeadLearned
+    | RowTaken
+    | Ticked
+    | EntriesDurable
+    | SubmitFailed
+    | SubmitRefused
+    | Answered
+)

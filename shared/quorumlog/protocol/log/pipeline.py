@@ -1,0 +1,171 @@
+"""The appends to one ledger of a log: each gets its entry and its offsets, and all are acknowledged in
+order.
+
+Invariants (checked by `check`):
+  - entry n holds the records from `records_before`, so offsets are dense (rule 25);
+  - `in_flight` is in the order of entry ids, and acknowledged from its head only.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from quorumlog.errors import InvalidRequest, TooLarge, UnexpectedOffset
+from quorumlog.protocol import batch
+from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.messages import Append, LogAppended, Request
+from quorumlog.protocol.log.producers import ProducerTable
+from quorumlog.protocol.log.row import Answer, LogItem
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """One request to append that waits for its answer."""
+
+    request: Request
+    call: Append
+    entry_id: int = -1
+    first_offset: int = -1
+    content: str = ""
+    appended_ms: int = 0
+    replaced: object = None
+    """What `ProducerTable.undo` needs."""
+    repeats: list["Pending"] = field(default_factory=list)
+    """Duplicates that came while this one was in flight."""
+
+    @property
+    def with_repeats(self) -> tuple["Pending", ...]:
+        """All that wait for this entry."""
+        return (self, *self.repeats)
+
+    def answer(self, ledger_id: int) -> LogAppended:
+        """What the client is told when the entry is durable."""
+        last = self.first_offset + len(self.call.records) - 1
+        return LogAppended(self.first_offset, last, ledger_id, self.entry_id)
+
+
+class Pipeline:
+    """What is appended to one ledger; see the module."""
+
+    def __init__(
+        self, item: LogItem, producers: ProducerTable[Pending], appended_ms: int, now: Now
+    ) -> None:
+        """`item` is the ledger's, empty, with its first offset; `appended_ms` is the append time of
+        the last batch before it.
+        """
+        assert item.first_offset is not None, "rule 23"
+        self.ledger_id = item.ledger_id
+        self.first_offset = item.first_offset
+        self.producers = producers
+        self.appended_ms = appended_ms
+        self.since_s = now.monotonic_s
+        self.in_flight: deque[Pending] = deque()
+        self.next_entry = 0
+        self.records = 0
+        self.bytes = 0
+        self.acknowledged = 0
+        """Records that are."""
+        self._payloads: list[bytes] = []
+        """Of entries that are begun, and not submitted yet."""
+        self._has_producers = False
+
+    @property
+    def next_offset(self) -> int:
+        """What the next request gets, if all that is in flight is acknowledged."""
+        return self.first_offset + self.records
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        ids = [pending.entry_id for pending in self.in_flight]
+        first = ids[0] if ids else 0
+        assert ids == list(range(first, first + len(ids))), "rule 25: ids follow on each other"
+        assert self.acknowledged <= self.records
+
+    def begin(self, pending: Pending, now: Now) -> Answer | None:
+        """Give an append its entry and its offsets; or the answer that its request had before.
+
+        Raises: why it can't be appended, and nothing is changed.
+        """
+        call = pending.call
+        self._check_since(call.since)
+        pending.appended_ms = now.stamp_ms(self.appended_ms)
+        data = batch.encode(
+            call.records,
+            append_time_ms=pending.appended_ms,
+            records_before=self.records,
+            producer=call.producer,
+            after_producer=self._has_producers,
+        )
+        if len(data) > batch.BATCH_BYTES_MAX:
+            raise TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
+        if call.producer is not None:
+            pending.content = batch.content(data)
+            first = self.producers.find(call.producer, pending.content, since=call.since)
+            if isinstance(first, Answer):
+                return first
+            if first is not None:
+                first.repeats.append(pending)
+                return None
+        if call.expect is not None and call.expect != self.next_offset:
+            raise UnexpectedOffset(
+                f"the next record gets the offset {self.next_offset}", next_offset=self.next_offset
+            )
+        if call.producer is not None:
+            pending.replaced = self.producers.begin(call.producer, pending.content, pending)
+            self._has_producers = True
+        pending.entry_id = self.next_entry
+        pending.first_offset = self.next_offset
+        self.appended_ms = pending.appended_ms
+        self.next_entry += 1
+        self.records += len(call.records)
+        self.bytes += len(data)
+        self.in_flight.append(pending)
+        self._payloads.append(data)
+        return None
+
+    def _check_since(self, since: int) -> None:
+        """Raise InvalidRequest where Producer-Since is above the log's end: so each record is at or
+        above the since of its request, which rule 26a rests on (`producers.py`).
+        """
+        if since > self.next_offset:
+            detail = f"the log's next record gets the offset {self.next_offset}"
+            raise InvalidRequest(
+                f"Producer-Since is {since}, but {detail}",
+                errors=[{"pointer": "/header/Producer-Since", "detail": detail}],
+            )
+
+    def to_submit(self) -> tuple[bytes, ...]:
+        """The entries that were begun since this was asked last: the newest ones."""
+        payloads, self._payloads = tuple(self._payloads), []
+        return payloads
+
+    def acknowledge(self) -> tuple[Pending, Answer]:
+        """The entry at the head is durable. The answer is what repeats of its request are told."""
+        pending = self.in_flight.popleft()
+        self.acknowledged += len(pending.call.records)
+        done, producer = pending.answer(self.ledger_id), pending.call.producer
+        answer = Answer(
+            0 if producer is None else producer.seq,
+            done.first_offset,
+            done.last_offset,
+            done.ledger_id,
+            done.entry_id,
+            pending.content,
+        )
+        if producer is not None:
+            self.producers.done(producer, answer, now_ms=pending.appended_ms)
+        return pending, answer
+
+    def cut(self, first_entry: int) -> list[Pending]:
+        """Entries from this id on were not taken: what was begun for them, in order."""
+        taken: deque[Pending] = deque()
+        while self.in_flight and self.in_flight[-1].entry_id >= first_entry:
+            taken.appendleft(self.in_flight.pop())
+        return list(taken)
+
+    def undo(self, refused: list[Pending]) -> None:
+        """What was cut off counts as never begun: the next request gets its place."""
+        for pending in reversed(refused):
+            self.next_entry -= 1
+            self.records -= len(pending.call.records)
+            if pending.call.producer is not None:
+                self.producers.undo(pending.call.producer, pending.replaced)

@@ -1,0 +1,267 @@
+"""Take a log over: recover what is not closed, learn the ends, rebuild the producers, swap the row.
+
+These are the seeds' steps for opening a log. Two gateways may do this at once: both recoveries find
+the same ends, and one compare-and-swap wins; the other one deletes the ledger that it made, in a
+transaction that sees no log naming it, and yields (rule 22).
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from quorumlog.errors import EntryUnavailable, Overloaded, QuorumLogError, WriterLost
+from quorumlog.protocol import batch
+from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.messages import (
+    Answered,
+    Ask,
+    BatchesRead,
+    Begin,
+    CreateLedger,
+    DeleteLedger,
+    Effect,
+    Event,
+    LedgerEnd,
+    MeasureLedger,
+    Question,
+    ReadBatches,
+    ReadLedger,
+    RecoverLedger,
+    RowChanged,
+    Stopped,
+    SwapLog,
+    TakeoverDone,
+)
+from quorumlog.protocol.log.producers import ProducerTable
+from quorumlog.protocol.log.row import LOG_LEDGERS_MAX, Answer, LogItem, LogMetadata
+
+Finish = Callable[[LogMetadata], LogMetadata]
+"""A further change of the row in the same step (open, close)."""
+
+
+class Stage(Enum):
+    """Where a takeover stands."""
+
+    IDLE = "idle"
+    RECOVERING = "recovering"
+    """Each ledger of an unknown end is closed, then measured."""
+    MEASURING = "measuring"
+    """The ledger from which the producers are rebuilt, where it was closed before."""
+    REPLAYING = "replaying"
+    CREATING = "creating"
+    SWAPPING = "swapping"
+    DISCARDING = "discarding"
+    """The new ledger is for nothing."""
+    DONE = "done"
+
+
+class Takeover:
+    """Takes one row over, once; see the module. Ends with TakeoverDone.
+
+    All ledgers of the row are CLOSED afterwards, but for the new last one with `creates`.
+    """
+
+    def __init__(self, log: LogMetadata, *, creates: bool, finish: Finish) -> None:
+        """`log` as it was read."""
+        self.stage = Stage.IDLE
+        self._log = log
+        self._creates = creates
+        self._finish = finish
+        self._number = 0
+        self._ends: dict[int, LedgerEnd] = {}
+        self._measured = -1
+        """The ledger whose end is asked for."""
+        self.producers: ProducerTable[Any] = ProducerTable(forgotten_end=log.forgotten_end)
+        """As of the log's end, once the takeover is done."""
+        self._changed = log
+        self._new: int | None = None
+        self._result: LogMetadata | QuorumLogError | None = None
+        self._out: list[Effect] = []
+
+    def step(self, event: Event, now: Now) -> list[Effect]:
+        """What to do about an event."""
+        match event:
+            case Begin():
+                self._recover_next(now)
+            case Answered(number, value) if number == self._number:
+                self._answered(value, now)
+            case Stopped() if self.stage is not Stage.DONE:
+                self._done(ending(self._log.name))
+            case _:
+                pass
+        out, self._out = self._out, []
+        return out
+
+    def _ask(self, stage: Stage, question: Question) -> None:
+        self.stage = stage
+        self._number += 1
+        self._out.append(Ask(self._number, question))
+
+    def _answered(self, value: Any, now: Now) -> None:
+        if self.stage is Stage.DISCARDING:
+            self._done(self._result)  # the sweep does what failed here
+        elif isinstance(value, QuorumLogError):
+            self._give_up(value)
+        elif self.stage in (Stage.RECOVERING, Stage.MEASURING):
+            self._measure(value, now)
+        elif self.stage is Stage.REPLAYING:
+            self._replay(value, now)
+        elif self.stage is Stage.CREATING:
+            self._new = value.ledger_id
+            self._swap(now)
+        elif self.stage is Stage.SWAPPING:
+            self._swapped(value)
+
+    def _give_up(self, result: QuorumLogError | None) -> None:
+        """End, and delete the ledger that was made for nothing."""
+        if self._new is None:
+            self._done(result)
+        else:
+            self._result = result
+            self._ask(Stage.DISCARDING, DeleteLedger(self._new))
+
+    def _done(self, result: LogMetadata | QuorumLogError | None) -> None:
+        self.stage = Stage.DONE
+        self._out.append(TakeoverDone(result))
+
+    # --- what there is ---------------------------------------------------------------------------
+
+    def _recover_next(self, now: Now) -> None:
+        for item in self._log.unsealed:
+            if item.ledger_id not in self._ends:
+                self._measured = item.ledger_id
+                self._ask(Stage.RECOVERING, RecoverLedger(item.ledger_id))
+                return
+        base = self._log.base
+        if base is not None and base.ledger_id not in self._ends:
+            self._measured = base.ledger_id
+            self._ask(Stage.MEASURING, ReadLedger(base.ledger_id))
+        else:
+            self._rebuild(now)
+
+    def _measure(self, value: Any, now: Now) -> None:
+        """A ledger is CLOSED, or its end is known."""
+        if isinstance(value, LedgerEnd):
+            self._ends[self._measured] = value
+            self._recover_next(now)
+        else:
+            self._ask(self.stage, MeasureLedger(value))
+
+    @property
+    def _appended_ms(self) -> int:
+        return max((self._log.appended_ms, *(end.appended_ms for end in self._ends.values())))
+
+    # --- the producers ---------------------------------------------------------------------------
+
+    def _rebuild(self, now: Now) -> None:
+        """The producers as of the end of the log, and of what it has forgotten: the table of its
+        last known start, and what was appended since.
+
+        Whom the owner before had forgotten since that start is known again, or is forgotten here.
+        """
+        base = self._log.base
+        if base is None:
+            self._change(now)
+            return
+        self.producers = ProducerTable(base.producers, forgotten_end=self._log.forgotten_end)
+        end = self._ends[base.ledger_id]
+        if end.has_producers:
+            self._ask(Stage.REPLAYING, ReadBatches(base.ledger_id, 0, end.last_entry))
+        else:
+            self._rebuilt(now)
+
+    def _rebuilt(self, now: Now) -> None:
+        self.producers.forget(now_ms=now.expiry_ms(self._appended_ms))
+        self._change(now)
+
+    def _replay(self, read: BatchesRead, now: Now) -> None:
+        base = self._log.base
+        assert base is not None
+        assert base.first_offset is not None
+        end = self._ends[base.ledger_id]
+        if read.is_lost:
+            # Of whom only lost entries told nothing is known: to such a producer nobody can say
+            # what is a repeat.
+            self.producers.lost(base.first_offset + end.records)
+        try:
+            for entry_id, data in read.entries:
+                self._learn(base, entry_id, data)
+        except batch.BadBatch as error:
+            # Bytes that are no batch are damage, not absence.
+            self._give_up(EntryUnavailable(str(error), ledger_id=base.ledger_id))
+            return
+        if read.next > end.last_entry:
+            self._rebuilt(now)
+        else:
+            self._ask(Stage.REPLAYING, ReadBatches(base.ledger_id, read.next, end.last_entry))
+
+    def _learn(self, item: LogItem, entry_id: int, data: bytes) -> None:
+        head = batch.decode_head(data)
+        if head.producer is None:
+            return
+        first = item.first_offset or 0
+        answer = Answer(
+            head.producer.seq,
+            first + head.records_before,
+            first + head.records_after - 1,
+            item.ledger_id,
+            entry_id,
+            batch.content(data),
+        )
+        self.producers.done(head.producer, answer, now_ms=head.append_time_ms)
+
+    # --- the row ---------------------------------------------------------------------------------
+
+    def _change(self, now: Now) -> None:
+        """The row with what is known now."""
+        self._changed = self._log.with_ends(
+            {ledger_id: (end.records, end.bytes) for ledger_id, end in self._ends.items()},
+            producers=self.producers.snapshot(),
+            now_ms=now.sealed_ms(),
+            forgotten_end=self.producers.forgotten_end,
+            appended_ms=self._appended_ms,
+        )
+        if not self._creates:
+            self._swap(now)
+            return
+        full = no_room(self._changed)
+        if full is None:
+            self._ask(Stage.CREATING, CreateLedger(self._log))
+        else:
+            self._give_up(full)
+
+    def _swap(self, now: Now) -> None:
+        row = self._changed
+        if self._new is not None:
+            row = row.with_ledger(self._new).with_ends(
+                {}, producers=self.producers.snapshot(), now_ms=now.sealed_ms()
+            )
+        self._ask(Stage.SWAPPING, SwapLog(self._finish(row)))
+
+    def _swapped(self, value: LogMetadata | RowChanged) -> None:
+        if isinstance(value, RowChanged):
+            self._give_up(None)  # another one won: yield to it (rule 22)
+        elif self._new is not None and not is_last(value, self._new):
+            self._give_up(None)  # it was done, and another one has taken over since
+        else:
+            self._done(value)
+
+
+def no_room(log: LogMetadata, *, spare: int = 0) -> Overloaded | None:
+    """Why a row that names so many ledgers does not take another one; None where it does."""
+    if len(log.items) < LOG_LEDGERS_MAX - spare:
+        return None
+    return Overloaded(
+        f"the log has {len(log.items)} ledgers: truncate it, or let its retention do so",
+        log=log.name,
+    )
+
+
+def ending(name: str) -> WriterLost:
+    """What a request is told whose work ended with this process: nobody can say what became of it."""
+    return WriterLost("this gateway is about to end", log=name, retryable=True)
+
+
+def is_last(log: LogMetadata, ledger_id: int) -> bool:
+    """Whether a row names this ledger last: its writer owns the log."""
+    return log.last_item is not None and log.last_item.ledger_id == ledger_id

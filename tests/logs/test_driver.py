@@ -1,0 +1,134 @@
+"""The driver of a log's machines: what becomes of appends that the ledger's handle does not take."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from quorumlog.errors import Overloaded, QuorumLogError, WriterLost
+from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.messages import (
+    Ask,
+    EntriesDurable,
+    Event,
+    ReadLog,
+    Retired,
+    Stopped,
+    Submit,
+    SubmitFailed,
+    SubmitRefused,
+)
+from services.gateway.interface import Appended
+from services.gateway.logs.driver import LogDriver, World
+from services.gateway.logs.offsets import OffsetIndex
+
+
+class Machine:
+    """Submits some entries at its first event, and remembers what it hears."""
+
+    def __init__(self, *effects: Any) -> None:
+        self.effects = list(effects)
+        self.heard: list[Event] = []
+
+    def step(self, event: Event, _now: Now) -> list[Any]:
+        self.heard.append(event)
+        effects, self.effects = self.effects, []
+        return effects
+
+
+class Engine:
+    """Takes so many bytes."""
+
+    def __init__(self, room: int, error: QuorumLogError | None = None) -> None:
+        self.room = room
+        self.error = error or Overloaded()
+        self.taken: list[tuple[int, int]] = []
+        self.futures: list[asyncio.Future[Appended]] = []
+
+    def submit(
+        self, _ledger_id: int, payloads: Sequence[bytes], *, expect: int
+    ) -> asyncio.Future[Appended]:
+        size = sum(map(len, payloads))
+        if size > self.room:
+            raise self.error
+        self.room -= size
+        self.taken.append((expect, len(payloads)))
+        self.futures.append(asyncio.get_running_loop().create_future())
+        return self.futures[-1]
+
+
+def driver(machine: Machine, engine: Engine, store: Any = None) -> LogDriver:
+    world = World(
+        cast(Any, engine),
+        store,
+        lambda: Now(0, 0),
+        OffsetIndex(),
+        asyncio.ensure_future,
+        jitter_s=0.0,
+    )
+    return LogDriver(machine, "log", world, lambda _told: None)
+
+
+async def test_what_fits_is_submitted_one_by_one_and_the_rest_refused() -> None:
+    machine, engine = Machine(Submit(1, 4, (b"aa", b"bb", b"cc"))), Engine(room=5)
+
+    driver(machine, engine).post(Retired())
+
+    assert engine.taken == [(4, 1), (5, 1)]
+    refused = machine.heard[-1]
+    assert isinstance(refused, SubmitRefused)
+    assert (refused.first_entry, refused.is_over) == (6, False)
+
+
+async def test_a_handle_that_is_over_is_not_asked_again() -> None:
+    machine = Machine(Submit(1, 0, (b"aa", b"bb")))
+
+    driver(machine, Engine(room=0, error=WriterLost())).post(Retired())
+
+    refused = machine.heard[-1]
+    assert isinstance(refused, SubmitRefused)
+    assert (refused.first_entry, refused.is_over) == (0, True)
+
+
+async def test_large_submissions_are_cut_in_order() -> None:
+    half = b"x" * (600 << 10)
+    machine, engine = Machine(Submit(1, 0, (half, half, b"y", half))), Engine(room=1 << 30)
+
+    driver(machine, engine).post(Retired())
+
+    assert engine.taken == [(0, 1), (1, 2), (3, 1)]
+
+
+@pytest.mark.parametrize("first", [0, 7])
+async def test_an_acknowledgement_of_another_entry_is_none(first: int) -> None:
+    machine, engine = Machine(Submit(1, 0, (b"a", b"b"))), Engine(room=9)
+    driver(machine, engine).post(Retired())
+
+    engine.futures[0].set_result(Appended(first, first + 1, first + 1))
+    await asyncio.sleep(0)
+
+    heard = machine.heard[-1]
+    if first == 0:
+        assert heard == EntriesDurable(1, 1)
+    else:
+        assert isinstance(heard, SubmitFailed)
+
+
+async def test_a_question_that_is_cut_off_tells_the_machine_that_the_process_ends() -> None:
+    asked = asyncio.Event()
+
+    class Store:
+        async def get(self, _name: str) -> Any:
+            asked.set()
+            await asyncio.Event().wait()
+
+    machine = Machine(Ask(1, ReadLog("log")))
+    driver(machine, Engine(room=0), Store()).post(Retired())
+    await asked.wait()
+    (task,) = asyncio.all_tasks() - {asyncio.current_task()}
+
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert machine.heard[-1] == Stopped()
