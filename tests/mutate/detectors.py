@@ -59,7 +59,7 @@ DETECTORS: Final = {
     detector.name: detector
     for detector in (
         *_shares("machines", _MACHINES, (_PROTOCOL,), share=25, shares=4, seconds=0.4),
-        *_shares("logs", _LOGS, (f"{_PROTOCOL}/log.py",), share=10, shares=4, seconds=1.0),
+        *_shares("logs", _LOGS, (f"{_PROTOCOL}/log",), share=10, shares=4, seconds=1.0),
         *_shares("services", _SERVICES, (_PROTOCOL, _BOOKIE), share=5, shares=2, seconds=1.5),
     )
 }
