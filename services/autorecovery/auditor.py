@@ -38,6 +38,9 @@ _RECOVERY_S: Final = 60.0
 _DRAIN_SHARE: Final = 20
 """The auditor spends one part in so many of its time on drains, and one on open ledgers: with very
 many of them it checks less often."""
+_PAUSE_MAX_S: Final = 30.0
+"""The longest pause that this makes: a check that waited for a slow metadata service is no measure of
+how many ledgers there are."""
 _BLOCKED_MAX: Final = 100
 _LEASE: Final = "auditor"
 
@@ -157,10 +160,11 @@ class Auditor:
         if not is_old_enough:
             self._note_unobserved(from_bookies=False)
         elif now >= self._open_check_due_at:
+            begun = asyncio.get_running_loop().time()
             await self._check_open_ledgers(now, found.liveness_age_s)
             ended = asyncio.get_running_loop().time()
             if triggers == self._triggers:
-                self._open_check_due_at = ended + _DRAIN_SHARE * (ended - now)
+                self._open_check_due_at = ended + _pause_s(ended - begun)
 
     def _note_audited(self, when: dict[str, float], member: str, at: float, triggers: int) -> None:
         """Note that a member was audited, unless a trigger came meanwhile and asks for another."""
@@ -191,7 +195,7 @@ class Auditor:
             if count:
                 log.info("drain-queued", extra={"bookie": member, "ledgers": count})
         ended = clock()
-        again_at = ended + _DRAIN_SHARE * (ended - begun)
+        again_at = ended + _pause_s(ended - begun)
         self._drain_due_at = {}
         for member in self.draining:
             self._note_audited(self._drain_due_at, member, again_at, triggers)
@@ -323,3 +327,8 @@ class Auditor:
                 yield row
             if after is None:
                 return
+
+
+def _pause_s(spent_s: float) -> float:
+    """How long to pause after work that took so long."""
+    return min(_DRAIN_SHARE * spent_s, _PAUSE_MAX_S)

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 from unittest import mock
@@ -31,7 +31,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net.operations import Operation
 from quorumlog.protocol.batch import ProducerSeq, Record
-from quorumlog.protocol.log import PRODUCERS_MAX, LogSettings, producers
+from quorumlog.protocol.log import PRODUCERS_MAX, LogMetadata, LogSettings, producers
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import (
     Sealed,
@@ -57,7 +57,7 @@ from tests.logs.demands import (
     judge_error,
 )
 from tests.logs.judge import LOG, Alarms, Judge, Violation
-from tests.logs.model import Cluster, Gateway, Store
+from tests.logs.model import Cluster, Gateway, Ledger, Store
 from tests.support.virtual import Deadlock, run_virtual
 
 NAME = "log"
@@ -68,6 +68,34 @@ TRIES_MAX = 300
 PATIENCE_S = 20.0
 """After that a client asks another gateway; the first one may still do it."""
 DAY_MS = 24 * 3600 * 1000
+
+
+class Watching:
+    """The judge, called from within a gateway, which takes what the judge raises for a request that
+    failed and goes on: so it is kept.
+    """
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self.found: list[Violation] = []
+
+    def submitted(self, ledger: Ledger) -> None:
+        """A gateway begins to append to an open ledger."""
+        with self._kept():
+            self._judge.submitted(ledger)
+
+    def replaced(self, before: LogMetadata, now: LogMetadata) -> None:
+        """A log's row was changed."""
+        with self._kept():
+            self._judge.replaced(before, now)
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except Violation as violation:
+            self.found.append(violation)
+            raise
 
 
 @dataclass(slots=True)
@@ -106,7 +134,7 @@ class Run:
         self.tokens: dict[str, int | None] = {}
         """The writer token that each client knows."""
         self.judge = Judge(self.cluster, NAME)
-        self.cluster.watch = self.judge
+        self.watch = self.cluster.watch = Watching(self.judge)
         self.cluster.on_freed = self.lose_deleter
         self.settings = LogSettings(
             Quorum(3, 3, 2), roll_bytes=0, roll_entries=rng.choice((0, 0, 2, 5))
@@ -657,6 +685,8 @@ def run_seed(seed: int) -> Outcome:
     finally:
         logging.getLogger("services.gateway.logs").propagate = True
         logging.getLogger("services").setLevel(logging.NOTSET)
+    if run.watch.found:
+        violation = _said(run.watch.found[0])
     return Outcome(seed, violation, run.events, run.trace.hexdigest()[:16], end_s, run.story)
 
 
