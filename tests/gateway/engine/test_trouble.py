@@ -25,7 +25,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net.ports import Times
 from quorumlog.net.repair_client import RepairClient
-from quorumlog.protocol import record
+from quorumlog.protocol import record, writer
 from quorumlog.protocol.messages import Effect, Status
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from quorumlog.wire.frames import Op, Request
@@ -212,16 +212,17 @@ async def test_the_writers_gateway_recovers_a_ledger_found_in_recovery(stores: S
         assert await payloads(world.engine, row.ledger_id) == [b"one"]
 
 
-async def test_a_failed_handles_ledger_is_recovered(stores: Stores) -> None:
+async def test_a_failed_handles_ledger_is_recovered(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with world_of(stores, gateways=1) as world:
         row = await ledger(world.engine)
         await world.engine.append(row.ledger_id, [b"one"])
-        machine = world.engine._handles[row.ledger_id]._machine
 
-        def broken(_event: object) -> list[Effect]:
+        def broken(_machine: object, _event: object) -> list[Effect]:
             raise AssertionError("a defect of ours")
 
-        setattr(machine, "step", broken)  # noqa: B010
+        monkeypatch.setattr(writer.Writer, "step", broken)
         with pytest.raises(QuorumLogError) as failed:
             await world.engine.append(row.ledger_id, [b"two"])
         assert failed.value.outcome == UNKNOWN
