@@ -630,6 +630,9 @@ class Engine:
         handle, row = self._handles.get(ledger_id), self._rows.cached(ledger_id)
         if handle is not None and row is not None and is_closed(row):
             handle.closed_by_other(row)
+        elif handle is not None and not handle.is_live and self._rows.is_deleted(ledger_id):
+            # A live handle ends by the primary's row (`_ledger_ended`).
+            del self._handles[ledger_id]
 
     def on_gap(self, missed: Callable[[], None]) -> None:
         """Register a callback for gaps in the stream of changes (rule 16a)."""

@@ -102,6 +102,10 @@ class Rows:
         if known is None or known.version != row.version:
             self._changed(row.ledger_id)
 
+    def is_deleted(self, ledger_id: int) -> bool:
+        """Whether the ledger is known to be deleted."""
+        return ledger_id in self._deleted
+
     def deleted(self, ledger_id: int) -> None:
         """The ledger has a tombstone and never comes back (rule 17)."""
         self._rows.pop(ledger_id, None)

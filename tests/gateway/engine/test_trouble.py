@@ -419,6 +419,17 @@ async def test_a_handle_ends_when_somebody_else_closes_or_deletes_its_ledger(
             await world.engine.append(rows[1].ledger_id, [b"y"])
 
 
+async def test_a_failed_handle_goes_when_its_ledger_is_deleted(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine)
+        world.engine._handles[row.ledger_id].abandon()
+        await world.other.delete(row.ledger_id)
+
+        await until(lambda: not world.engine._handles, "the writer's gateway has heard of it")
+        with pytest.raises(NoSuchLedger):
+            await world.engine.append(row.ledger_id, [b"x"])
+
+
 async def waiting_tails(world: World, ledger_id: int, after: int) -> list[asyncio.Task[int]]:
     async def wait(number: int) -> int:
         engine = (world.engine, world.other)[number % 2]
