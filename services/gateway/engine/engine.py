@@ -558,15 +558,21 @@ class Engine:
             del self._closed_here[next(iter(self._closed_here))]
 
     def handle_failed(self, handle: WriteHandle) -> None:
-        """The handle has failed. It stays, so that no other is created and callers learn why."""
-        code = handle.failure_code
+        """The handle has failed. It stays, so that callers learn why, until the ledger is known to be
+        CLOSED or deleted: then the row tells more, and a handle for each failure is kept nowhere.
+        """
+        code = handle.end_code
         log.warning("handle-failed", extra={"ledger": handle.ledger_id, "code": code})
         if code in (LedgerFenced.code, LedgerClosed.code):
             self._queue_missed(handle)
-        if code in (LedgerFenced.code, QuorumLogError.code):
+        if code in (LedgerFenced.code, LedgerClosed.code, QuorumLogError.code):
             # Nobody else recovers it, since its writer's process lives. A ledger without a handle
-            # must end.
+            # must end. Of one that has ended, only the row is read.
             self._recoveries.start_background(handle.ledger_id)
+        if code == NoSuchLedger.code:
+            self._rows.deleted(handle.ledger_id)
+        else:
+            self._row_changed(handle.ledger_id)  # the news may have come before the failure
 
     def _queue_missed(self, handle: WriteHandle) -> None:
         """Queue missed entries, which only this writer knows, after somebody else's close."""

@@ -143,6 +143,8 @@ class WriteHandle:
         self._is_close_sent = False
         self._is_flush_due = False
         self._failure: Failed | None = None
+        self.end_code: str | None = None
+        """The final failure, after which the ledger's end is not this handle's to tell."""
         self._closed_row: LedgerMetadata | None = None
         self.last_add_confirmed = -1
         self.records = 0
@@ -373,7 +375,8 @@ class WriteHandle:
         if is_final and self._close is not None and not self._close.done():
             self._close.set_exception(self._error(failed, UNKNOWN))
             self._close.exception()  # perhaps nobody awaits it
-        if is_news and is_final:
+        if is_final and self.end_code is None:
+            self.end_code = failed.code
             self._owner.handle_failed(self)
 
     def _drop_waiters(self, failed: Failed) -> None:

@@ -111,6 +111,9 @@ class Rows:
         self._rows.pop(ledger_id, None)
         self._stale.discard(ledger_id)
         self._deleted[ledger_id] = None
+        if ledger_id in self._reads:
+            # Its answer may come when the tombstone is remembered no more.
+            self._reads[ledger_id].has_gap = True
         if len(self._deleted) > _ROWS_MAX:
             self._deleted.popitem(last=False)
         self._changed(ledger_id)

@@ -1,6 +1,7 @@
 """Rows as a gateway knows them, on a real metadata service whose answers come late."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from loadtest.stores import Stores
 from quorumlog.errors import DatabaseWentBack, NoSuchLedger
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import LedgerMetadata, State
+from services.gateway.engine import rows as rows_module
 from services.gateway.engine.rows import Rows
 from tests.gateway.engine.hands import ROW, Primary, rows_of
 from tests.gateway.engine.hands import closed as closed_at
@@ -73,6 +75,19 @@ async def test_a_change_that_overtakes_a_rows_answer_makes_the_row_stale(
             await late.close()
 
 
+class Slow(Primary):
+    """Its answers wait until they may come."""
+
+    def __init__(self, row: LedgerMetadata) -> None:
+        super().__init__(row)
+        self.comes = asyncio.Event()
+
+    async def get(self, ledger_id: int) -> LedgerMetadata:
+        row = await super().get(ledger_id)
+        await self.comes.wait()
+        return row
+
+
 class Missing(Primary):
     """A database without the row."""
 
@@ -95,3 +110,50 @@ async def test_the_outcome_of_a_close_is_not_told_by_a_row_from_before_the_close
     deleted.is_deleted = True
     with pytest.raises(NoSuchLedger):
         await rows_of(deleted).fresh_closed(ROW.ledger_id)
+
+
+async def test_a_tombstone_beyond_the_bound_is_read_again_from_the_primary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rows_module, "_ROWS_MAX", 1)
+    missing = Missing(ROW)
+    missing.is_deleted = True
+    rows = rows_of(missing)
+    rows.deleted(ROW.ledger_id)
+    rows.deleted(1 << 40)
+    assert not rows.is_deleted(ROW.ledger_id)
+
+    with pytest.raises(NoSuchLedger) as told:
+        await rows.row(ROW.ledger_id)
+    assert told.value.members["deleted"] is True
+
+
+async def test_a_row_that_was_asked_for_before_its_ledgers_deletion_is_stale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its tombstone is remembered no more when the answer comes."""
+    monkeypatch.setattr(rows_module, "_ROWS_MAX", 1)
+    slow = Slow(ROW)
+    rows = rows_of(slow)
+    asked = asyncio.ensure_future(rows.fresh(ROW.ledger_id))
+    await until(lambda: slow.reads == 1, "the row is read")
+    rows.deleted(ROW.ledger_id)
+    rows.deleted(1 << 40)
+    slow.comes.set()
+    await asked
+
+    await rows.row(ROW.ledger_id)
+
+    assert slow.reads == 2
+
+
+async def test_a_row_beyond_the_bound_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "_ROWS_MAX", 1)
+    primary = Primary(ROW)
+    rows = rows_of(primary)
+    rows.put(ROW)
+    rows.put(replace(ROW, ledger_id=ROW.ledger_id + 1))
+    assert rows.cached(ROW.ledger_id) is None
+
+    assert await rows.row(ROW.ledger_id) == ROW
+    assert primary.reads == 1

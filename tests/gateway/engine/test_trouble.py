@@ -26,10 +26,12 @@ from quorumlog.errors import (
 from quorumlog.net.ports import Times
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol import record, writer
-from quorumlog.protocol.messages import Effect, Status
+from quorumlog.protocol.messages import Effect, Failed, Status
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from quorumlog.wire.frames import Op, Request
 from services.gateway.engine import add_metrics
+from services.gateway.engine import engine as engine_module
+from services.gateway.engine import rows as engine_rows
 from services.gateway.engine.handle import RUNS_IN_FLIGHT
 from tests.gateway.engine.support import Gate, World, ledger, payloads, world_of
 from tests.net.peer import ok
@@ -428,6 +430,53 @@ async def test_a_failed_handle_goes_when_its_ledger_is_deleted(stores: Stores) -
         await until(lambda: not world.engine._handles, "the writer's gateway has heard of it")
         with pytest.raises(NoSuchLedger):
             await world.engine.append(row.ledger_id, [b"x"])
+
+
+async def test_no_handle_is_kept_for_a_ledger_that_is_known_to_have_ended(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each ends in another order of failure and news; the news is not told a second time."""
+    monkeypatch.setattr(engine_rows, "_ROWS_MAX", 1)
+    async with world_of(stores) as world:
+        engine = world.engine
+        late, forgotten, again, closing = [
+            engine._handles[(await ledger(engine)).ledger_id] for _ in range(4)
+        ]
+        engine._rows.deleted(late.ledger_id)  # heard while its own close of the row was under way
+        late._fail(Failed("writer-lost"), is_final=True)
+        assert late.ledger_id not in engine._handles
+
+        engine._rows.deleted(forgotten.ledger_id)
+        engine._rows.deleted(1 << 40)
+        assert not engine._rows.is_deleted(forgotten.ledger_id)  # one beyond the bound
+        forgotten._fail(Failed("no-such-ledger"), is_final=True)
+        assert forgotten.ledger_id not in engine._handles
+
+        again._fail(Failed("quorum-timeout"), is_final=False)  # and its close finds no ledger
+        again._fail(Failed("no-such-ledger"), is_final=True)
+        assert again.ledger_id not in engine._handles
+
+        closing._close = asyncio.get_running_loop().create_future()
+        await world.other.recover(closing.ledger_id)
+        await engine.get(closing.ledger_id)  # the row that the failure's answer has too
+        closing._fail(Failed("ledger-closed"), is_final=True)
+        assert closing.ledger_id not in engine._handles
+
+
+async def test_a_ledger_is_closed_again_when_its_close_is_remembered_no_more(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "_CLOSED_KEPT", 1)
+    async with world_of(stores) as world:
+        rows = [await ledger(world.engine) for _ in range(2)]
+        for row in rows:
+            await world.engine.append(row.ledger_id, [b"x"])
+        first = [await world.engine.close(row.ledger_id) for row in rows]
+        assert list(world.engine._closed_here) == [rows[1].ledger_id]
+
+        again = [await world.engine.close(row.ledger_id) for row in rows]
+
+        assert [row.last_entry for row in again] == [row.last_entry for row in first] == [0, 0]
 
 
 async def waiting_tails(world: World, ledger_id: int, after: int) -> list[asyncio.Task[int]]:
