@@ -42,6 +42,7 @@ _PAUSE_MAX_S: Final = 30.0
 """The longest pause that this makes: a check that waited for a slow metadata service is no measure of
 how many ledgers there are."""
 _BLOCKED_MAX: Final = 100
+"""Blocked recoveries that are told with their reasons; all are counted, and each try is logged."""
 _LEASE: Final = "auditor"
 
 
@@ -87,7 +88,9 @@ class Auditor:
         self.recovered = 0
         self.blocked_count = 0
         self.blocked: dict[int, QuorumLogError] = {}
-        """Recoveries that are blocked: the errors name the bookie and the entry."""
+        """Why recoveries are blocked: the errors name the bookie and the entry."""
+        self.blocked_ledgers: set[int] = set()
+        """The ledgers of all of them."""
         self.lost: tuple[str, ...] = ()
         self.draining: tuple[str, ...] = ()
 
@@ -109,6 +112,7 @@ class Auditor:
                     await self.audit()
                 else:
                     self._note_unobserved()
+                    self._keep_blocked(())  # the process that audits knows
             except QuorumLogError as error:
                 self._note_unobserved()
                 log.warning("audit-put-off", extra={"why": error.detail})
@@ -257,6 +261,7 @@ class Auditor:
             (row.ledger_id, row.version): row.ledger_id
             async for row in self._rows(state=State.IN_RECOVERY)
         }
+        self._keep_blocked({*(row.ledger_id for row in rows), *stuck.values()})
         has_been_silent = frozenset(self._silent.expired(silent, now))
         if liveness_age_s < self._config.silent_s:
             # Rule 21: nothing is proven while Redis is younger than the grace period, and silence
@@ -287,7 +292,7 @@ class Auditor:
             async with self._recovery_slots:
                 row = await self._metadata.get(ledger_id)
                 if row.state is State.CLOSED:
-                    self.blocked.pop(ledger_id, None)
+                    self._ended(ledger_id)
                     return
                 if not await self._is_abandoned(row, is_silence_enough=is_silence_enough):
                     return
@@ -297,10 +302,11 @@ class Auditor:
                     machine, ledger_id, self._ports, RecoverRequested(row), deadline_s=_RECOVERY_S
                 )
                 self.recovered += 1
-                self.blocked.pop(ledger_id, None)
+                self._ended(ledger_id)
                 log.info("recovered", extra={"ledger": ledger_id, "last": closed.last_entry})
         except QuorumLogError as error:
             self.blocked_count += 1
+            self.blocked_ledgers.add(ledger_id)
             if len(self.blocked) < _BLOCKED_MAX or ledger_id in self.blocked:
                 self.blocked[ledger_id] = error
             log.warning(
@@ -314,6 +320,16 @@ class Auditor:
             )
         finally:
             self._recovering.discard(ledger_id)
+
+    def _ended(self, ledger_id: int) -> None:
+        """The ledger is CLOSED or deleted: nothing is blocked any more."""
+        self.blocked.pop(ledger_id, None)
+        self.blocked_ledgers.discard(ledger_id)
+
+    def _keep_blocked(self, unended: Container[int]) -> None:
+        """Forget what is blocked no more, whoever has recovered or deleted it."""
+        for ledger_id in [each for each in self.blocked_ledgers if each not in unended]:
+            self._ended(ledger_id)
 
     async def _rows(
         self, *, state: State | None = None, bookie: str | None = None

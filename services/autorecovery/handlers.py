@@ -111,6 +111,7 @@ async def _status_json(parts: Parts) -> dict[str, Any]:
         "repaired": parts.done.repaired,
         "failed": parts.done.failed,
         "audit_s": auditor.audit_s,
+        "blocked": len(auditor.blocked_ledgers),
         "blocked_recoveries": [
             {
                 "ledger_id": ledger_id,

@@ -102,7 +102,9 @@ class DamageBody(Body):
     entries: tuple[DamagedEntries, ...]
     stretches: tuple[DamagedStretch, ...]
     is_cut: bool
-    """More damage exists than the bookie remembers; ask again after repairing the listed damage."""
+    """More damage was found than the bookie remembers: ask again after the repair of what is listed,
+    and a pass of the scrubber.
+    """
 
 
 class MaintenancePut(Body):

@@ -12,7 +12,9 @@ from quorumlog.protocol.ranges import Ranges
 from services.bookie.parts import Part, present_in
 
 DAMAGES_MAX: Final = 10_000
-"""Kept in memory. After these are repaired, another look finds the others."""
+"""Places kept in memory. What is found beyond them is told by `is_cut`, until a whole pass of the
+scrubber has had room for all that it found.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +46,34 @@ class Damages:
         self._stretches: dict[tuple[int, int], Stretch] = {}
         self.is_cut = False
         """More damage was found than is kept."""
+        self._is_cut_in_pass = False
 
     def note(self, ledger_id: int, part: Part) -> bool:
         """Record an unreadable part. False: the index names another copy now; nothing is lost."""
         place = (ledger_id, part.segment, part.offset)
         if not self._parts_at(place, part.first, part.last):
             return False
-        if len(self._parts) >= DAMAGES_MAX:
-            self.is_cut = True
-        else:
+        if place in self._parts or len(self._parts) < DAMAGES_MAX:
             self._parts[place] = (part.first, part.last)
+        else:
+            self.is_cut = self._is_cut_in_pass = True
         return True
 
     def note_stretch(self, stretch: Stretch) -> None:
         """Record an unreadable stretch of a segment."""
-        if len(self._stretches) >= DAMAGES_MAX:
-            self.is_cut = True
+        place = (stretch.segment, stretch.start)
+        if place in self._stretches or len(self._stretches) < DAMAGES_MAX:
+            self._stretches[place] = stretch
         else:
-            self._stretches[stretch.segment, stretch.start] = stretch
+            self.is_cut = self._is_cut_in_pass = True
+
+    def pass_begins(self) -> None:
+        """The scrubber begins to look at the whole log."""
+        self._is_cut_in_pass = False
+
+    def pass_ends(self) -> None:
+        """The scrubber has looked at the whole log: what it found again and had room for is known."""
+        self.is_cut = self._is_cut_in_pass
 
     def segment_removed(self, segment: int) -> None:
         """Forget the damage of a removed segment."""
@@ -81,8 +93,6 @@ class Damages:
                 yield Lost(place[0], present_in(named, first, last), place[1], place[2])
             else:
                 del self._parts[place]
-        if not self._parts:
-            self.is_cut = False
 
     @property
     def count(self) -> int:

@@ -66,6 +66,7 @@ class Scrubber:
     async def one_pass(self) -> None:
         """Finish the present pass over all segments that are no longer written."""
         store, progress = self._store, self.progress
+        store.damages.pass_begins()
         for segment in store.segments.numbers():
             if segment <= progress.segment or segment >= store.position.segment:
                 continue
@@ -77,6 +78,7 @@ class Scrubber:
             progress.segment = segment
             await asyncio.to_thread(_store_resume_segment, store, segment)
         await self._find_missing()
+        store.damages.pass_ends()
         progress.segment = 0
         progress.passes += 1
         await asyncio.to_thread(_store_resume_segment, store, 0)

@@ -18,7 +18,9 @@ from quorumlog.wire.witnesses import token_of, witness_of
 log = logging.getLogger(__name__)
 
 _MISSING_MAX: Final = 1000
-"""Missing tokens that are remembered: one is enough to stop everything (taste)."""
+"""Missing tokens that are remembered: one is enough to stop everything (taste). One beyond stays with
+its holder: in `_held` where that is this process, and others present theirs again.
+"""
 
 
 @dataclass(slots=True)
@@ -89,11 +91,12 @@ class Memory:
         there = set(found)
         lacking = sorted(set(wanted) - there)
         for token in lacking:
-            if token not in self._missing and len(self._missing) < _MISSING_MAX:
-                who = "this process" if token in self._held else holder
-                self._missing[token] = who
-                log.error("database-went-back", extra={"witness": token, "holder": who})
+            if token in self._missing or len(self._missing) >= _MISSING_MAX:
+                continue
+            who = "this process" if token in self._held else holder
+            self._missing[token] = who
             self._held.pop(token, None)
+            log.error("database-went-back", extra={"witness": token, "holder": who})
         back = [token for token in self._missing if token in there]
         for token in back:
             del self._missing[token]

@@ -14,7 +14,7 @@ import pytest
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
-from quorumlog.errors import EntryUnavailable, QuorumLogError
+from quorumlog.errors import EntryUnavailable, QuorumLogError, RecoveryBlocked
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import HoldingsClient
@@ -28,6 +28,7 @@ from quorumlog.protocol.metadata import Repair as PendingRepair
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from quorumlog.wire.repair_bodies import Repair, RepairSettingsPut
+from services.autorecovery import auditor as auditor_module
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.config import Config
 from services.autorecovery.losses import Losses
@@ -569,3 +570,36 @@ async def test_a_change_of_settings_hides_no_trigger(audits: Audits) -> None:
     await audits.steering.refresh(lambda: triggered.append(True))
 
     assert triggered == [True]
+
+
+async def test_every_blocked_recovery_is_counted_and_none_that_another_one_has_ended(
+    audits: Audits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auditor_module, "_BLOCKED_MAX", 1)
+    auditor, client = audits.auditor, audits.metadata
+    writer = Writer("gone", "http://127.0.0.1:9")
+    other = (await client.create(replace(DRAFT, writer=writer))).ledger_id
+
+    async def blocked(*_args: object, **_options: object) -> None:
+        raise RecoveryBlocked("b1 is away", bookie="b1@1")
+
+    async def gone(_writer: Writer) -> WriterPresence:
+        return WriterPresence.GONE
+
+    monkeypatch.setattr(auditor_module, "conclude", blocked)
+    monkeypatch.setattr(auditor._writers, "presence_of", gone)
+    for ledger_id in (audits.ledger_id, other):
+        await auditor._recover(ledger_id, is_silence_enough=False)
+    assert (list(auditor.blocked), auditor.blocked_ledgers) == (
+        [audits.ledger_id],
+        {audits.ledger_id, other},
+    )
+
+    row = await client.get(audits.ledger_id)
+    _, row = await client.cas(row.in_recovery())
+    assert row is not None
+    await client.cas(row.closed(last_entry=-1, length=0))
+    auditor.trigger()
+    await auditor.audit()
+
+    assert (auditor.blocked, auditor.blocked_ledgers) == ({}, {other})

@@ -26,6 +26,7 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import Cookie
 from quorumlog.wire.witnesses import HEADER, WITNESSES_MAX, witness_of
+from services.metadata import memory as memory_module
 from services.metadata.memory import Memory
 from tests.metadata.restores import Copy, dump, restore
 from tests.metadata.support import DRAFT, PATIENT_S, WAITING, Service, is_ready, serving
@@ -497,3 +498,24 @@ def test_a_memory_drops_only_tokens_that_a_later_change_stands_for() -> None:
     memory.note_committed("next", seen)
 
     assert memory.wanted == {"meanwhile", "next"}
+
+
+def test_a_memory_forgets_no_token_that_the_database_lacks_beyond_those_it_tells_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An operator accepts the loss of those that are told; the next one must then be told."""
+    monkeypatch.setattr(memory_module, "_MISSING_MAX", 1)
+    memory = Memory()
+    memory.note_committed("a", ())
+    memory.note_committed("b", ())
+    for _ in range(2):
+        with pytest.raises(DatabaseWentBack):
+            memory.compare(memory.wanted, (), holder="somebody")
+    assert set(memory.missing) == {"a"}
+
+    with pytest.raises(DatabaseWentBack):
+        memory.compare(memory.wanted, ["a"], holder="somebody")
+    assert memory.wanted == {"a", "b"}
+    with pytest.raises(DatabaseWentBack):
+        memory.compare(memory.wanted, ["a"], holder="somebody")
+    assert set(memory.missing) == {"b"}

@@ -7,6 +7,7 @@ import pytest
 
 from quorumlog.errors import MetadataUnavailable
 from quorumlog.net.directory import Directory
+from quorumlog.net import quarantine as quarantine_module
 from quorumlog.net.quarantine import Quarantine, QuarantineRule
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
@@ -166,3 +167,18 @@ async def test_failures_far_apart_or_of_a_bookie_that_was_gone_do_not_count() ->
         quarantine.failed("b2")
     await directory_of(bookie(2, "lost"), quarantine=quarantine)
     assert not quarantine.contains("b2")
+
+
+async def test_beyond_the_bound_a_bookie_is_quarantined_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is known of the one that failed first goes, and its failures count from zero."""
+    monkeypatch.setattr(quarantine_module, "_BOOKIES_MAX", 2)
+    quarantine = Quarantine(QuarantineRule(failures=3, window_s=60, for_s=300), Clock())
+    for name in ("b1", "b2", "b3", "b3", "b3"):
+        quarantine.failed(name)
+
+    assert quarantine.names == ("b3",)
+    for name in ("b2", "b2"):
+        quarantine.failed(name)
+    assert quarantine.names == ("b2", "b3"), "the known ones are still counted"

@@ -35,6 +35,7 @@ _HUNG_S: Final = 2.0
 """How long readers skip a writer that did not answer in time (taste)."""
 _CONNECT_S: Final = 2.0
 _GONE_MAX: Final = 10_000
+"""Replaced instances that are remembered, which spares a request; of one beyond it is asked again."""
 _U32: Final = struct.Struct(">I")
 
 
@@ -123,7 +124,10 @@ class Peers:
                 writer, "GET", f"/internal/ledgers/{ledger_id}/lac{query}", _LAC_S + wait_s
             )
         except TimeoutError as error:
-            self._hung_until[writer.id] = asyncio.get_running_loop().time() + _HUNG_S
+            now = asyncio.get_running_loop().time()
+            # A process that is gone for ever is asked for no more, and would stay here.
+            self._hung_until = {who: end for who, end in self._hung_until.items() if end > now}
+            self._hung_until[writer.id] = now + _HUNG_S
             raise WriterLost("the writer did not answer", ledger_id=ledger_id) from error
         return int(reply["last_add_confirmed"]), reply["closed"] is True, int(reply["version"])
 

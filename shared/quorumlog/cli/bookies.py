@@ -85,13 +85,13 @@ def damage(
             ("ledger_id", "ranges", "segment", "offset", "start", "end", "reason"),
             as_json=False,
         )
-        if found["is_cut"]:
-            Console(stderr=True).print(
-                "there is more: run the command again when these are repaired"
-            )
-    else:
+    elif not found["is_cut"]:
         Console(highlight=False).print(f"{found['bookie']}: nothing is damaged", markup=False)
-    if places:
+    if found["is_cut"] and not as_json:
+        Console(stderr=True).print(
+            "there is more: run the command again when these are repaired and the next scrub has ended"
+        )
+    if places or found["is_cut"]:
         raise typer.Exit(1)
 
 

@@ -14,7 +14,9 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 _BOOKIES_MAX: Final = 10_000
-"""More bookies than any cluster has; names come from metadata."""
+"""More bookies than any cluster has; names come from metadata. Of more, those that failed first are
+counted from zero again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,10 @@ class Quarantine:
     def failed(self, name: str) -> None:
         """Count a failure: a broken connection, silence, or an answer that nobody asked for."""
         rule, now = self._rule, self._clock()
-        if not rule.failures or len(self._failed_at) >= _BOOKIES_MAX:
+        if not rule.failures:
             return
+        if name not in self._failed_at and len(self._failed_at) >= _BOOKIES_MAX:
+            self.forget(next(iter(self._failed_at)))
         times = self._failed_at.setdefault(name, deque(maxlen=rule.failures))
         times.append(now)
         if len(times) == rule.failures and now - times[0] <= rule.window_s:
