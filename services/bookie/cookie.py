@@ -26,7 +26,9 @@ from services.bookie.identity import Identity
 from services.bookie.segments import write_durably
 
 PROCESSES_MAX: Final = 32
-"""How many processes a cookie remembers: a database that went back in time may name an older one."""
+"""How many processes a cookie remembers: a database that went back in time may name an older one. Beyond
+them nobody can tell it from another directory's process, and the bookie does not start.
+"""
 
 
 class CookieRefused(Exception):
@@ -246,7 +248,8 @@ def _suspected_loss(found: Situation) -> str:
         )
     if remote.process and remote.process not in local.processes:
         return (
-            f"another process was registered for {local.member}, and {directory} does not know it"
+            f"another process was registered for {local.member} than the last {len(local.processes)}"
+            f" that {directory} knows of"
         )
     if found.log_end < found.log_end_reported and not local.salvaged:
         return (

@@ -482,7 +482,10 @@ async def _lock(connection: Connection, transaction_id: str) -> asyncpg.Record:
 
 
 def _missing(transaction_id: str) -> NoSuchTransaction:
-    return NoSuchTransaction(f"there is no transaction {transaction_id}")
+    # It may have been one: whether it was committed or aborted, nobody can say any more.
+    return NoSuchTransaction(
+        f"there is no transaction {transaction_id}, or it ended more than {_KEPT_S // 86_400} days ago"
+    )
 
 
 def _row(record: asyncpg.Record) -> TransactionRow:

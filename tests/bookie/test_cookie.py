@@ -9,7 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.bookie.cookie import CookieRefused, LocalCookie, Situation, decide, is_displaced
+from services.bookie.cookie import (
+    PROCESSES_MAX,
+    CookieRefused,
+    LocalCookie,
+    Situation,
+    decide,
+    is_displaced,
+)
 from services.bookie.identity import HardLinked, Identity, identity_of
 
 HERE = Identity(inode=7, born_ns=1_000)
@@ -220,3 +227,18 @@ def test_a_directory_has_an_identity_without_birth_times(
         monkeypatch.setattr("ctypes.CDLL", lambda *_args, found=library, **_kwargs: found)
         assert identity_of(tmp_path) == Identity(known.inode)
         assert known.is_same(identity_of(tmp_path))
+
+
+def test_a_process_beyond_those_that_a_cookie_remembers_is_told_as_such() -> None:
+    """A database that went back names a process that ran here so many starts ago: nobody can tell."""
+    local = LOCAL
+    for number in range(PROCESSES_MAX):
+        local, _ = decide(replace(FOUND, local=local, remote=local.cookie, process=f"p{number}"))
+    assert len(local.processes) == PROCESSES_MAX
+    decide(replace(FOUND, local=local, remote=LOCAL.cookie.model_copy(update={"process": "p0"})))
+
+    local, _ = decide(replace(FOUND, local=local, remote=local.cookie, process="next"))
+    with pytest.raises(CookieRefused, match=f"than the last {PROCESSES_MAX} that"):
+        decide(
+            replace(FOUND, local=local, remote=LOCAL.cookie.model_copy(update={"process": "p0"}))
+        )

@@ -100,6 +100,18 @@ async def test_a_batch_that_is_not_full_waits_for_more_for_its_time() -> None:
     assert server.calls == [[b"a", b"b", b"c"]]
 
 
+async def test_appends_beyond_the_queues_bytes_wait_in_the_order_of_the_calls() -> None:
+    server = Server(queued_bytes_max=10, count_max=1)
+    first = [await server.batcher.submit([b"a" * 5]) for _ in range(2)]
+    later = [asyncio.ensure_future(server.batcher.submit([b"b" * size])) for size in (9, 1, 1)]
+    await asyncio.sleep(0)
+
+    server.gate.set()
+    await asyncio.gather(*first, *[await waiting for waiting in later])
+
+    assert [len(call[0]) for call in server.calls] == [5, 5, 9, 1, 1]
+
+
 async def test_only_the_append_that_is_wrong_is_refused() -> None:
     server = Server()
     server.refuses = lambda call: TooLarge() if b"wrong" in call.payloads else None

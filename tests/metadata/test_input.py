@@ -174,3 +174,14 @@ async def test_metrics_cover_requests_and_both_databases(service: Service) -> No
     )
     assert "quorumlog_metadata_postgres_up 1.0" in text
     assert "quorumlog_metadata_redis_up 1.0" in text
+
+
+async def test_methods_that_no_route_has_are_one_label_of_the_metrics(service: Service) -> None:
+    for method in ("PROPFIND", "MKCOL", "PURGE"):
+        async with service.session.request(method, f"{service.url}/v1/bookies") as response:
+            assert response.status == 405
+    async with service.session.get(f"{service.url}/metrics") as response:
+        text = await response.text()
+
+    assert 'quorumlog_metadata_requests_total{method="other",' in text
+    assert "PROPFIND" not in text

@@ -29,6 +29,7 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
 from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.transaction_bodies import SealedBody, TransactionCommit
+from services.metadata import transactions
 from services.metadata.database import Connection
 from services.metadata.transactions import end_aborted
 from tests.metadata.support import DRAFT, WAITING, Service, serving
@@ -399,6 +400,31 @@ async def test_unknown_transactions_are_reported(world: World) -> None:
     for call in calls:
         with pytest.raises(NoSuchTransaction):
             await call
+
+
+async def test_an_ended_transaction_that_is_forgotten_is_not_said_to_have_never_been(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one of an app is kept for ever, so that no version is committed twice."""
+    plain, last = await world.begin(), await world.begin("app", 2)
+    for begun in (plain, last):
+        await world.transactions.commit(begun.id, (), None)
+    monkeypatch.setattr(transactions, "_KEPT_S", -1)
+
+    async def is_forgotten() -> bool:
+        try:
+            await world.transactions.get(plain.id)
+        except NoSuchTransaction:
+            return True
+        return False
+
+    await until(is_forgotten, "its time is over")
+    monkeypatch.undo()
+
+    with pytest.raises(NoSuchTransaction, match="or it ended more than 7 days ago"):
+        await world.transactions.commit(plain.id, (), None)
+    again, is_new = await world.transactions.begin("a-log", app="app", version=1, expires_in_s=60)
+    assert (again.state, is_new) == (TransactionState.COMMITTED, False)
 
 
 async def test_a_transaction_that_is_not_renewed_expires_and_leaves_no_ledger(

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from quorumlog.errors import MetadataUnavailable
-from quorumlog.net.directory import Directory
 from quorumlog.net import quarantine as quarantine_module
+from quorumlog.net.directory import Directory
 from quorumlog.net.quarantine import Quarantine, QuarantineRule
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState

@@ -297,3 +297,20 @@ def test_a_commit_that_may_be_done_is_not_told_as_refused(bad: BadGateway) -> No
             with pytest.raises(NoSuchTransaction) as told:
                 gateways.request("POST", commit, value={"ledgers": []}, is_repeatable=True)
             assert told.value.outcome == outcome
+
+
+def test_a_commit_that_may_have_been_forgotten_is_not_told_as_nothing_on_the_log(
+    cluster: SparkCluster, bad: BadGateway
+) -> None:
+    """Of a transaction that ended days ago nobody knows any more how."""
+    log = cluster.create("forgotten")
+    driver = Driver(cluster, log, Whose("app", 1))
+    part = replace(driver.part("a"), transaction="nothing")
+    through = WriteOptions.of({"gateway.url": bad.url, "topic": log}, is_stream=False)
+
+    bad.plan = ["cut"]
+    with pytest.raises(NoSuchTransaction) as told:
+        publish(through, driver.whose, [part])
+    assert told.value.outcome == UNKNOWN
+    with pytest.raises(WriteOver):
+        publish(through, driver.whose, [part])

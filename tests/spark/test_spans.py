@@ -153,3 +153,12 @@ def test_what_lies_where_it_is_not_placed_is_extra() -> None:
     found = spans.strangers(span, ["x@1"], lambda _, s: held({1: SOUND, 2: SOUND, 4: SOUND}, s))
 
     assert found == [Finding(7, 1, 4, "x@1", spans.EXTRA, 1)]
+
+
+def test_all_that_is_extra_is_found_beyond_the_ranges_that_a_bookie_names() -> None:
+    span = Span(7, 0, 5999, 3, 1, ("a@1",), is_complete=True)
+    copies = dict.fromkeys(span.ids, SOUND)
+
+    found = spans.strangers(span, ["x@1"], lambda _, s: held(copies, s))
+
+    assert found == [Finding(7, 1, 5998, "x@1", spans.EXTRA, 1)]

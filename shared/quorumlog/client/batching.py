@@ -91,6 +91,8 @@ class Batcher(Generic[P, A, R]):
         self._queue: deque[_Submission[P, R]] = deque()
         self._bytes = 0
         self._count = 0
+        self._turn = asyncio.Lock()
+        """Held by the first append that waits for room; the others wait for the lock in their order."""
         self._changed = asyncio.Event()
         self._drained = asyncio.Event()
         self._idle = asyncio.Event()
@@ -105,9 +107,11 @@ class Batcher(Generic[P, A, R]):
         if not payloads:
             raise ValueError("nothing to append")
         size = sum(map(self._size_of, payloads))
-        while self._bytes and self._bytes + size > self._limits.queued_bytes_max:
-            self._drained.clear()
-            await self._drained.wait()
+        async with self._turn:
+            # A small append must not overtake a large one that waits for room.
+            while self._bytes and self._bytes + size > self._limits.queued_bytes_max:
+                self._drained.clear()
+                await self._drained.wait()
         submission = _Submission[P, R](payloads, size, expect)
         self._queue.append(submission)
         self._bytes += size

@@ -432,9 +432,11 @@ def _commit(
             value={"ledgers": ledgers, "overwrite": overwrite},
             is_repeatable=True,
         ).json()
-    except (TransactionAborted, NoSuchTransaction) as error:
-        raise WriteOver(log) from error
     except QuorumLogError as error:
+        # An ended transaction is forgotten after days: then nobody knows what an earlier try did.
+        is_forgotten = isinstance(error, NoSuchTransaction) and error.outcome != UNKNOWN
+        if is_forgotten or isinstance(error, TransactionAborted):
+            raise WriteOver(log) from error
         if error.outcome == UNKNOWN:
             error.add_note(f"Whether the rows are on {log} nobody could say: GET {path} tells.")
         raise

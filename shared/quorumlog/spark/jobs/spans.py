@@ -125,13 +125,25 @@ def strangers(span: Span, holders: Iterable[str], ask: Ask) -> list[Finding]:
     """Copies of a span's entries on bookies that should not hold them."""
     found = []
     for member in holders:
-        held = ask(member, span)
-        if isinstance(held, Held) and held.entry_count:
-            ids = _within(held.present, span.ids)
-            found += [
-                Finding(span.ledger_id, i, i, member, EXTRA, len(span.members)) for i in sorted(ids)
-            ]
+        found += [
+            Finding(span.ledger_id, i, i, member, EXTRA, len(span.members))
+            for i in _copies(span, member, ask)
+        ]
     return merged(found, span.modulus)
+
+
+def _copies(span: Span, member: str, ask: Ask) -> Iterator[int]:
+    """The span's entries that a member holds."""
+    held = ask(member, span)
+    if not isinstance(held, Held) or not held.entry_count:
+        return
+    ids = _within(held.present, span.ids)
+    if len(ids) < held.entry_count and span.count > 1:
+        # A bookie names 1,000 ranges at most.
+        for half in _halves(span):
+            yield from _copies(half, member, ask)
+        return
+    yield from sorted(ids)
 
 
 def merged(findings: Iterable[Finding], modulus: int) -> list[Finding]:
