@@ -136,3 +136,25 @@ def test_columns_of_a_stored_batch_are_its_records() -> None:
     for at in range(len(data)):
         with pytest.raises(batch.BadBatch):
             columns.records(data[:at], first_offset=0, ledger_id=1, entry_id=1, skip=0, count=1)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_that_readers_could_not_be_told_are_refused(unit: str) -> None:
+    """Reads would cut these to the nearest that calendars have."""
+    from quorumlog.wire import columns
+
+    def records_at(*times: int | None) -> list[Record]:
+        column = pa.array(times, pa.int64()).cast(pa.timestamp(unit, tz="UTC"))
+        return columns.records_of(pa.table({"value": [b""] * len(times), "timestamp": column}))
+
+    per_s = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}[unit]
+    first, end = -62_135_596_800 * per_s, 253_402_300_800 * per_s
+    if unit == "ns":  # 64 bits of them end in 2262
+        first, end = -(2**63), 2**63
+    taken = records_at(first, None, end - 1)
+    assert [record.timestamp_ms is None for record in taken] == [False, True, False]
+    assert records_at(None)[0].timestamp_ms is None
+    for wrong in (first - 1, end):
+        if -(2**63) <= wrong < 2**63:
+            with pytest.raises(columns.BadColumns, match="years 1 to 9999"):
+                records_at(wrong)

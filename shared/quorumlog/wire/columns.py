@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from quorumlog.protocol import batch
 
@@ -46,6 +47,8 @@ RECORDS: Final = pa.schema(
 _TIME_MS_MAX: Final = 253_402_300_799_999
 _TIME_MS_MIN: Final = -62_135_596_800_000
 """The years 1 to 9999, beyond which calendars have no dates."""
+
+_PER_S: Final = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 _BROKEN: Final = (ValueError, TypeError, LookupError, OSError, MemoryError, struct.error)
@@ -272,12 +275,23 @@ def records_of(whole: Any) -> list[batch.Record]:
     headers = whole.column("headers").to_pylist() if "headers" in names else nothing
     times = nothing
     if "timestamp" in names:
-        column = whole.column("timestamp").cast(pa.timestamp("ms", tz="UTC"), safe=False)
+        column = whole.column("timestamp")
+        _check_times(column)
+        column = column.cast(pa.timestamp("ms", tz="UTC"), safe=False)
         times = column.cast(pa.int64()).to_pylist()
     return [
         batch.Record(value, key, _header(pairs), time)
         for value, key, pairs, time in zip(values, keys, headers, times, strict=True)
     ]
+
+
+def _check_times(column: Any) -> None:
+    """Raise BadColumns for a time that readers could not be told as it was given."""
+    ends = pc.min_max(column.cast(pa.int64())).as_py()
+    per_s = _PER_S[column.type.unit]
+    low, high = _TIME_MS_MIN // 1000 * per_s, (_TIME_MS_MAX + 1) // 1000 * per_s
+    if ends["min"] is not None and not low <= ends["min"] <= ends["max"] < high:
+        raise BadColumns("the column timestamp has a time outside of the years 1 to 9999")
 
 
 def _header(pairs: Any) -> tuple[tuple[str, str], ...]:
