@@ -216,7 +216,9 @@ def _is_reply_about(member: str, ledger_id: int, reply: DigestsBody) -> bool:
 def _shares(row: LedgerMetadata) -> Iterator[_Share]:
     quorum = row.quorum
     modulus = quorum.modulus
-    size = SPAN_ENTRIES
+    # A member of a striped ledger names a range for each stripe: of more entries than these it could
+    # not name all that it has, and what it lacks behind them would never be known.
+    size = 2 * _PRESENT_MAX - 2 if quorum.is_striped else SPAN_ENTRIES
     if row.length and row.last_entry is not None and row.last_entry >= 0:
         size = max(1, min(size, _SPAN_BYTES * (row.last_entry + 1) // row.length))
     for index, fragment in enumerate(row.fragments):

@@ -1,11 +1,18 @@
 """What an audit concludes: who is lost, what is missing, and when nothing may be concluded."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 
 from quorumlog.protocol import limbo
+from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.ranges import Ranges
 from quorumlog.wire.bodies import BookieInfo
+from services.autorecovery import losses as losses_module
 from services.autorecovery.findings import (
     GracePeriod,
     LostMembers,
@@ -120,3 +127,24 @@ def test_a_ledger_in_fewer_zones_than_possible_is_reported() -> None:
     assert missing_zones(together, live[:2]) == 0  # there is only one zone
     lost = [BookieInfo.lost("b2", 1), *(bookie for bookie in live if bookie.id != "b2@1")]
     assert missing_zones(together, lost) == 0  # that is repair's
+
+
+async def test_of_losses_beyond_the_bound_the_one_looked_at_longest_ago_is_found_again_by_a_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(losses_module, "_LEDGERS_MAX", 1)
+
+    class Denied:
+        async def lost(self, _row: LedgerMetadata, ranges: Ranges) -> tuple[Answers, ...]:
+            return tuple(Answers(first, last, ()) for first, last in ranges)
+
+    losses = losses_module.Losses(cast(Any, Denied()))
+    for ledger_id in (7, 8):
+        row = cast(LedgerMetadata, SimpleNamespace(ledger_id=ledger_id))
+        assert len(await losses.recheck(row, ((0, 1),))) == 1
+    assert [found["ledger_id"] for found in losses.json()] == [8]
+
+    await losses.recheck(cast(LedgerMetadata, SimpleNamespace(ledger_id=7)), ((0, 1),))
+
+    assert [found["ledger_id"] for found in losses.json()] == [7]
+    assert losses.entries == 2

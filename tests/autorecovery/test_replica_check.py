@@ -2,9 +2,11 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from loadtest.ports import free_ports
@@ -13,6 +15,7 @@ from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList
+from services.autorecovery import check as check_module
 from services.autorecovery.check import Lack, ReplicaCheck
 
 ROW = LedgerMetadata(
@@ -117,3 +120,54 @@ async def test_an_open_fragment_is_not_checked() -> None:
     async with checking(peer) as check:
         assert (await check.check(open_row)).is_whole
     assert peer.asked == 0
+
+
+class Striped(Peer):
+    """A bookie with every second entry but one; as real ones, it names 1,000 ranges at most."""
+
+    async def digests(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        found = []
+        for first, last in asked["ranges"]:
+            held = [i for i in range(first, last + 1) if i % 2 == 0 and i != 9998]
+            mine = [i for i in held if i % asked["modulus"] == asked["residue"]]
+            answer = {"first": first, "last": last, "entries": len(mine), "digest": "d"}
+            found.append(answer | {"present": [(i, i) for i in held][:1000], "damaged": []})
+        return web.json_response(
+            {"bookie": "b1@1", "ledger_id": 7, "limbo": False, "digests": found}
+        )
+
+
+async def test_of_a_striped_ledger_what_is_missing_beyond_a_thousand_ranges_is_found() -> None:
+    """Its members name a range for each stripe. Told as complete, it would never be repaired, or lost
+    where nobody has it.
+    """
+    row = replace(
+        ROW,
+        quorum=Quorum(2, 1, 1),
+        fragments=(Fragment(0, ("b1@1", "b2@1")),),
+        last_entry=9999,
+        length=10_000,
+    )
+    async with checking(Striped()) as replicas:
+        report = await replicas.check(row)
+
+        lack = Lack("b1@1", 0, 9998, 9998, "missing")
+        assert report.lacks == [lack]
+        assert [first <= 9998 <= last for first, last in report.suspects][-2:] == [True, True]
+        assert await replicas.recheck(row, [lack]) == [lack]
+
+
+async def test_what_a_report_of_greatest_length_does_not_name_is_unknown_and_lacking_on_a_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A check finds it once what it names is repaired; a repair copies it at once (rule 20a)."""
+    monkeypatch.setattr(check_module, "_PRESENT_MAX", 2)
+    peer = Peer()
+    peer.digest = {"present": [[0, 0], [2, 2]], "entries": 6}
+    async with checking(peer) as replicas:
+        assert (await replicas.check(ROW)).lacks == [Lack("b1@1", 0, 1, 1, "missing")]
+        assert await replicas.missing_on_disk(ROW, "b1@1", 0, 9) == ((1, 1), (3, 9))
+
+        monkeypatch.setattr(check_module, "_LACKS_MAX", 1)
+        assert await replicas.missing_on_disk(ROW, "b1@1", 0, 9) == ((1, 9),)

@@ -400,6 +400,24 @@ async def test_idle_ledgers_are_evicted_from_memory_and_still_known(
     await store.stop()
 
 
+async def test_a_segment_beyond_the_files_that_are_kept_open_is_opened_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.bookie.segments.OPEN_FILES_MAX", 1)
+    store = started(root / "d")
+    for number in range(40):
+        await add(store, run_of(7, range(number * 3, number * 3 + 3), "w" * 200))
+    assert len(store.segments.numbers()) > 2
+
+    for _ in range(2):
+        for number in range(40):
+            assert ids_of(await read(store, 7, number * 3, number * 3)) == [number * 3]
+    assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
+
+    assert len(store.segments._open) == 1
+    await store.stop()
+
+
 async def test_deferred_entries_are_acknowledged_while_the_disk_is_stuck_and_fences_are_not(
     root: Path, gate: Gate
 ) -> None:

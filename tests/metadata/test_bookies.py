@@ -16,10 +16,12 @@ from quorumlog.wire.bodies import (
     BookieInfo,
     BookieUses,
     Cookie,
+    CookieRow,
     LogEnd,
     ServiceHeartbeat,
 )
 from quorumlog.wire.repair_bodies import RepairAdd
+from services.metadata import liveness
 from tests.metadata.support import DRAFT, Service, serving
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.waiting import until
@@ -258,6 +260,24 @@ async def test_without_redis_heartbeats_succeed_and_the_last_list_stays(
             return not (await client.bookies()).stale
 
         await until(is_fresh, "the list is fresh again")
+
+
+async def test_without_redis_who_is_beyond_those_remembered_is_lost_on_a_stale_list(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "_REMEMBERED_MAX", 1)
+    alone = liveness.Liveness("redis://127.0.0.1:1", prefix="x", deadline_s=5.0)
+    cookies = [
+        CookieRow(name=name, version=1, cookie=await cookie(service)) for name in ("b1", "b2")
+    ]
+    for found in cookies:
+        assert not await alone.bookie_lives(found.name, beat())
+
+    listed = await alone.bookies(cookies)
+    await alone.close()
+
+    assert [bookie.state for bookie in listed.bookies] == ["lost", "writable"]
+    assert listed.stale
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,134 @@
+"""What a gateway remembers to spare a question: of the first one beyond the bound it asks again."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from loadtest.ports import free_ports
+from quorumlog.errors import NOT_DONE, WriterLost, WrongPassword
+from quorumlog.net.listen import ListenLimits, listening
+from quorumlog.protocol.log import LogSettings
+from quorumlog.protocol.metadata import DigestKind, Writer
+from quorumlog.protocol.quorum import Quorum
+from services.gateway.engine import keys, peers
+from services.gateway.engine.keys import Gatekeeper, new_keys
+from services.gateway.engine.peers import INSTANCE, Peers
+from services.gateway.logs import offsets, ownership, reading
+from services.gateway.logs.ports import Append
+from tests.gateway.engine.hands import ROW
+from tests.logs.model import Cluster
+from tests.logs.test_manager import records
+
+
+def test_a_password_beyond_the_bound_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "_VERIFIED_MAX", 1)
+    rows = [
+        replace(ROW, access_key=new_keys(password, DigestKind.CRC32C).access_key)
+        for password in ("one", "two")
+    ]
+    gatekeeper = Gatekeeper()
+    for _ in range(2):
+        gatekeeper.check(rows[0], "one")
+        gatekeeper.check(rows[1], "two")
+        with pytest.raises(WrongPassword):
+            gatekeeper.check(rows[0], "two")
+
+
+async def test_a_replaced_instance_beyond_the_bound_is_found_out_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers, "_GONE_MAX", 1)
+    asked: list[str] = []
+
+    async def is_another(request: web.Request) -> web.Response:
+        asked.append(request.headers[INSTANCE])
+        return web.json_response({}, headers={INSTANCE: "another"})
+
+    app = web.Application()
+    app.router.add_route("*", "/{any:.*}", is_another)
+    async with (
+        listening(app, host="127.0.0.1", port=free_ports(1)[0], limits=ListenLimits()) as listener,
+        aiohttp.ClientSession() as session,
+    ):
+        known = Peers(session)
+        gone = [Writer(name, f"http://127.0.0.1:{listener.port}") for name in ("a", "b")]
+        for writer in (*gone, *gone, gone[1]):
+            with pytest.raises(WriterLost) as told:
+                await known.append(writer, 1, [b"x"], password=None, expect=None)
+            assert told.value.outcome == NOT_DONE
+
+    assert asked == ["a", "b", "a", "b"]
+
+
+async def test_a_writer_that_hung_is_not_remembered_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of its many successors each would otherwise stay: nobody asks again who is gone for ever."""
+    monkeypatch.setattr(peers, "_LAC_S", 0.0001)
+    monkeypatch.setattr(peers, "_HUNG_S", 0.0)
+    never = asyncio.Event()
+
+    async def hangs(_request: web.Request) -> web.Response:
+        await never.wait()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_route("*", "/{any:.*}", hangs)
+    async with (
+        listening(app, host="127.0.0.1", port=free_ports(1)[0], limits=ListenLimits()) as listener,
+        aiohttp.ClientSession() as session,
+    ):
+        known = Peers(session)
+        for name in "abc":
+            with pytest.raises(WriterLost):
+                await known.last_add_confirmed(
+                    Writer(name, f"http://127.0.0.1:{listener.port}"), 1
+                )
+        never.set()
+
+    assert list(known._hung_until) == ["c"]
+
+
+async def test_logs_beyond_the_bounds_are_read_and_written_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows, writers, and the places of offsets: each is remembered of one log, or ledger, only."""
+    for module, bound in (
+        (ownership, "_WRITERS_MAX"),
+        (reading, "_ROWS_MAX"),
+        (offsets, "LEDGERS_MAX"),
+        (offsets, "POINTS_MAX"),
+    ):
+        monkeypatch.setattr(module, bound, 2 if bound == "POINTS_MAX" else 1)
+    cluster = Cluster(0)
+    gateway = cluster.gateway()
+    names = [f"log-{number}" for number in range(3)]
+    try:
+        for name in names:
+            await gateway.logs.put(name, LogSettings(Quorum(3, 3, 2)))
+        for number in range(6):
+            for name in names:
+                await gateway.logs.append(name, Append(records(f"{name} {number}")))
+                if number == 3:
+                    await gateway.logs.roll(name)
+        for start in (0, 5, 2):
+            for name in names:
+                found: Any = await gateway.logs.read(name, start)
+                assert [record.record.value.decode() for record in found.records] == [
+                    f"{name} {number}" for number in range(start, 6)
+                ]
+        writers = {
+            await gateway.logs.ownership.writer_of(ledger_id)
+            for _ in range(2)
+            for ledger_id in list(cluster.ledgers)
+        }
+        assert len(writers) == 1
+    finally:
+        await gateway.end()
+
+    assert len(gateway.logs.ownership._writers) == 1
+    assert len(gateway.logs._reader._rows) == 1
