@@ -191,6 +191,31 @@ async def test_a_striped_ledger_misses_only_the_bookies_share(service: Service, 
     await store.stop()
 
 
+async def test_what_is_missing_beyond_the_ranges_of_one_request_keeps_the_ledger_in_limbo(
+    service: Service, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.bookie.limbo._RANGES_MAX", 1)
+    monkeypatch.setattr("services.bookie.limbo._REQUEUE_S", 0.0)
+    row = await service.client.create(replace(DRAFT, ledger_key=KEY))
+    row = await closed(service, row, 3)
+    store = started(root / "d", me=NOW)
+    await add(store, run_of(row.ledger_id, [1, 3]), member=NOW)
+    limbo = limbo_of(store, service)
+    await limbo.enter()
+    await changed(service, row.with_member_replaced(0, OLD, NOW))
+
+    await limbo.round()
+    assert [item[2] for item in await queued(service) if item[1] == NOW] == [((0, 0),)]
+    await add(store, run_of(row.ledger_id, [0]), member=NOW, recovery=True)
+
+    await limbo.round()
+    assert _is_in_limbo(store, row.ledger_id)
+    await add(store, run_of(row.ledger_id, [2]), member=NOW, recovery=True)
+    await limbo.round()
+    assert not _is_in_limbo(store, row.ledger_id)
+    await store.stop()
+
+
 def _is_in_limbo(store: Store, ledger_id: int) -> bool:
     row = store.row(ledger_id)
     return row is not None and row.is_limbo

@@ -85,9 +85,7 @@ async def test_a_writer_that_hung_is_not_remembered_for_ever(
         known = Peers(session)
         for name in "abc":
             with pytest.raises(WriterLost):
-                await known.last_add_confirmed(
-                    Writer(name, f"http://127.0.0.1:{listener.port}"), 1
-                )
+                await known.last_add_confirmed(Writer(name, f"http://127.0.0.1:{listener.port}"), 1)
         never.set()
 
     assert list(known._hung_until) == ["c"]

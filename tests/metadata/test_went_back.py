@@ -16,6 +16,7 @@ import pytest
 
 from loadtest.stores import Stores, scratch
 from quorumlog.errors import DatabaseWentBack, NoSuchLedger, QuorumLogError
+from quorumlog.net import metadata_client
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.repair_client import RepairClient
@@ -482,6 +483,22 @@ async def test_more_witnesses_than_fit_into_one_request_are_presented_in_turn(
             await client.confirm()
 
         assert len(client.witnesses) < WITNESSES_MAX
+
+
+async def test_a_witness_beyond_those_that_a_client_holds_stays_with_the_service(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later change, whose witness the client holds, stands for it too."""
+    monkeypatch.setattr(metadata_client, "_WITNESSES_MAX", 1)
+    held = set()
+    for _ in range(3):
+        await service.client.create(DRAFT)
+        assert len(service.client.witnesses) == 1
+        held |= set(service.client.witnesses)
+    assert len(held) == 3
+
+    await service.client.confirm()
+    assert set(service.client.witnesses) <= held
 
 
 # --- the bookie's collector, whose drops rest on it --------------------------------------------------

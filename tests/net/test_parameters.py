@@ -9,8 +9,10 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from pydantic import BaseModel
 
 from quorumlog.errors import BadRequest, InvalidRequest
+from quorumlog.net.json_bodies import parsed
 from quorumlog.net.operations import Route
 from quorumlog.net.parameters import (
     Given,
@@ -165,3 +167,14 @@ def test_a_value_that_is_not_allowed_is_invalid(query: str, detail: str) -> None
 def test_a_text_that_can_not_be_read_is_a_bad_request(query: str) -> None:
     with pytest.raises(BadRequest):
         given_by(query)
+
+
+def test_of_many_faults_of_a_body_the_first_hundred_are_named() -> None:
+    class Body(BaseModel):
+        numbers: list[int]
+
+    with pytest.raises(InvalidRequest) as told:
+        parsed(b'{"numbers":[%b]}' % b",".join([b"null"] * 101), Body)
+
+    pointers = [fault["pointer"] for fault in told.value.members["errors"]]
+    assert pointers == [f"/numbers/{number}" for number in range(100)]

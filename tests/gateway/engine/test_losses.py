@@ -18,6 +18,7 @@ from quorumlog.protocol import loss
 from quorumlog.protocol.loss import Answers, Holding
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges
+from services.gateway.engine import losses
 from tests.gateway.engine.support import World, ledger, payloads, world_of
 
 
@@ -75,6 +76,22 @@ async def test_entries_without_a_copy_are_declared_lost_and_read_as_lost_at_ever
         assert await world.other.accept_loss(row.ledger_id, 3, 5) == now
         assert (await world.other.accept_loss(row.ledger_id, 2, 6)).lost_entries == ((2, 6),)
         assert told.asked == [((3, 5),), ((2, 2), (6, 6))]
+
+
+async def test_one_range_more_than_a_row_takes_is_refused_and_changes_nothing(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "LOST_RANGES_MAX", 1)
+    async with world_of(stores) as world:
+        Told(world)
+        row = await closed(world)
+        now = await world.engine.accept_loss(row.ledger_id, 3, 5)
+
+        with pytest.raises(InvalidRequest, match="at most 1 ranges"):
+            await world.engine.accept_loss(row.ledger_id, 8, 8)
+
+        assert await world.metadata.get(row.ledger_id) == now
+        assert (await world.engine.accept_loss(row.ledger_id, 6, 8)).lost_entries == ((3, 8),)
 
 
 async def test_entries_with_a_copy_are_never_declared_lost(stores: Stores) -> None:
