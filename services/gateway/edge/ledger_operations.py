@@ -35,7 +35,7 @@ IDEMPOTENCY_KEY: Final[Parameter[str | None]] = Parameter(
     "header",
     lambda text, pointer: matching(text, pointer, _KEY),
     {"type": "string", "pattern": f"^{_KEY}$"},
-    "A repeat with the same key gets the same ledger.",
+    "A repeat with the same key within 24 hours gets the same ledger.",
     None,
 )
 STATE: Final = query_choice("state", tuple(State), "Only ledgers in this state.")
