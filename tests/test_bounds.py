@@ -10,7 +10,9 @@ from typing import Final, NamedTuple
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _PAGE: Final = _ROOT / "docs" / "bounds.md"
 _BOUND: Final = re.compile(r"(^|_)(MAX|KEPT|EXPIRY|WINDOW|HOURS|SPARE)(_|$)")
-_ROW: Final = re.compile(r"^\| `(\w+)` \| ([^|]+) \| `([^`|]+)` \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+_ROW: Final = re.compile(
+    r"^\| `(\w+)` \| ([^|]+) \| `([^`|]+)` \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE
+)
 
 
 class Row(NamedTuple):
