@@ -596,9 +596,9 @@ async def test_every_blocked_recovery_is_counted_and_none_that_another_one_has_e
     )
 
     row = await client.get(audits.ledger_id)
-    _, row = await client.cas(row.in_recovery())
-    assert row is not None
-    await client.cas(row.closed(last_entry=-1, length=0))
+    _, recovering = await client.cas(row.in_recovery())
+    assert recovering is not None
+    await client.cas(recovering.closed(last_entry=-1, length=0))
     auditor.trigger()
     await auditor.audit()
 
