@@ -16,6 +16,7 @@ from services.gateway.config import GatewaySettings
 from services.gateway.edge.body import Room, ignore_expect
 from services.gateway.edge.cluster import Cluster
 from services.gateway.edge.cluster_operations import SHARED
+from services.gateway.edge.cors import allow_origins
 from services.gateway.edge.entries import Entries
 from services.gateway.edge.ledgers import Ledgers
 from services.gateway.edge.limits import Limits
@@ -73,12 +74,15 @@ def build_app(
         await engine.drain()
 
     add_shared_routes(app, ready=ready, openapi=lambda: description, drain=drain)
+    origins = frozenset(cors_origins)
+    if origins:
+        app.on_response_prepare.append(allow_origins(origins))
     app.middlewares.append(
         edge_middleware(
             room,
             Metrics(app[METRICS], room),
             is_draining=app[DRAINING].is_set,
-            cors_origins=frozenset(cors_origins),
+            cors_origins=origins,
         )
     )
     if logs is not None:

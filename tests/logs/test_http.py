@@ -1,6 +1,7 @@
 """Logs over HTTP: forms in and out, headers, codes. The ledgers behind are the model's."""
 
 import base64
+import contextlib
 import functools
 import struct
 from collections.abc import AsyncIterator
@@ -29,16 +30,30 @@ def port() -> int:
     return free_ports(1)[0]
 
 
-@pytest.fixture
-async def http() -> AsyncIterator[Http]:
+@contextlib.asynccontextmanager
+async def served(
+    *, limits: Limits | None = None, cors_origins: tuple[str, ...] = ()
+) -> AsyncIterator[Http]:
+    """A gateway with ledgers and logs in memory."""
     gateway = Cluster(1).gateway()
-    app = build_app(FakeEngine(), Limits(comment_every_s=0.5), logs=gateway.logs)
+    app = build_app(
+        FakeEngine(),
+        limits or Limits(comment_every_s=0.5),
+        logs=gateway.logs,
+        cors_origins=cors_origins,
+    )
     async with (
         listening(app, host="127.0.0.1", port=port()) as listener,
         aiohttp.ClientSession() as session,
     ):
         yield Http(session, [f"http://127.0.0.1:{listener.port}"])
     await gateway.end()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[Http]:
+    async with served() as found:
+        yield found
 
 
 @pytest.fixture

@@ -30,10 +30,6 @@ log = logging.getLogger(__name__)
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 _SAFE: Final = frozenset((hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS))
 _KNOWN: Final = _SAFE | {hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_DELETE, hdrs.METH_PATCH}
-_EXPOSED: Final = (
-    "ETag, Location, Retry-After, X-Request-Id, Next-Entry-Id, Last-Add-Confirmed, Ledger-Closed, "
-    "Lac-Source, Next-Offset, Producer-Epoch, Producer-Expected-Seq, Producer-Duplicate"
-)
 _BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
@@ -119,8 +115,6 @@ def edge_middleware(
         metrics.observe(request.method, route, response.status, time.perf_counter() - started)
         if not response.prepared:
             response.headers["X-Request-Id"] = instance
-            if cors_origins:
-                allow_origin(request, response, cors_origins)
         return response
 
     return edge
@@ -157,22 +151,3 @@ def _answer_to(request: web.Request, error: web.HTTPException, instance: str) ->
         allow = problem.headers["Allow"]
         return web.Response(status=204, headers={"Allow": allow, "Cache-Control": "no-store"})
     return problem_response(problem, instance)
-
-
-def allow_origin(
-    request: web.Request, response: web.StreamResponse, origins: frozenset[str]
-) -> None:
-    """Tell a browser that a page of an allowed origin may read the answer (CORS)."""
-    response.headers.add(hdrs.VARY, hdrs.ORIGIN)
-    origin = request.headers.get(hdrs.ORIGIN)
-    if origin is None or not ("*" in origins or origin in origins):
-        return
-    response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
-    response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
-    asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
-    if request.method == hdrs.METH_OPTIONS and asked is not None:
-        response.headers[hdrs.ACCESS_CONTROL_ALLOW_METHODS] = response.headers.get("Allow", "")
-        wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS)
-        if wanted:
-            response.headers[hdrs.ACCESS_CONTROL_ALLOW_HEADERS] = wanted
-        response.headers[hdrs.ACCESS_CONTROL_MAX_AGE] = "600"
