@@ -9,7 +9,7 @@ from aiohttp import web
 
 from quorumlog.net.operations import JSON
 from quorumlog.protocol.record import Run
-from services.gateway.edge.payloads import encoded
+from services.gateway.edge.encodings import encoded
 
 _FRAME: Final = struct.Struct(">QI")
 _JSON_HEADERS: Final = {"Content-Type": JSON, "Vary": "Accept", "Cache-Control": "no-store"}
@@ -55,7 +55,7 @@ def octets(body: bytes, media: str, headers: Mapping[str, str] | None = None) ->
 def entries_json(runs: Iterable[Run], encoding: str) -> Iterator[bytes]:
     """Each entry of some runs as a JSON object."""
     return (
-        b'{"entry_id":%d,%b}' % (entry_id, encoded(run.payload(index), encoding, entry_id))
+        b'{"entry_id":%d,%b}' % (entry_id, encoded(run.payload(index), encoding))
         for run in runs
         for index, entry_id in enumerate(run.ids)
     )

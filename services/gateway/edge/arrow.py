@@ -91,7 +91,7 @@ def _table(data: bytes, allowed: Sequence[str]) -> Any:
     if table.num_rows == 0:
         raise invalid("/entries", "must have at least one entry")
     if table.num_rows > BATCH_ENTRIES_MAX:
-        raise TooLarge(f"a batch of more than {BATCH_ENTRIES_MAX} entries")
+        raise TooLarge(f"a batch of more than {BATCH_ENTRIES_MAX} rows")
     return table
 
 

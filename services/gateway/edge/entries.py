@@ -10,12 +10,12 @@ from quorumlog.net.parameters import Given, invalid
 from services.gateway.edge import arrow, body
 from services.gateway.edge import entry_operations as op
 from services.gateway.edge.answers import json_bytes, json_value, octets
+from services.gateway.edge.encodings import encoded
 from services.gateway.edge.ledger_pages import LedgerPages
 from services.gateway.edge.media import ARROW, EVENTS, NDJSON, OCTETS, accepted
 from services.gateway.edge.operations import LEDGER_ID, PASSWORD, WAIT_MS
 from services.gateway.edge.pages import PageStream
 from services.gateway.edge.payloads import (
-    encoded,
     entry_too_large,
     from_frames,
     from_json,
@@ -110,7 +110,7 @@ class Entries:
         headers = _IMMUTABLE if result.closed else None
         if media == OCTETS:
             return octets(result.payload, OCTETS, headers)
-        member = encoded(result.payload, given[op.ENCODING], entry_id)
+        member = encoded(result.payload, given[op.ENCODING])
         return json_bytes(
             b'{"ledger_id":%d,"entry_id":%d,%b}' % (ledger_id, entry_id, member), headers=headers
         )

@@ -196,7 +196,14 @@ ENTRY: Final = Operation(
             "The entry.",
             {
                 JSON: Content(
-                    {"anyOf": [models.OneEntryData, models.OneEntryText, models.OneEntryJson]},
+                    {
+                        "anyOf": [
+                            models.OneEntryData,
+                            models.OneEntryText,
+                            models.OneEntryJson,
+                            models.OneEntryBase64,
+                        ]
+                    },
                     {"bytes": {"ledger_id": 1, "entry_id": 0, "data": "aGVsbG8="}},
                 ),
                 OCTETS: Content(BYTES | {"description": "The payload alone."}),

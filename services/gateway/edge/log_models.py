@@ -162,17 +162,21 @@ class LogAppendedModel(Model):
 
 
 class RecordOut(Model):
-    """A record; `key` is base64 beside `data`, else text."""
+    """A record in one of four forms: `data`; with `encoding=text` or `json` that, or `data_base64` where
+    the value is not readable so. `key` is base64 beside `data`, else text: `key_base64` where it is none.
+    """
 
     offset: Id
     timestamp: Annotated[str, WithJsonSchema(DATE_TIME)]
     ledger_id: Id
     entry_id: Id
     key: str | None
+    key_base64: Annotated[str, WithJsonSchema(BASE64)] | None = None
     headers: dict[str, str]
     data: Annotated[str, WithJsonSchema(BASE64)] | None = None
     text: str | None = None
     value: Any = Field(default=None, alias="json")
+    data_base64: Annotated[str, WithJsonSchema(BASE64)] | None = None
 
 
 class LogEntries(Model):

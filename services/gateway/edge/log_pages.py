@@ -52,8 +52,8 @@ class LogPages(Pages[LogRead]):
         return len(page.records)
 
     def payload_bytes(self, page: LogRead) -> int:
-        """Bytes of their values."""
-        return sum(len(found.record.value) for found in page.records)
+        """Bytes of their values, keys and headers."""
+        return sum(found.record.size for found in page.records)
 
     def rest(self, page: LogRead, at: int) -> LogRead:
         """The records from an offset on."""

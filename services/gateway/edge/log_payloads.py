@@ -1,6 +1,6 @@
 """Records of a log as the bodies of HTTP carry them.
 
-A record's key is in the form of its value: base64 beside `data`, text beside `text` and `json`.
+A record's key is base64 beside `data`, else text (`encodings.py`).
 """
 
 import struct
@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import orjson
 
-from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
+from quorumlog.errors import BadRequest, TooLarge
 from quorumlog.net.parameters import escaped, invalid
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
 from quorumlog.wire import strict
+from services.gateway.edge.encodings import encoded, encoded_key
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.payloads import (
     base64_of,
-    encoded,
     entry_too_large,
 )
 from services.gateway.logs.ports import LogRecord
@@ -63,19 +63,13 @@ def record_of_line(line: bytes, number: int, entry_bytes_max: int) -> Record:
         raise BadRequest(f"{pointer}: {error.detail}") from error
     record = _record(entry, pointer)
     if len(record.value) > entry_bytes_max:
-        raise entry_too_large(len(record.value), entry_bytes_max, pointer)
+        raise entry_too_large(len(record.value), entry_bytes_max, pointer, "record")
     return record
-
-
-def record_bytes(record: Record) -> int:
-    """What a record takes in memory."""
-    headers = sum(len(name) + len(text) for name, text in record.headers)
-    return len(record.value) + len(record.key or b"") + headers
 
 
 def check_size(records: Iterable[Record]) -> None:
     """Raise TooLarge where the records do not fit into one batch."""
-    size = sum(len(record.value) + len(record.key or b"") for record in records)
+    size = sum(record.size for record in records)
     if size > BATCH_BYTES_MAX:
         raise TooLarge(f"a record batch of {size} bytes; the limit is {BATCH_BYTES_MAX}")
 
@@ -166,32 +160,15 @@ def records_json(records: Iterable[LogRecord], encoding: str) -> list[bytes]:
 def record_json(found: LogRecord, encoding: str) -> bytes:
     """One record as a JSON object."""
     record = found.record
-    return (
-        b'{"offset":%d,"timestamp":"%b","ledger_id":%d,"entry_id":%d,"key":%b,"headers":%b,%b}'
-        % (
-            found.offset,
-            time_of(found.timestamp_ms).encode(),
-            found.ledger_id,
-            found.entry_id,
-            _key_json(record.key, encoding, found.offset),
-            orjson.dumps(dict(record.headers)) if record.headers else b"{}",
-            encoded(record.value, encoding, found.offset),
-        )
+    return b'{"offset":%d,"timestamp":"%b","ledger_id":%d,"entry_id":%d,%b,"headers":%b,%b}' % (
+        found.offset,
+        time_of(found.timestamp_ms).encode(),
+        found.ledger_id,
+        found.entry_id,
+        encoded_key(record.key, encoding),
+        orjson.dumps(dict(record.headers)) if record.headers else b"{}",
+        encoded(record.value, encoding),
     )
-
-
-def _key_json(key: bytes | None, encoding: str, offset: int) -> bytes:
-    if key is None:
-        return b"null"
-    if encoding == "base64":
-        return encoded(key, encoding, offset).removeprefix(b'"data":')
-    try:
-        return orjson.dumps(key.decode())
-    except UnicodeDecodeError as error:
-        detail = f"the key of the record {offset} is not UTF-8 text"
-        raise InvalidRequest(
-            detail, errors=[{"pointer": "/query/encoding", "detail": detail}]
-        ) from error
 
 
 def records_frames(records: Iterable[LogRecord]) -> bytes:

@@ -15,7 +15,6 @@ from services.gateway.edge.answers import json_bytes, octets
 from services.gateway.edge.log_pages import LogPages, log_position
 from services.gateway.edge.log_payloads import (
     check_size,
-    record_bytes,
     record_of_line,
     records_from_json,
 )
@@ -121,7 +120,7 @@ class LogRecords:
             done = await self._logs.append(name, call)
             return Appended(done.first_offset, done.last_offset, done.last_offset)
 
-        return Pipe(append, self._room, size=record_bytes, expect=expect)
+        return Pipe(append, self._room, size=lambda record: record.size, expect=expect)
 
     def routes(self) -> list[Route]:
         """The operations with their handlers."""
@@ -136,7 +135,7 @@ def _records_of(data: Message) -> list[Record]:
     """The records of a socket's message: frames, or the JSON of an append."""
     if isinstance(data, str):
         return list(records_from_json(data.encode()))
-    records = [Record(value) for value in from_frames(data, BATCH_BYTES_MAX)]
+    records = [Record(value) for value in from_frames(data, BATCH_BYTES_MAX, "record")]
     check_size(records)
     return records
 

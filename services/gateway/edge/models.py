@@ -305,11 +305,18 @@ class EntryJsonOut(EntryJson):
     entry_id: Id
 
 
+class EntryBase64Out(Model):
+    """An entry with its id, for `encoding=text` and `json` where it is neither."""
+
+    data_base64: Annotated[str, WithJsonSchema(BASE64)]
+    entry_id: Id
+
+
 class Entries(Model):
     """Confirmed entries, in order; go on at `next`."""
 
     ledger_id: Id
-    entries: list[EntryDataOut | EntryTextOut | EntryJsonOut]
+    entries: list[EntryDataOut | EntryTextOut | EntryJsonOut | EntryBase64Out]
     next: Id
     last_add_confirmed: IdOrNone
     closed: bool
@@ -330,6 +337,12 @@ class OneEntryText(EntryTextOut):
 
 class OneEntryJson(EntryJsonOut):
     """One confirmed entry, for `encoding=json`."""
+
+    ledger_id: Id
+
+
+class OneEntryBase64(EntryBase64Out):
+    """One confirmed entry, for `encoding=text` and `json` where it is neither."""
 
     ledger_id: Id
 

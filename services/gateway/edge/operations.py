@@ -65,7 +65,11 @@ ENCODINGS: Final = ("base64", "text", "json")
 def encoding(what: str) -> Parameter[str]:
     """How JSON carries payloads, or values."""
     return query_choice(
-        "encoding", ENCODINGS, f"How JSON carries {what}: as `data`, `text` or `json`.", "base64"
+        "encoding",
+        ENCODINGS,
+        f"How JSON carries {what}: as `data`, `text` or `json`. What is no text, or no JSON, comes as "
+        "`data_base64` among the others.",
+        "base64",
     )
 
 

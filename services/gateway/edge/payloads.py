@@ -1,4 +1,4 @@
-"""The bodies of an append as payloads, and entries as text: the edge's hot path.
+"""The bodies of an append as payloads: the edge's hot path.
 
 No pydantic here: one pass over what orjson made, and one count of quotes for the whole body.
 """
@@ -148,10 +148,10 @@ def _unknown(entry: dict[str, Any], known: tuple[str, ...], pointer: str) -> Inv
     return invalid(pointer, f"must have exactly one of {', '.join(known)}")
 
 
-def entry_too_large(size: int, entry_bytes_max: int, pointer: str) -> TooLarge:
-    """The error for an entry that is too large."""
+def entry_too_large(size: int, bytes_max: int, pointer: str, what: str = "entry") -> TooLarge:
+    """The error for an entry, or a record of a log, that is too large."""
     where = f" at {pointer}" if pointer else ""
-    return TooLarge(f"the entry{where} has {size} bytes; the limit is {entry_bytes_max}")
+    return TooLarge(f"the {what}{where} has {size} bytes; the limit is {bytes_max}")
 
 
 def _check_count(count: int) -> None:
@@ -161,8 +161,8 @@ def _check_count(count: int) -> None:
         raise TooLarge(f"a batch of {count} entries; the limit is {BATCH_ENTRIES_MAX}")
 
 
-def from_frames(data: bytes, entry_bytes_max: int) -> list[bytes]:
-    """The payloads of a body of (u32 length, payload), repeated."""
+def from_frames(data: bytes, entry_bytes_max: int, what: str = "entry") -> list[bytes]:
+    """The payloads of a body of (u32 length, payload), repeated. `what` is what each of them becomes."""
     payloads: list[bytes] = []
     at, end = 0, len(data)
     while at < end:
@@ -170,7 +170,7 @@ def from_frames(data: bytes, entry_bytes_max: int) -> list[bytes]:
             raise BadRequest(f"the frames are cut short: {end - at} bytes at {at} are no length")
         (size,) = _SIZE.unpack_from(data, at)
         if size > entry_bytes_max:
-            raise entry_too_large(size, entry_bytes_max, f"/entries/{len(payloads)}")
+            raise entry_too_large(size, entry_bytes_max, f"/entries/{len(payloads)}", what)
         at += 4
         if at + size > end:
             raise BadRequest(
@@ -182,32 +182,3 @@ def from_frames(data: bytes, entry_bytes_max: int) -> list[bytes]:
             raise TooLarge(f"a batch of more than {BATCH_ENTRIES_MAX} entries")
     _check_count(len(payloads))
     return payloads
-
-
-def encoded(payload: bytes | memoryview, encoding: str, entry_id: int) -> bytes:
-    """A payload as the JSON member that carries it: `"data":"…"`, `"text":"…"` or `"json":…`.
-
-    Raises: InvalidRequest where the entry is not valid in this encoding; it names the entry.
-    """
-    if encoding == "base64":
-        return b'"data":"%b"' % pybase64.b64encode(payload)
-    if encoding == "text":
-        try:
-            return b'"text":' + orjson.dumps(str(payload, "utf-8"))
-        except UnicodeDecodeError as error:
-            raise _not_valid(entry_id, "UTF-8 text") from error
-    try:
-        value = orjson.loads(payload)
-    except orjson.JSONDecodeError as error:
-        raise _not_valid(entry_id, "JSON") from error
-    # As it was stored, so that no number changes; but on one line, for forms that are made of lines.
-    return b'"json":' + (orjson.dumps(value) if b"\n" in bytes(payload) else bytes(payload))
-
-
-def _not_valid(entry_id: int, what: str) -> InvalidRequest:
-    detail = f"the entry {entry_id} is not {what}"
-    return InvalidRequest(
-        detail,
-        entry_id=entry_id,
-        errors=[{"pointer": "/query/encoding", "detail": detail}],
-    )

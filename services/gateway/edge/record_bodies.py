@@ -23,6 +23,6 @@ async def read_records(request: web.Request, room: body.Room, media: str) -> tup
         records = arrow.records(await body.read(request, room, limits.frames_bytes_max))
     else:
         data = await body.read(request, room, limits.frames_bytes_max)
-        records = tuple(Record(value) for value in from_frames(data, BATCH_BYTES_MAX))
+        records = tuple(Record(value) for value in from_frames(data, BATCH_BYTES_MAX, "record"))
     check_size(records)
     return records

@@ -64,7 +64,7 @@ async def _read_head(engine: LogEngine, ledger_id: int, entry_id: int) -> tuple[
             entry = run.entry(index)
             return decode_head(ledger_id, entry_id, entry.payload), entry.length
     raise EntryUnavailable(
-        "a confirmed entry of a log was not found", ledger_id=ledger_id, entry_id=entry_id
+        "a confirmed batch of a log was not found", ledger_id=ledger_id, entry_id=entry_id
     )
 
 

@@ -55,9 +55,13 @@ class _Page(ABC):
 
     def __init__(self, at: int, limit: int, bytes_left: int) -> None:
         self.at, self.limit, self.bytes_left, self.count = at, limit, bytes_left, 0
+        self.is_cut = False
+        """Whether it ends before a record that can't be read now."""
 
     @property
     def is_full(self) -> bool:
+        if self.is_cut:
+            return True
         return self.count >= self.limit or (self.count > 0 and self.bytes_left <= 0)
 
     @abstractmethod
@@ -81,7 +85,7 @@ class _Records(_Page):
                 own = record.timestamp_ms
                 time = head.append_time_ms if own is None else own
                 self.records.append(LogRecord(offset, time, record, item.ledger_id, entry_id))
-                self.bytes_left -= len(record.value) + len(record.key or b"") + _RECORD_BYTES
+                self.bytes_left -= record.size + _RECORD_BYTES
                 self.count += 1
                 self.at = offset + 1
         return head
@@ -277,31 +281,35 @@ class LogReader:
         )
         while entry_id is not None and entry_id <= last and not page.is_full:
             try:
-                found = await self._engine.read(
-                    item.ledger_id,
-                    entry_id,
-                    last=last,
-                    limit=min(page.limit - page.count, 10_000),
-                    max_bytes=max(page.bytes_left, 1),
-                )
+                entry_id = await self._take(item, entry_id, last, page)
             except EntryLost as error:
                 if await self._is_lost(name, item, error, page):
                     return True
                 entry_id = error.members["next"]
                 continue
-            if found.next <= entry_id:
-                raise EntryUnavailable(
-                    "a confirmed entry of a log was not found",
-                    ledger_id=item.ledger_id,
-                    entry_id=entry_id,
-                    log=name,
-                )
-            for run in found.runs:
-                for index, at in enumerate(run.ids):
-                    if not page.is_full:
-                        self._unpack(item, at, bytes(run.payload(index)), page)
-            entry_id = found.next
+            except EntryUnavailable as error:
+                _cut(name, page, error)
+                return True
         return True
+
+    async def _take(self, item: LogItem, entry_id: int, last: int, page: _Page) -> int:
+        """Gather from some entries; gives the entry after them. Raises: what the engine raises."""
+        found = await self._engine.read(
+            item.ledger_id,
+            entry_id,
+            last=last,
+            limit=min(page.limit - page.count, 10_000),
+            max_bytes=max(page.bytes_left, 1),
+        )
+        if found.next <= entry_id:
+            raise EntryUnavailable(
+                "a confirmed batch was not found", ledger_id=item.ledger_id, entry_id=entry_id
+            )
+        for run in found.runs:
+            for index, at in enumerate(run.ids):
+                if not page.is_full:
+                    self._unpack(item, at, bytes(run.payload(index)), page)
+        return found.next
 
     async def _is_lost(self, name: str, item: LogItem, error: EntryLost, page: _Page) -> bool:
         """Whether what comes next in the page is lost; False where it comes after the lost entries.
@@ -378,6 +386,24 @@ class LogReader:
         if again.closed or again.last_add_confirmed <= after:
             # Closed, and the row does not say yet what follows; or the writer is gone.
             await _pause(left_s)
+
+
+def _cut(name: str, page: _Page, error: EntryUnavailable) -> None:
+    """End a page before what can't be read now: the records before it are given.
+
+    Raises: EntryUnavailable where there are none.
+    """
+    if not page.count:
+        raise EntryUnavailable(
+            f"records from the offset {page.at} on can't be read now: {error.detail}",
+            ledger_id=error.ledger_id,
+            entry_id=error.entry_id,
+            bookie=error.bookie,
+            log=name,
+            offset=page.at,
+            **error.members,
+        ) from error
+    page.is_cut = True
 
 
 def _changes_always(name: str) -> EntryUnavailable:

@@ -47,6 +47,14 @@ class Record:
     headers: tuple[tuple[str, str], ...] = ()
     timestamp_ms: int | None = None
 
+    @property
+    def size(self) -> int:
+        """Characters of the headers, and bytes of all else."""
+        size = len(self.value) + len(self.key or b"")
+        if self.headers:
+            size += sum(len(name) + len(text) for name, text in self.headers)
+        return size
+
 
 @dataclass(frozen=True, slots=True)
 class ProducerSeq:

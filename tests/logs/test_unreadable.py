@@ -1,0 +1,79 @@
+"""What can't be read in the middle of a log does not withhold the records before it."""
+
+import asyncio
+
+import pytest
+
+from quorumlog.errors import EntryUnavailable
+from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
+from quorumlog.protocol.log import LogSettings
+from quorumlog.protocol.quorum import Quorum
+from services.gateway.logs.ports import Append
+from tests.logs.model import Cluster, Gateway
+from tests.support.waiting import within
+
+LOG = "log"
+
+
+async def filled(*values: bytes) -> tuple[Cluster, Gateway, int]:
+    """A log with one batch for each value, and the ledger that has them."""
+    cluster = Cluster(1)
+    gateway = cluster.gateway()
+    await gateway.logs.put(LOG, LogSettings(Quorum.of(3, 3, 2)))
+    done = [await gateway.logs.append(LOG, Append((Record(value),))) for value in values]
+    return cluster, gateway, done[0].ledger_id
+
+
+@pytest.mark.parametrize("form", ["read", "batches"])
+async def test_a_damaged_batch_ends_the_page_before_it_and_is_told_by_its_offset(form: str) -> None:
+    async with within("the log is read"):
+        cluster, gateway, ledger_id = await filled(b"a", b"b", b"c")
+        cluster.ledger(ledger_id).entries[1] = b"no batch"
+        read = getattr(gateway.logs, form)
+
+        page = await read(LOG, "earliest")
+        with pytest.raises(EntryUnavailable) as told:
+            await read(LOG, page.next)
+        await gateway.end()
+
+    assert page.next == 1
+    assert (told.value.log, told.value.members["offset"]) == (LOG, 1)
+    assert "the offset 1 on" in told.value.detail
+
+
+async def test_bookies_that_are_silent_at_one_batch_withhold_nothing_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with within("the log is read"):
+        _, gateway, _ = await filled(b"a" * 700, b"b" * 700, b"c")
+        engine = gateway.logs._reader._engine
+        found = engine.read
+
+        async def read(ledger_id: int, first: int, **limits: int) -> object:
+            if first == 1 and limits.get("limit") != 1:
+                raise EntryUnavailable("confirmed up to 9", ledger_id=ledger_id, entry_id=first)
+            return await found(ledger_id, first, **limits)
+
+        monkeypatch.setattr(engine, "read", read)
+        page = await gateway.logs.read(LOG, 0, max_bytes=1000)
+        with pytest.raises(EntryUnavailable, match="records from the offset 1 on"):
+            await gateway.logs.read(LOG, page.next)
+        await gateway.end()
+
+    assert [each.record.value for each in page.records] == [b"a" * 700]
+
+
+async def test_headers_count_in_a_page_and_one_record_always_comes() -> None:
+    async with within("the log is read"):
+        cluster = Cluster(1)
+        gateway = cluster.gateway()
+        await gateway.logs.put(LOG, LogSettings(Quorum.of(3, 3, 2)))
+        large = tuple((f"h{n}", "x" * 60_000) for n in range(BATCH_BYTES_MAX // 70_000))
+        await asyncio.gather(
+            *(gateway.logs.append(LOG, Append((Record(b"v", None, large),))) for _ in range(3))
+        )
+
+        page = await gateway.logs.read(LOG, 0, max_bytes=1 << 20)
+        await gateway.end()
+
+    assert len(page.records) == 1
