@@ -89,7 +89,7 @@ CASES: list[tuple[int, bytes, bytes]] = [
     (400, b"GET /\xff\xff HTTP/1.1\r\nHost: h", b""),
     (
         422,
-        b"GET /v1/ledgers/1/entries?from=0&encoding=text HTTP/1.1\r\nHost: h\r\nLast-Event-ID: -1\r\nAccept: text/event-stream",
+        b"GET /v1/ledgers/1/entries?from=0&encoding=text HTTP/1.1\r\nHost: h\r\nLast-Event-ID: -2\r\nAccept: text/event-stream",
         b"",
     ),
     (200, b"HEAD /v1/ledgers/1/entries HTTP/1.1\r\nHost: h\r\nAccept: text/event-stream", b""),

@@ -12,7 +12,7 @@ from loadtest.stores import Stores
 from services.gateway.edge.models import Ledger
 from services.gateway.edge.transaction_models import TransactionModel
 from tests.logs.support import Http
-from tests.support.waiting import SETTLED_S, until
+from tests.support.waiting import SETTLED_S, until, within
 from tests.transactions.support import LOG, TRANSACTIONS, begin, code, end, settled, write
 
 
@@ -32,6 +32,7 @@ async def test_transactions_through_any_gateway_of_a_real_cluster(stores: Stores
         await _counts_versions(http)
         await _overwrites(http)
         await _says_what_is_wrong(http)
+        await _takes_streams_of_no_records(http)
         await _leaves_no_ledger_behind(http)
 
 
@@ -165,6 +166,29 @@ async def _says_what_is_wrong(http: Http) -> None:
     assert code(deleted) == (409, "owned-by-log")
     assert (await end(http, name, "commit", {"ledgers": []})).json["state"] == "COMMITTED"
     assert (await end(http, other, "abort")).status == 200
+
+
+async def _takes_streams_of_no_records(http: Http) -> None:
+    """Entries that are no record batch, once published, would stop all readers of the log."""
+    name = await begin(http)
+    mine = await write(http, name, [["x"]])
+    path = f"/v1/ledgers/{mine}"
+    for at in (0, 1):
+        lines = await http.ask(
+            "POST",
+            f"{path}/entries",
+            at=at,
+            body=b'{"text":"y"}\n',
+            headers={"Content-Type": "application/x-ndjson"},
+        )
+        assert code(lines) == (409, "owned-by-log")
+        async with (
+            within("the socket answers"),
+            http.session.ws_connect(f"{http.urls[at]}{path}/ws") as socket,
+        ):
+            await socket.send_json({"text": "y"})
+            assert (await socket.receive_json())["code"] == "owned-by-log"
+    assert (await end(http, name, "abort")).status == 200
 
 
 async def _leaves_no_ledger_behind(http: Http) -> None:

@@ -16,7 +16,7 @@ from quorumlog.net.parameters import (
     query_choice,
     query_integer,
 )
-from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.wire.bodies import LOG_NAME
 from services.gateway.edge.limits import PASSWORD_CHARS_MAX, WAIT_MS_MAX
 
@@ -77,6 +77,7 @@ def last_event_id(what: str) -> Parameter[int | None]:
     """Where a stream of events goes on after it was cut off."""
     return header_integer(
         "Last-Event-ID",
-        f"With events: the last {what} that was seen, in place of `from`.",
+        f"With events: the last {what} that was seen, in place of `from`; -1: none.",
+        low=NO_ENTRY,
         high=ID_MAX - 1,
     )

@@ -132,6 +132,17 @@ class PageStream(Generic[P]):
         self._left, self._bytes_left = limit, max_bytes
 
     @property
+    def begins_by_name(self) -> bool:
+        """Whether the next page is at an end of the log, wherever that is: who is cut off before he knows
+        the place would begin at another one.
+        """
+        return not isinstance(self.at, int)
+
+    def begin(self, page: P) -> int:
+        """The position at which a page begins."""
+        return next(iter(self.pages.ids(page)), page.next)
+
+    @property
     def is_over(self) -> bool:
         """Whether a limit is reached, or the last position that was asked for."""
         last = self.pages.last

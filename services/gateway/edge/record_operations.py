@@ -226,12 +226,14 @@ READ: Final = Operation(
                     {
                         "type": "string",
                         "description": "One record an event, `id` its offset; follows the tail, "
-                        "`event: end` once the log is closed.",
+                        "`event: end` once the log is closed. From `earliest` or `latest` the id before "
+                        "the first record comes at once, without an event.",
                     }
                 ),
             },
             {
-                header.NEXT_OFFSET: "With frames, Arrow and NDJSON: where to go on.",
+                header.NEXT_OFFSET: "With frames and Arrow: where to go on; with NDJSON where that was when "
+                "the head was sent.",
                 "First-Offset": "With frames, Arrow and NDJSON: the log's first offset.",
                 "Log-Closed": "With frames, Arrow and NDJSON: true or false.",
             },
@@ -254,7 +256,8 @@ SOCKET: Final = Operation(
     "Append and follow the tail over one WebSocket",
     "Send frames as binary messages, or the JSON of an append as text: each acknowledged batch is "
     'told by its offsets, all before it included. `{"tail":{"from":0,"encoding":"base64"}}` asks '
-    "for the tail (from `earliest` and `latest` too, encoding `frames` for binary messages). A "
+    "for the tail (from `earliest` and `latest` too, encoding `frames` for binary messages); from "
+    '`earliest` or `latest` the first answer is `{"tail":{"from":7}}`, where the tail begins. A '
     "problem object ends the socket.",
     (NAME, WRITER_TOKEN),
     replies={101: Reply("The socket is open.")},

@@ -134,6 +134,12 @@ class Log:
 
         `wait_ms`: how long the server may wait for a new record at the tail.
         """
+        if start == "latest" and wait_ms:
+            # A request that waits may be sent again, and would miss what was appended in between.
+            page = await self.read(start, limit=limit)
+            if page.records or page.closed:
+                return page
+            start = page.next
         params: dict[str, str | int] = {"from": start, "wait_ms": wait_ms}
         if limit is not None:
             params["limit"] = limit

@@ -239,9 +239,11 @@ def query_pairs(name: str, description: str) -> Pairs:
     return Pairs(name, "query", lambda _text, _at: (), schema, description, (), style="deepObject")
 
 
-def header_integer(name: str, description: str, *, high: int = ID_MAX) -> Parameter[int | None]:
+def header_integer(
+    name: str, description: str, *, low: int = 0, high: int = ID_MAX
+) -> Parameter[int | None]:
     """An integer in a header."""
-    return Parameter(name, "header", _between(0, high), int64(0, high), description, None)
+    return Parameter(name, "header", _between(low, high), int64(low, high), description, None)
 
 
 def header_text(name: str, description: str, *, chars_max: int) -> Parameter[str | None]:
