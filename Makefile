@@ -10,7 +10,7 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios matrix sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean many chaos-spark bench-spark
+.PHONY: help setup setup-spark browser fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios matrix sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean many chaos-spark bench-spark
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -40,6 +40,16 @@ endef
 .venv/installed-spark: requirements/spark.lock pyproject.toml
 	$(call install,spark)
 
+# Debian's package: no registry has a browser as a wheel. Tests that need one are skipped where there is none.
+browser: .venv/installed-browser ## a Chromium for the tests of web pages, where apt-get may install it
+
+.venv/installed-browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { [ "$$(id -u)" = 0 ] \
+		&& export DEBIAN_FRONTEND=noninteractive && timeout 600 sh -c 'apt-get update \
+		&& apt-get install -y --no-install-recommends chromium' >/dev/null 2>&1; } \
+		|| echo "no Chromium here, and apt-get can't install it: tests of web pages are skipped"
+	@[ ! -d .venv ] || touch $@
+
 fmt: setup ## format the code, fix what can be fixed
 	$(PY) -m ruff check -q --fix .
 	$(PY) -m ruff format .
@@ -51,7 +61,7 @@ check: setup ## format, lint, types, import rules, the compose file
 	.venv/bin/lint-imports
 	.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
 
-test: setup ## all tests
+test: setup browser ## all tests
 	@mkdir -p build
 	$(PY) -m pytest -n 2 --dist loadgroup --durations 15 --junitxml build/junit.xml $(ARGS)
 

@@ -1,0 +1,203 @@
+"""Pages of another port in a real browser: what `CORS_ORIGINS` allows, and that nothing is allowed without."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from aiohttp.typedefs import Handler
+
+from tests.logs.support import Http
+from tests.logs.test_http import served
+from tests.support import browser
+from tests.support.browser import MISSING, Page, chromium, page
+
+pytestmark = [
+    pytest.mark.skipif(chromium() is None, reason=MISSING),
+    pytest.mark.xdist_group("browser"),
+]
+
+LOG = "/v1/logs/log"
+ENTRIES = f"{LOG}/entries"
+LINES = '{headers: {Accept: "application/x-ndjson"}}'
+APPEND = '{method: "POST", body: "{\\"text\\":\\"more\\"}", headers: {"Content-Type": "application/json"}}'
+SIMPLE = '{method: "POST", body: "more", headers: {"Content-Type": "text/plain"}}'
+
+
+@pytest.fixture(scope="module")
+def devtools() -> Iterator[str]:
+    """One browser for all tests of this module."""
+    program = chromium()
+    assert program is not None
+    with contextlib.ExitStack() as stack:
+        try:
+            address = stack.enter_context(browser.running(program))
+        except browser.DoesNotStart as error:
+            pytest.skip(f"Chromium does not start here: {error}")
+        yield address
+
+
+async def empty(_: web.Request) -> web.StreamResponse:
+    return web.Response(text="<!doctype html><title>a page</title>", content_type="text/html")
+
+
+@contextlib.asynccontextmanager
+async def somewhere(tail: Handler = empty) -> AsyncIterator[str]:
+    """The origin of somebody else's web server, on a port of its own: a page, and a tail maybe."""
+    app = web.Application()
+    app.router.add_get("/", empty)
+    app.router.add_get("/tail", tail)
+    async with TestServer(app, host="127.0.0.1") as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
+@contextlib.asynccontextmanager
+async def visited(devtools: str, *origins: str) -> AsyncIterator[tuple[Page, Http, str]]:
+    """A page of elsewhere, a gateway with two records, and the gateway's URL. `PAGE` stands for the
+    page's origin.
+    """
+    async with somewhere() as own:
+        allowed = tuple(own if origin == "PAGE" else origin for origin in origins)
+        async with served(cors_origins=allowed) as http, page(devtools, own + "/") as shown:
+            assert (await http.ask("PUT", LOG, {})).status == 201
+            body = {"entries": [{"text": "one"}, {"data": "/w=="}]}
+            assert (await http.ask("POST", ENTRIES, body)).status == 201
+            yield shown, http, http.urls[0]
+
+
+@pytest.mark.parametrize("origin", ["PAGE", "*"])
+async def test_an_allowed_page_fetches_streams_and_writes(devtools: str, origin: str) -> None:
+    async with visited(devtools, origin) as (shown, http, url):
+        read = await shown.run(f'return (await fetch("{url}{ENTRIES}?encoding=text")).json()')
+        lines = await shown.run(
+            f'const answer = await fetch("{url}{ENTRIES}?encoding=text", {LINES});'
+            'return [answer.headers.get("Next-Offset"), answer.headers.get("X-Request-Id") !== null,'
+            " await answer.text()];"
+        )
+        missing = await shown.run(
+            f'const answer = await fetch("{url}/v1/logs/none/entries", {LINES});'
+            "return [answer.status, (await answer.json()).code];"
+        )
+        # A body of JSON is no simple request: the browser asks first (preflight).
+        wrote = await shown.run(f'return (await fetch("{url}{ENTRIES}", {APPEND})).status')
+        end = (await http.ask("GET", LOG)).json["next_offset"]
+
+    assert [entry.get("text") for entry in read["entries"]] == ["one", None]
+    assert read["entries"][1]["data_base64"] == "/w=="
+    assert lines[:2] == ["2", True]
+    assert [json.loads(line)["offset"] for line in lines[2].splitlines()] == [0, 1]
+    assert missing == [404, "no-such-log"]
+    assert (wrote, end) == (201, 3)
+
+
+async def test_an_allowed_page_follows_events_and_a_record_that_is_no_json_does_not_stop_them(
+    devtools: str,
+) -> None:
+    async with visited(devtools, "PAGE") as (shown, http, url):
+        await http.ask("POST", ENTRIES, {"json": {"n": 1}})
+        found = await shown.run(
+            f'const source = new EventSource("{url}{ENTRIES}?encoding=json");'
+            "const found = [];"
+            "await new Promise((done, failed) => {"
+            "  source.onerror = () => failed(new Error('the stream failed'));"
+            "  source.onmessage = (event) => {"
+            "    found.push([event.lastEventId, JSON.parse(event.data)]);"
+            "    if (found.length === 3) done();"
+            "  };"
+            "});"
+            "source.close();"
+            "return found.map(([id, record]) => [id, record.json ?? null, record.data_base64 ?? null]);"
+        )
+
+    assert found == [["0", None, "b25l"], ["1", None, "/w=="], ["2", {"n": 1}, None]]
+
+
+SOCKET = """
+const socket = new WebSocket("ws" + "{url}{log}/ws".slice(4));
+const told = [];
+await new Promise((done) => {{
+  socket.onopen = () => {{ told.push("open"); socket.send('{{"text":"by socket"}}'); }};
+  socket.onmessage = (event) => {{ told.push(JSON.parse(event.data)); done(); }};
+  socket.onclose = () => {{ told.push("closed"); done(); }};
+}});
+socket.onclose = null;
+socket.close();
+return told;
+"""
+
+
+async def test_an_allowed_page_opens_sockets(devtools: str) -> None:
+    async with visited(devtools, "PAGE") as (shown, _, url):
+        told = await shown.run(SOCKET.format(url=url, log=LOG))
+
+    assert told == ["open", {"first_offset": 2, "last_offset": 2}]
+
+
+FAILS = "return fetch({}, {}).then((answer) => answer.status, (error) => error.name);"
+EVENTS_FAIL = """
+const source = new EventSource("{url}{entries}?limit=2");
+return await new Promise((done) => {{
+  source.onmessage = () => done("a message");
+  source.onerror = () => {{ if (source.readyState === EventSource.CLOSED) done("closed"); }};
+}});
+"""
+
+
+@pytest.mark.parametrize("origins", [(), ("https://other.example",)], ids=["unset", "another"])
+async def test_without_the_setting_a_page_reads_nothing_and_changes_nothing(
+    devtools: str, origins: tuple[str, ...]
+) -> None:
+    async with visited(devtools, *origins) as (shown, http, url):
+        fetches = [
+            await shown.run(FAILS.format(f'"{url}{ENTRIES}"', options))
+            for options in ("{}", LINES, APPEND, SIMPLE)
+        ]
+        unread = await shown.run(
+            f'return (await fetch("{url}{LOG}/close", {{method: "POST", mode: "no-cors"}})).type'
+        )
+        events: Any = await shown.run(EVENTS_FAIL.format(url=url, entries=ENTRIES))
+        socket = await shown.run(SOCKET.format(url=url, log=LOG))
+        log = (await http.ask("GET", LOG)).json
+
+    assert fetches == ["TypeError"] * 4
+    assert (unread, events, socket) == ("opaque", "closed", ["closed"])
+    assert (log["next_offset"], log["state"]) == (2, "OPEN")
+
+
+async def test_an_event_source_keeps_the_id_that_comes_before_any_event(devtools: str) -> None:
+    """Through a proxy that cuts the first connection after what came at once."""
+    seen: list[str | None] = []
+    async with served() as http:
+        await http.ask("PUT", LOG, {})
+        await http.ask("POST", ENTRIES, {"text": "one"})
+
+        async def proxy(request: web.Request) -> web.StreamResponse:
+            seen.append(request.headers.get("Last-Event-ID"))
+            headers = {"Accept": "text/event-stream"}
+            headers |= {"Last-Event-ID": seen[-1]} if seen[-1] else {}
+            answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await answer.prepare(request)
+            await answer.write(b"retry: 1\n\n")
+            async with http.session.get(
+                f"{http.urls[0]}{ENTRIES}?from=latest&encoding=text", headers=headers
+            ) as tail:
+                await answer.write(await tail.content.readuntil(b"\n\n"))
+            if len(seen) == 1:
+                await http.ask("POST", ENTRIES, {"text": "meanwhile"})
+            return answer
+
+        async with somewhere(proxy) as url, page(devtools, url + "/") as shown:
+            found = await shown.run(
+                'const source = new EventSource("/tail");'
+                "const text = await new Promise((done) => {"
+                "  source.onmessage = (event) => done(JSON.parse(event.data).text);"
+                "});"
+                "source.close();"
+                "return text;"
+            )
+
+    assert found == "meanwhile"
+    assert seen[:2] == [None, "0"]
