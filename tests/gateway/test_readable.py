@@ -149,7 +149,7 @@ def test_json_that_a_parser_of_pages_refuses_is_not_given_as_json(value: bytes) 
 
 
 READABLE: Final = (
-    b"[" * DEPTH_MAX + b"]" * DEPTH_MAX, b"[" + b"[]," * 5000 + b"[]]", b"1.10", b"18446744073709551617",
+    b"[" * DEPTH_MAX + b"]" * DEPTH_MAX, b"[" * (DEPTH_MAX - 1) + b"[],[]" + b"]" * (DEPTH_MAX - 1), b"[" + b"[]," * 5000 + b"[]]", b"1.10", b"18446744073709551617",
     b'{"a":1,"a":2}', b" [1,\r\n2] ", b"\r1\r", b'"\\r\\n"',
 )  # fmt: skip
 
