@@ -290,23 +290,23 @@ async def test_a_tail_at_rest_gives_signs_of_life() -> None:
             assert [await events.next_or_sign() for _ in range(3)] == [{}, {}, {}]
 
 
-async def test_an_error_in_a_tail_is_an_event_and_a_missing_ledger_a_404(gateway: Gateway) -> None:
-    await gateway.create()
-    gateway.engine.entries[1] = [b"a"]
+async def test_an_error_in_a_tail_is_an_event_and_a_missing_ledger_a_404() -> None:
+    async with running(limits=Limits(comment_every_s=0.05)) as gateway:
+        await gateway.create()
+        gateway.engine.entries[1] = [b"a"]
 
-    async with gateway.session.get(
-        gateway.url + ENTRIES + "?encoding=text", headers=EVENTS
-    ) as response:
-        events = Events(response)
-        assert (await events.next())["id"] == "0"
-        await until(lambda: gateway.engine.waiting == 1, "the tail waits")
-        await gateway.ask("DELETE", "/v1/ledgers/1")
-        problem = await events.next()
-        assert problem["event"] == "problem"
-        assert orjson.loads(problem["data"])["code"] == "no-such-ledger"
-        assert await events.ended()
-    missing = await gateway.ask("GET", "/v1/ledgers/9/entries", headers=EVENTS)
-    assert (missing.status, missing.code) == (404, "no-such-ledger")
+        async with gateway.session.get(
+            gateway.url + ENTRIES + "?encoding=text", headers=EVENTS
+        ) as response:
+            events = Events(response)
+            assert (await events.next())["id"] == "0"
+            await gateway.ask("DELETE", "/v1/ledgers/1")
+            problem = await events.next()
+            assert problem["event"] == "problem"
+            assert orjson.loads(problem["data"])["code"] == "no-such-ledger"
+            assert await events.ended()
+        missing = await gateway.ask("GET", "/v1/ledgers/9/entries", headers=EVENTS)
+        assert (missing.status, missing.code) == (404, "no-such-ledger")
 
 
 async def test_tails_and_polls_end_when_the_gateway_is_about_to_end(gateway: Gateway) -> None:
