@@ -56,7 +56,7 @@ async def test_a_socket_follows_the_tail_as_frames(log: Http) -> None:
     await appended(log, {"entries": [{"text": "a"}, {"text": ""}]})
 
     async with log.session.ws_connect(log.urls[0] + LOG + "/ws") as socket:
-        await socket.send_str('{"tail":{"from":0,"encoding":"frames"}}')
+        await socket.send_str('{"tail":{"from":"earliest","encoding":"frames"}}')
 
         expected = struct.pack(">QI", 0, 1) + b"a" + struct.pack(">QI", 1, 0)
         assert await received(socket) == expected

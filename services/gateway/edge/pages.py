@@ -132,11 +132,11 @@ class PageStream(Generic[P]):
         self._left, self._bytes_left = limit, max_bytes
 
     @property
-    def begins_by_name(self) -> bool:
-        """Whether the next page is at an end of the log, wherever that is: who is cut off before he knows
-        the place would begin at another one.
+    def begins_at_end(self) -> bool:
+        """Whether the next page is at the log's end, wherever that is: a client that is cut off before it
+        knows the place would begin at another one, and miss what came in between.
         """
-        return not isinstance(self.at, int)
+        return self.at == "latest"
 
     def begin(self, page: P) -> int:
         """The position at which a page begins."""

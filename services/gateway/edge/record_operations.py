@@ -226,7 +226,7 @@ READ: Final = Operation(
                     {
                         "type": "string",
                         "description": "One record an event, `id` its offset; follows the tail, "
-                        "`event: end` once the log is closed. From `earliest` or `latest` the id before "
+                        "`event: end` once the log is closed. From `latest` the id before "
                         "the first record comes at once, without an event.",
                     }
                 ),
@@ -257,7 +257,7 @@ SOCKET: Final = Operation(
     "Send frames as binary messages, or the JSON of an append as text: each acknowledged batch is "
     'told by its offsets, all before it included. `{"tail":{"from":0,"encoding":"base64"}}` asks '
     "for the tail (from `earliest` and `latest` too, encoding `frames` for binary messages); from "
-    '`earliest` or `latest` the first answer is `{"tail":{"from":7}}`, where the tail begins. A '
+    '`latest` the first answer is `{"tail":{"from":7}}`, where the tail begins. A '
     "problem object ends the socket.",
     (NAME, WRITER_TOKEN),
     replies={101: Reply("The socket is open.")},

@@ -3,7 +3,7 @@
 Client to gateway: a binary message is frames to append; a text message is the JSON of an append,
 or `{"tail":{"from":0,"encoding":"base64"}}` (encoding `frames` for binary messages). Gateway to
 client, as text: a range of ids for each acknowledged run, all before it included; where the tail begins,
-in the form of the question, if that was asked for by name; pages of the tail as reads give them, and `{"end":…}` once nothing can follow; a problem object, after which the
+in the form of the question, if that is at the end; pages of the tail as reads give them, and `{"end":…}` once nothing can follow; a problem object, after which the
 socket ends.
 """
 
@@ -151,8 +151,8 @@ class _Talk(Generic[T, P]):
 
 
 async def _messages(stream: PageStream[P], encoding: str) -> Tail:
-    """Pages as they are read, and the end; before them where they begin, unless the client said it."""
-    pages, begins_by_name = stream.pages, stream.begins_by_name
+    """Pages as they are read, and the end; before them where they begin, if that is the end."""
+    pages, begins_at_end = stream.pages, stream.begins_at_end
 
     def message(page: P) -> Message:
         return (
@@ -161,9 +161,9 @@ async def _messages(stream: PageStream[P], encoding: str) -> Tail:
 
     async with contextlib.aclosing(stream.tail()) as tail:
         async for told in tail:
-            if begins_by_name:
+            if begins_at_end:
                 yield orjson.dumps({"tail": {"from": stream.begin(told.page)}}).decode()
-                begins_by_name = False
+                begins_at_end = False
             if pages.count(told.page):
                 yield told.form(("socket", encoding), message)
             if pages.is_end(told.page):

@@ -66,11 +66,11 @@ async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[
 async def send_lines(
     request: web.Request, stream: PageStream[P], encoding: str, wait_s: float
 ) -> web.StreamResponse:
-    """Items as lines, up to what is acknowledged now; an error in between is the last line. The head says
-    where the lines begin, before anything is waited for.
+    """Items as lines, up to what is acknowledged now; an error in between is the last line. From the end
+    the head says where that is, before anything is waited for.
     """
     pages = stream.pages
-    later_s, wait_s = (wait_s, 0.0) if stream.begins_by_name else (0.0, wait_s)
+    later_s, wait_s = (wait_s, 0.0) if stream.begins_at_end else (0.0, wait_s)
 
     def lines_of(page: P) -> bytes:
         return b"".join(item + b"\n" for item in pages.items(page, encoding))
@@ -101,10 +101,10 @@ async def send_lines(
 async def send_events(
     request: web.Request, stream: PageStream[P], encoding: str
 ) -> web.StreamResponse:
-    """Each item as an event whose id is the item's; follows the tail until its end is final. Where that is
-    asked for by name, the id before the first one comes at once: a browser resumes there.
+    """Each item as an event whose id is the item's; follows the tail until its end is final. From the
+    end the id before the first one comes at once: a browser resumes there.
     """
-    pages, begins_by_name = stream.pages, stream.begins_by_name
+    pages, begins_at_end = stream.pages, stream.begins_at_end
 
     def events_of(page: P) -> bytes:
         items = zip(pages.ids(page), pages.items(page, encoding), strict=True)
@@ -119,7 +119,7 @@ async def send_events(
                     response = await opened(request, EVENTS)
                     if request.method == "HEAD":
                         return response
-                    if begins_by_name:
+                    if begins_at_end:
                         events = b"id: %d\n\n" % (stream.begin(told.page) - 1) + events
                 is_end = pages.is_end(told.page)
                 if events or not is_end:
