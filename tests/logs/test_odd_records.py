@@ -23,7 +23,7 @@ from tests.support.waiting import within
 
 __all__ = ["http", "log"]
 
-TIMES: Final = (-(2**63), -(2**63) + 1, -62_135_596_800_001, 0, 253_402_300_800_000, 2**63 - 1)
+TIMES: Final = (-62_135_596_800_000, -1, 0, 253_402_300_799_999)
 ODD: Final[tuple[Record, ...]] = (
     Record(b"plain"),
     Record(b"", b""),
