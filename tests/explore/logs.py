@@ -1,10 +1,11 @@
 """Breadth-first search over everything that can happen to one log in a small world: `make explore`.
 
-The machines are those that ship (`protocol/log`): takeovers and owners of two gateways. A ledger
+The machines are those that ship (`protocol/log/route.py` and what it steps), of two gateways. A ledger
 here is what the ledger's own machines promise, which other scopes search: ids in order, an
 acknowledged entry stays, a recovery keeps all that was acknowledged and any prefix of what was in
 flight. What is asked and answered waits in flight for as long as it likes; requests are done at once
-when they arrive, but rows are changed before the answer comes.
+when they arrive, but rows are changed before the answer comes. A gateway that dies starts again, as
+another process.
 
 Judged at each transition: rules 22 to 28 and I32 to I34 (`_check_log`), the machines' own `check`, and the
 legality of each row (`protocol/changes.py`).
@@ -15,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from quorumlog.errors import (
+    NOT_DONE,
     LedgerFenced,
     QuorumLogError,
 )
@@ -23,6 +25,7 @@ from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.changes import check_log, published_by
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.handover import same
 from quorumlog.protocol.log.messages import (
     NOT_OWNER,
     Answered,
@@ -30,7 +33,6 @@ from quorumlog.protocol.log.messages import (
     AppendsAsked,
     Ask,
     BatchesRead,
-    Begin,
     CloseLedger,
     Commit,
     Committed,
@@ -39,9 +41,13 @@ from quorumlog.protocol.log.messages import (
     DeleteLedger,
     EntriesDurable,
     Event,
+    ForceAsked,
+    Forward,
+    IsAlive,
     LedgerEnd,
     LogAppended,
     MeasureLedger,
+    OwnerLost,
     Publish,
     PublishAsked,
     ReadBatches,
@@ -49,18 +55,18 @@ from quorumlog.protocol.log.messages import (
     ReadLog,
     ReadTransaction,
     RecoverLedger,
+    Relay,
     Resolve,
     RollAsked,
     RowChanged,
-    Settled,
     Submit,
     SubmitFailed,
     SwapLog,
     TakeoverDone,
+    Wait,
 )
-from quorumlog.protocol.log.owner import Owner
-from quorumlog.protocol.log.takeover import Takeover
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
+from quorumlog.protocol.log.route import Route
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import (
     Sealed,
@@ -77,7 +83,7 @@ NOW: Final = Now(0, 0)
 QUORUM: Final = Quorum(1, 1, 1)
 FENCED: Final = LedgerFenced()
 GATEWAYS: Final = 2
-ROLL, PUBLISH = "roll", "publish"
+ROLL, PUBLISH, FORCE, FORWARDED = "roll", "publish", "force", "forwarded"
 PUBLISHED: Final = 1
 """The ledger of the transaction: it holds one record, "t". Those that are made are numbered on."""
 
@@ -86,21 +92,25 @@ _CHANGES: Final = (SwapLog, Commit, RecoverLedger, CloseLedger, DeleteLedger)
 """Questions that change something: these arrive though nobody waits for the answer any more."""
 
 
-class Ledger(NamedTuple):
-    """A ledger as its machines promise it. `owner` is the gateway that writes it."""
+Life = tuple[int, int]
+"""A process: its gateway, and how many of that died before."""
 
-    owner: int
+
+class Ledger(NamedTuple):
+    """A ledger as its machines promise it. `owner` is the process that writes it."""
+
+    owner: Life
     is_closed: bool = False
     entries: tuple[bytes, ...] = ()
     in_flight: tuple[bytes, ...] = ()
 
 
 class Hand(NamedTuple):
-    """One gateway: its machine by number (-1: none), and what it must append again."""
+    """One gateway: its machine by number, and how often it was made to take the log over."""
 
-    machine: int = -1
-    again: tuple[tuple[Any, Append], ...] = ()
-    takeovers: int = 0
+    machine: int
+    life: int = 0
+    forces: int = 0
 
 
 class World(NamedTuple):
@@ -112,7 +122,9 @@ class World(NamedTuple):
     row: int
     is_committed: bool
     flight: frozenset[int]
-    """Messages (gateway, its tenure, Ask or event): asked, or answered and not heard yet."""
+    """Messages (process, Ask or event): asked, or answered and not heard yet."""
+    forwards: frozenset[tuple[Life, int, Life]]
+    """Requests that a process has let another one do: who asked, under which number, and whom."""
     sent: tuple[tuple[str, int], ...]
     """How often each request was sent."""
     acked: frozenset[tuple[str, LogAppended]]
@@ -158,11 +170,12 @@ class LogExplorer:
         record = batch.encode((Record(b"t"),), append_time_ms=0, records_before=0)
         row = LogMetadata("log", LogSettings(QUORUM, roll_bytes=0), next_offset=0)
         return World(
-            (Hand(),) * GATEWAYS,
-            (self.ledgers.number(Ledger(-1, is_closed=True, entries=(record,))),),
+            tuple(Hand(self._number(_route((index, 0)))) for index in range(GATEWAYS)),
+            (self.ledgers.number(Ledger((-1, 0), is_closed=True, entries=(record,))),),
             self.rows.number(row),
             is_committed=False,
             flight=frozenset(),
+            forwards=frozenset(),
             sent=(),
             acked=frozenset(),
             refused=frozenset(),
@@ -176,36 +189,47 @@ class LogExplorer:
             try:
                 after = step()
                 self._check_log(world, after)
+                self._check_answered(after)
             except (Broken, AssertionError, QuorumLogError) as broken:
                 yield label, Broken(str(broken))
             else:
                 yield label, after
 
+    def _check_answered(self, world: World) -> None:
+        """Where nothing is under way any more, everybody was answered."""
+        if world.flight or any(
+            number >= 0 and self.ledgers.values[number].in_flight for number in world.ledgers
+        ):
+            return
+        for hand in world.hands:
+            if not self.machines.values[hand.machine].is_idle:
+                raise Broken("liveness: a request is never answered")
+
     def _possible(self, world: World) -> Iterator[tuple[str, Any]]:
-        for index, hand in enumerate(world.hands):
-            machine = None if hand.machine < 0 else self.machines.values[hand.machine]
-            if machine is None and hand.takeovers < self.scope.takeovers:
-                yield f"g{index} takes over", lambda i=index: self._take_over(world, i)
-            if isinstance(machine, Owner) and not machine.is_ended:
-                for name in self._sendable(world):
-                    event: Event = AppendsAsked(((name, call_of(name)),))
-                    yield (
-                        f"{name} to g{index}",
-                        lambda i=index, n=name, e=event: self._hear(_sent(world, n), i, e),
-                    )
-                if _count(world, ROLL) < self.scope.rolls:
-                    yield (
-                        f"g{index} rolls",
-                        lambda i=index: self._hear(_sent(world, ROLL), i, RollAsked(ROLL)),
-                    )
-                if _count(world, PUBLISH) < self.scope.publishes:
-                    call = Publish("t", (Sealed(PUBLISHED),))
-                    asked = PublishAsked(PUBLISH, call, ((PUBLISHED, 1, 1),))
-                    yield (
-                        f"g{index} publishes",
-                        lambda i=index, e=asked: self._hear(_sent(world, PUBLISH), i, e),
-                    )
-            if machine is not None and world.kills < self.scope.kills:
+        for index in range(GATEWAYS):
+            if sum(one.forces for one in world.hands) < self.scope.forces:
+                yield f"g{index} takes over", lambda i=index: self._force(world, i)
+            for name in self._sendable(world):
+                event: Event = AppendsAsked(((name, call_of(name)),))
+                yield (
+                    f"{name} to g{index}",
+                    lambda i=index, n=name, e=event: self._hear(_sent(world, n), i, e),
+                )
+            if (count := _count(world, ROLL)) < self.scope.rolls:
+                yield (
+                    f"g{index} rolls",
+                    lambda i=index, n=count: self._hear(
+                        _sent(world, ROLL), i, RollAsked(f"{ROLL}{n}")
+                    ),
+                )
+            if (count := _count(world, PUBLISH)) < self.scope.publishes:
+                call = Publish("t", (Sealed(PUBLISHED),))
+                asked = PublishAsked(f"{PUBLISH}{count}", call, ((PUBLISHED, 1, 1),))
+                yield (
+                    f"g{index} publishes",
+                    lambda i=index, e=asked: self._hear(_sent(world, PUBLISH), i, e),
+                )
+            if world.kills < self.scope.kills:
                 yield f"g{index} dies", lambda i=index: self._kill(world, i)
         for message in world.flight:
             yield from self._arrivals(world, message)
@@ -226,23 +250,22 @@ class LogExplorer:
                 yield name
 
     def _arrivals(self, world: World, message: int) -> Iterator[tuple[str, Any]]:
-        index, tenure, what = self.messages.values[message]
+        life, what = self.messages.values[message]
         if not isinstance(what, Ask):
             for event in (what, *self._late(world, what)):
                 yield (
-                    f"g{index} hears {_short(event)}",
-                    lambda e=event: self._hear(_without(world, message), index, e, tenure),
+                    f"g{life[0]} hears {_short(event)}",
+                    lambda e=event: self._tell(_without(world, message), life, e),
                 )
             return
         kept = 0
+        if isinstance(what.question, CreateLedger) and len(world.ledgers) > self.scope.ledgers:
+            return
         if isinstance(what.question, RecoverLedger):
             kept = len(self._ledger(world, what.question.ledger_id).in_flight)
         for count in range(kept + 1):
-            label = f"g{index} asks {_short(what.question)}" + (f", {count} kept" if kept else "")
-            yield (
-                label,
-                lambda n=count: self._done(_without(world, message), index, tenure, what, n),
-            )
+            label = f"g{life[0]} asks {_short(what.question)}" + (f", {count} kept" if kept else "")
+            yield label, lambda n=count: self._done(_without(world, message), life, what, n)
 
     def _late(self, world: World, what: Any) -> Iterator[Event]:
         """A request that was repeated is answered with the row as it is by then."""
@@ -256,21 +279,24 @@ class LogExplorer:
 
     # --- gateways --------------------------------------------------------------------------------
 
-    def _take_over(self, world: World, index: int) -> World:
+    def _force(self, world: World, index: int) -> World:
         hand = world.hands[index]
-        machine = Takeover(self._row(world), creates=True, finish=_as_it_is)
-        hand = hand._replace(machine=self._number(machine), takeovers=hand.takeovers + 1)
-        return self._hear(_with_hand(world, index, hand), index, Begin())
+        world = _with_hand(world, index, hand._replace(forces=hand.forces + 1))
+        event = ForceAsked((FORCE, index, hand.forces), creates=True, finish=same)
+        return self._hear(world, index, event)
 
-    def _hear(self, world: World, index: int, event: Event, tenure: int = -1) -> World:
+    def _tell(self, world: World, life: Life, event: Event) -> World:
+        """A process hears of something, unless it died."""
+        index, number = life
+        return self._hear(world, index, event) if world.hands[index].life == number else world
+
+    def _hear(self, world: World, index: int, event: Event) -> World:
         """A gateway's machine takes a step."""
         hand = world.hands[index]
-        if hand.machine < 0 or (tenure >= 0 and tenure != hand.takeovers):
-            return world  # what was asked in an earlier tenure: nobody is there who hears it
         after, effects = self._step(hand.machine, event)
         world = _with_hand(world, index, hand._replace(machine=after))
         for effect in effects:
-            world = self._perform(world, index, effect)
+            world = self._perform(world, (index, hand.life), effect)
         return world
 
     def _step(self, machine: int, event: Event) -> tuple[int, tuple[Any, ...]]:
@@ -279,28 +305,12 @@ class LogExplorer:
         if known is None:
             copy = clone(self.machines.values[machine])
             effects = tuple(copy.step(event, NOW))
-            if isinstance(copy, Owner):
-                copy.check()
-            made = [
-                self._number(Owner(effect.log, clone(copy.producers), NOW, settle_s=1.0))
-                for effect in effects
-                if isinstance(effect, TakeoverDone) and isinstance(effect.log, LogMetadata)
-            ]
-            known = self._steps[machine, event] = (made or [self._number(copy)])[0], effects
+            copy.check()
+            known = self._steps[machine, event] = self._number(copy), effects
         return known
 
     def _number(self, machine: Any) -> int:
         return self.machines.number(machine, snapshot(machine))
-
-    def _gone(self, world: World, index: int, hand: Hand) -> World:
-        """A gateway without its machine: what it has changed may still arrive, and nothing else matters."""
-        kept = frozenset(
-            number
-            for number in world.flight
-            if (message := self.messages.values[number])[0] != index
-            or (isinstance(message[2], Ask) and isinstance(message[2].question, _CHANGES))
-        )
-        return _with_hand(world, index, hand)._replace(flight=kept)
 
     def _row(self, world: World) -> LogMetadata:
         row: LogMetadata = self.rows.values[world.row]
@@ -317,58 +327,49 @@ class LogExplorer:
         numbers[ledger_id - 1] = self.ledgers.number(ledger)
         return world._replace(ledgers=tuple(numbers))
 
-    def _with_message(self, world: World, index: int, what: Any) -> World:
-        if world.hands[index].machine < 0:
+    def _with_message(self, world: World, life: Life, what: Any) -> World:
+        if world.hands[life[0]].life != life[1]:
             return world  # nobody is there who hears it
-        message = self.messages.number((index, world.hands[index].takeovers, what))
-        return world._replace(flight=world.flight | {message})
+        return world._replace(flight=world.flight | {self.messages.number((life, what))})
 
-    def _perform(self, world: World, index: int, effect: Any) -> World:
-        hand = world.hands[index]
+    def _perform(self, world: World, life: Life, effect: Any) -> World:
         match effect:
             case Ask():
-                return self._with_message(world, index, effect)
+                return self._with_message(world, life, effect)
             case Submit(ledger_id, first, payloads):
-                return self._submit(world, index, ledger_id, first, payloads)
-            case Resolve(request, answer):
-                return self._resolve(world, request, answer)
-            case Settled(again):
-                hand = hand._replace(machine=-1, again=again)
-                if hand.takeovers >= self.scope.takeovers:
-                    world = _refused(world, again)
-                    hand = hand._replace(again=())
-                return self._gone(world, index, hand)
-            case TakeoverDone(log):
-                if not isinstance(log, LogMetadata):
-                    world = _refused(world, hand.again)
-                    return self._gone(world, index, hand._replace(machine=-1, again=()))
-                world = _with_hand(world, index, hand._replace(again=()))
-                if hand.again:
-                    world = self._hear(world, index, AppendsAsked(hand.again, are_again=True))
-                return world
+                return self._submit(world, life, ledger_id, first, payloads)
+            case Resolve(request, answer) | Relay(request, answer):
+                return self._resolve(world, life, request, answer)
+            case TakeoverDone(QuorumLogError() as error):
+                raise Broken(f"nothing fails here, and a takeover did: {error!r}")
             case _:
                 return world
 
-    def _resolve(self, world: World, request: str, answer: Any) -> World:
+    def _resolve(self, world: World, life: Life, request: Any, answer: Any) -> World:
+        if isinstance(request, tuple) and request[0] == FORWARDED:
+            asker, number = request[1:]
+            world = world._replace(forwards=world.forwards - {(asker, number, life)})
+            return self._with_message(world, asker, Answered(number, answer))
         if isinstance(answer, LogAppended):
             return world._replace(
                 acked=world.acked | {(request, replace(answer, is_duplicate=False))}
             )
-        if request == PUBLISH and isinstance(answer, Transaction) and not world.is_committed:
+        if isinstance(answer, Transaction) and not world.is_committed:
             raise Broken("rule 28: a commit is acknowledged that was not done")
         if answer is NOT_OWNER:
-            # Whoever asked asks again, whoever owns the log by then.
-            return world._replace(sent=tuple((n, c - (n == request)) for n, c in world.sent))
+            raise Broken("a client is told what only machines tell each other")
+        if isinstance(answer, QuorumLogError) and answer.outcome == NOT_DONE:
+            return _refused(world, request)
         return world
 
     # --- ledgers ---------------------------------------------------------------------------------
 
     def _submit(
-        self, world: World, index: int, ledger_id: int, first: int, payloads: tuple[bytes, ...]
+        self, world: World, life: Life, ledger_id: int, first: int, payloads: tuple[bytes, ...]
     ) -> World:
         ledger = self._ledger(world, ledger_id)
         if ledger.is_closed:
-            return self._with_message(world, index, SubmitFailed(ledger_id, FENCED))
+            return self._with_message(world, life, SubmitFailed(ledger_id, FENCED))
         row = self._row(world)
         item = row.item_of(ledger_id)
         if item is None or item.first_offset is None:
@@ -409,19 +410,42 @@ class LogExplorer:
 
     # --- what is asked ---------------------------------------------------------------------------
 
-    def _done(self, world: World, index: int, tenure: int, ask: Ask, kept: int) -> World:
+    def _done(self, world: World, life: Life, ask: Ask, kept: int) -> World:
         """A question arrives and is done; its answer is on its way, or is there at once where nothing
         that happens meanwhile could change what it means.
         """
-        world, value = self._answer(world, index, ask.question, kept)
+        if isinstance(ask.question, Forward):
+            return self._forward(world, life, ask.number, ask.question)
+        world, value = self._answer(world, life, ask.question, kept)
         event = Answered(ask.number, value)
         if isinstance(ask.question, ReadLog | SwapLog | Commit | RecoverLedger | CloseLedger):
-            message = self.messages.number((index, tenure, event))
-            return world._replace(flight=world.flight | {message})
-        return self._hear(world, index, event, tenure)
+            return self._with_message(world, life, event)
+        return self._tell(world, life, event)
 
-    def _answer(self, world: World, index: int, question: Any, kept: int) -> tuple[World, Any]:
+    def _forward(self, world: World, life: Life, number: Any, asked: Forward) -> World:
+        """A request reaches the process that it is for, or nobody."""
+        target = _life(asked.owner)
+        if world.hands[target[0]].life != target[1]:
+            return self._tell(world, life, Answered(number, OwnerLost("it died", sent=False)))
+        if world.hands[life[0]].life == life[1]:
+            world = world._replace(forwards=world.forwards | {(life, number, target)})
+        request = (FORWARDED, life, number)
+        event: Event
+        if asked.call is None:
+            event = RollAsked(request, is_forwarded=True)
+        elif isinstance(asked.call, Publish):
+            event = PublishAsked(request, asked.call, ((PUBLISHED, 1, 1),), is_forwarded=True)
+        else:
+            event = AppendsAsked(((request, asked.call),), is_forwarded=True)
+        return self._hear(world, target[0], event)
+
+    def _answer(self, world: World, life: Life, question: Any, kept: int) -> tuple[World, Any]:
         match question:
+            case IsAlive(writer):
+                index, number = _life(writer)
+                return world, world.hands[index].life == number
+            case Wait():
+                return world, None
             case ReadLog():
                 return world, self._row(world)
             case SwapLog(row):
@@ -432,8 +456,8 @@ class LogExplorer:
                 return self._commit(world, ledgers, row)
             case CreateLedger():
                 number = len(world.ledgers) + 1
-                world = self._with_ledger(world, number, Ledger(index))
-                return world, _row_of(number, Ledger(index))
+                world = self._with_ledger(world, number, Ledger(life))
+                return world, _row_of(number, Ledger(life))
             case DeleteLedger(ledger_id):
                 return self._deleted(world, ledger_id), None
             case ReadLedger(ledger_id):
@@ -468,8 +492,25 @@ class LogExplorer:
         return world._replace(ledgers=ledgers)
 
     def _kill(self, world: World, index: int) -> World:
-        hand = world.hands[index]._replace(machine=-1, again=())
-        return self._gone(world, index, hand)._replace(kills=world.kills + 1)
+        """What a process has changed may still arrive; whom it was to answer learns that it is gone."""
+        hand = world.hands[index]
+        life = (index, hand.life)
+        kept = frozenset(number for number in world.flight if self._outlives(number, life))
+        world = world._replace(flight=kept, kills=world.kills + 1)
+        machine = self._number(_route((index, hand.life + 1)))
+        world = _with_hand(world, index, hand._replace(machine=machine, life=hand.life + 1))
+        lost = [forward for forward in world.forwards if forward[2] == life]
+        mine = {forward for forward in world.forwards if forward[0] == life}
+        world = world._replace(forwards=world.forwards - mine - set(lost))
+        for asker, number, _ in sorted(lost):
+            world = self._with_message(
+                world, asker, Answered(number, OwnerLost("it died", sent=True))
+            )
+        return world
+
+    def _outlives(self, number: int, life: Life) -> bool:
+        whose, what = self.messages.values[number]
+        return whose != life or (isinstance(what, Ask) and isinstance(what.question, _CHANGES))
 
     def _swap(self, world: World, row: LogMetadata) -> tuple[World, Any]:
         current = self._row(world)
@@ -599,8 +640,17 @@ class LogExplorer:
         return lines
 
 
-def _as_it_is(row: LogMetadata) -> LogMetadata:
-    return row
+def _route(life: Life) -> Route:
+    return Route("log", _writer(life).id, settle_s=1.0)
+
+
+def _writer(life: Life) -> Writer:
+    return Writer(f"{life[0]}.{life[1]}", "")
+
+
+def _life(writer: Writer) -> Life:
+    index, number = writer.id.split(".")
+    return int(index), int(number)
 
 
 def _short(what: Any) -> str:
@@ -619,10 +669,10 @@ def _sent(world: World, name: str) -> World:
     return world._replace(sent=tuple(sorted(counts.items())))
 
 
-def _refused(world: World, again: tuple[tuple[Any, Append], ...]) -> World:
-    """Who waited is told that certainly nothing was done."""
-    plain = {name for name, call in again if call.producer is None}
-    return world._replace(refused=world.refused | plain)
+def _refused(world: World, request: Any) -> World:
+    """Who asked is told that certainly nothing was done."""
+    is_plain = isinstance(request, str) and call_of(request).producer is None
+    return world._replace(refused=world.refused | {request}) if is_plain else world
 
 
 def _without(world: World, message: int) -> World:
@@ -634,7 +684,14 @@ def _with_hand(world: World, index: int, hand: Hand) -> World:
 
 
 def _row_of(ledger_id: int, ledger: Ledger) -> LedgerMetadata:
-    row = LedgerMetadata(ledger_id, QUORUM, DigestKind.CRC32C, (Fragment(0, ("b1@1",)),), log="log")
+    row = LedgerMetadata(
+        ledger_id,
+        QUORUM,
+        DigestKind.CRC32C,
+        (Fragment(0, ("b1@1",)),),
+        writer=_writer(ledger.owner),
+        log="log",
+    )
     if not ledger.is_closed:
         return row
     return replace(row, state=State.CLOSED, last_entry=len(ledger.entries) - 1, length=1)

@@ -41,8 +41,11 @@ class LogScope:
     sent once the first is acknowledged; any other is a record without a producer."""
     repeats: int = 0
     """How often a producer's request may be sent again."""
-    takeovers: int = 1
-    """How often each gateway may take the log over."""
+    forces: int = 1
+    """How often some gateway may be made to take the log over (`open` does so); a gateway that finds
+    no owner takes the log over by itself."""
+    ledgers: int = 3
+    """How many ledgers may be created: gateways that duel make one each time."""
     rolls: int = 0
     publishes: int = 0
     kills: int = 0

@@ -29,11 +29,17 @@ HOURS: Final = (
 )
 
 LOG_REPEAT: Final = LogScope("log: one request and its repeat", repeats=1)
-LOG_ROLL: Final = LogScope("log: one request, one roll", rolls=1)
-LOG_TWO: Final = LogScope("log: two requests", ("p0", "p1"))
-LOG_PUBLICATION: Final = LogScope("log: one record, one publication", ("a",), publishes=1)
-LOG_TWICE: Final = LogScope("log: one record, a publication asked for twice", ("a",), publishes=2)
-LOG_REPEAT_ROLL: Final = LogScope("log: a request, its repeat, one roll", repeats=1, rolls=1)
+LOG_ROLL: Final = LogScope("log: one request, one roll", rolls=1, ledgers=2)
+LOG_TWO: Final = LogScope("log: two requests", ("p0", "p1"), ledgers=2)
+LOG_PUBLICATION: Final = LogScope(
+    "log: one record, one publication", ("a",), publishes=1, ledgers=2
+)
+LOG_TWICE: Final = LogScope(
+    "log: one record, a publication asked for twice", ("a",), publishes=2, forces=0
+)
+LOG_REPEAT_ROLL: Final = LogScope(
+    "log: a request, its repeat, one roll", repeats=1, rolls=1, forces=0
+)
 
 LOGS_QUICK: Final = (
     LOG_REPEAT,
@@ -41,23 +47,27 @@ LOGS_QUICK: Final = (
     LOG_TWO,
     LOG_PUBLICATION,
     LOG_TWICE,
-    LogScope("log: two takeovers each", ("a", "p0"), takeovers=2),
+    LOG_REPEAT_ROLL,
+    LogScope("log: a gateway dies", repeats=1, kills=1, forces=0),
 )
 """Worlds of one log and two gateways that fit the tests."""
 
 LOGS_MINUTES: Final = (
-    LOG_REPEAT_ROLL,
-    LogScope("log: a gateway dies", repeats=1, kills=1, takeovers=2),
-    LogScope("log: a request, its repeat, two rolls", repeats=1, rolls=2),
-    LogScope("log: two requests and repeats, one roll", ("p0", "p1"), repeats=1, rolls=1),
+    LogScope("log: a request, its repeat, taken over twice", repeats=1, forces=2, ledgers=2),
+    LogScope("log: one request, one roll, taken over", rolls=1),
+    LogScope("log: a request, its repeat, two rolls", repeats=1, rolls=2, forces=0, ledgers=4),
+    LogScope("log: a roll, a gateway dies", repeats=1, rolls=1, kills=1, forces=0),
 )
 
 LOGS_HOURS: Final = (
+    LogScope("log: a repeat, a roll, taken over", repeats=1, rolls=1, states_max=20_000_000),
     LogScope(
-        "log: a request, its repeat, two rolls, one publication",
+        "log: a repeat, two rolls, one publication",
         repeats=1,
         rolls=2,
         publishes=1,
+        forces=0,
+        ledgers=4,
         states_max=20_000_000,
     ),
 )

@@ -117,6 +117,8 @@ class LogStage:
         self._dice = random.Random(0).getstate()
         self.cluster = HandCluster(self._said.append)
         self.judge = Judge(self.cluster, NAME)
+        self._places: dict[int, tuple[int, int]] = {}
+        """The ledger and entry that an append was told, by its first offset."""
         self.cluster.watch = self
         self._violations: list[str] = []
         self._acknowledged: dict[str, int] = {}
@@ -257,6 +259,7 @@ class LogStage:
                 raise
             self._acknowledged[id_] = number
             self._judged(lambda: self.judge.produced(asked, done.first_offset))
+            self._places[done.first_offset] = (done.ledger_id, done.entry_id)
             return f"at {done.first_offset}" + (", as before" if done.is_duplicate else "")
 
         self._begin(who, f"{records} ", append())
@@ -410,6 +413,10 @@ class LogStage:
             while True:
                 page = await self._of(who).logs.read(NAME, at, limit=50)
                 found += [(record.offset, record.record.value.decode()) for record in page.records]
+                for record in page.records:
+                    place = (record.ledger_id, record.entry_id)
+                    if self._places.get(record.offset, place) != place:
+                        self._violated(f"rule 24: {record.offset} was told to be elsewhere")
                 if not page.records:
                     break
                 at = page.next

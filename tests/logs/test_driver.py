@@ -62,10 +62,13 @@ def driver(machine: Machine, engine: Engine, store: Any = None) -> LogDriver:
     world = World(
         cast(Any, engine),
         store,
+        cast(Any, None),
+        cast(Any, None),
         lambda: Now(0, 0),
         OffsetIndex(),
         asyncio.ensure_future,
         jitter_s=0.0,
+        probe_every_s=1.0,
     )
     return LogDriver(machine, "log", world, lambda _told: None)
 

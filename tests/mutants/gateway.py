@@ -13,6 +13,7 @@ from quorumlog.errors import NotEnoughBookies, NotYetConfirmed, QuorumLogError
 from quorumlog.protocol import writer as machine
 from quorumlog.protocol.heads import LedgerHead, LogHead
 from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.log.messages import HeadLearned, Ticked
 from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.messages import MissedRange, Status
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -21,7 +22,6 @@ from services.gateway.engine import ledger_reads
 from services.gateway.engine.handle import WriteHandle
 from services.gateway.engine.ledger_reads import LedgerReads
 from services.gateway.engine.rows import Rows
-from services.gateway.logs.owner import LogOwner
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.sweep import Sweep
 from services.gateway.rereads import Rereads
@@ -140,7 +140,7 @@ async def an_owners_own_roll_is_not_taken_for_anothers() -> str | None:
             done = await Store(one).cas(log)
             # Read by the background meanwhile: the roll has not heard of its own change yet.
             read_by.append(LogHead.of(cluster.logs["log"]))
-            owner.learn(read_by[-1])
+            one.logs.ownership.handle("log").hear(HeadLearned(read_by[-1]))
             return done
 
         cast(Any, one.logs)._store.cas = read_in_between
@@ -155,9 +155,10 @@ async def an_old_row_ends_no_owner() -> str | None:
         old = LogHead.of((await one.logs.get("log")).log)
         await take(one)
 
-        owner_of(one).learn(old)
+        owner = owner_of(one)
+        one.logs.ownership.handle("log").hear(HeadLearned(old))
 
-        is_over = owner_of(one).is_ended
+        is_over = owner.is_ended
         return "rule 16a: a row older than its own has ended an owner" if is_over else None
 
 
@@ -165,15 +166,15 @@ async def take(gateway: Gateway) -> None:
     await gateway.logs.ownership.force("log", create=True, finish=lambda row: row)
 
 
-def owner_of(gateway: Gateway) -> LogOwner:
-    owner = gateway.logs.ownership.slot("log").owner
+def owner_of(gateway: Gateway) -> Owner:
+    owner = gateway.logs.ownership.handle("log").owner
     assert owner is not None
     return owner
 
 
 def lives_on(gateway: Gateway) -> str | None:
-    owner = gateway.logs.ownership.slot("log").owner
-    if owner is None or owner.is_ended:
+    owner = gateway.logs.ownership.handle("log").owner
+    if owner is None:
         return None
     return "rule 16a: an owner that was displaced lives on"
 
@@ -248,7 +249,7 @@ async def no_roll_while_too_few_bookies_live() -> str | None:
 
         cast(Any, one).bookies = two_live
         try:
-            await owner_of(one).roll()
+            await one.logs.roll_here("log")
         except NotEnoughBookies:
             after = await one.logs.append("log", call("b"))
             if cluster.logs["log"] != before or after.ledger_id != before.items[-1].ledger_id:
@@ -283,10 +284,10 @@ def only_told(_original: Any) -> Any:
     """A sweep sees to its own owners, and lets those live that others have displaced."""
 
     def tick(self: Ownership, row: LogMetadata) -> bool:
-        slot = self.known(row.name)
-        if slot is None or slot.owner is None or not slot.owner.is_mine(row):
+        handle = self.known(row.name)
+        if handle is None or handle.owner is None or not handle.owner.is_mine(row):
             return False
-        slot.owner.tick()
+        handle.hear(Ticked())
         return True
 
     return tick
@@ -295,9 +296,9 @@ def only_told(_original: Any) -> Any:
 def any_version(original: Any) -> Any:
     """How old a row is does not matter."""
 
-    def learn(self: Any, head: Any) -> None:
-        known = self._machine.log if isinstance(self, LogOwner) else self.row
-        original(self, replace(head, version=known.version + 1))
+    def learn(self: Any, head: Any, *now: Any) -> None:
+        known = self.log if isinstance(self, Owner) else self.row
+        original(self, replace(head, version=known.version + 1), *now)
 
     return learn
 
@@ -379,7 +380,7 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
         Mutant(
             "an owner goes on whatever its log's row says",
             "rules 16a and 22",
-            (Patch(LogOwner, "learn", never),),
+            (Patch(Owner, "_learn", never),),
         ),
         an_owner_of_a_log_that_was_made_again_ends_with_the_sweep,
     ),
@@ -401,7 +402,7 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
     ),
     (
         Mutant(
-            "a row of any age ends an owner", "rule 16a", (Patch(LogOwner, "learn", any_version),)
+            "a row of any age ends an owner", "rule 16a", (Patch(Owner, "_learn", any_version),)
         ),
         an_old_row_ends_no_owner,
     ),

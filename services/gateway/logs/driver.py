@@ -6,10 +6,11 @@ its own; appends to the ledger are callbacks.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
@@ -35,11 +36,17 @@ from quorumlog.protocol.log.messages import (
     CountBookies,
     CreateLedger,
     DeleteLedger,
+    DeleteLog,
     Effect,
     EntriesDurable,
     Event,
+    Forward,
+    IsAlive,
+    LogGone,
     MeasureLedger,
+    Number,
     OwnerEnded,
+    OwnerLost,
     Pause,
     PlaceKnown,
     Question,
@@ -48,9 +55,9 @@ from quorumlog.protocol.log.messages import (
     ReadLog,
     ReadTransaction,
     RecoverLedger,
+    Relay,
     Resolve,
     RowChanged,
-    Settled,
     Stopped,
     Submit,
     SubmitFailed,
@@ -59,11 +66,11 @@ from quorumlog.protocol.log.messages import (
     TakeoverDone,
     Wait,
 )
-from quorumlog.protocol.metadata import DigestKind
+from quorumlog.protocol.metadata import DigestKind, Writer
 from services.gateway.interface import Appended, LedgerOptions
 from services.gateway.logs.ends import end_of
 from services.gateway.logs.offsets import OffsetIndex
-from services.gateway.logs.ports import LogChanged, LogEngine, LogStore
+from services.gateway.logs.ports import LogChanged, LogEngine, LogStore, PeerLost, Peers, Publish
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +83,8 @@ _ROLL_AGAIN_S: Final = 2.0
 _SUBMIT_BYTES: Final = 1 << 20
 """What is submitted together is acknowledged together: no more than the ledger's handle sends at once."""
 
-Told = Resolve | OwnerEnded | Settled | TakeoverDone
-"""What a machine says to its owner."""
+Told = Resolve | Relay | OwnerEnded | TakeoverDone | LogGone
+"""What a machine says to those whom it works for."""
 
 
 class Machine(Protocol):
@@ -94,12 +101,17 @@ class World:
 
     engine: LogEngine
     store: LogStore
+    peers: Peers
+    is_alive: Callable[[Writer], Awaitable[bool]]
+    """Asked twice, a jittered time apart."""
     now: Callable[[], Now]
     index: OffsetIndex
     start: Callable[[Coroutine[Any, Any, None]], Any]
     """Runs a task until the gateway stops."""
     jitter_s: float
-    """Between two questions for the end of a ledger, at most."""
+    """Before a machine asks again, at most."""
+    probe_every_s: float
+    """A forwarded request that takes longer makes its sender ask whether the owner lives."""
 
 
 class LogDriver:
@@ -136,19 +148,22 @@ class LogDriver:
             inbox.clear()
             for effect in self._machine.step(Stopped(), self._world.now()):
                 self._perform(effect)
+            self._tell(LogGone())
         finally:
             self._is_stepping = False
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Resolve() | OwnerEnded() | Settled() | TakeoverDone():
-                self._tell(effect)
             case Submit():
                 self._submit(effect)
             case Ask(number, question):
                 self._world.start(self._answer(number, question))
             case PlaceKnown(ledger_id, records, entry_id):
                 self._world.index.points(ledger_id).add(records, entry_id)
+            case Resolve() | Relay() | OwnerEnded() | TakeoverDone() | LogGone():
+                self._tell(effect)
+            case _:
+                raise AssertionError(f"{effect} is for the machine around this one")
 
     # --- appends ---------------------------------------------------------------------------------
 
@@ -197,12 +212,14 @@ class LogDriver:
 
     # --- questions -------------------------------------------------------------------------------
 
-    async def _answer(self, number: int, question: Question) -> None:
+    async def _answer(self, number: Number, question: Question) -> None:
         value: Any
         try:
             value = await self._ask(question)
         except LogChanged as changed:
             value = RowChanged(changed.current)
+        except PeerLost as lost:
+            value = OwnerLost(str(lost), lost.sent)
         except QuorumLogError as error:
             value = error
         except asyncio.CancelledError:
@@ -241,9 +258,38 @@ class LogDriver:
             case CountBookies():
                 states = [bookie.state for bookie in (await engine.bookies()).bookies]
                 return states.count("writable")
+            case Forward():
+                return await self._forward(question)
+            case IsAlive(writer):
+                return await self._world.is_alive(writer)
+            case DeleteLog(row):
+                return await store.delete(row)
             case Wait(pause):
                 jitter_s = self._world.jitter_s * random.uniform(0.1, 1.0)  # noqa: S311
-                return await asyncio.sleep(jitter_s if pause is Pause.SETTLE else _ROLL_AGAIN_S)
+                return await asyncio.sleep(_ROLL_AGAIN_S if pause is Pause.ROLL else jitter_s)
+
+    async def _forward(self, asked: Forward) -> Any:
+        """What the owner answers; give up when it does not live any more (rule 11)."""
+        peers, call = self._world.peers, asked.call
+        answer: Awaitable[Any]
+        if call is None:
+            answer = peers.roll(asked.owner, asked.log)
+        elif isinstance(call, Publish):
+            answer = peers.publish(asked.owner, asked.log, call)
+        else:
+            answer = peers.append(asked.owner, asked.log, call)
+        task = asyncio.ensure_future(answer)
+        try:
+            while True:
+                done, _ = await asyncio.wait({task}, timeout=self._world.probe_every_s)
+                if done:
+                    return task.result()
+                if not await self._world.is_alive(asked.owner):
+                    raise PeerLost("it does not answer", sent=True)
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, QuorumLogError, PeerLost):
+                await task
 
     async def _read(self, asked: ReadBatches) -> BatchesRead:
         try:

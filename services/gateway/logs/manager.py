@@ -6,13 +6,12 @@ Any gateway takes any request: it forwards to the log's owner, or becomes it (`o
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from quorumlog.errors import (
-    NOT_DONE,
     UNKNOWN,
     ExpiredProducer,
     InvalidRequest,
@@ -23,19 +22,15 @@ from quorumlog.errors import (
     QuorumLogError,
     QuorumTimeout,
     VersionConflict,
-    WriterLost,
 )
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.log.clock import Now
-from quorumlog.protocol.log.messages import NOT_OWNER, NotOwner
-from quorumlog.protocol.log.owner import not_the_owner
+from quorumlog.protocol.log.messages import RowTaken
 from quorumlog.protocol.metadata import State, Writer
 from quorumlog.protocol.transaction import Transaction
-from services.gateway.logs.owner import LogOwner, refuse
+from services.gateway.logs.handle import LogHandle
 from services.gateway.logs.ownership import (
     Ownership,
-    Remote,
-    Slot,
     Times,
 )
 from services.gateway.logs.ports import (
@@ -46,7 +41,6 @@ from services.gateway.logs.ports import (
     LogEngine,
     LogRead,
     LogStore,
-    PeerLost,
     Peers,
     Publish,
 )
@@ -63,23 +57,6 @@ more to do. The next round goes on behind them."""
 
 _VIEWS_AT_ONCE: Final = 32
 """Logs of a page whose ends are asked for at once."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """What was done here, since the start."""
-
-    requests: int = 0
-    records: int = 0
-    duplicates: int = 0
-
-    def add(self, call: Append, done: LogAppended) -> None:
-        """One append was acknowledged by an owner in this process."""
-        self.requests += 1
-        if done.is_duplicate:
-            self.duplicates += 1
-        else:
-            self.records += len(call.records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +81,8 @@ class LogManager:
         times: Times | None = None,
         wall_ms: Callable[[], int] | None = None,
     ) -> None:
-        self._engine, self._store, self._peers = engine, store, peers
+        self._engine, self._store = engine, store
         self.times = times or Times()
-        self.counts = Counts()
         self._orphans_after: int | None = None
         """Where a round stopped that met too many orphans which can't be deleted."""
         loop, wall = asyncio.get_running_loop(), wall_ms or _wall_ms
@@ -116,8 +92,8 @@ class LogManager:
             peers=peers,
             times=self.times,
             now=lambda: Now(wall(), store.database_ms(), loop.time()),
-            append=self.append,
         )
+        self.counts = self.ownership.counts
         self._reader = LogReader(
             engine=engine, store=store, index=self.ownership.index, heal=self.ownership.heal
         )
@@ -157,42 +133,19 @@ class LogManager:
                 states[item.ledger_id] = ledger.state
                 if item is row.last_item and ledger.state is State.OPEN:
                     owner = ledger.writer
-        slot = self.ownership.known(row.name)
+        handle = self.ownership.known(row.name)
+        mine = None if handle is None else handle.owner
         end = row.end_offset
-        if end is None and slot is not None and slot.owner is not None and slot.owner.is_mine(row):
-            end = slot.owner.acknowledged_offset
+        if end is None and mine is not None and mine.is_mine(row):
+            end = mine.acknowledged_offset
         if end is None:
             end = await self._reader.end(row.name, row)
         return LogView(row, end, owner, states)
 
     async def delete(self, name: str) -> None:
         """Delete the log and its ledgers. Raises: NoSuchLog, RecoveryBlocked."""
-        row = await self._store.get(name)
-        slot = self.ownership.slot(name)
-        async with slot.lock:
-            while True:
-                await self._fence(row)
-                try:
-                    await self._store.delete(row)
-                    break
-                except LogChanged as changed:
-                    if changed.current.created_at != row.created_at:
-                        # A namesake that was made since: not what this request is about.
-                        raise NoSuchLog(f"the log {name} was deleted", log=name) from changed
-                    row = changed.current
-            again = await self.ownership.retire(slot)
-            refuse(again, NoSuchLog(f"the log {name} was deleted", log=name))
-            slot.remote = None
-            self.ownership.forget(slot)
+        row = await self.ownership.handle(name).delete()
         await self._drop([item.ledger_id for item in row.items])
-
-    async def _fence(self, row: LogMetadata) -> None:
-        """End who writes a log, before its name is free (rule 27): the name may be given again, and
-        an owner that heard of nothing would go on in a ledger of the log that is no more.
-        """
-        for item in row.unsealed:
-            with contextlib.suppress(NoSuchLedger):
-                await self._engine.recover(item.ledger_id)
 
     async def truncate(self, name: str, before: int) -> LogView:
         """Drop whole ledgers that end below `before`."""
@@ -204,9 +157,7 @@ class LogManager:
             with contextlib.suppress(LogChanged):
                 new = await self._store.cas(changed)
                 break
-        slot = self.ownership.slot(name)
-        if slot.owner is not None:
-            slot.owner.took(new)
+        self._tell(new)
         kept = {item.ledger_id for item in new.items}
         await self._drop([item.ledger_id for item in row.items if item.ledger_id not in kept])
         return await self._view(new)
@@ -235,10 +186,14 @@ class LogManager:
             with contextlib.suppress(LogChanged):
                 new = await self._store.cas(row.archived(through))
                 break
-        slot = self.ownership.slot(name)
-        if slot.owner is not None:
-            slot.owner.took(new)
+        self._tell(new)
         return await self._view(new)
+
+    def _tell(self, row: LogMetadata) -> None:
+        """The owner here, if there is one, learns of a change of the row that did not end it."""
+        handle = self.ownership.known(row.name)
+        if handle is not None:
+            handle.hear(RowTaken(row))
 
     async def _drop(self, ledger_ids: Sequence[int]) -> None:
         """Delete ledgers that no log names any more; the sweep does what fails here."""
@@ -294,12 +249,14 @@ class LogManager:
 
     async def roll(self, name: str) -> LogView:
         """Go on in a new ledger."""
-        await self._through_owner(name, LogOwner.roll, lambda owner: self._peers.roll(owner, name))
+        handle = self.ownership.handle(name)
+        await self._done(handle, handle.roll(is_forwarded=False))
         return await self.get(name)
 
     async def roll_here(self, name: str) -> None:
         """Roll for another gateway. Raises: WriterLost, not done, when this is not the owner."""
-        await self._as_owner(name, LogOwner.roll)
+        handle = self.ownership.handle(name)
+        await self._done(handle, handle.roll(is_forwarded=True))
 
     async def publish(self, name: str, call: Publish) -> Transaction:
         """Put a transaction's ledgers onto the log, through whoever owns that (rule 28).
@@ -307,12 +264,9 @@ class LogManager:
         Raises: LogFenced, LogClosed, InvalidRequest, and why the transaction can't be committed.
         """
         sizes = await sizes_of(call.ledgers, self._engine)
+        handle = self.ownership.handle(name)
         try:
-            return await self._through_owner(
-                name,
-                lambda owner: owner.publish(call, sizes),
-                lambda owner: self._peers.publish(owner, name, call),
-            )
+            return await self._done(handle, handle.publish(call, sizes, is_forwarded=False))
         except QuorumLogError as error:
             if error.outcome == UNKNOWN:
                 # A repeat is told what became of it.
@@ -322,43 +276,21 @@ class LogManager:
     async def publish_here(self, name: str, call: Publish) -> Transaction:
         """Publish for another gateway. Raises: WriterLost, not done, when this is not the owner."""
         sizes = await sizes_of(call.ledgers, self._engine)
-        return await self._as_owner(name, lambda owner: owner.publish(call, sizes))
+        handle = self.ownership.handle(name)
+        return await self._done(handle, handle.publish(call, sizes, is_forwarded=True))
 
-    async def _through_owner(
-        self,
-        name: str,
-        here: Callable[[LogOwner], Awaitable[T | NotOwner]],
-        there: Callable[[Writer], Awaitable[T]],
-    ) -> T:
-        """Let the log's owner do something, whoever that is by then: what may be done twice, since
-        an owner may be lost over it.
-        """
-        slot = self.ownership.slot(name)
-        async with self._deadline(name):
-            while True:
-                route = await self.ownership.route(slot)
-                if isinstance(route, LogOwner):
-                    done = await here(route)
-                    if done is not NOT_OWNER:
-                        return done
-                    continue
-                try:
-                    return await self._forward(route, there(route.writer))
-                except PeerLost:
-                    await self.ownership.reroute(slot, route, is_suspect=True)
-                except WriterLost as error:
-                    if error.outcome != NOT_DONE:
-                        raise
-                    await self.ownership.reroute(slot, route, is_suspect=False)
-
-    async def _as_owner(self, name: str, here: Callable[[LogOwner], Awaitable[T | NotOwner]]) -> T:
-        """Do something for another gateway that took this one for the owner."""
-        async with self._deadline(name):
-            route = await self.ownership.route(self.ownership.slot(name))
-            done = await here(route) if isinstance(route, LogOwner) else NOT_OWNER
-            if done is NOT_OWNER:
-                raise not_the_owner(name)
-            return done
+    async def _done(self, handle: LogHandle, future: asyncio.Future[T]) -> T:
+        """What a request is answered in time."""
+        try:
+            async with asyncio.timeout(self.times.append_s):
+                return await future
+        except asyncio.CancelledError:
+            handle.abandon(future)
+            raise
+        except TimeoutError as error:
+            handle.abandon(future)
+            detail = f"the log did not answer within {self.times.append_s:g} s"
+            raise QuorumTimeout(detail, log=handle.name) from error
 
     async def read(
         self,
@@ -393,8 +325,8 @@ class LogManager:
     async def append(self, name: str, call: Append) -> LogAppended:
         """Append records as one batch, through whoever owns the log."""
         try:
-            async with self._deadline(name):
-                return await self._append(self.ownership.slot(name), call, is_forwarded=False)
+            handle = self.ownership.handle(name)
+            return await self._done(handle, handle.append(call, is_forwarded=False))
         except QuorumLogError as error:
             if (
                 call.producer is not None
@@ -407,63 +339,8 @@ class LogManager:
 
     async def append_here(self, name: str, call: Append) -> LogAppended:
         """Append for another gateway. Raises: WriterLost, not done, when this is not the owner."""
-        async with self._deadline(name):
-            return await self._append(self.ownership.slot(name), call, is_forwarded=True)
-
-    @contextlib.asynccontextmanager
-    async def _deadline(self, name: str) -> Any:
-        limit = asyncio.timeout(self.times.append_s)
-        try:
-            async with limit:
-                yield
-        except TimeoutError as error:
-            raise QuorumTimeout(
-                f"the log did not answer within {self.times.append_s:g} s", log=name
-            ) from error
-
-    async def _append(self, slot: Slot, call: Append, *, is_forwarded: bool) -> LogAppended:
-        while True:
-            route = await self.ownership.route(slot)
-            if isinstance(route, LogOwner):
-                pending = route.append(call)
-                if pending is None:
-                    continue
-                done = await pending
-                self.counts.add(call, done)
-                return done
-            if is_forwarded:
-                raise not_the_owner(slot.name)
-            try:
-                asked = self._peers.append(route.writer, slot.name, call)
-                return await self._forward(route, asked)
-            except PeerLost as lost:
-                if lost.sent and call.producer is None:
-                    self.ownership.forget_remote(slot, route)
-                    raise WriterLost(
-                        f"the log's owner went away while it appended: {lost}",
-                        log=slot.name,
-                        outcome=UNKNOWN,
-                    ) from lost
-                await self.ownership.reroute(slot, route, is_suspect=True)
-            except WriterLost as error:
-                if error.outcome != NOT_DONE:
-                    raise
-                await self.ownership.reroute(slot, route, is_suspect=False)
-
-    async def _forward(self, remote: Remote, asked: Awaitable[T]) -> T:
-        """What the owner answers; give up when it does not live any more (rule 11)."""
-        task = asyncio.ensure_future(asked)
-        try:
-            while True:
-                done, _ = await asyncio.wait({task}, timeout=self.times.probe_every_s)
-                if done:
-                    return task.result()
-                if not await self.ownership.is_alive(remote.writer):
-                    raise PeerLost("it does not answer", sent=True)
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, QuorumLogError, PeerLost):
-                await task
+        handle = self.ownership.handle(name)
+        return await self._done(handle, handle.append(call, is_forwarded=True))
 
     async def drain(self) -> None:
         """Hand the logs that are owned here over to whoever comes next."""

@@ -20,7 +20,7 @@ class _LogMetrics(Collector):
         owned = "Logs that this gateway owns"
         yield GaugeMetricFamily("quorumlog_logs_owned", owned, self._logs.ownership.owned)
         for name, text, value in (
-            ("takeovers", "Logs taken over or sealed", self._logs.ownership.takeovers),
+            ("takeovers", "Logs taken over or sealed", counts.takeovers),
             ("requests", "Append requests that were acknowledged here", counts.requests),
             ("records", "Records that were acknowledged here", counts.records),
             ("duplicates", "Repeats of producers, answered as the first time", counts.duplicates),

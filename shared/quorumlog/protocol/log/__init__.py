@@ -3,6 +3,8 @@
 | module | what it is |
 |---|---|
 | `row` | a log's row, and the only ways in which it may change |
+| `route` | where requests to a log go: to the owner here, to another gateway, or they wait |
+| `handover` | what may change the owner: search, open, heal, delete, drain |
 | `takeover` | becoming the owner: recover, measure, replay, create, swap |
 | `owner` `job` | owning: rolls, publications, and settling what an end left open |
 | `pipeline` | the appends to one ledger: entries, offsets, acknowledgements |

@@ -6,7 +6,7 @@ its answer comes back as `Answered` with that number. A request of a client is w
 knows it by: a machine only gives it back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -15,11 +15,17 @@ from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log.row import LogMetadata
-from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.metadata import LedgerMetadata, Writer
 from quorumlog.protocol.transaction import Sealed, Transaction
 
 Request = Any
-"""A client's request, as its driver knows it."""
+"""A client's request, as its driver knows it: hashable."""
+
+Number = int | tuple[int, int]
+"""Of a question. A machine within another one numbers its own: (tenure, number)."""
+
+Finish = Callable[[LogMetadata], LogMetadata]
+"""A further change of the row in the step that takes the log over (open, close)."""
 
 
 # --- what clients ask for -------------------------------------------------------------------------
@@ -166,9 +172,34 @@ class CountBookies:
     """How many bookies are writable: int."""
 
 
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Let the owner elsewhere do a request: LogAppended, Transaction or None (a roll); OwnerLost."""
+
+    owner: Writer
+    log: str
+    call: Append | Publish | None
+
+
+@dataclass(frozen=True, slots=True)
+class IsAlive:
+    """Whether that very process answers (rule 11), asked twice a jittered time apart: bool."""
+
+    writer: Writer
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteLog:
+    """Delete the row of this version: None, or RowChanged."""
+
+    log: LogMetadata
+
+
 class Pause(Enum):
     """What a machine waits for. How long each lasts is not the machine's business."""
 
+    YIELD = "yield"
+    """Until the row is read again, which another gateway has changed or is about to change."""
     SETTLE = "settle"
     """Until the end of a ledger is asked for again."""
     ROLL = "roll"
@@ -195,6 +226,9 @@ Question = (
     | ReadBatches
     | DeleteLedger
     | CountBookies
+    | Forward
+    | IsAlive
+    | DeleteLog
     | Wait
 )
 
@@ -239,6 +273,16 @@ class BatchesRead:
     is_lost: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class OwnerLost:
+    """The owner elsewhere can't be reached as the process that was asked for. `sent`: the request
+    may have reached that process, so what became of it is unknown.
+    """
+
+    detail: str
+    sent: bool
+
+
 # --- effects --------------------------------------------------------------------------------------
 
 
@@ -246,7 +290,7 @@ class BatchesRead:
 class Ask:
     """A question; `Answered` brings the answer under the same number."""
 
-    number: int
+    number: Number
     question: Question
 
 
@@ -264,7 +308,15 @@ class Resolve:
     """Answer a request of a client."""
 
     request: Request
-    answer: LogAppended | Transaction | NotOwner | QuorumLogError | None
+    answer: LogAppended | Transaction | LogMetadata | NotOwner | QuorumLogError | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """Answer a request of a client with what the owner elsewhere has said."""
+
+    request: Request
+    answer: LogAppended | Transaction | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +353,12 @@ class TakeoverDone:
     log: LogMetadata | QuorumLogError | None
 
 
-Effect = Ask | Submit | Resolve | PlaceKnown | OwnerEnded | Settled | TakeoverDone
+@dataclass(frozen=True, slots=True)
+class LogGone:
+    """There is no log of this name any more: what is known of it is to be forgotten."""
+
+
+Effect = Ask | Submit | Resolve | Relay | PlaceKnown | OwnerEnded | Settled | TakeoverDone | LogGone
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -314,10 +371,13 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class AppendsAsked:
-    """Requests to append, in the order in which they came. `are_again`: they have waited before."""
+    """Requests to append, in the order in which they came. `are_again`: they have waited before.
+    `is_forwarded`: another gateway takes this one for the owner.
+    """
 
     requests: Again
     are_again: bool = False
+    is_forwarded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +385,7 @@ class RollAsked:
     """Go on in a new ledger."""
 
     request: Request
+    is_forwarded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,13 +395,50 @@ class PublishAsked:
     request: Request
     call: Publish
     sizes: Sizes
+    is_forwarded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForceAsked:
+    """Take the log over from whoever owns it; `creates`: and own it: LogMetadata."""
+
+    request: Request
+    creates: bool
+    finish: Finish
+
+
+@dataclass(frozen=True, slots=True)
+class HealAsked:
+    """Take the log over if the writer of this ledger of it does not live: whether it was sealed, bool."""
+
+    request: Request
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionAsked:
+    """Fence who writes the log, and delete its row: LogMetadata as it was."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """The process is about to end: own nothing any more, and hand over what is owned: None."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The client of a request is gone: the request need not be begun any more."""
+
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAsked:
     """Settle what is in flight, close the ledger, and end."""
-
-    request: Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,7 +501,7 @@ class SubmitRefused:
 class Answered:
     """What a question got."""
 
-    number: int
+    number: Number
     value: Any
     """As the question says; QuorumLogError where it failed."""
 
@@ -413,6 +511,11 @@ Event = (
     | AppendsAsked
     | RollAsked
     | PublishAsked
+    | ForceAsked
+    | HealAsked
+    | DeletionAsked
+    | DrainAsked
+    | Abandoned
     | ReleaseAsked
     | Retired
     | Stopped

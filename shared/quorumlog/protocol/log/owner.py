@@ -176,6 +176,11 @@ class Owner:
         return self.phase in (Phase.SETTLING, Phase.SETTLED)
 
     @property
+    def is_busy(self) -> bool:
+        """Whether a job waits for an answer, which may outlast the owner's end."""
+        return self._job is not None
+
+    @property
     def acknowledged_offset(self) -> int:
         """The end of what is acknowledged."""
         return self._pipe.first_offset + self._pipe.acknowledged
@@ -200,11 +205,10 @@ class Owner:
                 self._enqueue(Job(Work.ROLL, request))
             case PublishAsked(request, call, sizes):
                 self._enqueue(Job(Work.PUBLISH, request, call, sizes))
-            case ReleaseAsked(request):
-                self._enqueue(Job(Work.RELEASE, request))
+            case ReleaseAsked():
+                self._enqueue(Job(Work.RELEASE))
             case HeadLearned(head):
-                if head.version > self.log.version and not self._may_be_own(head):
-                    self._end(None, now)
+                self._learn(head, now)
             case RowTaken(log):
                 self._took(log)
             case Ticked():
@@ -672,8 +676,7 @@ class Owner:
                 or isinstance(error, _FINAL)
                 or error.code == QuorumLogError.code  # a defect: the next owner has it too
             )
-            told = None if job.work is Work.RELEASE else error if is_told else NOT_OWNER
-            self._out.append(Resolve(job.request, told))
+            self._out.append(Resolve(job.request, error if is_told else NOT_OWNER))
         elif not self.is_ended:
             self._pause_asked = self._ask(Wait(Pause.ROLL))
 
@@ -694,6 +697,11 @@ class Owner:
             self._ask(DeleteLedger(job.new))
 
     # --- what rows say ---------------------------------------------------------------------------
+
+    def _learn(self, head: LogHead, now: Now) -> None:
+        """A row of the primary was read (rule 16a)."""
+        if head.version > self.log.version and not self._may_be_own(head):
+            self._end(None, now)
 
     def _may_be_own(self, head: LogHead) -> bool:
         """Whether this owner writes the row's last ledger: also while its roll or publication, which

@@ -5,7 +5,6 @@ the same ends, and one compare-and-swap wins; the other one deletes the ledger t
 transaction that sees no log naming it, and yields (rule 22).
 """
 
-from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -21,6 +20,7 @@ from quorumlog.protocol.log.messages import (
     DeleteLedger,
     Effect,
     Event,
+    Finish,
     LedgerEnd,
     MeasureLedger,
     Question,
@@ -34,9 +34,6 @@ from quorumlog.protocol.log.messages import (
 )
 from quorumlog.protocol.log.producers import ProducerTable
 from quorumlog.protocol.log.row import LOG_LEDGERS_MAX, Answer, LogItem, LogMetadata
-
-Finish = Callable[[LogMetadata], LogMetadata]
-"""A further change of the row in the same step (open, close)."""
 
 
 class Stage(Enum):

@@ -1,0 +1,172 @@
+"""One log in this process: its machine (`protocol/log/route.py`), driven.
+
+Appends that arrive in one turn of the event loop reach the machine in one step.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from quorumlog.errors import QuorumLogError
+from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.log.messages import (
+    Abandoned,
+    Append,
+    AppendsAsked,
+    DeletionAsked,
+    DrainAsked,
+    Event,
+    Finish,
+    ForceAsked,
+    HealAsked,
+    LogAppended,
+    LogGone,
+    OwnerEnded,
+    Publish,
+    PublishAsked,
+    Relay,
+    Resolve,
+    RollAsked,
+    Sizes,
+    Stopped,
+    TakeoverDone,
+)
+from quorumlog.protocol.log.owner import Owner
+from quorumlog.protocol.log.route import Route
+from quorumlog.protocol.transaction import Transaction
+from services.gateway.logs.counts import Counts
+from services.gateway.logs.driver import LogDriver, Told, World
+
+log = logging.getLogger(__name__)
+
+Request = tuple[asyncio.Future[LogAppended], Append]
+
+
+class LogHandle:
+    """What this gateway knows of one log, and does for it. All calls give futures at once; who waits
+    for one no more says so (`abandon`).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        world: World,
+        *,
+        settle_s: float,
+        counts: Counts,
+        on_gone: Callable[["LogHandle"], None],
+    ) -> None:
+        """`on_gone` is called when there is no log of this name any more."""
+        self.name = name
+        self._machine = Route(name, world.engine.writer.id, settle_s=settle_s)
+        self._driver = LogDriver(self._machine, name, world, self._told)
+        self._counts = counts
+        self._on_gone = on_gone
+        self._loop = asyncio.get_running_loop()
+        self._gathered: list[Request] = []
+        self._gathered_forwarded: list[Request] = []
+
+    @property
+    def owner(self) -> Owner | None:
+        """The owner in this process, as it is now, where that has not ended."""
+        owner = self._machine.owner
+        return None if owner is None or owner.is_ended else owner
+
+    def append(self, call: Append, *, is_forwarded: bool) -> asyncio.Future[LogAppended]:
+        """Append records, in the order of the calls."""
+        future: asyncio.Future[LogAppended] = self._loop.create_future()
+        if not self._gathered and not self._gathered_forwarded:
+            self._loop.call_soon(self._flush)
+        (self._gathered_forwarded if is_forwarded else self._gathered).append((future, call))
+        return future
+
+    def _flush(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        if gathered:
+            self._driver.post(AppendsAsked(tuple(gathered)))
+        gathered, self._gathered_forwarded = self._gathered_forwarded, []
+        if gathered:
+            self._driver.post(AppendsAsked(tuple(gathered), is_forwarded=True))
+
+    def roll(self, *, is_forwarded: bool) -> asyncio.Future[None]:
+        """Go on in a new ledger (rule 23). An empty ledger stays."""
+        return self._ask(lambda future: RollAsked(future, is_forwarded))
+
+    def publish(
+        self, call: Publish, sizes: Sizes, *, is_forwarded: bool
+    ) -> asyncio.Future[Transaction]:
+        """Put a transaction's ledgers onto the log, and go on in a new one after them (rule 28).
+
+        `sizes`: (ledger, records, bytes) of each of them. One that was ended before is answered as
+        then.
+        """
+        return self._ask(lambda future: PublishAsked(future, call, sizes, is_forwarded))
+
+    def force(self, *, creates: bool, finish: Finish) -> asyncio.Future[LogMetadata]:
+        """Take the log over from whoever owns it."""
+        return self._ask(lambda future: ForceAsked(future, creates, finish))
+
+    def heal(self, ledger_id: int) -> asyncio.Future[bool]:
+        """Seal the log if the writer of this ledger of it does not live; False where it does."""
+        return self._ask(lambda future: HealAsked(future, ledger_id))
+
+    def delete(self) -> asyncio.Future[LogMetadata]:
+        """Fence who writes the log, and delete its row: the row as it was."""
+        return self._ask(DeletionAsked)
+
+    def drain(self) -> asyncio.Future[None]:
+        """Own the log no more, and seal it, so that another gateway goes on at once."""
+        return self._ask(DrainAsked)
+
+    def _ask(self, event: Callable[[asyncio.Future[Any]], Event]) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._driver.post(event(future))
+        return future
+
+    def abandon(self, future: asyncio.Future[Any]) -> None:
+        """The client of a request is gone."""
+        self._driver.post(Abandoned(future))
+
+    def hear(self, event: Event) -> None:
+        """Something has happened that may concern the owner."""
+        self._driver.post(event)
+
+    def stop(self) -> None:
+        """The process ends."""
+        self._flush()
+        self._driver.post(Stopped())
+
+    def _told(self, told: Told) -> None:
+        match told:
+            case Resolve(future, answer):
+                if isinstance(answer, LogAppended):
+                    self._counts.add(answer)
+                resolve(future, answer)
+            case Relay(future, answer):
+                resolve(future, answer)
+            case OwnerEnded(error):
+                log.info("log-owner-ended", extra={"log": self.name, "error": repr(error)})
+            case TakeoverDone(result):
+                self._taken_over(result)
+            case LogGone():
+                self._on_gone(self)
+
+    def _taken_over(self, result: LogMetadata | QuorumLogError | None) -> None:
+        if isinstance(result, LogMetadata):
+            self._counts.takeovers += 1
+            log.info("log-taken-over", extra={"log": self.name, "version": result.version})
+        elif result is not None and not result.retryable:
+            log.warning("takeover-failed", extra={"log": self.name, "error": repr(result)})
+
+
+def resolve(future: asyncio.Future[Any], answer: object) -> None:
+    """Answer, unless the client went away."""
+    if future.done():
+        return
+    if isinstance(answer, QuorumLogError):
+        # Each waiter gets an error of its own: raising one adds to its traceback.
+        future.set_exception(answer.replace())
+        future.exception()  # maybe nobody waits: that is not to be reported as forgotten
+    else:
+        future.set_result(answer)

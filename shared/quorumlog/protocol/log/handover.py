@@ -1,0 +1,309 @@
+"""A handover: what may change who owns a log, as far as one gateway knows.
+
+A handover says what comes next, one thing after another: a question, parting from the owner in this
+process, a takeover, or its end. `route.py` does these things, one handover at a time.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from quorumlog.errors import (
+    UNKNOWN,
+    EntryUnavailable,
+    LogClosed,
+    NoSuchLedger,
+    NoSuchLog,
+    Overloaded,
+    QuorumLogError,
+    ShuttingDown,
+)
+from quorumlog.protocol.log.messages import (
+    DeleteLog,
+    Finish,
+    IsAlive,
+    Pause,
+    Question,
+    ReadLedger,
+    ReadLog,
+    RecoverLedger,
+    Request,
+    RowChanged,
+    Wait,
+)
+from quorumlog.protocol.log.row import LogItem, LogMetadata, LogState
+from quorumlog.protocol.log.takeover import ending
+from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
+
+CONFLICTS_MAX: Final = 20
+"""Times that one handover yields before it gives up; each time another gateway has won."""
+
+
+class Aim(Enum):
+    """What a handover is for."""
+
+    SEARCH = "search"
+    """Find who owns the log, or become the owner."""
+    FORCE = "force"
+    """Take the log over from whoever owns it."""
+    HEAL = "heal"
+    """Seal the log if the writer of a ledger of it does not live."""
+    DELETE = "delete"
+    DRAIN = "drain"
+    """Seal the log if this process owns it, which is about to end."""
+
+
+class Step(Enum):
+    """Where a handover stands: what it waits for."""
+
+    WAITING = "waiting"
+    LOOKING = "looking"
+    """For the row."""
+    FINDING = "finding"
+    """The row of a ledger, which names its writer."""
+    PROBING = "probing"
+    """Whether that writer lives."""
+    SETTLING = "settling"
+    """The end of the owner in this process."""
+    TAKING = "taking"
+    """A takeover."""
+    YIELDING = "yielding"
+    """A while, since another gateway changes the row."""
+    FENCING = "fencing"
+    """The recovery of a ledger of a log that is to be deleted."""
+    DELETING = "deleting"
+
+
+class Move(Enum):
+    """What a handover has its route do."""
+
+    RETIRE = "retire"
+    """End the owner in this process, if there is one: nothing is begun any more."""
+    RELEASE = "release"
+    """The same, once what is in flight is acknowledged and the ledger closed."""
+    TAKE_OVER = "take-over"
+    """From the row that the handover has read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The end of a search: this other process owns the log."""
+
+    writer: Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The end of a handover, and what who asked for it is told: QuorumLogError where it came to nothing."""
+
+    answer: LogMetadata | QuorumLogError | bool | None = None
+
+
+Next = Question | Move | Found | Over
+
+
+def same(row: LogMetadata) -> LogMetadata:
+    """The row without a further change (`Finish`)."""
+    return row
+
+
+@dataclass(slots=True, eq=False)
+class Handover:
+    """See the module. `me` is this process, as rows name it."""
+
+    aim: Aim
+    log: str
+    me: str
+    request: Request = None
+    """None: nobody waits for it alone."""
+    creates: bool = False
+    """Whether a takeover makes this process the owner."""
+    finish: Finish = same
+    ledger_id: int = -1
+    """The ledger whose writer is asked for."""
+    suspect: Writer | None = None
+    """This process must prove that it lives, to count as the owner."""
+    step: Step = Step.WAITING
+    tries: int = 0
+    row: LogMetadata | None = None
+    """As it was read last."""
+    unfenced: tuple[int, ...] = ()
+
+    @property
+    def _last(self) -> LogItem | None:
+        """The item of the row whose end is unknown, of the ledger that an owner writes."""
+        item = None if self.row is None else self.row.last_item
+        return None if item is None or item.last_offset is not None else item
+
+    # --- what happens to it ----------------------------------------------------------------------
+
+    def begin(self) -> Next:
+        """Nothing else is under way."""
+        match self.aim:
+            case Aim.SEARCH:
+                return self._move(Step.SETTLING, Move.RETIRE)
+            case Aim.DRAIN:
+                return self._move(Step.SETTLING, Move.RELEASE)
+            case _:
+                return self._look()
+
+    def settled(self) -> Next:
+        """The owner in this process has ended, or there is none."""
+        match self.aim:
+            case Aim.SEARCH | Aim.DRAIN:
+                return self._look()
+            case Aim.DELETE:
+                return Over(self.row)
+            case _:
+                return self._move(Step.TAKING, Move.TAKE_OVER)
+
+    def taken(self, result: LogMetadata | QuorumLogError | None) -> Next:
+        """A takeover has ended (`TakeoverDone`)."""
+        if result is None or isinstance(result, NoSuchLedger):
+            return self._yield()
+        if isinstance(result, QuorumLogError):
+            return Over(told(result, self.log))
+        if self.aim is Aim.FORCE:
+            return Over(result)
+        return Over(answer=True) if self.aim is Aim.HEAL else Over()
+
+    def answered(self, value: Any, *, is_owned: bool) -> Next:
+        """A question was answered; `is_owned`: the owner is in this process."""
+        if self.step is Step.YIELDING:
+            return self._look()
+        if isinstance(value, NoSuchLedger) and self.step is Step.FINDING:
+            return self._yield()  # the row was changed since it was read
+        is_gone = isinstance(value, NoSuchLedger) and self.step is Step.FENCING
+        if isinstance(value, QuorumLogError) and not is_gone:
+            return Over(value)
+        match self.step:
+            case Step.LOOKING:
+                return self._looked(value)
+            case Step.FINDING:
+                return self._found(value, is_owned=is_owned)
+            case Step.PROBING:
+                return self._probed(is_alive=value)
+            case Step.FENCING:
+                self.unfenced = self.unfenced[1:]
+                return self._fence_next()
+            case Step.DELETING:
+                return self._deletion_answered(value)
+            case _:
+                raise AssertionError(f"nothing was asked in {self.step}")
+
+    def stopped(self) -> QuorumLogError | None:
+        """What who asked for it is told where the process ends before."""
+        match self.aim:
+            case Aim.DRAIN:
+                return None
+            case Aim.HEAL:
+                return EntryUnavailable("this gateway is about to end", log=self.log)
+            case Aim.DELETE:
+                return ShuttingDown("this gateway is about to end", log=self.log, outcome=UNKNOWN)
+            case _:
+                return ending(self.log)
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def _ask(self, step: Step, question: Question) -> Question:
+        self.step = step
+        return question
+
+    def _move(self, step: Step, move: Move) -> Move:
+        self.step = step
+        return move
+
+    def _look(self) -> Next:
+        self.tries += 1
+        if self.tries > CONFLICTS_MAX:
+            return Over(Overloaded("the log changes hands all the time", log=self.log))
+        return self._ask(Step.LOOKING, ReadLog(self.log))
+
+    def _yield(self) -> Next:
+        """Another gateway has won: look again in a while."""
+        return self._ask(Step.YIELDING, Wait(Pause.YIELD))
+
+    def _looked(self, row: LogMetadata) -> Next:
+        self.row = row
+        if self.aim is Aim.DELETE:
+            return self._fence()
+        if self.aim is Aim.HEAL:
+            item = row.item_of(self.ledger_id)
+            if item is None or item.last_offset is not None:
+                return Over(answer=True)
+            return self._ask(Step.FINDING, ReadLedger(item.ledger_id))
+        if row.state is LogState.CLOSED and self.aim is not Aim.DRAIN:
+            return Over(LogClosed(f"the log {self.log} is closed", log=self.log))
+        if self.aim is Aim.FORCE:
+            return self._move(Step.SETTLING, Move.RETIRE)
+        if self._last is not None:
+            return self._ask(Step.FINDING, ReadLedger(self._last.ledger_id))
+        return self._nobody_lives() if self.aim is Aim.SEARCH else Over()
+
+    def _found(self, ledger: LedgerMetadata, *, is_owned: bool) -> Next:
+        """Who writes a ledger of the log."""
+        writer, last = ledger.writer, self._last
+        is_mine = writer is not None and writer.id == self.me
+        if self.aim is Aim.DRAIN:
+            # Who was displaced, and did not know it, must not end the owner after him.
+            return self._nobody_lives() if is_mine else Over()
+        if self.aim is Aim.HEAL and is_mine and is_owned:
+            return Over(answer=False)
+        if self.aim is Aim.HEAL and last is not None and last.ledger_id != ledger.ledger_id:
+            return self._ask(Step.FINDING, ReadLedger(last.ledger_id))
+        if writer is None or is_mine or ledger.state is not State.OPEN:
+            return self._nobody_lives()
+        if self.aim is Aim.SEARCH and writer != self.suspect:
+            return Found(writer)
+        self.suspect = writer
+        return self._ask(Step.PROBING, IsAlive(writer))
+
+    def _probed(self, *, is_alive: bool) -> Next:
+        if not is_alive:
+            return self._nobody_lives()
+        if self.aim is Aim.HEAL:
+            return Over(answer=False)
+        assert self.suspect is not None
+        return Found(self.suspect)
+
+    def _nobody_lives(self) -> Next:
+        if self.aim is Aim.HEAL:
+            return self._move(Step.SETTLING, Move.RETIRE)
+        return self._move(Step.TAKING, Move.TAKE_OVER)
+
+    def _fence(self) -> Next:
+        """End who writes a log, before its name is free (rule 27): the name may be given again, and
+        an owner that heard of nothing would go on in a ledger of the log that is no more.
+        """
+        assert self.row is not None
+        self.unfenced = tuple(item.ledger_id for item in self.row.unsealed)
+        return self._fence_next()
+
+    def _fence_next(self) -> Next:
+        assert self.row is not None
+        if self.unfenced:
+            return self._ask(Step.FENCING, RecoverLedger(self.unfenced[0]))
+        return self._ask(Step.DELETING, DeleteLog(self.row))
+
+    def _deletion_answered(self, value: RowChanged | None) -> Next:
+        assert self.row is not None
+        if value is None:
+            return self._move(Step.SETTLING, Move.RETIRE)
+        if value.current.created_at != self.row.created_at:
+            return Over(deleted(self.log))  # a namesake that was made since: not what was meant
+        self.row = value.current
+        return self._fence()
+
+
+def deleted(log: str) -> NoSuchLog:
+    """What a request is told whose log was deleted meanwhile."""
+    return NoSuchLog(f"the log {log} was deleted", log=log)
+
+
+def told(error: QuorumLogError, log: str) -> QuorumLogError:
+    """What a client is told of a takeover that failed. What befell one of the log's ledgers says
+    nothing that the client could act on.
+    """
+    if error.retryable or isinstance(error, NoSuchLog):
+        return error
+    return EntryUnavailable(f"the log can't be taken over now: {error.detail}", log=log)

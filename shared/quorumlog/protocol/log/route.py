@@ -1,0 +1,499 @@
+"""Where one gateway's requests to one log go: to the owner here, to another gateway, or they wait.
+
+    UNKNOWN -> REMOTE                       the row names another process that lives
+    UNKNOWN, REMOTE -> TAKING -> OWNING     nobody lives: a takeover (rule 22)
+    OWNING -> SETTLING -> UNKNOWN           the owner failed, or gave the log up (rule 24)
+
+A gateway owns a log while it writes the last ledger of the log's row. The compare-and-swap decides
+who does; asking whether an owner lives only spares duels. What may change the owner is a handover
+(`handover.py`); there is one at a time, and requests that find no owner wait for its end. An owner and
+a takeover are machines of their own, which this one steps.
+
+Invariants (checked by `check`):
+  - a live owner and another process are never both known (rule 22);
+  - nobody waits while requests could go somewhere, or nothing looks for where (liveness).
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    LogClosed,
+    NoSuchLog,
+    QuorumLogError,
+    WriterLost,
+)
+from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.handover import (
+    Aim,
+    Found,
+    Handover,
+    Move,
+    Next,
+    Over,
+    Step,
+    deleted,
+)
+from quorumlog.protocol.log.messages import (
+    NOT_OWNER,
+    Abandoned,
+    Again,
+    Answered,
+    Append,
+    AppendsAsked,
+    Ask,
+    Begin,
+    DeletionAsked,
+    DrainAsked,
+    Effect,
+    Event,
+    ForceAsked,
+    Forward,
+    HealAsked,
+    LogGone,
+    OwnerLost,
+    Pause,
+    Publish,
+    PublishAsked,
+    Question,
+    ReadLog,
+    Relay,
+    ReleaseAsked,
+    Request,
+    Resolve,
+    Retired,
+    RollAsked,
+    Settled,
+    Sizes,
+    Stopped,
+    TakeoverDone,
+    Wait,
+)
+from quorumlog.protocol.log.owner import Owner, not_the_owner
+from quorumlog.protocol.log.row import LogMetadata
+from quorumlog.protocol.log.takeover import Takeover, ending
+from quorumlog.protocol.metadata import Writer
+
+
+class Phase(Enum):
+    """What is known of a log's owner."""
+
+    UNKNOWN = "unknown"
+    REMOTE = "remote"
+    OWNING = "owning"
+    SETTLING = "settling"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request of a client. `call` is None for a roll."""
+
+    request: Request
+    call: Append | Publish | None
+    sizes: Sizes = ()
+    is_forwarded: bool = False
+
+
+class Route:
+    """Where requests to one log go, in one gateway; see the module."""
+
+    def __init__(self, name: str, me: str, *, settle_s: float) -> None:
+        """`me` is this process as rows name it; `settle_s` as for an owner."""
+        self.name = name
+        self._me = me
+        self._settle_s = settle_s
+        self.owner: Owner | None = None
+        self._takeover: Takeover | None = None
+        self._tenure = 0
+        """Of the owner or the takeover, whose questions have numbers of their own."""
+        self._former: dict[int, Owner] = {}
+        """Owners that have ended, and wait for what a job of theirs has asked, by tenure."""
+        self.remote: Writer | None = None
+        """Another process that writes the log's last ledger."""
+        self._is_draining = False
+        self._handover: Handover | None = None
+        self._handovers: deque[Handover] = deque()
+        self._again: deque[Asked] = deque()
+        """Appends that certainly were not done by an owner that ended: before all others, in order."""
+        self._resent: Asked | None = None
+        """The one of these that was forwarded, one at a time: their order is that of their clients."""
+        self._waiting: list[Asked] = []
+        """For an owner."""
+        self._jobs: dict[Request, Asked] = {}
+        """Rolls and publications that the owner here does."""
+        self._asked: dict[int, Asked | None] = {}
+        """Own questions under way; those of a handover have no request."""
+        self._free: list[int] = []
+        """Numbers below those that are under way."""
+        self._forwarded_to: dict[int, Writer] = {}
+        self._out: list[Effect] = []
+
+    @property
+    def phase(self) -> Phase:
+        """What is known of the owner."""
+        if self.owner is not None:
+            return Phase.SETTLING if self.owner.is_ended else Phase.OWNING
+        return Phase.UNKNOWN if self.remote is None else Phase.REMOTE
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for this machine, and this one for nothing."""
+        parts = (self._handover, self._asked, self._jobs, self._former, self._again, self._waiting)
+        return not any(parts) and self.phase is not Phase.SETTLING
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        assert self.owner is None or self.remote is None, "rule 22"
+        if (self._waiting or self._again) and self.phase is not Phase.SETTLING:
+            assert self._handover or self._resent, "somebody waits, and nothing is under way"
+        if self.owner is not None:
+            self.owner.check()
+
+    # --- the machine -----------------------------------------------------------------------------
+
+    def step(self, event: Event, now: Now) -> list[Effect]:
+        """What to do about an event."""
+        match event:
+            case AppendsAsked():
+                self._appends_asked(event, now)
+            case Answered((tenure, number), value):
+                self._part_answered(tenure, Answered(number, value), now)
+            case Answered(int(number), value):
+                self._answered(number, value, now)
+            case RollAsked(request, is_forwarded):
+                self._go(Asked(request, None, (), is_forwarded), now)
+            case PublishAsked(request, call, sizes, is_forwarded):
+                self._go(Asked(request, call, sizes, is_forwarded), now)
+            case ForceAsked(request, creates, finish):
+                self._queue(Aim.FORCE, request, creates=creates, finish=finish)
+            case HealAsked(request, ledger_id):
+                self._queue(Aim.HEAL, request, ledger_id=ledger_id)
+            case DeletionAsked(request):
+                self._queue(Aim.DELETE, request)
+            case DrainAsked(request):
+                self._is_draining = True
+                self._queue(Aim.DRAIN, request)
+            case Abandoned(request):
+                self._waiting = [one for one in self._waiting if one.request != request]
+            case Stopped():
+                self._stop(now)
+            case _:
+                self._step_part(event, now)
+        while self._handover is None and self._handovers:
+            self._handover = self._handovers.popleft()
+            self._begin(self._handover, now)
+        out, self._out = self._out, []
+        return out
+
+    def _part_answered(self, tenure: int, event: Answered, now: Now) -> None:
+        former = self._former.get(tenure)
+        if former is not None:
+            self._heed(former.step(event, now), tenure, now)
+            if not former.is_busy:
+                del self._former[tenure]
+        elif tenure == self._tenure:
+            self._step_part(event, now)
+
+    def _step_part(self, event: Event, now: Now) -> None:
+        """Let the takeover or the owner hear of an event, if there is one."""
+        part = self._takeover or self.owner
+        if part is not None:
+            self._heed(part.step(event, now), self._tenure, now)
+
+    def _heed(self, effects: Iterable[Effect], tenure: int, now: Now) -> None:
+        """What an owner or a takeover wants done."""
+        for effect in effects:
+            match effect:
+                case Resolve(request, answer) if request in self._jobs:
+                    self._job_done(self._jobs.pop(request), answer, now)
+                case Ask(int(number), question):
+                    self._out.append(Ask((tenure, number), question))
+                case Settled(again):
+                    self._settled(again, now)
+                case TakeoverDone(result):
+                    self._taken(result, now)
+                case _:
+                    self._out.append(effect)
+
+    def _ask(self, question: Question, asked: Asked | None = None) -> int:
+        number = self._free.pop() if self._free else len(self._asked)
+        self._asked[number] = asked
+        self._out.append(Ask(number, question))
+        return number
+
+    def _resolve(self, request: Request, answer: Any) -> None:
+        if request is not None:
+            self._out.append(Resolve(request, answer))
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def _appends_asked(self, event: AppendsAsked, now: Now) -> None:
+        if self.phase is Phase.OWNING and not self._is_draining:
+            self._step_part(event, now)
+            return
+        for request, call in event.requests:
+            self._go(Asked(request, call, (), event.is_forwarded), now)
+
+    def _go(self, asked: Asked, now: Now) -> None:
+        """Give a request to the owner, here or elsewhere, or let it wait for one."""
+        phase = self.phase
+        if self._is_draining and phase is not Phase.REMOTE:
+            self._resolve(asked.request, not_the_owner(self.name))  # else a busy log never settles
+        elif phase is Phase.OWNING:
+            self._go_here(asked, now)
+        elif phase is not Phase.REMOTE:
+            self._waiting.append(asked)
+            self._search()
+        elif asked.is_forwarded:
+            self._resolve(asked.request, not_the_owner(self.name))  # one hop (rule 11)
+        else:
+            self._forward(asked)
+
+    def _go_here(self, asked: Asked, now: Now) -> None:
+        if isinstance(asked.call, Append):
+            self._step_part(AppendsAsked(((asked.request, asked.call),)), now)
+            return
+        self._jobs[asked.request] = asked
+        if asked.call is None:
+            self._step_part(RollAsked(asked.request), now)
+        else:
+            self._step_part(PublishAsked(asked.request, asked.call, asked.sizes), now)
+
+    def _job_done(self, asked: Asked, answer: Any, now: Now) -> None:
+        """A roll or a publication may be done twice: where an owner is lost over it, the next one does it."""
+        if answer is not NOT_OWNER:
+            self._resolve(asked.request, answer)
+        elif asked.is_forwarded:
+            self._resolve(asked.request, not_the_owner(self.name))
+        else:
+            self._go(asked, now)
+
+    def _forward(self, asked: Asked) -> None:
+        assert self.remote is not None
+        number = self._ask(Forward(self.remote, self.name, asked.call), asked)
+        self._forwarded_to[number] = self.remote
+
+    def _answered(self, number: int, value: Any, now: Now) -> None:
+        if number not in self._asked:
+            return  # asked before the process began to end
+        asked = self._asked.pop(number)
+        self._free.append(number)
+        if not self._asked:
+            self._free.clear()
+        owner = self._forwarded_to.pop(number, None)
+        if asked is None:
+            assert self._handover is not None, "it ends after its last question"
+            is_owned = self.phase is Phase.OWNING
+            self._proceed(self._handover.answered(value, is_owned=is_owned), now)
+        elif owner is None:
+            self._go_again(asked, now)  # it has waited, since the owner was none any more
+        else:
+            self._forwarded(asked, owner, value, now)
+
+    def _forwarded(self, asked: Asked, owner: Writer, value: Any, now: Now) -> None:
+        """The owner elsewhere has answered, or can't be reached."""
+        if isinstance(value, OwnerLost):
+            self._forget(owner)
+            if value.sent and isinstance(asked.call, Append) and asked.call.producer is None:
+                lost = f"the log's owner went away while it appended: {value.detail}"
+                error = WriterLost(lost, log=self.name, outcome=UNKNOWN)
+                self._finish(asked, Resolve(asked.request, error), now)
+            else:
+                self._go_again(asked, now, suspect=owner)
+        elif isinstance(value, WriterLost) and value.outcome == NOT_DONE:
+            self._forget(owner)
+            self._ask(Wait(Pause.YIELD), asked)
+        elif isinstance(value, QuorumLogError):
+            self._finish(asked, Resolve(asked.request, value), now)
+        else:
+            self._finish(asked, Relay(asked.request, value), now)
+
+    def _forget(self, owner: Writer) -> None:
+        if self.remote == owner:
+            self.remote = None
+
+    def _finish(self, asked: Asked, answer: Effect, now: Now) -> None:
+        self._out.append(answer)
+        if asked is self._resent:
+            self._resent = None
+            self._go_on(now)
+
+    def _go_again(self, asked: Asked, now: Now, suspect: Writer | None = None) -> None:
+        """A forwarded request certainly was not done, or may be done twice."""
+        if suspect is not None and self.phase is Phase.UNKNOWN:
+            self._search(suspect)
+        if asked is self._resent:
+            self._resent = None
+            self._again.appendleft(asked)
+            self._go_on(now)
+        else:
+            self._go(asked, now)
+
+    def _go_on(self, now: Now) -> None:
+        """Who could not go anywhere may be able to now."""
+        phase = self.phase
+        if phase is Phase.OWNING and self._again and self._resent is None:
+            again, self._again = self._again, deque()
+            calls = tuple((one.request, one.call) for one in again if isinstance(one.call, Append))
+            self._step_part(AppendsAsked(calls, are_again=True), now)
+        elif phase is Phase.REMOTE and self._again and self._resent is None:
+            self._resent = self._again.popleft()
+            self._forward(self._resent)
+        if phase in (Phase.OWNING, Phase.REMOTE):
+            waiting, self._waiting = self._waiting, []
+            for asked in waiting:
+                self._go(asked, now)
+        elif self._again or self._waiting:
+            self._search()
+
+    def _refuse_again(self, error: QuorumLogError) -> None:
+        """These certainly were not done."""
+        for asked in self._again:
+            self._resolve(asked.request, error.with_outcome(NOT_DONE))
+        self._again.clear()
+
+    # --- handovers -------------------------------------------------------------------------------
+
+    def _search(self, suspect: Writer | None = None) -> None:
+        """Look for the owner unless that is under way: all who wait share one search."""
+        for one in (*([self._handover] if self._handover else ()), *self._handovers):
+            if one.aim is Aim.SEARCH:
+                return
+        self._queue(Aim.SEARCH, creates=True, suspect=suspect)
+
+    def _queue(self, aim: Aim, request: Request = None, **options: Any) -> None:
+        self._handovers.append(Handover(aim, self.name, self._me, request, **options))
+
+    def _begin(self, handover: Handover, now: Now) -> None:
+        is_found = self.phase in (Phase.OWNING, Phase.REMOTE)
+        is_needless = handover.aim is Aim.SEARCH and is_found
+        if is_needless or (handover.aim is Aim.DRAIN and self.owner is None):
+            self._end(None, now)
+        else:
+            self._proceed(handover.begin(), now)
+
+    def _proceed(self, following: Next, now: Now) -> None:
+        """Do what a handover says comes next."""
+        handover = self._handover
+        assert handover is not None
+        match following:
+            case Over(QuorumLogError() as error):
+                self._fail(error, now)
+            case Over(answer):
+                self._end(answer, now)
+            case Found(writer):
+                self.remote = writer
+                self._end(None, now)
+            case Move.TAKE_OVER:
+                self._take_over(handover, now)
+            case Move.RETIRE | Move.RELEASE if self.owner is None:
+                self._retired(now)
+            case Move.RETIRE:
+                self._step_part(Retired(), now)
+            case Move.RELEASE:
+                self._step_part(ReleaseAsked(), now)
+            case ReadLog() if self._is_draining and handover.aim is Aim.SEARCH:
+                self._fail(not_the_owner(self.name), now)
+            case _:
+                self._ask(following)
+
+    def _settled(self, again: Again, now: Now) -> None:
+        """The owner here has ended: what it had in flight is answered but for these."""
+        if self.owner is not None and self.owner.is_busy:
+            self._former[self._tenure] = self.owner
+        self.owner = None
+        self._again.extend(Asked(request, call) for request, call in again)
+        if self._handover is not None and self._handover.step is Step.SETTLING:
+            self._retired(now)
+        elif self._again or self._waiting:
+            self._search()
+
+    def _retired(self, now: Now) -> None:
+        """No owner is here any more, as the handover wants it."""
+        handover = self._handover
+        assert handover is not None
+        if handover.aim is Aim.DRAIN:
+            self._refuse_again(not_the_owner(self.name))
+        elif handover.aim is Aim.DELETE:
+            self.remote = None
+            self._refuse_again(deleted(self.name))
+            self._out.append(LogGone())
+        self._proceed(handover.settled(), now)
+
+    def _take_over(self, handover: Handover, now: Now) -> None:
+        assert handover.row is not None
+        assert self.owner is None
+        self._tenure += 1
+        self._takeover = Takeover(handover.row, creates=handover.creates, finish=handover.finish)
+        self._step_part(Begin(), now)
+
+    def _taken(self, result: LogMetadata | QuorumLogError | None, now: Now) -> None:
+        """A takeover has ended."""
+        taken, self._takeover = self._takeover, None
+        handover = self._handover
+        assert taken is not None
+        assert handover is not None
+        self._out.append(TakeoverDone(result))
+        if isinstance(result, LogMetadata):
+            self.remote = None
+            if handover.creates:
+                self.owner = Owner(result, taken.producers, now, settle_s=self._settle_s)
+            elif handover.aim is Aim.FORCE:
+                self._refuse_again(LogClosed(f"the log {self.name} is closed", log=self.name))
+        self._proceed(handover.taken(result), now)
+
+    def _end(self, answer: Any, now: Now) -> None:
+        """The handover is done."""
+        handover, self._handover = self._handover, None
+        assert handover is not None
+        self._resolve(handover.request, answer)
+        self._go_on(now)
+
+    def _fail(self, error: QuorumLogError, now: Now) -> None:
+        """A handover comes to nothing: who waited for it, and for nothing else, is told so."""
+        handover = self._handover
+        assert handover is not None
+        self._handover = None
+        if isinstance(error, NoSuchLog):
+            self._out.append(LogGone())
+        if handover.aim is Aim.DRAIN:
+            error, answer = not_the_owner(self.name), None
+        else:
+            answer = error
+        self._resolve(handover.request, answer)
+        if handover.aim is not Aim.HEAL:
+            self._refuse_again(error)
+        if handover.aim is Aim.SEARCH:
+            waiting, self._waiting = self._waiting, []
+            for asked in waiting:
+                self._resolve(asked.request, error)
+        self._go_on(now)
+
+    def _stop(self, now: Now) -> None:
+        """The process ends: nobody can say what becomes of what is under way."""
+        self._is_draining = True
+        self._takeover = None
+        handovers = [*([self._handover] if self._handover else ()), *self._handovers]
+        self._handover = None
+        self._handovers.clear()
+        lost, refusal = ending(self.name), not_the_owner(self.name)
+        self._step_part(Stopped(), now)
+        self._handovers.clear()
+        self.owner = self.remote = None
+        for handover in handovers:
+            self._resolve(handover.request, handover.stopped())
+        for asked in (*self._asked.values(), *self._jobs.values()):
+            if asked is not None:
+                self._resolve(asked.request, lost)
+        for asked in (*self._again, *self._waiting):
+            self._resolve(asked.request, refusal)
+        for table in (self._asked, self._free, self._forwarded_to, self._jobs, self._former):
+            table.clear()
+        self._again.clear()
+        self._waiting.clear()
+        self._resent = None
