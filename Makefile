@@ -98,6 +98,10 @@ scenarios: setup ## play the golden traces again and write down what comes of th
 matrix: setup ## write the matrix of docs/verification anew: which technique checks which rule
 	@$(PY) -m tests.support.matrix --write
 
+.PHONY: settings
+settings: setup ## write the tables of settings anew (README, docs/guides/settings.md), from the models
+	@$(PY) -m tests.support.settings --write
+
 sim: setup ## simulate clusters under faults: SEEDS= how many, or SEED= one as a story; OF=services
 	$(PY) -m tests.sim --of $(or $(OF),machines) --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))
 

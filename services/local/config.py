@@ -16,28 +16,49 @@ class LocalSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data: Path = Field(default=Path(".quorumlog"), description="folder of all data")
+    data: Path = Field(
+        default=Path(".quorumlog"),
+        description="folder of all data; `DATA/log` has the services' log files, `DATA/run` the process ids",
+    )
     port: int = Field(
         default=8080, ge=1, le=65535, description="port of the first gateway; the others follow"
     )
-    bookies: int = Field(default=4, ge=1, le=64, description="4, so that E=3 survives a death")
-    gateways: int = Field(default=2, ge=1, le=64)
-    autorecoveries: int = Field(default=1, ge=1, le=64)
-    zones: tuple[str, ...] = Field(default=(), description="assigned to the bookies in turn")
-    durability: Literal["fsync", "deferred"] = "fsync"
+    bookies: int = Field(
+        default=4, ge=1, le=64, description="number of bookies; with 4, E=3 survives a death"
+    )
+    gateways: int = Field(default=2, ge=1, le=64, description="number of gateways")
+    autorecoveries: int = Field(
+        default=1, ge=1, le=64, description="number of processes of autorecovery"
+    )
+    zones: tuple[str, ...] = Field(
+        default=(), description="such as `a,b,c`: assigned to the bookies in turn"
+    )
+    durability: Literal["fsync", "deferred"] = Field(
+        default="fsync",
+        description="`deferred`: bookies acknowledge before the sync; entries survive the power loss of"
+        " fewer than Qa bookies",
+    )
     auto_fix_cookies: bool = Field(
-        default=False, description="a wiped bookie becomes a new incarnation"
+        default=False, description="1: a wiped bookie rejoins as a new incarnation"
     )
     lost_bookie_delay_s: float = Field(
-        default=60, ge=0, description="until a lost bookie's entries are copied"
+        default=60,
+        ge=0,
+        description="delay before the entries of a lost bookie are copied to other bookies",
     )
-    restart: bool = Field(default=False, description="a process that dies is started again")
+    restart: bool = Field(default=False, description="1: a process that dies is started again")
     postgres_dsn: str = Field(
-        default="", description="an existing server instead of an embedded one"
+        default="", description="an existing Postgres instead of an embedded one"
     )
-    redis_url: str = Field(default="", description="an existing server instead of an embedded one")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    drain_s: float = Field(default=20.0, gt=0, description="for each service that is stopped")
+    redis_url: str = Field(default="", description="an existing Redis instead of an embedded one")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="the least that the services log"
+    )
+    drain_s: float = Field(
+        default=20.0,
+        gt=0,
+        description="time for requests in flight of each service that is stopped",
+    )
 
     @field_validator("zones", mode="before")
     @classmethod

@@ -75,10 +75,14 @@ class ServiceSettings(BaseModel):
     host: str = Field(default="127.0.0.1", description="where to listen; 0.0.0.0 in containers")
     port: int = Field(ge=1, le=65535, description="where to listen; fixed, since others know it")
     advertised_url: str = Field(
-        default="", description="how others reach this process; from host and port"
+        default="", description="how others reach this process; empty: from `HOST` and `PORT`"
     )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    drain_s: float = Field(default=20.0, gt=0, description="for requests in flight at shutdown")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="the least that is logged"
+    )
+    drain_s: float = Field(
+        default=20.0, gt=0, description="time for requests in flight at shutdown"
+    )
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self:

@@ -1,0 +1,50 @@
+"""The tables of settings are those of the models, and each setting says what it is."""
+
+import re
+
+import pytest
+
+from tests.support.settings import MODELS, PAGES, ROOT, own_fields, tables_in, unit, with_tables
+
+_NAMED = re.compile(r"`([A-Z]+(?:_[A-Z]+)+)(?:=[^`]*)?`")
+_OTHER_NAMES = {
+    "QUORUMLOG_GATEWAY", "QUORUMLOG_PASSWORD", "QUORUMLOG_TIMEOUT", "JAVA_HOME", "METADATA_CUTS",
+    "IN_RECOVERY", "PR_SET_PDEATHSIG", "FS_IOC_SHUTDOWN",
+}  # fmt: skip
+"""Variables of the command line, of Spark and of make; a state; names of the kernel."""
+
+
+def test_the_pages_have_the_tables_of_the_models() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+
+        assert with_tables(text) == text, "run `make settings`"
+
+
+def test_each_model_has_a_table() -> None:
+    assert sorted(
+        name for page in PAGES for name in tables_in(page.read_text(encoding="utf-8"))
+    ) == sorted(MODELS)
+
+
+@pytest.mark.parametrize("service", MODELS)
+def test_each_setting_says_what_it_is_and_in_which_unit(service: str) -> None:
+    fields = own_fields(MODELS[service])
+
+    assert [name for name, field in fields.items() if not field.description] == []
+    bare = [n for n, field in fields.items() if field.annotation is float and not unit(n)]
+    assert bare == [], "a name ends with its unit"
+
+
+def test_each_setting_that_a_page_names_is_one() -> None:
+    known = {name.upper() for model in MODELS.values() for name in model.model_fields}
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    strays = {
+        (str(page.relative_to(ROOT)), name)
+        for page in pages
+        if page.name != "CHANGELOG.md"
+        for name in _NAMED.findall(page.read_text(encoding="utf-8"))
+        if name not in known | _OTHER_NAMES
+    }
+
+    assert strays == set()
