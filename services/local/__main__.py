@@ -31,7 +31,7 @@ async def _run(settings: LocalSettings) -> int:
         await asyncio.wait((end, life), return_when=asyncio.FIRST_COMPLETED)
         if life.done():
             life.result()
-    except ClusterError as error:
+    except (ClusterError, OSError) as error:  # OSError: a folder that can't be written, say
         _say(f"quorumlog can't run: {error}")
         return 1
     finally:

@@ -127,7 +127,11 @@ class LocalCluster:
         """
         self._lock_folder()
         for port in self._gateway_ports:
-            if not is_free(port, "127.0.0.1"):
+            try:
+                is_usable = is_free(port, "127.0.0.1")
+            except OSError as error:
+                raise ClusterError(f"port {port} can't be used: {error.strerror}") from None
+            if not is_usable:
                 raise ClusterError(f"port {port} is taken")
         dsn, redis_url = await self._start_stores()
         await self._start_services(dsn, redis_url)

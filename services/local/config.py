@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder that contains `services` and `shared`."""
@@ -67,6 +67,12 @@ class LocalSettings(BaseModel):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
 
+    @model_validator(mode="after")
+    def _ports_exist(self) -> Self:
+        if self.port + self.gateways - 1 > 65535:
+            raise ValueError(f"{self.gateways} gateways from port {self.port} on end above 65535")
+        return self
+
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Self:
         """The settings in an environment. Ends the process with a line for each invalid one."""
@@ -78,6 +84,8 @@ class LocalSettings(BaseModel):
         except ValidationError as error:
             faults = (
                 f"{'.'.join(map(str, e['loc'])).upper()} = {e['input']!r}: {e['msg']}"
+                if e["loc"]
+                else e["msg"]
                 for e in error.errors()
             )
             raise SystemExit("\n".join(faults)) from None

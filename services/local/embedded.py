@@ -147,26 +147,37 @@ def _initialise(binaries: Path, data: Path, password_file: Path, *, is_durable: 
     """Run initdb if need be, and find the user as which Postgres can run."""
     refusals = []
     for become in users_to_try(data.parent.parent, binaries):
-        chown_tree(data.parent, become)
-        if data.exists():
-            argv = [str(binaries / "postgres"), "-D", str(data), "-C", "data_directory"]
-            refusal = _run_as(argv, become)
-        else:
-            # Beside, then renamed: a killed initdb leaves nothing that looks complete.
-            new = data.with_name("data.new")
-            shutil.rmtree(new, ignore_errors=True)
-            argv = [
-                str(binaries / "initdb"), "-D", str(new), "-U", USER, f"--pwfile={password_file}",
-                "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C",
-                *(() if is_durable else ("--no-sync",)),
-            ]  # fmt: skip
-            refusal = _run_as(argv, become)
-            if not refusal:
-                new.rename(data)
+        try:
+            refusal = _refusal(binaries, data, password_file, become, is_durable=is_durable)
+        except OSError as error:  # a filesystem without owners, or a root without capabilities
+            refusal = str(error)
         if not refusal:
             return become
-        refusals.append(f"as {become.value}: {refusal}")
-    raise EmbeddedError("Postgres can't run here; set POSTGRES_DSN. " + "; ".join(refusals))
+        refusals.append(f"as {become.value}: {refusal.strip()}")
+    raise EmbeddedError("Postgres can't run here; set POSTGRES_DSN.\n" + "\n".join(refusals))
+
+
+def _refusal(
+    binaries: Path, data: Path, password_file: Path, become: Become, *, is_durable: bool
+) -> str:
+    """Why Postgres cannot run as some user, or ''. Makes the data folder where there is none."""
+    chown_tree(data.parent, become)
+    if data.exists():
+        return _run_as(
+            [str(binaries / "postgres"), "-D", str(data), "-C", "data_directory"], become
+        )
+    # Beside, then renamed: a killed initdb leaves nothing that looks complete.
+    new = data.with_name("data.new")
+    shutil.rmtree(new, ignore_errors=True)
+    argv = [
+        str(binaries / "initdb"), "-D", str(new), "-U", USER, f"--pwfile={password_file}",
+        "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C",
+        *(() if is_durable else ("--no-sync",)),
+    ]  # fmt: skip
+    refusal = _run_as(argv, become)
+    if not refusal:
+        new.rename(data)
+    return refusal
 
 
 def _run_as(argv: list[str], become: Become) -> str:
@@ -182,7 +193,11 @@ def _run_as(argv: list[str], become: Become) -> str:
             timeout=_INITDB_S,
             preexec_fn=in_child(become, signal.SIGKILL),
         )
-    except (OSError, subprocess.SubprocessError) as error:
+    except subprocess.TimeoutExpired as error:
+        return str(error)
+    except subprocess.SubprocessError:  # of the preexec_fn; Python does not tell which error it was
+        return "the system does not allow it"
+    except OSError as error:
         return str(error)
     return (done.stderr or done.stdout).decode(errors="replace") if done.returncode else ""
 

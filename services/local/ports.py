@@ -84,7 +84,11 @@ def _lease(first: int, wanted: int, avoid: range) -> list[int]:
 
 
 def _folder() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"quorumlog-ports-{os.getuid()}"
+    try:
+        root = tempfile.gettempdir()
+    except FileNotFoundError:  # a container with a read-only root has this one still
+        root = "/dev/shm"  # noqa: S108
+    folder = Path(root) / f"quorumlog-ports-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():

@@ -21,6 +21,8 @@ NOBODY: Final = 65534
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_KEEPCAPS: Final = 8
+_PR_SET_SECUREBITS: Final = 28
+_SECBIT_NO_SETUID_FIXUP: Final = 1 << 2
 _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_RAISE: Final = 2
 _CAP_DAC_OVERRIDE: Final = 1
@@ -142,6 +144,9 @@ def _become(become: Become) -> None:
             _set_user()
         case Become.NOBODY_WITH_DAC_OVERRIDE:
             _checked(_LIBC.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
+            # Without this bit access(2), by which Postgres looks at its binaries, heeds no capability of
+            # a user other than root. Refused without CAP_SETPCAP: then only the data may be closed.
+            _LIBC.prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
             _set_user()
             kept = 1 << _CAP_DAC_OVERRIDE
             head = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from loadtest.ports import free_ports
 
 
@@ -50,3 +52,25 @@ def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
 
     assert done.returncode == 1
     assert "BOOKIES = 'many'" in done.stderr
+
+
+@pytest.mark.parametrize("settings", [{"PORT": "65535", "GATEWAYS": "2"}, {"PORT": "0"}])
+def test_ports_that_do_not_exist_are_a_wrong_setting(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
+    done = run(tmp_path, **settings)
+
+    assert done.returncode == 1
+    assert "65535" in done.stderr or "PORT" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_can_not_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+
+    done = run(tmp_path / "data", PORT=str(free_ports(2)[0]))
+
+    assert done.returncode == 1
+    assert done.stdout.startswith("quorumlog can't run: ")
+    assert str(tmp_path / "data") in done.stdout
+    assert "Traceback" not in done.stderr

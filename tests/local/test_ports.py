@@ -1,8 +1,13 @@
 """Leased ports."""
 
+import contextlib
+import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from loadtest.ports import free_ports
 from services.local.ports import _lock_fds, is_free
@@ -54,3 +59,20 @@ def test_a_port_on_which_somebody_listens_is_not_free() -> None:
 
     assert not seen
     assert is_free(port)
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no /dev/shm here")
+def test_ports_are_leased_where_no_temporary_folder_can_be_written() -> None:
+    code = (
+        "import os, tempfile; from services.local import ports\n"
+        "tempfile._candidate_tempdir_list = lambda: ['/proc/none']\n"
+        "print(ports._folder())"
+    )
+
+    printed = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    with contextlib.suppress(OSError):  # a cluster of a machine without such a folder uses it
+        Path(printed.strip()).rmdir()
+
+    assert printed.startswith("/dev/shm/")
