@@ -10,7 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from uuid import uuid4
 import pytest
 
 from loadtest.cluster import Cluster
-from quorumlog.cli.pipes import send, write
+from quorumlog.cli.ends import Stopped
+from quorumlog.cli.pipes import Appended, Submit, send, write
 from quorumlog.client import Client, ConnectionLost
+from quorumlog.errors import NOT_DONE
 from services.local.process import Become, in_child
 from tests.support.waiting import until, within
 
@@ -34,7 +36,12 @@ def words(*arguments: str) -> list[str]:
 def environment(cluster: Cluster) -> dict[str, str]:
     # What a terminal can do must not depend on where the tests run.
     given = {name: value for name, value in os.environ.items() if name[:4] not in ("TTY_", "FORC")}
-    return {**given, "TERM": "xterm", "QUORUMLOG_GATEWAY": ",".join(cluster.gateways)}
+    return {
+        **given,
+        "TERM": "xterm",
+        "QUORUMLOG_TIMEOUT": "60",
+        "QUORUMLOG_GATEWAY": ",".join(cluster.gateways),
+    }
 
 
 async def run(cluster: Cluster, *arguments: str, given: bytes = b"") -> tuple[int, bytes, str]:
@@ -128,7 +135,7 @@ async def test_the_exit_status_tells_what_became_of_it(cluster: Cluster) -> None
 
     assert (missing, usage, refused, late) == (4, 2, 1, 1)
     assert said.startswith("no-such-ledger")
-    assert told.startswith("acknowledged: nothing\nlog-closed")
+    assert told.startswith("no records appended\nlog-closed")
 
 
 async def test_any_bytes_go_through_a_log_and_come_back(cluster: Cluster, tmp_path: Path) -> None:
@@ -184,30 +191,90 @@ async def test_what_trickles_in_is_appended_as_it_comes_and_ctrl_c_is_clean(
         said = await ended(process)
 
         assert process.returncode == 130
-        assert "acknowledged: 0.." in said
+        assert said == (
+            "2 records appended, the last at offset 1; go on after the first 2 of the input\n"
+            "interrupted\n"
+        )
 
 
-async def test_ctrl_c_tells_of_answers_that_came_while_it_waited_for_input(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked: list[asyncio.Future[int]] = []
+Futures = list[asyncio.Future[Appended]]
 
-    async def submit(_payload: bytes) -> asyncio.Future[int]:
+
+def submits(asked: Futures) -> Submit:
+    async def submit(_group: Sequence[bytes]) -> asyncio.Future[Appended]:
         asked.append(asyncio.get_running_loop().create_future())
         return asked[-1]
 
+    return submit
+
+
+async def test_ctrl_c_waits_for_the_answers_of_what_was_sent() -> None:
+    asked: Futures = []
+
     async def payloads() -> AsyncIterator[list[bytes]]:
-        yield [b"a", b"b", b"c", b"d"]
-        asked[0].set_result(0)
-        asked[1].set_result(1)
-        asked[2].set_exception(ConnectionLost("the gateway is gone"))
-        asked[3].set_result(3)
+        yield [b"a", b"b"]
+        yield [b"c"]
+        asked[0].set_result(Appended(5, 6))
+        # The third record is answered after Ctrl-C. Another writer's record lies between.
+        asyncio.get_running_loop().call_soon(lambda: asked[1].set_result(Appended(8, 8)))
         raise asyncio.CancelledError
 
-    with pytest.raises(asyncio.CancelledError):
-        await send(payloads(), submit, lambda offset: offset)
+    with pytest.raises(Stopped) as stopped:
+        await send(payloads(), submits(asked), ("records", "offset"), None)
 
-    assert capsys.readouterr().err == "acknowledged: 0..1\n"
+    assert str(stopped.value) == (
+        "3 records appended, the last at offset 8; go on after the first 3 of the input"
+    )
+    assert stopped.value.members["first"] == 5
+
+
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        (ConnectionLost("gone"), "whether the next ones were appended is unknown"),
+        (ConnectionLost("gone", outcome=NOT_DONE), ", and 1 after those that were refused"),
+    ],
+)
+async def test_what_was_sent_behind_a_failure_is_not_hidden(
+    second: ConnectionLost, told: str
+) -> None:
+    asked: Futures = []
+
+    async def payloads() -> AsyncIterator[list[bytes]]:
+        for value in (b"a", b"b", b"c"):
+            yield [value]
+        asked[0].set_result(Appended(0, 0))
+        asked[1].set_exception(second)
+        asked[2].set_result(Appended(1, 1))
+
+    with pytest.raises(Stopped, match="1 records appended, the last at offset 0") as stopped:
+        await send(payloads(), submits(asked), ("records", "offset"), None)
+
+    assert stopped.value.why is second
+    assert told in str(stopped.value)
+
+
+async def test_a_key_and_headers_go_with_each_record(cluster: Cluster) -> None:
+    log = await new_log(cluster)
+
+    options = ("--key", "k", "--header", "a=b=c", "--header", "d=")
+    assert (await run(cluster, "log", "append", log, "x", "y", *options))[0] == 0
+    _, out, _ = await run(cluster, "log", "read", log, "--json")
+
+    for line in out.splitlines():
+        record = json.loads(line)
+        assert (record["key"], record["headers"]) == ("aw==", {"a": "b=c", "d": ""})
+    assert len(out.splitlines()) == 2
+
+
+async def test_an_empty_input_appends_nothing(cluster: Cluster) -> None:
+    log = await new_log(cluster)
+
+    assert await run(cluster, "log", "append", log) == (0, b"", "")
+    status, out, _ = await run(cluster, "log", "append", log, "--json")
+
+    assert status == 0
+    assert json.loads(out) == {"log": log, "first_offset": None, "last_offset": None}
 
 
 async def test_what_an_interrupted_write_did_not_take_is_written_all_the_same(
@@ -232,7 +299,7 @@ async def test_what_an_interrupted_write_did_not_take_is_written_all_the_same(
 
     raw = Unbuffered()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, write_through=True))  # type: ignore[type-var]
-    await write(pages(), lambda item: item)
+    await write(pages(), lambda item: item, len, ("records", "offset"))
 
     assert raw.taken == b"a" * 2500 + b"b" + b"c" * 1000
 
@@ -255,7 +322,9 @@ async def test_a_tail_prints_what_comes_until_the_log_ends(cluster: Cluster) -> 
             async with within("a new record comes"):
                 assert await process.stdout.readline() == b"3\n"
         follow.send_signal(signal.SIGINT)
-        await ended(follow)
+        assert await ended(follow) == (
+            "3 records read, the last at offset 3; go on with --from 4\ninterrupted\n"
+        )
         await client.log(log).close()
         await ended(tail)
 
@@ -280,23 +349,29 @@ async def test_a_reader_that_closes_the_pipe_ends_the_output_quietly(cluster: Cl
     assert (done.returncode, done.stdout, done.stderr) == (141, b"%099d\n" % 0, b"")
 
 
-async def test_a_terminal_is_shown_how_far_it_is(cluster: Cluster) -> None:
+@pytest.mark.parametrize("options", [(), ("--quiet",), ("--json",)])
+@pytest.mark.parametrize("work", ["append", "read"])
+async def test_a_terminal_is_shown_how_far_it_is_unless_it_shall_be_quiet(
+    cluster: Cluster, work: str, options: tuple[str, ...]
+) -> None:
     log = await new_log(cluster)
+    async with Client(*cluster.gateways) as client:
+        await client.log(log).append(b"a record")
     ours, theirs = os.openpty()
     os.set_blocking(ours, False)
     try:
-        async with started(cluster, "log", "append", log, stderr=theirs) as process:
+        async with started(cluster, "log", work, log, *options, stderr=theirs) as process:
             assert process.stdin
-            process.stdin.write(b"a line\n")
+            process.stdin.write(b"a line\n" if work == "append" else b"")
             process.stdin.close()
             async with within("it ends"):
                 await process.wait()
         assert process.returncode == 0
         shown = b""
         with contextlib.suppress(BlockingIOError):  # all was read: our own end of it is open
-            while b"appended" not in shown:
+            while True:
                 shown += os.read(ours, 1 << 16)
-        assert b"appended" in shown
+        assert (work.encode() in shown) == (not options), shown
     finally:
         os.close(ours)
         os.close(theirs)

@@ -1,13 +1,12 @@
 """`quorumlog …`: ledgers, logs and the cluster from a shell.
 
-Exit status: 0 done; 1 an error, and nothing was done; 2 wrong usage; 3 an error with an unknown
-outcome; 4 the requested thing does not exist; 5 a wait timed out; 130 Ctrl-C; 141 the reader of the
-output has closed it.
+docs/guides/cli.md has the exit statuses (`ends.Status`) and the form of errors.
 
-The folder may use the SDK and the errors, typer and rich, and nothing of the servers: the base
+The folder may use the SDK and the errors, aiohttp, typer and rich, and nothing of the servers: the base
 package carries the folder, the extra `cli` brings what the folder imports.
 """
 
+import os
 import sys
 from typing import Final
 
@@ -17,10 +16,18 @@ _EXTRA: Final = ("typer", "rich")
 
 def main() -> None:
     """Run the command line."""
+    for name in ("stdout", "stderr"):  # absent where the shell closed them (`>&-`)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     try:
         from quorumlog.cli.commands import app  # noqa: PLC0415  (the extra may be missing)
+        from quorumlog.cli.ends import flush_output, run_command  # noqa: PLC0415
     except ModuleNotFoundError as missing:
         if missing.name not in _EXTRA:
             raise
         sys.exit("quorumlog: the command line needs its extra: pip install 'quorumlog[cli]'")
-    app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    status = run_command(app, sys.argv[1:])
+    flush_output()
+    sys.exit(status)

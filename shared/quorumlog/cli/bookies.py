@@ -14,19 +14,21 @@ from quorumlog.cli.common import (
     DEFAULT_GATEWAY,
     GatewayOption,
     JsonOption,
+    Out,
     print_json,
     print_object,
     print_rows,
-    run,
 )
+from quorumlog.cli.ends import Status
 from quorumlog.cli.operator import asked, autorecoveries, bare, drain_of, found_bookie
+from quorumlog.cli.pipes import is_progress_shown
+from quorumlog.cli.session import run
 from quorumlog.client import Client
 from quorumlog.errors import NoSuchBookie, VersionConflict
 
 app = typer.Typer(no_args_is_help=True, help="The servers that store entries.")
 app.add_typer(cookies.app, name="cookie")
 
-NOT_YET: Final = 5
 _LOOK_S: Final = 1.0
 
 BookieArgument = Annotated[str, typer.Argument(help="The bookie's name, such as bookie-1.")]
@@ -86,7 +88,7 @@ def damage(
             as_json=False,
         )
     elif not found["is_cut"]:
-        Console(highlight=False).print(f"{found['bookie']}: nothing is damaged", markup=False)
+        Out().print(f"{found['bookie']}: nothing is damaged", markup=False)
     if found["is_cut"] and not as_json:
         Console(stderr=True).print(
             "there is more: run the command again when these are repaired and the next scrub has ended"
@@ -127,14 +129,12 @@ def drain(
 
     async def work(client: Client) -> dict[str, Any]:
         await _set_state(client, name, "draining")
-        return await _follow_drain(
-            lambda: drain_of(client, name), 0.0 if not wait else timeout, as_json=as_json
-        )
+        return await _follow_drain(lambda: drain_of(client, name), 0.0 if not wait else timeout)
 
     left = run(gateway, work)
     _print_left(left, as_json=as_json)
     if wait and not left["done"]:
-        raise typer.Exit(NOT_YET)
+        raise typer.Exit(Status.WAITED)
 
 
 @app.command()
@@ -179,12 +179,12 @@ def decommission(
                 return (await drain_of(client, name)) | {"done": False}
             return {"bookie": bare(name), "done": True, "ledgers": 0, "repairs": 0, "first": []}
 
-        return await _follow_drain(tried, timeout, as_json=as_json)
+        return await _follow_drain(tried, timeout)
 
     left = run(gateway, work)
     _print_left(left, as_json=as_json)
     if not left["done"]:
-        raise typer.Exit(NOT_YET)
+        raise typer.Exit(Status.WAITED)
 
 
 async def _living_bookie(client: Client, name: str) -> dict[str, Any]:
@@ -207,7 +207,7 @@ async def _set_state(client: Client, name: str, state: str) -> dict[str, Any]:
 
 
 async def _follow_drain(
-    look: Callable[[], Awaitable[dict[str, Any]]], timeout_s: float | None, *, as_json: bool
+    look: Callable[[], Awaitable[dict[str, Any]]], timeout_s: float | None
 ) -> dict[str, Any]:
     """Repeat until the drain is done or the time is over, with a progress bar on standard error."""
     end = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
@@ -218,7 +218,9 @@ async def _follow_drain(
         TimeElapsedColumn(),
     )
     console = Console(stderr=True, highlight=False)
-    with Progress(*columns, console=console, transient=True, disable=as_json) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not is_progress_shown()
+    ) as progress:
         bar = progress.add_task("ledgers moved", total=None)
         total = 0
         while True:
@@ -235,7 +237,7 @@ def _print_left(left: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(left)
         return
-    console = Console(highlight=False)
+    console = Out()
     if left["done"]:
         console.print(f"{left['bookie']}: nothing names the bookie", markup=False)
         return

@@ -3,12 +3,12 @@
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from quorumlog.cli.common import (
     DEFAULT_GATEWAY,
     GatewayOption,
     JsonOption,
+    Out,
     WatchOption,
     print_json,
     print_rows,
@@ -36,7 +36,7 @@ def status(
 
 
 def _print_cluster(found: dict[str, Any]) -> None:
-    console = Console(highlight=False)
+    console = Out()
     print_rows(found["bookies"], ("id", "state", "url", "zone", "free_bytes"), as_json=False)
     print_rows(found["services"], ("kind", "state", "url", "id"), as_json=False)
     console.print(f"under-replicated ledgers: {found['under_replicated_count']}", markup=False)

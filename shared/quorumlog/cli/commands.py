@@ -1,12 +1,49 @@
 """The tree of commands under `quorumlog`."""
 
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
 import typer
 
 from quorumlog.cli import bookies, clusters, ledgers, logs, repairs
+from quorumlog.cli.common import print_line
+from quorumlog.cli.session import with_common_options
 
-app = typer.Typer(no_args_is_help=True, help="A replicated log over HTTP.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="A replicated log over HTTP.",
+    epilog="Exit status: 0 done; 1 an error, and nothing more was done; 2 wrong usage; 3 an error, and"
+    " whether it was done is unknown; 4 there is no such thing; 5 a wait is over; 130 Ctrl-C; 141 the"
+    " output's reader is gone.",
+)
 app.add_typer(ledgers.app, name="ledger")
 app.add_typer(logs.app, name="log")
 app.add_typer(clusters.app, name="cluster")
 app.add_typer(bookies.app, name="bookie")
 app.add_typer(repairs.app, name="repair")
+with_common_options(app)
+
+
+def _print_version(*, asked: bool) -> None:
+    if not asked:
+        return
+    try:
+        print_line(f"quorumlog {version('quorumlog')}")
+    except PackageNotFoundError:  # run from a folder that nobody installed
+        print_line("quorumlog (not installed)")
+    raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=lambda asked: _print_version(asked=asked),
+            help="Print the version.",
+        ),
+    ] = False,
+) -> None:
+    """Has no work of its own: the options before the command."""

@@ -1,20 +1,18 @@
-"""Shared by all commands: options, errors as exit statuses, tables and JSON."""
+"""Shared by all commands: options, tables and JSON."""
 
-import asyncio
-import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from quorumlog.cli.pipes import BATCHING, CutShort
+from quorumlog.cli.ends import Status, pipe_closed
+from quorumlog.cli.session import run
 from quorumlog.client import Client
-from quorumlog.errors import UNKNOWN, NotFound, QuorumLogError
 
 T = TypeVar("T")
 
@@ -29,43 +27,7 @@ WatchOption = Annotated[
     float | None,
     typer.Option("--watch", min=0.1, help="Repeat at this interval (seconds) until Ctrl-C."),
 ]
-_INTERRUPTED: Final = 130
-_PIPE_CLOSED: Final = 141
-"""The statuses that a shell reports for a process that SIGINT or SIGPIPE ended."""
 DEFAULT_GATEWAY = "http://127.0.0.1:8080"
-
-
-def run(gateway: str, work: Callable[[Client], Awaitable[T]]) -> T:
-    """Do work with a client; an error ends the process with the error's exit status."""
-
-    async def in_session() -> T:
-        async with Client(*gateway.split(","), batching=BATCHING) as client:
-            return await work(client)
-
-    try:
-        return asyncio.run(in_session())
-    except KeyboardInterrupt:
-        raise typer.Exit(_INTERRUPTED) from None
-    except BrokenPipeError:
-        # The reader of our output has closed it, so nothing may be flushed to it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(_PIPE_CLOSED) from None
-    except (CutShort, OSError) as error:
-        Console(stderr=True, highlight=False).print(str(error), markup=False)
-        raise typer.Exit(1) from None
-    except QuorumLogError as error:
-        raise failed(error) from None
-
-
-def failed(error: QuorumLogError) -> typer.Exit:
-    """Print an error, and return the exit status that tells programs what happened."""
-    named = {"bookie": error.bookie, "entry": error.entry_id}
-    where = ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
-    message = f"{error.code}: {error.detail}" + (f" ({where})" if where else "")
-    Console(stderr=True, highlight=False).print(message, markup=False)
-    if error.outcome == UNKNOWN:
-        return typer.Exit(3)
-    return typer.Exit(4 if isinstance(error, NotFound) else 1)
 
 
 def watched(
@@ -75,23 +37,42 @@ def watched(
     every_s: float | None,
 ) -> None:
     """Show what `work` returns: once, or repeatedly until Ctrl-C."""
-    try:
-        while True:
-            found = run(gateway, work)
-            if every_s is not None and sys.stdout.isatty():
-                Console().clear()
-            show(found)
-            if every_s is None:
-                return
+    while True:
+        found = run(gateway, work)
+        if every_s is not None and sys.stdout.isatty():
+            Out().clear()
+        show(found)
+        if every_s is None:
+            return
+        try:
             time.sleep(every_s)
-    except KeyboardInterrupt:
-        return
+        except KeyboardInterrupt:
+            raise typer.Exit(Status.INTERRUPTED) from None
+
+
+class Out(Console):
+    """Standard output, whose reader may close it."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        """End without a word, as other programs in a pipe do."""
+        raise typer.Exit(pipe_closed())
+
+
+def print_line(text: str) -> None:
+    """Print one line, as it is."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise typer.Exit(pipe_closed()) from None
 
 
 def print_json(value: Any) -> None:
     """Print one line of JSON."""
-    sys.stdout.write(orjson.dumps(value).decode() + "\n")
-    sys.stdout.flush()
+    print_line(orjson.dumps(value).decode())
 
 
 def print_object(value: dict[str, Any], *, as_json: bool) -> None:
@@ -106,7 +87,7 @@ def print_object(value: dict[str, Any], *, as_json: bool) -> None:
     for name, field in value.items():
         text = field if isinstance(field, str) else orjson.dumps(field).decode()
         table.add_row(name, text)
-    Console(highlight=False).print(table)
+    Out().print(table)
 
 
 def print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...], *, as_json: bool) -> None:
@@ -120,4 +101,4 @@ def print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...], *, as_json:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(str(row.get(column, "")) for column in columns))
-    Console(highlight=False).print(table)
+    Out().print(table)

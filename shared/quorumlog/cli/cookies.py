@@ -5,7 +5,6 @@ entries. These commands ask the metadata service, which stores the cookies: the 
 not run.
 """
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -13,11 +12,10 @@ from uuid import uuid4
 
 import orjson
 import typer
-from rich.console import Console
 
-from quorumlog.cli.common import JsonOption, failed, print_json, print_object
+from quorumlog.cli.common import JsonOption, Out, print_json, print_object
 from quorumlog.cli.operator import asked, bare
-from quorumlog.errors import QuorumLogError
+from quorumlog.cli.session import checked, run_async
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -72,7 +70,7 @@ def fix(name: NameArgument, metadata: MetadataOption, as_json: JsonOption = Fals
     if as_json:
         print_json(row)
     else:
-        Console(highlight=False).print(
+        Out().print(
             f"{bare(name)} may start once without the entries that it lost, as incarnation"
             f" {row['cookie']['incarnation'] + 1} or later",
             markup=False,
@@ -88,15 +86,13 @@ def delete(name: NameArgument, metadata: MetadataOption, as_json: JsonOption = F
     if as_json:
         print_json({"deleted": bare(name)})
     else:
-        Console(highlight=False).print(f"{bare(name)} is removed from the list", markup=False)
+        Out().print(f"{bare(name)} is removed from the list", markup=False)
 
 
 def _ask(method: str, name: str, metadata: str, body: dict[str, Any] | None = None) -> Any:
-    url = metadata.split(",", maxsplit=1)[0].rstrip("/")
-    try:
-        return asyncio.run(asked(method, f"{url}/v1/bookies/{quote(bare(name))}/cookie", body))
-    except QuorumLogError as error:
-        raise failed(error) from None
+    url = checked(metadata)[0].rstrip("/")
+    path = f"/v1/bookies/{quote(bare(name))}/cookie"
+    return run_async(lambda: asked(method, f"{url}{path}", body))
 
 
 def _is_own_marker(directory: Path, local: Any) -> bool:

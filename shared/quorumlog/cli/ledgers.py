@@ -1,9 +1,10 @@
 """`quorumlog ledger …`."""
 
+import asyncio
 import base64
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final
 
 import orjson
 import typer
@@ -13,22 +14,26 @@ from quorumlog.cli.common import (
     GatewayOption,
     JsonOption,
     print_json,
+    print_line,
     print_object,
     print_rows,
-    run,
 )
 from quorumlog.cli.operator import asked, autorecoveries
 from quorumlog.cli.pipes import (
+    Appended,
     FileOption,
     FollowOption,
     Framing,
     FramingOption,
     LinesOption,
+    is_progress_shown,
     joined,
     records,
     send,
+    size_of,
     write,
 )
+from quorumlog.cli.session import run
 from quorumlog.client import Client, Entry
 
 PasswordOption = Annotated[
@@ -38,6 +43,13 @@ PasswordOption = Annotated[
 LedgerArgument = Annotated[int, typer.Argument(help="The ledger's id.")]
 
 app = typer.Typer(no_args_is_help=True, help="Create, append to, read, close ledgers.")
+
+
+WORDS: Final = ("entries", "entry")
+
+
+def _place(entry: Entry) -> int:
+    return entry.entry_id
 
 
 def _form(framing: Framing, *, as_json: bool) -> Callable[[Entry], bytes]:
@@ -76,7 +88,7 @@ def create(
     if as_json:
         print_json(made)
     else:
-        sys.stdout.write(f"{made['ledger_id']}\n")
+        print_line(str(made["ledger_id"]))
 
 
 @app.command()
@@ -93,18 +105,25 @@ def append(
 ) -> None:
     """Append entries: the arguments, or the records of a file or of standard input as they arrive."""
 
-    async def work(client: Client) -> tuple[int, int] | None:
+    async def work(client: Client) -> Appended | None:
         ledger = client.ledger(ledger_id, password=password)
-        return await send(
-            records(texts, file, framing), ledger.submit, lambda done: done.first_entry
-        )
+
+        async def append_group(group: Sequence[bytes]) -> Appended:
+            done = await ledger.append_batch(group)
+            return Appended(done.first_entry, done.last_entry)
+
+        async def submit(group: Sequence[bytes]) -> asyncio.Future[Appended]:
+            return asyncio.create_task(append_group(group))
+
+        size = None if texts else size_of(file)
+        return await send(records(texts, file, framing), submit, WORDS, size)
 
     done = run(gateway, work)
     if as_json:
-        first, last = done or (None, None)
+        first, last = (done.first, done.last) if done else (None, None)
         print_json({"ledger_id": ledger_id, "first_entry": first, "last_entry": last})
     elif done:
-        sys.stdout.write(f"{done[0]}..{done[1]}\n")
+        print_line(f"{done.first}..{done.last}")
 
 
 @app.command()
@@ -123,7 +142,11 @@ def read(
     async def work(client: Client) -> None:
         ledger = client.ledger(ledger_id, password=password)
         found = ledger.tail(first) if follow else ledger.entries(first, last=last)
-        await write(found.pages(), _form(framing, as_json=as_json))
+        count = None
+        if not follow and is_progress_shown():
+            end = await ledger.last_add_confirmed() if last is None else last
+            count = max(0, end + 1 - first)
+        await write(found.pages(), _form(framing, as_json=as_json), _place, WORDS, count)
 
     if follow and last is not None:
         raise typer.BadParameter("--to and --follow exclude each other")
@@ -149,7 +172,7 @@ def tail(
         start = first
         if start is None:
             start = max(0, await ledger.last_add_confirmed() + 1 - lines)
-        await write(ledger.tail(start).pages(), _form(framing, as_json=as_json))
+        await write(ledger.tail(start).pages(), _form(framing, as_json=as_json), _place, WORDS)
 
     run(gateway, work)
 
@@ -255,9 +278,12 @@ def delete(
     ledger_id: LedgerArgument,
     gateway: GatewayOption = DEFAULT_GATEWAY,
     password: PasswordOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete a ledger with its entries."""
     run(gateway, lambda client: client.delete_ledger(ledger_id, password=password))
+    if as_json:
+        print_json({"deleted": ledger_id})
 
 
 @app.command()

@@ -1,9 +1,10 @@
 """`quorumlog log …`."""
 
+import asyncio
 import base64
-import sys
-from collections.abc import Callable
-from typing import Annotated, Any, cast
+import os
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, cast
 
 import orjson
 import typer
@@ -13,24 +14,35 @@ from quorumlog.cli.common import (
     GatewayOption,
     JsonOption,
     print_json,
+    print_line,
     print_object,
     print_rows,
-    run,
 )
 from quorumlog.cli.pipes import (
+    Appended,
     FileOption,
     FollowOption,
     Framing,
     FramingOption,
     LinesOption,
+    is_progress_shown,
     joined,
     records,
     send,
+    size_of,
     write,
 )
-from quorumlog.client import Client, LogRecord, Start
+from quorumlog.cli.session import run
+from quorumlog.client import Client, LogAppended, LogRecord, Record, Start
+
+WORDS: Final = ("records", "offset")
 
 NameArgument = Annotated[str, typer.Argument(help="The log's name.")]
+KeyOption = Annotated[str | None, typer.Option("--key", help="The key of each record.")]
+HeaderOption = Annotated[
+    list[str] | None,
+    typer.Option("--header", metavar="NAME=VALUE", help="A header of each record; repeatable."),
+]
 
 app = typer.Typer(no_args_is_help=True, help="Named logs, which survive the death of any process.")
 
@@ -76,21 +88,51 @@ def append_to_log(
     as_json: JsonOption = False,
     file: FileOption = None,
     framing: FramingOption = Framing.LINES,
+    key: KeyOption = None,
+    header: HeaderOption = None,
 ) -> None:
     """Append records exactly once: the arguments, or the records of a file or of standard input."""
+    headers = _headers(header or [])
 
-    async def work(client: Client) -> tuple[int, int] | None:
+    def made(value: bytes) -> bytes | Record:
+        if key is None and not headers:
+            return value
+        return Record(value, None if key is None else os.fsencode(key), headers)
+
+    async def work(client: Client) -> Appended | None:
         producer = client.log(name).producer()
-        return await send(
-            records(texts, file, framing), producer.submit, lambda done: done.first_offset
-        )
+
+        async def submit(group: Sequence[bytes]) -> asyncio.Future[Appended]:
+            return asyncio.ensure_future(_places(await producer.submit(*map(made, group))))
+
+        size = None if texts else size_of(file)
+        return await send(records(texts, file, framing), submit, WORDS, size)
 
     done = run(gateway, work)
     if as_json:
-        first, last = done or (None, None)
+        first, last = (done.first, done.last) if done else (None, None)
         print_json({"log": name, "first_offset": first, "last_offset": last})
     elif done:
-        sys.stdout.write(f"{done[0]}..{done[1]}\n")
+        print_line(f"{done.first}..{done.last}")
+
+
+async def _places(future: asyncio.Future[LogAppended]) -> Appended:
+    done = await future
+    return Appended(done.first_offset, done.last_offset)
+
+
+def _headers(given: Sequence[str]) -> dict[str, str]:
+    """Headers of `name=value`. Raises: typer.BadParameter."""
+    for header in given:
+        name, equals, _ = header.partition("=")
+        is_utf8 = os.fsencode(header).decode(errors="ignore") == header
+        if not name or not equals or not is_utf8:
+            raise typer.BadParameter(f"--header is NAME=VALUE in UTF-8, not {header!r}")
+    return {name: value for name, _, value in (header.partition("=") for header in given)}
+
+
+def _place(record: LogRecord) -> int:
+    return record.offset
 
 
 def _form(framing: Framing, *, as_json: bool) -> Callable[[LogRecord], bytes]:
@@ -135,7 +177,11 @@ def read_log(
     async def work(client: Client) -> None:
         log = client.log(name)
         found = log.tail(start) if follow else log.records(start)
-        await write(found.pages(), _form(framing, as_json=as_json))
+        count = None
+        if not follow and isinstance(start, int) and is_progress_shown():
+            info = await log.info()
+            count = max(0, int(info["next_offset"]) - max(start, int(info["first_offset"])))
+        await write(found.pages(), _form(framing, as_json=as_json), _place, WORDS, count)
 
     run(gateway, work)
 
@@ -160,7 +206,7 @@ def tail_log(
         if start is None:
             info = await log.info()
             start = max(int(info["first_offset"]), int(info["next_offset"]) - lines)
-        await write(log.tail(start).pages(), _form(framing, as_json=as_json))
+        await write(log.tail(start).pages(), _form(framing, as_json=as_json), _place, WORDS)
 
     run(gateway, work)
 
@@ -213,6 +259,10 @@ def close_log(
 
 
 @app.command(name="delete")
-def delete_log(name: NameArgument, gateway: GatewayOption = DEFAULT_GATEWAY) -> None:
+def delete_log(
+    name: NameArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
+) -> None:
     """Delete a log with its records."""
     run(gateway, lambda client: client.log(name).delete())
+    if as_json:
+        print_json({"deleted": name})

@@ -1,16 +1,15 @@
 """Requests of operators to the services behind the gateway."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote
 
 import orjson
 
+from quorumlog.cli.session import GIVEN
 from quorumlog.client import Client
 from quorumlog.client.transport import Transport
 from quorumlog.errors import NoSuchBookie, NotFound
-
-_DEADLINE_S: Final = 30.0
 
 
 class NoAutorecovery(NotFound, travels=False):
@@ -25,7 +24,7 @@ async def asked(method: str, url: str, body: dict[str, Any] | None = None) -> An
     may be repeated.
     """
     base, _, path = url.partition("/v1/")
-    async with Transport([base], deadline_s=_DEADLINE_S) as transport:
+    async with Transport([base], deadline_s=GIVEN.get().timeout_s) as transport:
         answer = await transport.request(
             method,
             f"/v1/{path}",

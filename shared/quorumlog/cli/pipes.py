@@ -7,30 +7,45 @@ are read are written page by page. Standard output has nothing but the records.
 import asyncio
 import contextlib
 import os
+import stat
 import struct
 import sys
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-from quorumlog.client import Batching
+from quorumlog.cli.ends import CutShort, Stopped
+from quorumlog.cli.session import BATCHING, GIVEN
+from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
 
 T = TypeVar("T")
 
-_CHUNK: Final = 1 << 16
+_CHUNK: Final = 1 << 18
+_GROUP: Final = 1000
+"""Records that are submitted together: a future for each record took half of the time of an append."""
+_SETTLE_S: Final = 2.0
+"""How long Ctrl-C waits for the answers of what was sent (taste); a second Ctrl-C does not."""
 _CHUNKS_AHEAD: Final = 8
 _LENGTH: Final = struct.Struct(">I")
 _RECORD_BYTES_MAX: Final = 64 << 20
 """Bounds the bytes that are read for one record: no server takes a longer one."""
-
-BATCHING: Final = Batching(count_max=5000, linger_ms=2, queued_bytes_max=8 << 20)
 
 
 class Framing(StrEnum):
@@ -57,10 +72,6 @@ LinesOption = Annotated[
     int, typer.Option("--lines", "-n", min=0, help="Begin this many before the end.")
 ]
 FileOption = Annotated[Path | None, typer.Option(help="Read this file instead of standard input.")]
-
-
-class CutShort(Exception):
-    """The input ends within a record."""
 
 
 def split(data: bytearray, framing: Framing) -> list[bytes]:
@@ -98,8 +109,10 @@ async def records(
     Raises: CutShort.
     """
     if texts:
-        yield [text.encode() for text in texts]
+        yield [os.fsencode(text) for text in texts]
         return
+    if file is None and sys.stdin is None:
+        raise CutShort("standard input is closed")
     rest = bytearray()
     async with contextlib.aclosing(_chunks(file)) as chunks:
         async for chunk in chunks:
@@ -121,11 +134,11 @@ async def _chunks(file: Path | None) -> AsyncGenerator[bytes, None]:
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue(_CHUNKS_AHEAD)
-    source = sys.stdin.fileno() if file is None else os.open(file, os.O_RDONLY)
+    source = 0 if file is None else os.open(file, os.O_RDONLY)
 
     def read() -> None:
-        # The event loop may be closed by the time the read returns.
-        with contextlib.suppress(RuntimeError):
+        # The event loop may be closed by the time the read returns, or end while the chunk waits.
+        with contextlib.suppress(RuntimeError, CancelledError):
             while True:
                 try:
                     chunk: bytes | OSError = os.read(source, _CHUNK)
@@ -145,69 +158,214 @@ async def _chunks(file: Path | None) -> AsyncGenerator[bytes, None]:
         yield chunk
 
 
-async def send(
-    payloads: AsyncIterator[list[bytes]],
-    submit: Callable[[bytes], Awaitable[asyncio.Future[T]]],
-    place: Callable[[T], int],
-) -> tuple[int, int] | None:
-    """Append everything in order, and return the first and last place. After a failure, print on
-    standard error what was acknowledged until then.
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The places of the first and the last record."""
+
+    first: int
+    last: int
+
+
+Submit = Callable[[Sequence[bytes]], Awaitable[asyncio.Future[Appended]]]
+
+
+Progressed = Callable[[int, int], None]
+"""Takes the count of records, and of bytes."""
+
+
+@dataclass(slots=True)
+class _Sending:
+    """What is under way, in order, and how far the answers are. Records of other writers may lie between
+    two groups, so places do not tell the count.
     """
-    under_way: deque[asyncio.Future[T]] = deque()
+
+    under_way: deque[tuple[asyncio.Future[Appended], int, int]] = field(default_factory=deque)
+    """With the count of records, and their bytes."""
+    queued_bytes: int = 0
+    count: int = 0
+    bytes_done: int = 0
     first: int | None = None
     last: int | None = None
 
-    def acknowledged(done: T) -> int:
-        nonlocal first, last
-        last = place(done)
-        first = last if first is None else first
-        del under_way[0]
-        return last - first + 1
+    def add(self, future: asyncio.Future[Appended], group: Sequence[bytes], size: int) -> None:
+        self.under_way.append((future, len(group), size))
+        self.queued_bytes += size
 
-    async def settle(most: int) -> None:
-        while len(under_way) > most or (under_way and under_way[0].done()):
-            bar(acknowledged(await under_way[0]))
+    def take(self) -> None:
+        """Count the oldest group, whose future is done. Raises what the future raises."""
+        future, count, size = self.under_way.popleft()
+        self.queued_bytes -= size
+        done = future.result()
+        self.first = done.first if self.first is None else self.first
+        self.last = done.last
+        self.count += count
+        self.bytes_done += size
 
+
+async def send(
+    payloads: AsyncIterator[list[bytes]], submit: Submit, words: tuple[str, str], size: int | None
+) -> Appended | None:
+    """Append everything in order, and return the first and last place.
+
+    `words`: what is appended, and its place. `size`: the input's, where it is known.
+    Raises: Stopped, which says what was done until then. Ctrl-C reads no more input, and waits for the
+    answers of what was sent.
+    """
+    sending = _Sending()
     try:
-        with _progress() as bar:
-            async for some in payloads:
-                for payload in some:
-                    under_way.append(await submit(payload))
-                await settle(BATCHING.count_max)
-            await settle(0)
-    except BaseException:
-        # Answers that arrived while we waited for input count too, up to the first error.
-        with contextlib.suppress(Exception, asyncio.CancelledError):
-            while under_way and under_way[0].done():
-                acknowledged(under_way[0].result())
-        for future in under_way:
-            future.cancel()
-        said = "nothing" if first is None else f"{first}..{last}"
-        sys.stderr.write(f"acknowledged: {said}\n")
-        raise
-    return None if first is None or last is None else (first, last)
+        with progress("appended", size) as show:
+            await _send_all(payloads, submit, sending, show)
+    except asyncio.CancelledError:
+        raise await _stopped(sending, words, None, await _settled(sending)) from None
+    except QuorumLogError as error:
+        raise await _stopped(sending, words, error, error) from error
+    except (CutShort, OSError) as error:  # of the input
+        raise await _stopped(sending, words, error, await _settled(sending)) from error
+    if sending.first is None or sending.last is None:
+        return None
+    return Appended(sending.first, sending.last)
+
+
+async def _send_all(
+    payloads: AsyncIterator[list[bytes]], submit: Submit, sending: _Sending, show: Progressed
+) -> None:
+    async for some in payloads:
+        for start in range(0, len(some), _GROUP):
+            group = some[start : start + _GROUP]
+            size = sum(map(len, group)) + len(group)
+            await _settle(sending, BATCHING.queued_bytes_max // 2 - size)
+            sending.add(await submit(group), group, size)
+        show(sending.count, sending.bytes_done)
+    await _settle(sending, 0)
+
+
+async def _settle(sending: _Sending, bytes_max: int) -> None:
+    """Count what is answered, and wait until no more than so much is under way."""
+    under_way = sending.under_way
+    while under_way and (under_way[0][0].done() or sending.queued_bytes > bytes_max):
+        await asyncio.wait([under_way[0][0]])
+        sending.take()
+
+
+async def _settled(sending: _Sending) -> BaseException | None:
+    """Wait for all answers, but not for long; the first error."""
+    try:
+        async with asyncio.timeout(_SETTLE_S):
+            await _settle(sending, 0)
+    except (QuorumLogError, TimeoutError, asyncio.CancelledError) as error:
+        return error
+    return None
+
+
+async def _stopped(
+    sending: _Sending, words: tuple[str, str], why: Exception | None, failed: BaseException | None
+) -> Stopped:
+    """What was appended, what may have been, and where to go on. `failed`: why a group was not appended."""
+    rest = [future for future, _, _ in sending.under_way]
+    if rest and not isinstance(failed, TimeoutError):
+        await asyncio.wait(rest, timeout=_SETTLE_S)
+    later = sum(count for future, count, _ in sending.under_way if _error_of(future) is None)
+    errors = [failed, *map(_error_of, rest)]
+    is_known = all(each is None or getattr(each, "outcome", UNKNOWN) == NOT_DONE for each in errors)
+    for future in rest:
+        future.cancel()
+    name, place = words
+    said = f"{sending.count or 'no'} {name} appended"
+    if sending.last is not None:
+        said += f", the last at {place} {sending.last}"
+    if not is_known:
+        said += "; whether the next ones were appended is unknown"
+    elif later:
+        said += f", and {later} after those that were refused"
+    elif sending.count:
+        said += f"; go on after the first {sending.count} of the input"
+    members = {"appended": sending.count, "first": sending.first, "last": sending.last}
+    return Stopped(said, members | {"appended_later": later, "is_rest_known": is_known}, why)
+
+
+def _error_of(future: asyncio.Future[Appended]) -> BaseException | None:
+    if not future.done() or future.cancelled():
+        return asyncio.CancelledError()
+    return future.exception()
+
+
+def is_progress_shown() -> bool:
+    """Whether standard error is a terminal of somebody who wants to see how far a command is."""
+    return sys.stderr.isatty() and GIVEN.get().may_talk
+
+
+def size_of(file: Path | None) -> int | None:
+    """The size of the input in bytes, where it is a file."""
+    with contextlib.suppress(OSError):
+        found = os.fstat(0) if file is None else file.stat()
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
+    return None
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
-    """A counter on standard error, where that is a terminal."""
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,} appended"), TimeElapsedColumn())
+def progress(what: str, size: int | None, unit: str = "bytes") -> Iterator[Progressed]:
+    """A bar on standard error where that is a terminal; a counter where the end is not known.
+
+    `size`: what is there in all, in bytes or in records.
+    """
+    counter = TextColumn("{task.fields[count]:,} " + what)
+    known = (BarColumn(), TaskProgressColumn(), counter, TimeRemainingColumn())
+    columns = (SpinnerColumn(), counter, TimeElapsedColumn()) if size is None else known
     console = Console(stderr=True, highlight=False)
     with Progress(
-        *columns, console=console, transient=True, disable=not sys.stderr.isatty()
-    ) as progress:
-        task = progress.add_task("appended", total=None)
-        yield lambda count: progress.update(task, completed=count)
+        *columns, console=console, transient=True, disable=not is_progress_shown()
+    ) as bar:
+        task = bar.add_task(what, total=size, count=0)
+
+        def show(count: int, done_bytes: int) -> None:
+            bar.update(task, completed=done_bytes if unit == "bytes" else count, count=count)
+
+        yield show
 
 
-async def write(pages: AsyncGenerator[Sequence[T], None], form: Callable[[T], bytes]) -> None:
-    """Write each page to standard output, at once."""
-    async with contextlib.aclosing(pages):
-        async for page in pages:
-            if page:
-                left = memoryview(b"".join(map(form, page)))
-                while left:
-                    # Without a buffer (PYTHONUNBUFFERED), an interrupted write (Ctrl-Z and fg, say) has
-                    # written only a part.
-                    left = left[sys.stdout.buffer.write(left) :]
-                sys.stdout.buffer.flush()
+async def write(
+    pages: AsyncGenerator[Sequence[T], None],
+    form: Callable[[T], bytes],
+    place: Callable[[T], int],
+    words: tuple[str, str],
+    end: int | None = None,
+) -> None:
+    """Write each page to standard output, at once.
+
+    `end`: how many items there will be, where that is known.
+    Raises: Stopped, which says what was written until then.
+    """
+    count, last = 0, None
+    # A bar between lines of a terminal would hide them.
+    shown = (
+        contextlib.nullcontext(_unseen) if sys.stdout.isatty() else progress("read", end, "items")
+    )
+    try:
+        with shown as show:
+            async with contextlib.aclosing(pages):
+                async for page in pages:
+                    if page:
+                        _write_all(b"".join(map(form, page)))
+                        count, last = count + len(page), place(page[-1])
+                    show(count, 0)
+    except (asyncio.CancelledError, QuorumLogError) as error:
+        why = error if isinstance(error, QuorumLogError) else None
+        if why is not None and last is None:
+            raise
+        said = f"{count} {words[0]} read"
+        if last is not None:
+            said += f", the last at {words[1]} {last}; go on with --from {last + 1}"
+        raise Stopped(said, {"read": count, "last": last}, why) from None
+
+
+def _unseen(_count: int, _bytes: int) -> None:
+    """Show nothing."""
+
+
+def _write_all(data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        # Without a buffer (PYTHONUNBUFFERED), an interrupted write (Ctrl-Z and fg, say) has written only
+        # a part.
+        left = left[sys.stdout.buffer.write(left) :]
+    sys.stdout.buffer.flush()

@@ -12,10 +12,10 @@ from quorumlog.cli.common import (
     print_json,
     print_object,
     print_rows,
-    run,
     watched,
 )
 from quorumlog.cli.operator import asked, auditor, autorecoveries
+from quorumlog.cli.session import run
 from quorumlog.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="Repair of missing copies.")

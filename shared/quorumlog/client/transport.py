@@ -6,6 +6,7 @@ nothing about the request's outcome.
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from quorumlog.errors import (
     QuorumLogError,
 )
 from quorumlog.wire import problems
+
+_log = logging.getLogger(__name__)
 
 _BACKOFF_FIRST_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 2.0
@@ -133,6 +136,7 @@ class Transport:
                     if final.outcome == raised.outcome:
                         raise
                     raise final from raised
+                _log.info("%s: %s", error.code, error.detail, extra={"rest_s": end - loop.time()})
             await asyncio.sleep(rest_s)
             pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
 

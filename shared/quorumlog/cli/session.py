@@ -1,0 +1,182 @@
+"""What all commands have in common while they run: their options, a client, and signs of life.
+
+Every command gets --timeout and --quiet from `with_common_options`; what the user gave is in `GIVEN` for the
+functions that ask servers. Nobody waits in silence: standard error says what is tried again, until when.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
+from typing import Annotated, Any, Final, TypeVar
+
+import aiohttp
+import typer
+
+from quorumlog.cli.ends import finished, print_error
+from quorumlog.client import Batching, Client
+
+T = TypeVar("T")
+
+BATCHING: Final = Batching(count_max=5000, linger_ms=2, queued_bytes_max=8 << 20)
+TIMEOUT_S: Final = 30.0
+"""A log's takeover after the death of a gateway fits in; a person does not wait longer unasked (taste)."""
+_MOMENT_S: Final = 2.0
+"""Who has not answered by then is named; an answer takes milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the user gave beside the command's own arguments."""
+
+    timeout_s: float = TIMEOUT_S
+    is_quiet: bool = False
+    as_json: bool = False
+
+    @property
+    def may_talk(self) -> bool:
+        """Whether standard error may have more than errors."""
+        return not self.is_quiet and not self.as_json
+
+
+GIVEN: Final[ContextVar[Given]] = ContextVar("given", default=Given())  # noqa: B039  (frozen)
+
+_TimeoutOption = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        min=0.1,
+        envvar="QUORUMLOG_TIMEOUT",
+        help="How long each request is tried, with its repeats (seconds).",
+    ),
+]
+_QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Nothing on standard error but errors.")
+]
+_COMMON: Final = (("timeout", _TimeoutOption, TIMEOUT_S), ("quiet", _QuietOption, False))
+
+
+def with_common_options(app: typer.Typer) -> typer.Typer:
+    """Add the options of all commands to each command of a tree."""
+    for command in app.registered_commands:
+        assert command.callback is not None
+        command.callback = _with_options(command.callback)
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        with_common_options(group.typer_instance)
+    return app
+
+
+def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command with the common options. Where it has a --timeout of its own, that one holds for requests
+    too.
+    """
+    signature = inspect.signature(command)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
+        for name, option, default in _COMMON
+        if name not in signature.parameters
+    ]
+
+    @wraps(command)
+    def called(**given: Any) -> Any:
+        timeout_s = given["timeout"] or TIMEOUT_S
+        GIVEN.set(Given(timeout_s, given["quiet"], given.get("as_json", False)))
+        return command(**{name: given[name] for name in signature.parameters})
+
+    parameters = [*signature.parameters.values(), *added]
+    called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {each.name: each.annotation for each in parameters}
+    return called
+
+
+def run(gateway: str, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Do work with a client; an error ends the process with the error's exit status."""
+    urls = checked(gateway)
+
+    async def in_session() -> T:
+        client = Client(*urls, deadline_s=GIVEN.get().timeout_s, batching=BATCHING)
+        async with _told_if_silent(urls), client:
+            return await work(client)
+
+    return run_async(in_session)
+
+
+def run_async(work: Callable[[], Awaitable[T]]) -> T:
+    """Run work in an event loop; an error ends the process with the error's exit status."""
+    given = GIVEN.get()
+
+    async def told() -> T:
+        return await work()
+
+    _tell_of_retries(given)
+    return finished(lambda: asyncio.run(told()), as_json=given.as_json)
+
+
+def checked(urls: str) -> list[str]:
+    """URLs that are separated by commas. Raises: typer.BadParameter for what is none."""
+    found = [url.strip() for url in urls.split(",") if url.strip()]
+    for url in found:
+        if not url.startswith(("http://", "https://")):
+            raise typer.BadParameter(f"{url} is not a URL: http://{url}?")
+    if not found:
+        raise typer.BadParameter("the URL of a server is empty")
+    return found
+
+
+def _tell_of_retries(given: Given) -> None:
+    """Print what the SDK tries again: each error once."""
+    log = logging.getLogger("quorumlog.client.transport")
+    log.handlers, log.propagate = [], False
+    if given.may_talk:
+        log.addHandler(_Notices())
+        log.setLevel(logging.INFO)
+
+
+class _Notices(logging.Handler):
+    """Notices of retries on standard error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a notice unless it was printed before."""
+        detail = record.getMessage()
+        if detail not in self._said:
+            self._said.add(detail)
+            rest_s = getattr(record, "rest_s", 0.0)
+            print_error(f"{detail}; tried again for {rest_s:.0f} s (--timeout)")
+
+
+@contextlib.asynccontextmanager
+async def _told_if_silent(urls: Sequence[str]) -> AsyncIterator[None]:
+    """Beside the block, name the gateways that take a connection and then do not answer."""
+    given = GIVEN.get()
+    looking = [asyncio.create_task(_look(url, given)) for url in urls if given.may_talk]
+    try:
+        yield
+    finally:
+        for task in looking:
+            task.cancel()
+        await asyncio.gather(*looking, return_exceptions=True)
+
+
+async def _look(url: str, given: Given) -> None:
+    timeout = aiohttp.ClientTimeout(total=_MOMENT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{url.rstrip('/')}/health/live"),
+        ):
+            return
+    except TimeoutError:
+        print_error(
+            f"{url} has not answered for {_MOMENT_S:.0f} s; tried for {given.timeout_s:.0f} s (--timeout)"
+        )
+    except (aiohttp.ClientError, ValueError):
+        return  # the request itself meets the same, and says so
