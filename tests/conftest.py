@@ -37,6 +37,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ["PYTHONPATH"] = os.pathsep.join((str(_ROOT), str(_ROOT / "shared")))
 # A CI may have a proxy; what listens here is not asked through it.
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
+# For the command line, on a machine that is slow.
+os.environ["QUORUMLOG_TIMEOUT"] = "60"
 
 
 @pytest.fixture(scope="session")

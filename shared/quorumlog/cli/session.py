@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
@@ -113,8 +113,8 @@ def run_async(work: Callable[[], Awaitable[T]]) -> T:
     async def told() -> T:
         return await work()
 
-    _tell_of_retries(given)
-    return finished(lambda: asyncio.run(told()), as_json=given.as_json)
+    with _retries_told(given):
+        return finished(lambda: asyncio.run(told()), as_json=given.as_json)
 
 
 def checked(urls: str) -> list[str]:
@@ -128,13 +128,17 @@ def checked(urls: str) -> list[str]:
     return found
 
 
-def _tell_of_retries(given: Given) -> None:
+@contextlib.contextmanager
+def _retries_told(given: Given) -> Iterator[None]:
     """Print what the SDK tries again: each error once."""
-    log = logging.getLogger("quorumlog.client.transport")
-    log.handlers, log.propagate = [], False
+    log, notices = logging.getLogger("quorumlog.client.transport"), _Notices()
     if given.may_talk:
-        log.addHandler(_Notices())
         log.setLevel(logging.INFO)
+        log.addHandler(notices)
+    try:
+        yield
+    finally:
+        log.removeHandler(notices)
 
 
 class _Notices(logging.Handler):
