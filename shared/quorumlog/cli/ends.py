@@ -92,6 +92,10 @@ def finished(work: Callable[[], T], *, as_json: bool) -> T:
         raise typer.Exit(pipe_closed()) from None
     except UnicodeEncodeError as error:
         raise typer.BadParameter(f"{os.fsencode(error.object)!r} is not UTF-8") from None
+    except orjson.JSONDecodeError:  # a ValueError of a server's, not of the user's
+        raise
+    except ValueError as error:  # what the SDK refuses to send
+        raise typer.BadParameter(str(error)) from None
     except (Stopped, CutShort, OSError, QuorumLogError) as error:
         raise typer.Exit(_tell(error, as_json=as_json)) from None
 

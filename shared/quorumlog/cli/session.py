@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -121,8 +122,8 @@ def checked(urls: str) -> list[str]:
     """URLs that are separated by commas. Raises: typer.BadParameter for what is none."""
     found = [url.strip() for url in urls.split(",") if url.strip()]
     for url in found:
-        if not url.startswith(("http://", "https://")):
-            raise typer.BadParameter(f"{url} is not a URL: http://{url}?")
+        if not re.match(r"https?://[^/]", url):
+            raise typer.BadParameter(f"{url!r} is not the URL of a server: write http://host:port")
     if not found:
         raise typer.BadParameter("the URL of a server is empty")
     return found
