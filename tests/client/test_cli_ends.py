@@ -104,7 +104,6 @@ def test_each_command_tells_of_wrong_usage_in_json(
         ("log", "show", "x", "--gateway", ","),
         ("log", "show", "x", "--gateway", "http://"),
         ("bookie", "cookie", "show", "x", "--metadata", "127.0.0.1:8082"),
-        ("ledger", "close", "1", "--password", "of two\nlines"),
         ("log", "append", "x", "y", "--header", "no equals sign"),
         ("log", "append", "x", "y", "--header", "a=\udcff"),
         ("log", "read", "x", "--from", "yesterday"),
