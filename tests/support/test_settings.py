@@ -8,10 +8,17 @@ from tests.support.settings import MODELS, PAGES, ROOT, own_fields, tables_in, u
 
 _NAMED = re.compile(r"`([A-Z]+(?:_[A-Z]+)+)(?:=[^`]*)?`")
 _OTHER_NAMES = {
-    "QUORUMLOG_GATEWAY", "QUORUMLOG_PASSWORD", "QUORUMLOG_TIMEOUT", "JAVA_HOME", "METADATA_CUTS",
-    "IN_RECOVERY", "PR_SET_PDEATHSIG", "FS_IOC_SHUTDOWN",
+    "JAVA_HOME", "METADATA_CUTS", "IN_RECOVERY", "PR_SET_PDEATHSIG", "FS_IOC_SHUTDOWN",
 }  # fmt: skip
-"""Variables of the command line, of Spark and of make; a state; names of the kernel."""
+"""Of Spark, of make, a state; of the kernel."""
+
+
+def names_in_code() -> set[str]:
+    """Constants, and the variables of the command line."""
+    sources = (path for folder in ("shared", "services") for path in (ROOT / folder).rglob("*.py"))
+    return {
+        name for path in sources for name in re.findall(r"[A-Z]+(?:_[A-Z]+)+", path.read_text())
+    }
 
 
 def test_the_pages_have_the_tables_of_the_models() -> None:
@@ -36,15 +43,16 @@ def test_each_setting_says_what_it_is_and_in_which_unit(service: str) -> None:
     assert bare == [], "a name ends with its unit"
 
 
-def test_each_setting_that_a_page_names_is_one() -> None:
-    known = {name.upper() for model in MODELS.values() for name in model.model_fields}
+def test_each_setting_that_a_page_names_is_one_or_a_constant() -> None:
+    settings = {name.upper() for model in MODELS.values() for name in model.model_fields}
+    known = settings | names_in_code() | _OTHER_NAMES
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     strays = {
         (str(page.relative_to(ROOT)), name)
         for page in pages
         if page.name != "CHANGELOG.md"
         for name in _NAMED.findall(page.read_text(encoding="utf-8"))
-        if name not in known | _OTHER_NAMES
+        if name not in known
     }
 
     assert strays == set()
