@@ -43,14 +43,14 @@ async def test_a_stream_is_read_no_further_than_its_buffer(size: int) -> None:
         writer = group.create_task(write())
         reader = group.create_task(_drain(pipe))
         await until(lambda: engine.appending == 1, "the first append is in flight")
-        await until(lambda: room.held_bytes > 2 << 20, "the buffer fills")
+        await until(lambda: room.bodies.used > 2 << 20, "the buffer fills")
         assert not writer.done()
-        assert room.held_bytes <= 5 << 20
+        assert room.bodies.used <= 5 << 20
         engine.gate.set()
 
     assert reader.result() == rounds * len(payloads)
     assert engine.entries[1] == payloads * rounds
-    assert room.held_bytes == 0
+    assert room.bodies.used == 0
 
 
 async def _drain(pipe: Pipe[bytes]) -> int:
@@ -64,10 +64,11 @@ async def _drain(pipe: Pipe[bytes]) -> int:
 async def test_a_stream_for_which_there_is_no_room_is_told() -> None:
     _engine, room, pipe = await _pipe(Limits(held_bytes_max=1000))
 
-    with pytest.raises(Overloaded):
-        await pipe.put([bytes(2000)])
+    room.bodies.take("another", 900)
+    with pytest.raises(Overloaded, match="HELD_BYTES_MAX"):
+        await pipe.put([bytes(200)])
 
-    assert room.held_bytes == 0
+    assert room.bodies.used == 900
 
 
 async def test_a_stream_that_expects_its_place_stops_where_somebody_else_wrote() -> None:

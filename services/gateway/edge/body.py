@@ -17,6 +17,7 @@ from quorumlog.errors import (
     TooLarge,
     UnsupportedMediaType,
 )
+from quorumlog.net.budget import PEER, Budget
 from quorumlog.net.json_bodies import M, invalid_of
 from quorumlog.net.operations import JSON
 from quorumlog.net.parameters import invalid
@@ -32,15 +33,28 @@ HELD: Final = web.RequestKey("held_bytes", int)
 
 
 class Room:
-    """What is in work now. Invariant: no count is below 0; each take is given back once."""
+    """What is in work now, and whose it is. Each take is given back once."""
 
-    __slots__ = ("_waits", "follows", "held_bytes", "is_ending", "limits", "requests")
+    __slots__ = ("_waits", "answers", "bodies", "follows", "is_ending", "limits", "requests")
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.follows = Follows()
-        self.requests = 0
-        self.held_bytes = 0
+        self.requests = Budget(
+            "requests in work", "REQUESTS_MAX", limits.requests_max, limits.peer_requests_max
+        )
+        self.bodies = Budget(
+            "bytes being appended",
+            "HELD_BYTES_MAX",
+            limits.held_bytes_max,
+            limits.peer_held_bytes_max,
+        )
+        self.answers = Budget(
+            "bytes of answers that nobody has read yet",
+            "ANSWERS_BYTES_MAX",
+            limits.answers_bytes_max,
+            limits.peer_answers_bytes_max,
+        )
         self.is_ending = False
         self._waits: set[asyncio.Timeout] = set()
 
@@ -51,10 +65,11 @@ class Room:
         if len(self._waits) >= self.limits.waiters_max:
             if isinstance(work, Coroutine):
                 work.close()
-            raise Overloaded("too many long polls and tails")
+            raise Overloaded("too many long polls and tails (WAITERS_MAX)")
         limit = asyncio.timeout(0 if self.is_ending else None)
+        peer = PEER.get()
         self._waits.add(limit)
-        self.requests -= 1
+        self.requests.give(peer)
         try:
             async with limit:
                 return await work
@@ -64,7 +79,7 @@ class Room:
             raise
         finally:
             self._waits.discard(limit)
-            self.requests += 1
+            self.requests.back(peer)
 
     @property
     def waiters(self) -> int:
@@ -80,15 +95,14 @@ class Room:
                 wait.reschedule(now)
 
     def hold(self, request: web.Request, count: int) -> None:
-        """Take room for a body of `count` bytes. Raises Overloaded."""
-        if self.held_bytes + count > self.limits.held_bytes_max and self.held_bytes:
-            raise Overloaded("too many bytes are being appended at once")
-        self.held_bytes += count
+        """Take room for `count` bytes of a body that have come. Raises Overloaded."""
+        self.bodies.take(PEER.get(), count)
         request[HELD] = request.get(HELD, 0) + count
 
     def release(self, request: web.Request) -> None:
         """Give back what a request's body took."""
-        self.held_bytes -= request.get(HELD, 0)
+        if HELD in request:
+            self.bodies.give(PEER.get(), request[HELD])
 
 
 def media_type(request: web.Request, known: tuple[str, ...]) -> str:
@@ -128,13 +142,15 @@ async def read(request: web.Request, room: Room, bytes_max: int) -> bytes:
     if not request.body_exists:
         return b""
     content = request.content
-    room.hold(request, length or 0)
     if content.is_eof():
         # It came together with the headers: nothing to wait for.
         data = content.read_nowait(-1)
         if length is None:
             _check_total(len(data), bytes_max)
+        room.hold(request, len(data))
         return data
+    # What is announced takes no room: it may never come. But what would not fit is refused at once.
+    room.bodies.check(PEER.get(), length or 0)
     return await _read_slowly(request, room, bytes_max)
 
 
@@ -142,7 +158,7 @@ async def _read_slowly(request: web.Request, room: Room, bytes_max: int) -> byte
     await send_continue(request)
     limits, loop = room.limits, asyncio.get_running_loop()
     chunks: list[bytes] = []
-    total, chunked = 0, request.content_length is None
+    total = 0
     started = loop.time()
     limit = asyncio.timeout_at(started + limits.body_timeout_s)
     try:
@@ -150,8 +166,7 @@ async def _read_slowly(request: web.Request, room: Room, bytes_max: int) -> byte
             while chunk := await request.content.readany():
                 total += len(chunk)
                 _check_total(total, bytes_max)
-                if chunked:
-                    room.hold(request, len(chunk))
+                room.hold(request, len(chunk))
                 chunks.append(chunk)
                 earned_s = total / limits.body_rate_bytes_s_min
                 limit.reschedule(started + limits.body_timeout_s + earned_s)

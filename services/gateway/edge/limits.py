@@ -41,8 +41,20 @@ class Limits(BaseModel):
     requests_max: int = Field(
         default=4096, ge=1, description="Requests in work at once; beyond: 429 overloaded."
     )
+    peer_requests_max: int = Field(
+        default=512, ge=1, description="Of one address, once seven eighths of all are taken."
+    )
     held_bytes_max: int = Field(
         default=512 << 20, ge=1, description="Bodies in memory at once; beyond: 429 overloaded."
+    )
+    peer_held_bytes_max: int = Field(
+        default=64 << 20, ge=1, description="Of one address, once seven eighths of all are taken."
+    )
+    answers_bytes_max: int = Field(
+        default=256 << 20, ge=1, description="Answers that wait for their readers; beyond: 429."
+    )
+    peer_answers_bytes_max: int = Field(
+        default=32 << 20, ge=1, description="Of one address, once seven eighths of all are taken."
     )
     waiters_max: int = Field(
         default=10_000, ge=1, description="Long polls and tails at once; they cost no work."

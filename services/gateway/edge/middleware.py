@@ -17,11 +17,11 @@ from quorumlog.errors import (
     BadRequest,
     Forbidden,
     MethodNotAllowed,
-    Overloaded,
     QuorumLogError,
     ShuttingDown,
 )
 from quorumlog.net import trace
+from quorumlog.net.budget import PEER, peer_of
 from quorumlog.net.listen import error_of_http, problem_response, request_id
 from services.gateway.edge.body import Room
 
@@ -49,9 +49,10 @@ class Metrics:
             buckets=_BUCKETS,
         )
         for name, text, read in (
-            ("requests_in_work", "Requests in work.", lambda: room.requests),
+            ("requests_in_work", "Requests in work.", lambda: room.requests.used),
             ("waiters", "Long polls and tails.", lambda: room.waiters),
-            ("held_bytes", "Bodies in memory.", lambda: room.held_bytes),
+            ("held_bytes", "Bodies in memory.", lambda: room.bodies.used),
+            ("answers_bytes", "Answers that wait for readers.", lambda: room.answers.used),
         ):
             gauge = Gauge(f"quorumlog_http_{name}", text, registry=registry)
             gauge.set_function(read)
@@ -89,12 +90,16 @@ def edge_middleware(
         resource = request.match_info.route.resource
         route = "none" if resource is None else resource.canonical
         # What gateways ask of each other waits for tails too, and must not starve.
-        place = 0 if route.startswith("/internal") else 1
-        room.requests += place
+        peer = peer_of(request.remote)
+        PEER.set(peer)
+        place = 0
         response: web.StreamResponse
         try:
-            if place:
-                _admit(request, room, is_draining)
+            if not route.startswith("/internal"):
+                _admit(request, is_draining)
+                if not request.path.startswith("/health"):
+                    room.requests.take(peer)
+                    place = 1
                 if hdrs.ORIGIN in request.headers:
                     _check_origin(request, cors_origins)
             response = await handler(request)
@@ -110,7 +115,8 @@ def edge_middleware(
             log.exception("unhandled-error", extra={"request_id": instance, "path": request.path})
             response = problem_response(QuorumLogError(), instance)
         finally:
-            room.requests -= place
+            if place:
+                room.requests.give(peer)
             room.release(request)
         metrics.observe(request.method, route, response.status, time.perf_counter() - started)
         if not response.prepared:
@@ -120,12 +126,10 @@ def edge_middleware(
     return edge
 
 
-def _admit(request: web.Request, room: Room, is_draining: Callable[[], bool]) -> None:
+def _admit(request: web.Request, is_draining: Callable[[], bool]) -> None:
     """Refuse what can't be taken now, before a byte of the body is read."""
     if request.version < (1, 0) or (hdrs.HOST not in request.headers and request.version >= (1, 1)):
         raise BadRequest("the request is not HTTP/1.1: it needs a version and a Host")
-    if room.requests > room.limits.requests_max and not request.path.startswith("/health"):
-        raise Overloaded("too many requests are in work")
     if is_draining() and request.method not in _SAFE:
         raise ShuttingDown("this gateway is about to end; ask another one")
 

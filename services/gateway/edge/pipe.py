@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
-from quorumlog.errors import Overloaded, QuorumLogError
+from quorumlog.errors import QuorumLogError
+from quorumlog.net.budget import PEER
 from services.gateway.edge.body import Room
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.interface import Appended
@@ -53,6 +54,7 @@ class Pipe(Generic[T]):
         """`size` tells an item's bytes; `expect` what the first one must get."""
         self._append = append
         self._room = room
+        self._peer = PEER.get()
         self._size = size
         self._expect = expect
         self._items: deque[T] = deque()
@@ -69,11 +71,9 @@ class Pipe(Generic[T]):
         while self._bytes and self._bytes + size > _BUFFER_BYTES_MAX:
             self._drained.clear()
             await self._drained.wait()
-        if self._room.held_bytes + size > self._room.limits.held_bytes_max:
-            raise Overloaded("too many bytes are being appended at once")
+        self._room.bodies.take(self._peer, size)
         self._items.extend(items)
         self._bytes += size
-        self._room.held_bytes += size
         self._filled.set()
 
     def finish(self, error: QuorumLogError | None = None) -> None:
@@ -103,7 +103,7 @@ class Pipe(Generic[T]):
                     self._expect = appended.last + 1
                 yield appended
         finally:
-            self._room.held_bytes -= self._bytes
+            self._room.bodies.give(self._peer, self._bytes)
             self._bytes = 0
             self._items.clear()
 
@@ -118,6 +118,6 @@ class Pipe(Generic[T]):
             run.append(self._items.popleft())
             size += next_bytes
         self._bytes -= size
-        self._room.held_bytes -= size
+        self._room.bodies.give(self._peer, size)
         self._drained.set()
         return run

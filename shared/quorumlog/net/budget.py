@@ -1,0 +1,89 @@
+"""Budgets: how much of one thing (bytes, requests, connections, ledgers) is in use, and by which peer.
+
+One peer alone may use nearly all of a budget: behind a balancer, and on one machine, everybody is one
+address. The last eighth is for peers that have less than their share, so that there is room for the
+others while one of them takes all it can get.
+"""
+
+import ipaddress
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Final
+
+from quorumlog.errors import Overloaded
+
+PEER: Final = ContextVar("peer", default="")
+"""Whose request is in work: what works for it in tasks of its own is charged to the same peer."""
+
+_KEPT: Final = 8
+"""One part in so many is kept for peers below their share."""
+_IPV6_HOST_BITS: Final = 64
+
+
+@lru_cache(maxsize=4096)
+def peer_of(address: str | None) -> str:
+    """Who an address belongs to: an IPv6 host has a whole /64 of them."""
+    if address is None or ":" not in address:
+        return address or ""
+    try:
+        found = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    mapped = found.ipv4_mapped
+    return str(mapped) if mapped is not None else f"{int(found) >> _IPV6_HOST_BITS:x}::/64"
+
+
+class Budget:
+    """What is in use of one thing. Invariant: `used` is the sum of what the peers use; none is below 0.
+
+    Each `take` is given back once, by `give` with the same peer.
+    """
+
+    __slots__ = ("_free_for_all", "_limit", "_of", "_setting", "_share", "_what", "used")
+
+    def __init__(self, what: str, setting: str, limit: int, share: int) -> None:
+        """`what` and `setting` are for the refusal; the share's setting is `PEER_` and `setting`."""
+        self._what, self._setting = what, setting
+        self._limit, self._share = limit, share
+        self._free_for_all = limit - limit // _KEPT
+        self._of: dict[str, int] = {}
+        self.used = 0
+
+    def of(self, peer: str) -> int:
+        """What a peer uses."""
+        return self._of.get(peer, 0)
+
+    def check(self, peer: str, count: int) -> None:
+        """Raise Overloaded if a peer can't have `count` more. One request of any size is taken when
+        nothing else is.
+        """
+        used = self.used + count
+        if used <= self._free_for_all or not self.used:
+            return
+        if used > self._limit:
+            raise Overloaded(f"{self._what}: the limit is {self._limit} ({self._setting})")
+        if self._of.get(peer, 0) + count > self._share:
+            raise Overloaded(
+                f"{self._what} from one address, while little room is left for others:"
+                f" its share is {self._share} (PEER_{self._setting})"
+            )
+
+    def take(self, peer: str, count: int = 1) -> None:
+        """Use `count` more. Raises: Overloaded; nothing is taken then."""
+        if self.used + count > self._free_for_all:
+            self.check(peer, count)
+        self.back(peer, count)
+
+    def give(self, peer: str, count: int = 1) -> None:
+        """Give back what was taken."""
+        self.used -= count
+        left = self._of.get(peer, 0) - count
+        if left:
+            self._of[peer] = left
+        else:
+            self._of.pop(peer, None)
+
+    def back(self, peer: str, count: int = 1) -> None:
+        """Take again what was given for a while: it is not refused."""
+        self.used += count
+        self._of[peer] = self._of.get(peer, 0) + count
