@@ -12,6 +12,7 @@ import aiohttp
 from aiohttp import web
 
 from quorumlog.errors import QuorumLogError
+from quorumlog.net.awake import awake
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import HoldingsClient
@@ -56,7 +57,7 @@ PARTS: Final = web.AppKey("parts", Parts)
 async def running(config: Config) -> AsyncIterator[Parts]:
     """One auditor, a checker and some workers, at work until the end of the block."""
     name = str(uuid4())
-    tasks, timers = Tasks(), Timers(asyncio.get_running_loop())
+    tasks, timers = Tasks(), Timers(asyncio.get_running_loop(), awake().time)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
     ) as session:

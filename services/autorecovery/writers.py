@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
+from quorumlog.net.awake import awake_timeout
 from quorumlog.protocol.metadata import Writer
 
 _ASK_S: Final = 2.0
@@ -58,11 +59,15 @@ class Writers:
         return WriterPresence.ALIVE if instance == writer.id else WriterPresence.GONE
 
     async def _fetch_instance(self, url: str) -> Any:
-        async with self._session.get(
-            f"{url}/internal/instance",
-            timeout=aiohttp.ClientTimeout(total=_ASK_S),
-            allow_redirects=False,
-        ) as response:
+        # In time awake: this process's own standstill is not the writer's silence.
+        async with (
+            awake_timeout(_ASK_S),
+            self._session.get(
+                f"{url}/internal/instance",
+                timeout=aiohttp.ClientTimeout(total=None),
+                allow_redirects=False,
+            ) as response,
+        ):
             return orjson.loads(await response.read()) if response.status == 200 else None
 
 
@@ -82,7 +87,7 @@ async def refuses_everywhere(url: str) -> bool:
     parts = urlsplit(url)
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(_ASK_S):
+        async with awake_timeout(_ASK_S):
             found = await loop.getaddrinfo(
                 parts.hostname,
                 parts.port or _PORTS.get(parts.scheme),

@@ -1,7 +1,8 @@
 """The channel: every request is answered exactly once, and only checked answers are believed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -41,10 +42,12 @@ def run_of(first: int = 0, ledger_id: int = 1) -> record.Run:
 
 @asynccontextmanager
 async def client(
-    address: str | None, limits: ChannelLimits = PATIENT
+    address: str | None,
+    limits: ChannelLimits = PATIENT,
+    failed: Callable[[str], None] = lambda _name: None,
 ) -> AsyncIterator[BookieClient]:
     async with aiohttp.ClientSession() as session:
-        one = BookieClient(lambda _name: address, session, limits)
+        one = BookieClient(lambda _name: address, session, limits, failed)
         try:
             yield one
         finally:
@@ -151,6 +154,28 @@ async def test_silence_is_unknown_and_a_late_answer_changes_nothing() -> None:
             assert await add(bookies) is Status.OK
         assert len(late) == 1
         assert bookie.connections == 1
+
+
+async def test_a_standstill_of_this_process_is_not_the_bookies_silence() -> None:
+    failed: list[str] = []
+    limits = ChannelLimits(quick_s=0.8, slow_s=0.8, connect_s=60)
+
+    async with peer() as bookie, client(bookie.url, limits, failed.append) as bookies:
+        await until(lambda: _is_ok(bookies), "the channel is connected")
+        failed.clear()
+        answer = asyncio.ensure_future(add(bookies))
+        for _ in range(4):
+            await asyncio.sleep(0)
+            time.sleep(0.3)  # noqa: ASYNC251  # the process stands still: this is what is tried
+
+        async with within("it is answered"):
+            assert await answer is Status.OK
+        assert failed == []
+        assert bookie.connections == 1
+
+
+async def _is_ok(bookies: BookieClient) -> bool:
+    return await add(bookies) is Status.OK
 
 
 async def test_a_bookie_that_falls_silent_altogether_is_connected_to_anew() -> None:

@@ -39,8 +39,9 @@ def test_a_peer_below_its_share_gets_no_more_than_its_share_while_it_is_tight() 
 def test_what_is_refused_takes_nothing_and_what_is_given_back_is_free() -> None:
     bytes_ = budget(limit=10)
 
+    bytes_.take("a", 6)
     with pytest.raises(Overloaded):
-        bytes_.take("a", 6), bytes_.take("b", 6)
+        bytes_.take("b", 6)
     assert (bytes_.used, bytes_.of("b")) == (6, 0)
     bytes_.give("a", 6)
 

@@ -4,6 +4,9 @@ import asyncio
 import socket
 import time
 
+import pytest
+
+from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.timers import Tasks, Timers
 from tests.support.waiting import until
 
@@ -59,6 +62,51 @@ async def test_what_came_while_the_process_stood_still_is_heard_before_its_timer
     loop.remove_reader(ours)
     ours.close()
     theirs.close()
+
+
+async def test_a_process_that_stands_still_again_and_again_does_not_use_its_timers_up() -> None:
+    loop, heard = asyncio.get_running_loop(), list[str]()
+    timers = Timers(loop, awake().time)
+    timers.after(0.9, heard.append, "timer")
+
+    for _ in range(7):
+        time.sleep(0.3)  # noqa: ASYNC251  # the process stands still: this is what is tried
+        await asyncio.sleep(0)
+    heard.append("seven turns")
+
+    await until(lambda: "timer" in heard, "the timer fires")
+    assert heard == ["seven turns", "timer"]
+
+
+async def test_a_timeout_counts_the_time_awake() -> None:
+    with pytest.raises(TimeoutError):
+        async with awake_timeout(0.05):
+            await asyncio.Event().wait()
+
+    came = asyncio.Event()
+    async with awake_timeout(0.6) as limit:
+        for _ in range(3):
+            time.sleep(0.3)  # noqa: ASYNC251  # the process stands still: this is what is tried
+            await asyncio.sleep(0)
+        limit.extend(3600)
+        asyncio.get_running_loop().call_later(0.01, came.set)
+        await came.wait()
+
+
+async def test_a_timeout_leaves_a_cancellation_from_outside_alone() -> None:
+    begun = asyncio.Event()
+
+    async def work() -> None:
+        async with awake_timeout(3600):
+            begun.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(work())
+    await begun.wait()
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_closed_timers_and_tasks_end() -> None:

@@ -31,6 +31,7 @@ from quorumlog.errors import (
     WriterLost,
 )
 from quorumlog.net import trace
+from quorumlog.net.awake import awake
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import HoldingsClient
@@ -151,7 +152,7 @@ class Engine:
     @contextlib.asynccontextmanager
     async def running(cls, config: EngineConfig) -> AsyncIterator["Engine"]:
         """An engine with its connections and its background tasks."""
-        tasks, timers = Tasks(), Timers(asyncio.get_running_loop())
+        tasks, timers = Tasks(), Timers(asyncio.get_running_loop(), awake().time)
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),

@@ -17,6 +17,7 @@ import orjson
 
 from quorumlog import header
 from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError, QuorumTimeout, WriterLost
+from quorumlog.net.awake import awake_timeout
 from quorumlog.protocol.metadata import Writer
 from quorumlog.wire.problems import from_answer
 from services.gateway.interface import Appended
@@ -157,11 +158,15 @@ class Peers:
             headers["Content-Type"] = "application/octet-stream"
         if password is not None:
             headers[PASSWORD] = quote(password, safe="")
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
         try:
-            async with self._session.request(
-                method, writer.url + path, data=data, headers=headers, timeout=timeout
-            ) as answer:
+            # In time awake: this process's own standstill says nothing of the writer.
+            async with (
+                awake_timeout(timeout_s),
+                self._session.request(
+                    method, writer.url + path, data=data, headers=headers, timeout=timeout
+                ) as answer,
+            ):
                 body = await answer.read()
                 status, instance = answer.status, answer.headers.get(INSTANCE)
         except aiohttp.ClientConnectorError as error:

@@ -17,6 +17,7 @@ from typing import Final
 
 import aiohttp
 
+from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.ports import AddDone, LacDone, ReadDone
 from quorumlog.protocol.ids import NO_ENTRY, member_name
 from quorumlog.protocol.messages import Status
@@ -108,6 +109,8 @@ class Channel:
         self._session = session
         self._limits = limits
         self._loop = asyncio.get_running_loop()
+        self._time = awake().time
+        """What deadlines count by: this process's own standstill is not the bookie's silence."""
         self._asked: tuple[dict[int, _Asked], dict[int, _Asked]] = ({}, {})
         self._in_flight_bytes = 0
         self._last_id = 0
@@ -153,7 +156,7 @@ class Channel:
 
     def deadline(self, *, is_slow: bool) -> float:
         """The deadline of a request that is sent now."""
-        return self._loop.time() + (self._limits.slow_s if is_slow else self._limits.quick_s)
+        return self._time() + (self._limits.slow_s if is_slow else self._limits.quick_s)
 
     async def close(self) -> None:
         """Break the connection; requests in flight become unknown."""
@@ -199,13 +202,13 @@ class Channel:
         url = self._address(self._name)
         if url is None:
             raise aiohttp.ClientError(f"no address of {self._name}")
-        async with asyncio.timeout(self._limits.connect_s):
+        async with awake_timeout(self._limits.connect_s):
             socket = await self._session.ws_connect(
                 f"{url}/v1/channel",
                 max_msg_size=MESSAGE_BYTES_MAX,
                 timeout=aiohttp.ClientWSTimeout(ws_close=_GOODBYE_S),
             )
-        self._open, self._failures, self._heard_at = True, 0, self._loop.time()
+        self._open, self._failures, self._heard_at = True, 0, self._time()
         log.info("channel-open", extra={"bookie": self._name, "url": url})
         return socket
 
@@ -222,7 +225,7 @@ class Channel:
             message = await socket.receive()
             if message.type is not aiohttp.WSMsgType.BINARY:
                 return
-            self._heard_at = self._loop.time()
+            self._heard_at = self._time()
             member, answers = frames.parse_answers(message.data)
             if member_name(member) != self._name:
                 # The bookie has moved, and another one listens at its former address: this connection
@@ -268,7 +271,7 @@ class Channel:
             asked.unknown()
 
     def _sweep(self) -> None:
-        now = self._loop.time()
+        now = self._time()
         silent = []
         for patience in self._asked:
             while patience:

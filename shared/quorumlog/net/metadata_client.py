@@ -34,6 +34,7 @@ from quorumlog.errors import (
     VersionConflict,
 )
 from quorumlog.net import trace
+from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -71,6 +72,8 @@ B = TypeVar("B", bound=Body)
 _TRY_S: Final = 3.0
 """Timeout of one try: the service itself answers within 2 s, whatever its databases do."""
 _TRY_S_MIN: Final = 0.05
+_NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
+"""aiohttp's own timers go on while this process stands still."""
 _DEADLINE_S: Final = 10.0
 _PAUSE_S: Final = (0.02, 1.0)
 """Least and greatest pause between rounds over the services; the pause doubles, with jitter."""
@@ -384,15 +387,15 @@ class MetadataClient:
         """
         if proof and not self.witnesses:
             await self.confirm()
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self._deadline_s
+        clock = awake()
+        end = clock.time() + self._deadline_s
         data = None if body is None else body.model_dump_json().encode()
         outcome: Outcome = NOT_DONE
         pause_s = _PAUSE_S[0]
         tries = 0
         while True:
             current = self._current
-            left_s = max(end - loop.time(), _TRY_S_MIN)
+            left_s = max(end - clock.time(), _TRY_S_MIN)
             # Cutting a change short would only make the outcome unknown.
             limit_s = min(self._try_s, left_s) if method == "GET" else self._try_s
             try:
@@ -410,7 +413,7 @@ class MetadataClient:
                     outcome = UNKNOWN
             self._turn(current)
             tries += 1
-            if loop.time() >= end and not (settles and outcome == UNKNOWN):
+            if clock.time() >= end and not (settles and outcome == UNKNOWN):
                 raise MetadataUnavailable(why, outcome=NOT_DONE if method == "GET" else outcome)
             if tries % len(self._urls) == 0:
                 await asyncio.sleep(_jitter.uniform(pause_s / 2, pause_s))
@@ -431,12 +434,14 @@ class MetadataClient:
         presented = self.witnesses[-WITNESSES_MAX:] if proof or method != "GET" else ()
         if presented:
             headers[HEADER] = to_header(presented)
-        timeout = aiohttp.ClientTimeout(total=limit_s)
         self.tries += 1
         try:
-            async with self._session.request(
-                method, url, data=data, params=query, headers=headers, timeout=timeout
-            ) as response:
+            async with (
+                awake_timeout(limit_s),
+                self._session.request(
+                    method, url, data=data, params=query, headers=headers, timeout=_NO_TIMEOUT
+                ) as response,
+            ):
                 answered = await response.read()
         except aiohttp.ClientConnectorError as error:
             raise _Unsettled(NOT_DONE, f"{url}: {error}") from error

@@ -10,33 +10,34 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from quorumlog.net.awake import LOOK_S, STANDSTILL_S
+
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.01
 """Timers that expire this close together share a wake-up: a fifth of the shortest timer (hedge)."""
 
-LATE_S: Final = 0.25
-"""A wake-up later than this means that the process stood still: paused, or without CPU time."""
-
-LATE_MAX_S: Final = 1.0
-"""How much of a longer standstill is added to the timers (taste)."""
-
 
 class Timers:
     """The timers of one event loop. Invariant: the times in a queue ascend."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The event loop's timer is armed with the first timer."""
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, time: Callable[[], float] | None = None
+    ) -> None:
+        """The event loop's timer is armed with the first timer. `time` is the clock, that of `awake`
+        in a real process; else the loop's.
+        """
         self._loop = loop
+        self._time = time or loop.time
         self._queues: dict[float, deque[tuple[float, Callable[..., None], tuple[Any, ...]]]] = {}
         self._armed: asyncio.TimerHandle | None = None
-        self._armed_at = 0.0
+        self._armed_at = self._due = 0.0
         self._was_late = False
         self._closed = False
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         """Call `call(*args)` once, `delay_s` seconds from now or a little later."""
-        when = self._loop.time() + delay_s
+        when = self._time() + delay_s
         queue = self._queues.get(delay_s)
         if queue is None:
             queue = self._queues[delay_s] = deque()
@@ -58,17 +59,16 @@ class Timers:
         if self._armed is not None:
             self._armed.cancel()
         self._armed_at = when
-        self._armed = self._loop.call_at(when, self._fire)
+        self._due = self._loop.time() + when - self._time()
+        self._armed = self._loop.call_at(self._due, self._fire)
 
     def _fire(self) -> None:
         self._armed = None
-        now = self._loop.time()
-        late_s = now - self._armed_at
-        if late_s > LATE_S and not self._was_late:
-            # While the process stood still it read no answers, and if the whole machine stood still,
-            # no bookie answered: the timers are extended once, else all bookies would look silent.
+        now = self._time()
+        if self._loop.time() - self._due > STANDSTILL_S and not self._was_late:
+            # While the process stood still it read no answers: what came is heard before any timer.
             self._was_late = True
-            self._arm(now + min(late_s, LATE_MAX_S))
+            self._arm(now + LOOK_S)
             return
         self._was_late = False
         due = []
