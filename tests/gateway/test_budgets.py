@@ -1,9 +1,15 @@
 """What one client takes of the room for bodies and requests, and what is left for the others."""
 
 import asyncio
+import base64
 import contextlib
+import socket
+import struct
 from collections.abc import AsyncIterator
 
+import pytest
+
+from quorumlog.net.listen import ListenLimits
 from services.gateway.edge.limits import Limits
 from services.gateway.interface import LedgerOptions
 from tests.gateway.conftest import Gateway, running
@@ -23,9 +29,14 @@ async def strangers(
     async with contextlib.AsyncExitStack() as stack:
         opened = []
         for _ in range(count):
-            pair = await asyncio.open_connection(
-                "127.0.0.1", gateway.listener.port, local_addr=(STRANGER, 0)
-            )
+            raw = socket.socket()
+            # The kernel would take megabytes of an answer that nobody reads.
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            raw.setblocking(False)
+            raw.bind((STRANGER, 0))
+            address = ("127.0.0.1", gateway.listener.port)
+            await asyncio.get_running_loop().sock_connect(raw, address)
+            pair = await asyncio.open_connection(sock=raw, limit=4096)
             stack.callback(pair[1].close)
             pair[1].write(sent)
             opened.append(pair)
@@ -39,12 +50,16 @@ def head(length: int, media: str = OCTETS["Content-Type"]) -> bytes:
     ).encode()
 
 
+async def gauge(gateway: Gateway, name: str) -> float:
+    text = (await gateway.ask("GET", "/metrics")).body.decode()
+    return float(text.split(f"\nquorumlog_http_{name} ")[1].split("\n")[0])
+
+
 async def until_gauge(gateway: Gateway, name: str, wanted: int, what: str) -> None:
     """Wait until a gauge of the edge, which this request itself may be part of, has a value."""
 
     async def is_there() -> bool:
-        text = (await gateway.ask("GET", "/metrics")).body.decode()
-        return f"\nquorumlog_http_{name} {float(wanted)}\n" in text
+        return await gauge(gateway, name) == wanted
 
     await until(is_there, what)
 
@@ -89,3 +104,99 @@ async def test_one_address_does_not_get_the_last_places_of_requests() -> None:
             assert "PEER_REQUESTS_MAX" in str(problem["detail"])
             fair = await gateway.ask("POST", ENTRIES, b"x", headers=OCTETS)
             assert fair.status == 201, fair
+
+
+PAGE = f"{ENTRIES}?limit=10000&max_bytes={64 << 20}"
+SCARCE = Limits(answers_bytes_max=32 << 20, peer_answers_bytes_max=2 << 20)
+
+
+async def _holds(gateway: Gateway, count: int) -> bool:
+    return await gauge(gateway, "answers_bytes") > count
+
+
+def ask(path: str, *headers: str) -> bytes:
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: h", *headers, "", ""]).encode()
+
+
+async def with_entries(gateway: Gateway, count: int) -> list[bytes]:
+    """A ledger of entries of 1 MB."""
+    await gateway.engine.create(LedgerOptions())
+    payloads = [bytes([n]) * 1_000_000 for n in range(count)]
+    await gateway.engine.append(1, payloads)
+    return payloads
+
+
+@pytest.mark.parametrize("accept", ["application/json", FRAMES])
+async def test_answers_that_nobody_reads_are_bounded_and_others_still_get_theirs(
+    accept: str,
+) -> None:
+    async with running(limits=SCARCE) as gateway:
+        await with_entries(gateway, 40)
+        async with strangers(gateway, 12, ask(PAGE, f"Accept: {accept}")):
+            await until(lambda: _holds(gateway, 20 << 20), "the answers fill the room")
+            assert await gauge(gateway, "answers_bytes") <= 32 << 20
+
+            fair = await gateway.ask("GET", ENTRIES + "?limit=1")
+
+            assert fair.status == 200, fair
+        await until_gauge(gateway, "answers_bytes", 0, "what was cut off takes no room")
+
+
+@pytest.mark.parametrize("path", [ENTRIES, "/v1/ledgers/1/entries/0"])
+async def test_any_large_answer_counts_until_it_is_read(path: str) -> None:
+    async with running(limits=Limits(answers_bytes_max=48 << 20)) as gateway:
+        await gateway.engine.create(LedgerOptions())
+        await gateway.engine.append(1, [bytes(16 << 20)])
+        async with strangers(gateway, 6, ask(path)):
+            await until(lambda: _holds(gateway, 16 << 20), "the answers fill the room")
+            assert await gauge(gateway, "answers_bytes") <= 48 << 20
+        await until_gauge(gateway, "answers_bytes", 0, "what was cut off takes no room")
+
+
+async def test_a_large_page_is_sent_in_parts_and_is_what_it_would_be_in_one() -> None:
+    async with running() as gateway:
+        payloads = await with_entries(gateway, 5)
+
+        page = await gateway.ask("GET", PAGE)
+        frames = await gateway.ask("GET", PAGE, headers={"Accept": FRAMES})
+        head = await gateway.ask("HEAD", PAGE)
+
+        found = page.json
+        assert [base64.b64decode(entry["data"]) for entry in found.pop("entries")] == payloads
+        assert found == {
+            "ledger_id": 1,
+            "next": 5,
+            "last_add_confirmed": 4,
+            "closed": False,
+            "lac_source": "writer",
+        }
+        assert [payload for _, payload in unframed(frames.body)] == payloads
+        assert frames.headers["Next-Entry-Id"] == "5"
+        assert (head.status, head.body) == (200, b"")
+        await until_gauge(gateway, "answers_bytes", 0, "what was read takes no room")
+
+
+def unframed(data: bytes) -> list[tuple[int, bytes]]:
+    found = []
+    while data:
+        entry_id, size = struct.unpack_from(">QI", data)
+        found.append((entry_id, data[12 : 12 + size]))
+        data = data[12 + size :]
+    return found
+
+
+@pytest.mark.parametrize(
+    "accept", ["application/json", FRAMES, "application/x-ndjson", "text/event-stream"]
+)
+async def test_a_connection_that_takes_nothing_is_ended_and_what_it_held_is_free(
+    accept: str,
+) -> None:
+    async with running(listen=ListenLimits(stalled_answer_timeout_s=0.3)) as gateway:
+        await with_entries(gateway, 20)
+        async with strangers(gateway, 3, ask(PAGE, f"Accept: {accept}")) as opened:
+            await until(lambda: gateway.listener.connection_count == 3, "all are connected")
+
+            await until(lambda: gateway.listener.connection_count == 0, "they are ended")
+
+            await until_gauge(gateway, "answers_bytes", 0, "nothing is held")
+            assert len(opened) == 3

@@ -4,7 +4,8 @@ Everything that can be refused by the headers alone is refused before a byte of 
 """
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+import contextlib
+from collections.abc import Awaitable, Coroutine, Iterator
 from typing import Any, Final, TypeVar
 
 from aiohttp import hdrs, web
@@ -30,6 +31,8 @@ T = TypeVar("T")
 _FORM: Final = "application/x-www-form-urlencoded"
 HELD: Final = web.RequestKey("held_bytes", int)
 """The request's key for what its body takes of the room; the middleware gives it back."""
+KEPT: Final = web.RequestKey("kept_bytes", int)
+"""The same for what its answer takes."""
 
 
 class Room:
@@ -103,6 +106,28 @@ class Room:
         """Give back what a request's body took."""
         if HELD in request:
             self.bodies.give(PEER.get(), request[HELD])
+
+    def keep(self, request: web.Request, count: int) -> None:
+        """Take room for `count` bytes of an answer. Raises Overloaded."""
+        self.answers.take(PEER.get(), count)
+        request[KEPT] = request.get(KEPT, 0) + count
+
+    def let_go(self, request: web.Request, count: int | None = None) -> None:
+        """Give back what a request's answer took: all of it, or a part that was read."""
+        if KEPT in request:
+            count = request[KEPT] if count is None else count
+            self.answers.give(PEER.get(), count)
+            request[KEPT] -= count
+
+    @contextlib.contextmanager
+    def kept(self, count: int) -> Iterator[None]:
+        """Take room for bytes of an answer while a block writes them. Raises Overloaded."""
+        peer = PEER.get()
+        self.answers.take(peer, count)
+        try:
+            yield
+        finally:
+            self.answers.give(peer, count)
 
 
 def media_type(request: web.Request, known: tuple[str, ...]) -> str:

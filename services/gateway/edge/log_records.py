@@ -23,7 +23,7 @@ from services.gateway.edge.operations import NAME, PAGE_BYTES, PAGE_ENTRIES, WAI
 from services.gateway.edge.pages import PageStream, page_or_news
 from services.gateway.edge.payloads import from_frames
 from services.gateway.edge.pipe import Pipe
-from services.gateway.edge.reads import Wanted, answer_read
+from services.gateway.edge.reads import WHOLE_BYTES_MAX, Wanted, answer_read
 from services.gateway.edge.record_bodies import read_records
 from services.gateway.edge.sockets import Message, Subject, serve
 from services.gateway.edge.streams import append_lines
@@ -87,7 +87,8 @@ class LogRecords:
 
     async def _batches(self, name: str, wanted: Wanted) -> LogBatches:
         """The page of a read, of which no record is decoded."""
-        limit, max_bytes = wanted.limit or PAGE_ENTRIES, wanted.max_bytes or PAGE_BYTES
+        limit = wanted.limit or PAGE_ENTRIES
+        max_bytes = min(wanted.max_bytes or PAGE_BYTES, WHOLE_BYTES_MAX)
 
         def read(at: Start, wait_s: float) -> Awaitable[LogBatches]:
             return self._logs.batches(name, at, limit=limit, max_bytes=max_bytes, wait_s=wait_s)

@@ -24,6 +24,7 @@ from quorumlog.net import trace
 from quorumlog.net.budget import PEER, peer_of
 from quorumlog.net.listen import error_of_http, problem_response, request_id
 from services.gateway.edge.body import Room
+from services.gateway.edge.sending import large_bytes, send_whole
 
 log = logging.getLogger(__name__)
 
@@ -95,33 +96,43 @@ def edge_middleware(
         place = 0
         response: web.StreamResponse
         try:
-            if not route.startswith("/internal"):
-                _admit(request, is_draining)
-                if not request.path.startswith("/health"):
-                    room.requests.take(peer)
-                    place = 1
-                if hdrs.ORIGIN in request.headers:
-                    _check_origin(request, cors_origins)
-            response = await handler(request)
-        except QuorumLogError as error:
-            response = problem_response(error, instance)
-        except web.HTTPException as error:
-            response = _answer_to(request, error, instance)
-        except (asyncio.CancelledError, ConnectionError):
-            raise
-        except web.RequestPayloadError:
-            response = problem_response(BadRequest("the body is broken or cut short"), instance)
-        except Exception:
-            log.exception("unhandled-error", extra={"request_id": instance, "path": request.path})
-            response = problem_response(QuorumLogError(), instance)
+            try:
+                if not route.startswith("/internal"):
+                    _admit(request, is_draining)
+                    if not request.path.startswith("/health"):
+                        room.requests.take(peer)
+                        place = 1
+                    if hdrs.ORIGIN in request.headers:
+                        _check_origin(request, cors_origins)
+                response = await handler(request)
+                if large := large_bytes(response):
+                    room.keep(request, large)
+            except QuorumLogError as error:
+                response = problem_response(error, instance)
+            except web.HTTPException as error:
+                response = _answer_to(request, error, instance)
+            except (asyncio.CancelledError, ConnectionError):
+                raise
+            except web.RequestPayloadError:
+                response = problem_response(BadRequest("the body is broken or cut short"), instance)
+            except Exception:
+                log.exception(
+                    "unhandled-error", extra={"request_id": instance, "path": request.path}
+                )
+                response = problem_response(QuorumLogError(), instance)
+            finally:
+                if place:
+                    room.requests.give(peer)
+                room.release(request)
+            metrics.observe(request.method, route, response.status, time.perf_counter() - started)
+            if not response.prepared:
+                response.headers["X-Request-Id"] = instance
+                if large_bytes(response):
+                    assert isinstance(response, web.Response), "it is large"
+                    return await send_whole(request, response)
+            return response
         finally:
-            if place:
-                room.requests.give(peer)
-            room.release(request)
-        metrics.observe(request.method, route, response.status, time.perf_counter() - started)
-        if not response.prepared:
-            response.headers["X-Request-Id"] = instance
-        return response
+            room.let_go(request)
 
     return edge
 

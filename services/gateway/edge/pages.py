@@ -92,6 +92,12 @@ class Pages(ABC, Generic[P]):
     def document(self, page: P, encoding: str) -> bytes:
         """A page as the JSON object of a read: it names what was read too."""
 
+    def around(self, page: P) -> tuple[bytes, bytes]:
+        """What stands before and after the items in the JSON of a read."""
+        rest = self.document(self.rest(page, page.next), "base64")
+        before, entries, after = rest.partition(b'"entries":[')
+        return before + entries, after
+
     @abstractmethod
     def ending(self, page: P) -> dict[str, int]:
         """What the end says, of a page that is one."""
@@ -128,7 +134,7 @@ class PageStream(Generic[P]):
         max_bytes: int | None = None,
     ) -> None:
         """A limit that is None never ends the pages."""
-        self.pages, self._room, self.at = pages, room, at
+        self.pages, self.room, self.at = pages, room, at
         self._left, self._bytes_left = limit, max_bytes
 
     @property
@@ -163,7 +169,7 @@ class PageStream(Generic[P]):
         def is_news(page: P) -> bool:
             return pages.count(page) > 0 or pages.is_end(page)
 
-        page = await page_or_news(self._room, read, self.at, wait_s, is_news)
+        page = await page_or_news(self.room, read, self.at, wait_s, is_news)
         self.at = page.next
         if self._left is not None:
             self._left -= pages.count(page)
@@ -180,19 +186,19 @@ class PageStream(Generic[P]):
         while is_limited or not isinstance(self.at, int):
             page = await self.page(wait_s)
             yield Told(page)
-            wait_s = self._room.limits.comment_every_s
-            if self.pages.is_end(page) or self.is_over or self._room.is_ending:
+            wait_s = self.room.limits.comment_every_s
+            if self.pages.is_end(page) or self.is_over or self.room.is_ending:
                 return
         shared = told_tail(
-            self._room.follows,
+            self.room.follows,
             self.pages.key,
             self.pages,
             self.at,
-            wait_s=self._room.limits.comment_every_s,
-            waited=self._room.wait,
+            wait_s=self.room.limits.comment_every_s,
+            waited=self.room.wait,
         )
         async with aclosing(shared):
             async for told in shared:
                 yield told
-                if self._room.is_ending:
+                if self.room.is_ending:
                     return

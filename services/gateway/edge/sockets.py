@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -26,6 +27,7 @@ from services.gateway.edge.follows import P
 from services.gateway.edge.middleware import REQUEST_ID
 from services.gateway.edge.pages import PageStream
 from services.gateway.edge.pipe import Pipe
+from services.gateway.edge.sending import LARGE_BYTES
 from services.gateway.edge.streams import beside
 from services.gateway.interface import Appended
 from services.gateway.logs.reading import Start
@@ -137,10 +139,13 @@ class _Talk(Generic[T, P]):
         try:
             async with contextlib.aclosing(tail):
                 async for message in tail:
-                    if isinstance(message, bytes):
-                        await self._socket.send_bytes(message)
-                    else:
-                        await self._socket.send_str(message)
+                    is_large = len(message) > LARGE_BYTES
+                    # Twice: the page of which it was made is held as long.
+                    with self._room.kept(2 * len(message)) if is_large else nullcontext():
+                        if isinstance(message, bytes):
+                            await self._socket.send_bytes(message)
+                        else:
+                            await self._socket.send_str(message)
         except QuorumLogError as error:
             self._subject.pipe.finish(error)
         except ConnectionError:

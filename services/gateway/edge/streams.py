@@ -22,6 +22,7 @@ from services.gateway.edge.media import EVENTS, NDJSON
 from services.gateway.edge.middleware import REQUEST_ID
 from services.gateway.edge.pages import PageStream
 from services.gateway.edge.pipe import Pipe
+from services.gateway.edge.sending import write
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ async def send_lines(
             lines, end = lines_of(page), await pages.end(page)
         while True:
             if lines:
-                await response.write(lines)
+                await write(response, stream.room, lines)
             if not pages.count(page) or stream.is_over or page.next >= end:
                 break
             page = await stream.page()
@@ -123,7 +124,7 @@ async def send_events(
                         events = b"id: %d\n\n" % (stream.begin(told.page) - 1) + events
                 is_end = pages.is_end(told.page)
                 if events or not is_end:
-                    await response.write(events or b": \n\n")
+                    await write(response, stream.room, events or b": \n\n")
                 if is_end:
                     end = orjson.dumps(pages.ending(told.page))
                     await response.write(b"event: end\ndata: " + end + b"\n\n")

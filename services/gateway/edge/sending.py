@@ -1,0 +1,63 @@
+"""Send answers to clients that may not read them.
+
+aiohttp takes an answer whole and keeps it until the client has read it. Here a large one is handed over
+a little at a time, and what is still to go counts among the bytes of answers (`Room.answers`).
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from aiohttp import hdrs, web
+
+from services.gateway.edge.body import Room
+
+LARGE_BYTES: Final = 64 << 10
+"""Up to this size an answer costs no more than its connection's buffer, which is bounded anyway."""
+
+
+def large_bytes(response: web.StreamResponse) -> int:
+    """The bytes of an answer that is large and still to be sent; 0 for any other."""
+    body = response.body if isinstance(response, web.Response) else None
+    return len(body) if isinstance(body, bytes) and len(body) > LARGE_BYTES else 0
+
+
+async def write(response: web.StreamResponse, room: Room, data: bytes) -> None:
+    """Write a part of a streamed answer, at the client's pace. Raises Overloaded."""
+    if len(data) <= LARGE_BYTES:
+        await response.write(data)
+        return
+    # Twice: the page of which these bytes were made is held as long.
+    with room.kept(2 * len(data)):
+        await _write_slices(response, data)
+
+
+async def send_whole(request: web.Request, response: web.Response) -> web.StreamResponse:
+    """Send a large answer, for which there is room, at the client's pace."""
+    assert isinstance(response.body, bytes), "it is large"
+    sent = web.StreamResponse(status=response.status, headers=response.headers)
+    sent.content_length = len(response.body)
+    await sent.prepare(request)
+    if request.method != hdrs.METH_HEAD:
+        await _write_slices(sent, response.body)
+        await sent.write_eof()
+    return sent
+
+
+async def send_parts(
+    request: web.Request, head: web.Response, parts: Iterable[bytes]
+) -> web.StreamResponse:
+    """Send a large answer that is made while it is sent; each part is held until it is read."""
+    sent = web.StreamResponse(status=head.status, headers=head.headers)
+    sent.headers.popall(hdrs.CONTENT_LENGTH, None)
+    await sent.prepare(request)
+    if request.method != hdrs.METH_HEAD:
+        for part in parts:
+            await _write_slices(sent, part)
+        await sent.write_eof()
+    return sent
+
+
+async def _write_slices(response: web.StreamResponse, data: bytes) -> None:
+    view = memoryview(data)
+    for start in range(0, len(view), LARGE_BYTES):
+        await response.write(view[start : start + LARGE_BYTES])
