@@ -3,8 +3,10 @@
 import asyncio
 import base64
 import contextlib
+import gc
 import socket
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -200,3 +202,26 @@ async def test_a_connection_that_takes_nothing_is_ended_and_what_it_held_is_free
 
             await until_gauge(gateway, "answers_bytes", 0, "nothing is held")
             assert len(opened) == 3
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
+async def test_what_a_broken_connection_held_is_gone_without_a_collection_of_cycles(
+    accept: str,
+) -> None:
+    async with running() as gateway:
+        await with_entries(gateway, 20)
+        await gauge(gateway, "answers_bytes")
+        gc.collect()
+        gc.disable()
+        tracemalloc.start(1)
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            async with strangers(gateway, 2, ask(PAGE, f"Accept: {accept}")):
+                await until(lambda: _holds(gateway, 1 << 20), "the answers wait")
+            await until_gauge(gateway, "answers_bytes", 0, "they are given up")
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+        assert after - before < 1 << 20

@@ -22,7 +22,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net import trace
 from quorumlog.net.budget import PEER, peer_of
-from quorumlog.net.listen import error_of_http, problem_response, request_id
+from quorumlog.net.listen import error_of_http, forgotten, problem_response, request_id
 from services.gateway.edge.body import Room
 from services.gateway.edge.sending import large_bytes, send_whole
 
@@ -131,6 +131,8 @@ def edge_middleware(
                     assert isinstance(response, web.Response), "it is large"
                     return await send_whole(request, response)
             return response
+        except ConnectionError as error:
+            raise forgotten(error) from None
         finally:
             room.let_go(request)
 

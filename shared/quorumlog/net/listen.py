@@ -90,6 +90,15 @@ def error_of_http(exc: web.HTTPException, method: str, path: str) -> QuorumLogEr
     return BadRequest(exc.reason) if 400 <= exc.status < 500 else QuorumLogError(exc.reason)
 
 
+def forgotten(error: ConnectionError) -> ConnectionError:
+    """A lost connection's error without the frames that met it.
+
+    aiohttp's error refers to itself by way of its traceback: the frames, and with them the answer that
+    nobody read, would stay in memory until the next full collection of cycles, which is rare.
+    """
+    return error.with_traceback(None)
+
+
 class _Connection(RequestHandler):
     """One connection with its deadlines.
 

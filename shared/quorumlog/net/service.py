@@ -32,10 +32,12 @@ from quorumlog.net.json_logs import log_as_json
 from quorumlog.net.listen import (
     ListenLimits,
     error_of_http,
+    forgotten,
     listening,
     problem_response,
     request_id,
 )
+from quorumlog.net.memory import trim_forever
 
 log = logging.getLogger(__name__)
 
@@ -182,8 +184,10 @@ async def answers_problems(request: web.Request, handler: Handler) -> web.Stream
         return problem_response(error, instance)
     except web.HTTPException as error:
         return problem_response(error_of_http(error, request.method, request.path), instance)
-    except (asyncio.CancelledError, ConnectionError):
+    except asyncio.CancelledError:
         raise
+    except ConnectionError as error:
+        raise forgotten(error) from None
     except Exception:
         log.exception("unhandled-error", extra={"request_id": instance, "path": request.path})
         return problem_response(QuorumLogError(), instance)
@@ -221,7 +225,9 @@ async def _serve(
         async with listening(app, host=settings.host, port=settings.port, limits=limits):
             _tune_collector()
             log.info("started", extra={"url": settings.url})
+            trimming = asyncio.create_task(trim_forever())
             await asked_to_end.wait()
+            trimming.cancel()
             log.info("draining")
             await _drain(app, settings.drain_s)
     except OSError as error:
