@@ -125,6 +125,8 @@ async def create_app(settings: GatewaySettings) -> web.Application:
         metadata_urls=settings.metadata_urls,
         ledger_in_flight_bytes_max=settings.ledger_in_flight_bytes_max,
         gateway_in_flight_bytes_max=settings.gateway_in_flight_bytes_max,
+        open_ledgers_max=settings.open_ledgers_max,
+        peer_open_ledgers_max=settings.peer_open_ledgers_max,
         delays_ensemble_change=settings.delay_ensemble_change,
         zones_min=settings.zones_min,
         enforces_zones=settings.enforce_zones,

@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from quorumlog.net.listen import ListenLimits
 from quorumlog.net.service import ServiceSettings
 from services.gateway.edge.limits import Limits
 from services.gateway.logs.sweep import ORPHAN_AGE_S
@@ -31,6 +32,12 @@ class GatewaySettings(ServiceSettings, Limits):
     gateway_in_flight_bytes_max: int = Field(
         default=512 << 20, gt=0, description="Unacknowledged appends of all ledgers."
     )
+    open_ledgers_max: int = Field(
+        default=200_000, ge=1, description="Ledgers that are written here; beyond: 429 overloaded."
+    )
+    peer_open_ledgers_max: int = Field(
+        default=25_000, ge=1, description="Of one address, once seven eighths of all are taken."
+    )
     zones_min: int = Field(
         default=1, ge=1, le=255, description="Zones over which an entry's copies are spread."
     )
@@ -51,3 +58,12 @@ class GatewaySettings(ServiceSettings, Limits):
         ge=30,
         description="Age at which unnamed ledgers of logs are deleted: above a roll or a takeover.",
     )
+
+    def listen_limits(self) -> ListenLimits:
+        """The limits of the listening socket."""
+        return ListenLimits(
+            drain_timeout_s=self.drain_s,
+            connections_max=self.connections_max,
+            peer_connections_max=self.peer_connections_max,
+            stalled_answer_timeout_s=self.stalled_answer_s,
+        )

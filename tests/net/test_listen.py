@@ -55,9 +55,11 @@ async def start() -> AsyncIterator[Start]:
 
 @contextlib.asynccontextmanager
 async def connection(
-    listener: Listener,
+    listener: Listener, address: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", listener.port, local_addr=(address, 0)
+    )
     try:
         yield reader, writer
     finally:
@@ -134,6 +136,24 @@ async def test_a_client_that_never_reads_its_answer_is_cut(start: Start) -> None
         writer.write(b"GET /large HTTP/1.1\r\nHost: h\r\n\r\n")
 
         await until(lambda: listener.connection_count == 0, "the connection is cut")
+
+
+async def test_one_address_does_not_get_the_last_connections(start: Start) -> None:
+    listener = await start(connections_max=8, peer_connections_max=1)
+
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(7):
+            await stack.enter_async_context(connection(listener, "127.0.0.2"))
+        await until(lambda: listener.connection_count == 7, "seven are taken")
+        async with connection(listener, "127.0.0.2") as (reader, writer):
+            writer.write(HEAD + b"\r\n")
+            status, _, body = await answer(reader)
+            assert (status, orjson.loads(body)["code"]) == (429, "overloaded")
+            assert b"PEER_CONNECTIONS_MAX" in body
+        async with connection(listener) as (reader, writer):
+            writer.write(HEAD + b"\r\n")
+            assert (await answer(reader))[0] == 200
+    await until(lambda: listener.connection_count == 0, "all are gone")
 
 
 async def test_one_connection_too_many_is_refused_and_the_others_go_on(start: Start) -> None:

@@ -18,6 +18,7 @@ from quorumlog.errors import (
     TooLarge,
     UnsupportedMediaType,
 )
+from quorumlog.net.awake import awake_timeout
 from quorumlog.net.budget import PEER, Budget
 from quorumlog.net.json_bodies import M, invalid_of
 from quorumlog.net.operations import JSON
@@ -181,20 +182,18 @@ async def read(request: web.Request, room: Room, bytes_max: int) -> bytes:
 
 async def _read_slowly(request: web.Request, room: Room, bytes_max: int) -> bytes:
     await send_continue(request)
-    limits, loop = room.limits, asyncio.get_running_loop()
+    limits = room.limits
     chunks: list[bytes] = []
     total = 0
-    started = loop.time()
-    limit = asyncio.timeout_at(started + limits.body_timeout_s)
     try:
-        async with limit:
+        # In time awake: what came while this process stood still came in time.
+        async with awake_timeout(limits.body_timeout_s) as limit:
             while chunk := await request.content.readany():
                 total += len(chunk)
                 _check_total(total, bytes_max)
                 room.hold(request, len(chunk))
                 chunks.append(chunk)
-                earned_s = total / limits.body_rate_bytes_s_min
-                limit.reschedule(started + limits.body_timeout_s + earned_s)
+                limit.extend(len(chunk) / limits.body_rate_bytes_s_min)
     except TimeoutError as error:
         raise RequestTimeout(
             f"the body was not complete within {limits.body_timeout_s:g} s: {total} bytes came"

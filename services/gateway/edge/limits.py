@@ -38,6 +38,15 @@ class Limits(BaseModel):
     comment_every_s: float = Field(
         default=15.0, gt=0, le=3600, description="Between signs of life of a tail at rest."
     )
+    stalled_answer_s: float = Field(
+        default=30.0, gt=0, le=3600, description="For a client to go on reading its answer."
+    )
+    connections_max: int = Field(
+        default=10_000, ge=1, description="Connections at once; beyond: 429 overloaded."
+    )
+    peer_connections_max: int = Field(
+        default=1250, ge=1, description="Of one address, once seven eighths of all are taken."
+    )
     requests_max: int = Field(
         default=4096, ge=1, description="Requests in work at once; beyond: 429 overloaded."
     )

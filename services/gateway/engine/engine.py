@@ -33,6 +33,8 @@ from quorumlog.errors import (
 from quorumlog.net import trace
 from quorumlog.net.awake import awake
 from quorumlog.net.bookie_client import BookieClient
+from quorumlog.net.budget import PEER
+from quorumlog.net.budget import Budget as PeerBudget
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.metadata_client import MetadataClient, new_attempt
@@ -88,6 +90,8 @@ class EngineConfig:
     ledger_in_flight_bytes_max: int = 128 << 20
     """Two of the largest bodies (docs/guides/http.md, Bounds)."""
     gateway_in_flight_bytes_max: int = 512 << 20
+    open_ledgers_max: int = 200_000
+    peer_open_ledgers_max: int = 25_000
     metadata_s: float = 3.0
     """After this time a caller gets metadata-unavailable."""
     delays_ensemble_change: bool = False
@@ -146,6 +150,14 @@ class Engine:
         self._closed_here: dict[int, int] = {}
         """Ledgers written and closed here, with the last acknowledged entry."""
         self._budget = Budget(config.gateway_in_flight_bytes_max)
+        self._open = PeerBudget(
+            "open ledgers",
+            "OPEN_LEDGERS_MAX",
+            config.open_ledgers_max,
+            config.peer_open_ledgers_max,
+        )
+        self._opened_by: dict[int, str] = {}
+        """The peer that had each open ledger created here."""
         self._draining = False
 
     @classmethod
@@ -196,6 +208,8 @@ class Engine:
         Raises: NotEnoughBookies, LedgerExists, MetadataUnavailable.
         """
         self._check_not_draining()
+        if options.log is None:
+            self._open.check(PEER.get(), 1)
         if options.digest is DigestKind.HMAC_SHA256 and options.password is None:
             raise InvalidRequest("the digest hmac-sha256 needs a password")
         try:
@@ -242,6 +256,8 @@ class Engine:
         # somebody else may have ended the ledger before this answer arrived.
         is_new = row.ledger_id not in self._handles and row.state is State.OPEN
         if is_ours and row.ledger_key == ledger_key and is_new:
+            self._opened_by[row.ledger_id] = PEER.get()
+            self._open.back(PEER.get())
             self._handles[row.ledger_id] = WriteHandle(
                 row,
                 self._ports,
@@ -550,6 +566,7 @@ class Engine:
 
     def handle_closed(self, handle: WriteHandle, row: LedgerMetadata) -> None:
         """The ledger is CLOSED: its row is the answer from now on."""
+        self._forget_opener(handle.ledger_id)
         self._rows.put(row)
         if handle.failure_code is None:
             self._queue_missed(handle)
@@ -562,6 +579,7 @@ class Engine:
         """The handle has failed. It stays, so that callers learn why, until the ledger is known to be
         CLOSED or deleted: then the row tells more, and a handle for each failure is kept nowhere.
         """
+        self._forget_opener(handle.ledger_id)
         code = handle.end_code
         log.warning("handle-failed", extra={"ledger": handle.ledger_id, "code": code})
         if code in (LedgerFenced.code, LedgerClosed.code):
@@ -574,6 +592,12 @@ class Engine:
             self._rows.deleted(handle.ledger_id)
         else:
             self._row_changed(handle.ledger_id)  # the news may have come before the failure
+
+    def _forget_opener(self, ledger_id: int) -> None:
+        """A ledger is not written here any more."""
+        peer = self._opened_by.pop(ledger_id, None)
+        if peer is not None:
+            self._open.give(peer)
 
     def _queue_missed(self, handle: WriteHandle) -> None:
         """Queue missed entries, which only this writer knows, after somebody else's close."""

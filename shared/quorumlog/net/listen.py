@@ -31,6 +31,8 @@ from quorumlog.errors import (
     RouteNotFound,
     TooLarge,
 )
+from quorumlog.net.awake import awake
+from quorumlog.net.budget import Budget, peer_of
 from quorumlog.wire import problems
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,8 @@ class ListenLimits:
     """Limits of one listening socket. Times in seconds, sizes in bytes."""
 
     connections_max: int = 10_000
+    peer_connections_max: int = 10_000
+    """Of one address, once seven eighths of all are taken."""
     head_timeout_s: float = 10.0
     """From the first byte of a request's head to the last."""
     idle_timeout_s: float = 65.0
@@ -106,7 +110,7 @@ class _Connection(RequestHandler):
     which arrives in one piece, starts no timer.
     """
 
-    __slots__ = ("_head_timer", "_listener", "_refused", "_stall_timer")
+    __slots__ = ("_head_timer", "_listener", "_peer", "_refused", "_stall_timer", "_stalled_at")
 
     def __init__(self, listener: "Listener", **kwargs: Any) -> None:
         super().__init__(listener.server, **kwargs)
@@ -117,21 +121,24 @@ class _Connection(RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, or answer that there are too many."""
-        if self._listener.connection_count >= self._listener.limits.connections_max:
+        peer = transport.get_extra_info("peername")
+        self._peer = peer_of(peer[0] if isinstance(peer, tuple) else None)
+        try:
+            self._listener.connections.take(self._peer)
+        except Overloaded as error:
             assert isinstance(transport, asyncio.Transport)
             self._refused = True
             self._force_close = True
-            transport.write(_raw_answer(Overloaded("too many connections")))
+            transport.write(_raw_answer(error))
             transport.close()
             return
-        self._listener.connection_count += 1
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection and its timers."""
         if self._refused or self._manager is None:
             return
-        self._listener.connection_count -= 1
+        self._listener.connections.give(self._peer)
         self._cancel_head_timer()
         self._cancel_stall_timer()
         super().connection_lost(exc)
@@ -172,6 +179,7 @@ class _Connection(RequestHandler):
         super().pause_writing()
         if self._stall_timer is None:
             limit_s = self._listener.limits.stalled_answer_timeout_s
+            self._stalled_at = awake().time()
             self._stall_timer = self._loop.call_later(limit_s, self._answer_is_stalled)
 
     def resume_writing(self) -> None:
@@ -186,7 +194,12 @@ class _Connection(RequestHandler):
 
     def _answer_is_stalled(self) -> None:
         self._stall_timer = None
-        if isinstance(self.transport, asyncio.WriteTransport):
+        limit_s = self._listener.limits.stalled_answer_timeout_s
+        left_s = self._stalled_at + limit_s - awake().time()
+        if left_s > 0:
+            # This process stood still: the peer may have read all the time.
+            self._stall_timer = self._loop.call_later(left_s, self._answer_is_stalled)
+        elif isinstance(self.transport, asyncio.WriteTransport):
             self.transport.abort()
 
     def handle_error(
@@ -253,10 +266,17 @@ class Listener:
     def __init__(self, runner: web.AppRunner, limits: ListenLimits) -> None:
         self.runner = runner
         self.limits = limits
-        self.connection_count = 0
+        self.connections = Budget(
+            "connections", "CONNECTIONS_MAX", limits.connections_max, limits.peer_connections_max
+        )
         self.port = 0
         assert runner.server is not None, "the runner is set up"
         self.server = runner.server
+
+    @property
+    def connection_count(self) -> int:
+        """Open connections."""
+        return self.connections.used
 
     def connection(self) -> RequestHandler:
         """A new connection's protocol."""

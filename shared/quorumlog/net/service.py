@@ -111,6 +111,10 @@ class ServiceSettings(BaseModel):
         everywhere = self.host in ("0.0.0.0", "::")  # noqa: S104
         return f"http://{socket.gethostname() if everywhere else self.host}:{self.port}"
 
+    def listen_limits(self) -> ListenLimits:
+        """The limits of the listening socket."""
+        return ListenLimits(drain_timeout_s=self.drain_s)
+
 
 S = TypeVar("S", bound=ServiceSettings)
 
@@ -221,7 +225,7 @@ async def _serve(
     built = app_factory(settings)
     app = await built if inspect.isawaitable(built) else built
     try:
-        limits = ListenLimits(drain_timeout_s=settings.drain_s)
+        limits = settings.listen_limits()
         async with listening(app, host=settings.host, port=settings.port, limits=limits):
             _tune_collector()
             log.info("started", extra={"url": settings.url})

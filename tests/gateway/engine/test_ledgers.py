@@ -15,11 +15,13 @@ from quorumlog.errors import (
     NoSuchLedger,
     NotEnoughBookies,
     NotYetConfirmed,
+    Overloaded,
     OwnedByLog,
     UnexpectedEntryId,
     WriterLost,
     WrongPassword,
 )
+from quorumlog.net.budget import PEER
 from quorumlog.protocol.metadata import DigestKind, LedgerMetadata, State
 from services.gateway.interface import DEGRADED, Appended
 from tests.gateway.engine.support import ledger, payloads, world_of
@@ -248,3 +250,23 @@ async def test_a_create_answered_after_the_ledgers_end_makes_no_handle(
         assert world.engine.open_ledgers == 0
         with pytest.raises(LedgerClosed):
             await world.engine.append(row.ledger_id, [b"x"])
+
+
+async def test_one_peer_does_not_get_the_last_open_ledgers_and_an_end_frees_a_place(
+    stores: Stores,
+) -> None:
+    async with world_of(stores, gateways=1, open_ledgers_max=8, peer_open_ledgers_max=1) as world:
+        PEER.set("stranger")
+        opened = [await ledger(world.engine) for _ in range(7)]
+        with pytest.raises(Overloaded, match="PEER_OPEN_LEDGERS_MAX"):
+            await ledger(world.engine)
+        PEER.set("another")
+        await ledger(world.engine)
+        with pytest.raises(Overloaded, match="the limit is 8"):
+            await ledger(world.engine)
+
+        await world.engine.close(opened[0].ledger_id)
+        await world.engine.delete(opened[1].ledger_id)
+
+        PEER.set("stranger")
+        await ledger(world.engine)
