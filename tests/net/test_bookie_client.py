@@ -133,27 +133,74 @@ async def test_a_bookie_without_a_known_address_is_unknown() -> None:
 async def test_silence_is_unknown_and_a_late_answer_changes_nothing() -> None:
     late: list[Request] = []
 
-    async def late_reads(request: Request, socket: web.WebSocketResponse) -> bytes | None:
-        if request.op is frames.Op.READ:
+    async def late_first(request: Request, socket: web.WebSocketResponse) -> bytes | None:
+        if not late:
             late.append(request)
             return None
-        for one in late:
-            await socket.send_bytes(ok(one))
-        return ok(request)
+        await socket.send_bytes(ok(late[0]))
+        return ok(request, body=frames.encode_read_body(None, ((0, 0),)))
+
+    async def read(bookies: BookieClient) -> Status:
+        answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        bookies.read(MEMBER, 1, 0, 0, lambda status, *_: answered.set_result(status), bytes_max=9)
+        async with within("it is answered"):
+            return await answered
 
     limits = ChannelLimits(quick_s=0.2, slow_s=60, connect_s=60)
     async with peer() as bookie, client(bookie.url, limits) as bookies:
-        bookie.behave = late_reads
+        bookie.behave = late_first
         with on_loop_errors():
-            answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
-            bookies.read(
-                MEMBER, 1, 0, 0, lambda status, *_: answered.set_result(status), bytes_max=9
-            )
-            async with within("it is answered"):
-                assert await answered is Status.UNKNOWN
-            assert await add(bookies) is Status.OK
+            assert await read(bookies) is Status.UNKNOWN
+            assert await read(bookies) is Status.OK
         assert len(late) == 1
         assert bookie.connections == 1
+
+
+async def test_adds_do_not_wait_behind_the_answers_of_reads() -> None:
+    released = asyncio.Event()
+
+    async def slow_reads(request: Request, _socket: web.WebSocketResponse) -> bytes | None:
+        if request.op is Op.READ:
+            await released.wait()
+        return ok(request)
+
+    async with peer() as bookie, client(bookie.url) as bookies:
+        bookie.behave = slow_reads
+        bookies.read(MEMBER, 1, 0, 0, lambda *_: None, bytes_max=9)
+        await until(lambda: bookie.seen, "the read is there")
+
+        assert await add(bookies) is Status.OK
+        assert bookies.channels() == {"bookie-1": True}
+        released.set()
+
+
+async def test_a_read_that_is_late_while_others_are_answered_is_no_fault_of_the_bookie() -> None:
+    failed: list[str] = []
+
+    async def all_but_the_first(request: Request, _socket: web.WebSocketResponse) -> bytes | None:
+        body = frames.encode_read_body(None, ((request.first, request.first),))
+        return ok(request, body=body) if request.first else None
+
+    limits = ChannelLimits(quick_s=0.3, slow_s=60, connect_s=60)
+    async with peer() as bookie, client(bookie.url, limits, failed.append) as bookies:
+        bookie.behave = all_but_the_first
+        told: dict[int, Status] = {}
+
+        def read(entry_id: int) -> None:
+            def tell(status: Status, *_: object) -> None:
+                told[entry_id] = status
+
+            bookies.read(MEMBER, 1, entry_id, entry_id, tell, bytes_max=9)
+
+        for entry_id in range(2):
+            read(entry_id)
+        await until(lambda: len(told) == 2, "both are answered")
+
+        assert (told, failed) == ({0: Status.UNKNOWN, 1: Status.OK}, [])
+        read(0)
+        told.clear()
+        await until(lambda: told, "the third is given up")
+        assert failed == ["bookie-1"]
 
 
 async def test_a_standstill_of_this_process_is_not_the_bookies_silence() -> None:

@@ -7,6 +7,7 @@ from typing import Final
 from aiohttp import web
 
 from quorumlog.errors import QuorumLogError
+from quorumlog.net.budget import PEER
 from services.gateway.edge.answers import json_bytes, octets
 from services.gateway.edge.body import Room
 from services.gateway.edge.follows import P
@@ -84,6 +85,7 @@ async def _parts(request: web.Request, room: Room, pages: Pages[P], wanted: Want
         limit=wanted.limit or PAGE_ENTRIES,
         max_bytes=wanted.max_bytes or PAGE_BYTES,
     )
+    room.answers.check(PEER.get(), 1)  # before the work of reading what there is no room for
     page = await stream.page(wanted.wait_s)
     size = pages.size(page)
     if size > LARGE_BYTES:

@@ -1,4 +1,4 @@
-"""One WebSocket channel per bookie: pipelined requests, each answered exactly once.
+"""Two WebSocket channels per bookie, one of them for reads: pipelined requests, each answered once.
 
 Everything but a checked answer becomes `Status.UNKNOWN`: a broken connection (for all requests in
 flight), silence past the deadline, an answer that does not echo its request (rule 4), a bookie without
@@ -270,6 +270,13 @@ class Channel:
         for asked in failed:
             asked.unknown()
 
+    def _is_fault(self, asked: _Asked) -> bool:
+        """Whether an answer that did not come in time is the bookie's fault. While other answers come,
+        a read may wait behind them: what many readers ask for at once takes its time.
+        """
+        sent_at = asked.deadline - self._limits.quick_s
+        return asked.op is not Op.READ or self._heard_at < sent_at
+
     def _sweep(self) -> None:
         now = self._time()
         silent = []
@@ -290,7 +297,7 @@ class Channel:
             self._loop.call_later(_SWEEP_S, self._sweep)
         else:
             self._sweeping = False
-        if silent:
+        if any(self._is_fault(asked) for asked in silent):
             self._failed(self._name)
         for asked in silent:
             asked.unknown()
@@ -313,11 +320,15 @@ class BookieClient:
         self._address = address
         self._session = session
         self._limits = limits or ChannelLimits()
-        self._channels: dict[str, Channel] = {}
+        self._channels: dict[tuple[str, bool], Channel] = {}
+        """By the bookie's name, and whether it is for reads: adds must not wait behind their answers."""
 
     def channels(self) -> dict[str, bool]:
         """The bookies that were asked so far, and whether their connection stands."""
-        return {name: channel.is_open for name, channel in self._channels.items()}
+        found: dict[str, bool] = {}
+        for (name, _), channel in self._channels.items():
+            found[name] = channel.is_open and found.get(name, True)
+        return found
 
     async def close(self) -> None:
         """Break all connections."""
@@ -396,7 +407,7 @@ class BookieClient:
         """Read what a member holds of first..last. With `fence_key` the member fences first (X1); with
         `from_disk` it syncs first and reads its disk (rule 20a).
         """
-        channel = self._channel(member)
+        channel = self._channel(member, is_for_reads=True)
         request_id = channel.next_id()
         message = frames.read_request(
             request_id,
@@ -463,10 +474,10 @@ class BookieClient:
         )
         channel.ask(request_id, message, asked, is_slow=is_slow)
 
-    def _channel(self, member: str) -> Channel:
+    def _channel(self, member: str, *, is_for_reads: bool = False) -> Channel:
         name = member_name(member)
-        channel = self._channels.get(name)
+        channel = self._channels.get((name, is_for_reads))
         if channel is None:
             channel = Channel(name, self._address, self._session, self._limits, self._failed)
-            self._channels[name] = channel
+            self._channels[name, is_for_reads] = channel
         return channel
