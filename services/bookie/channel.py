@@ -74,7 +74,8 @@ class Peer:
                     log.warning("channel-bad-frame", extra={"why": str(error)})
                     await self._socket.close(code=WSCloseCode.PROTOCOL_ERROR)
                     return
-                self._receive(request, len(message.data))
+                # A read counts with the answer that it may get, which nobody has read yet.
+                self._receive(request, len(message.data) + min(request.bytes_max, OUT_BYTES_MAX))
                 while self._is_full() and not sender.done():
                     self._room = self._loop.create_future()
                     await asyncio.wait([self._room, sender], return_when="FIRST_COMPLETED")

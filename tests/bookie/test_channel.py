@@ -5,7 +5,7 @@ import base64
 import hashlib
 import json
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from quorumlog.net.service import answers_problems
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import Run
 from quorumlog.wire import frames
+from services.bookie.channel import Peer
 from services.bookie.config import Config
 from services.bookie.handlers import BOOKIE
 from services.bookie.routes import ROUTES
@@ -177,6 +178,34 @@ async def test_a_peer_that_does_not_read_is_not_read_from(
             assert len(message.data) < 8 << 20
 
     assert seen == set(range(asked))
+
+
+async def test_reads_in_flight_count_with_the_answers_that_they_may_get(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.bookie.channel.IN_FLIGHT_BYTES_MAX", 4 << 20)
+    await served.add(run_of(7, [0]))
+    waiting: list[Callable[[], None]] = []
+    peers = Peer._receive
+
+    def counted(peer: Peer, request: frames.Request, size: int) -> None:
+        if request.op is frames.Op.READ:
+            peer._in_flight += 1
+            peer._in_flight_bytes += size
+            waiting.append(lambda: peer._answer(request, size, Status.UNKNOWN, -1, b"", b""))
+        else:
+            peers(peer, request, size)
+
+    monkeypatch.setattr(Peer, "_receive", counted)
+    async with served.session.ws_connect(f"{served.url}/v1/channel", max_msg_size=0) as socket:
+        for request in range(20):
+            await socket.send_bytes(frames.read_request(request, ME, 7, 0, 0, bytes_max=1 << 20))
+        await until(lambda: len(waiting) == 4, "as many as there is room for are taken")
+        assert await served.add(run_of(8, [0])) is Status.OK, "others are served"
+        assert len(waiting) == 4
+        while waiting:
+            waiting.pop()()
+        await until(lambda: waiting, "an answer makes room for the next one")
 
 
 async def test_answers_of_one_moment_are_each_given_in_the_name_that_was_asked(
