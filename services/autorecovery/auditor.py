@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Container, Hashable, Iterable
 from typing import Final
 
 from quorumlog.errors import QuorumLogError
+from quorumlog.net.awake import awake
 from quorumlog.net.conclude import conclude
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
@@ -126,14 +127,14 @@ class Auditor:
 
     async def audit(self) -> None:
         """Run one audit."""
-        begun = asyncio.get_running_loop().time()
+        begun = awake().time()
         await self._audit()
         self.audits += 1
-        self.audit_s = asyncio.get_running_loop().time() - begun
+        self.audit_s = awake().time() - begun
 
     def _note_unobserved(self, *, from_bookies: bool = True) -> None:
         """Absences are not observed now: one may end meanwhile and begin anew (rule 21)."""
-        now = asyncio.get_running_loop().time()
+        now = awake().time()
         self._refused.note_unobserved(now)
         self._silent.note_unobserved(now)
         if from_bookies:
@@ -141,7 +142,7 @@ class Auditor:
 
     async def _audit(self) -> None:
         triggers = self._triggers
-        now = asyncio.get_running_loop().time()
+        now = awake().time()
         self._lost.delay_s = self._steering.lost_bookie_delay_s
         found = await self._metadata.bookies()
         await self._hurry_repairs_for_returned(found.bookies)
@@ -164,9 +165,9 @@ class Auditor:
         if not is_old_enough:
             self._note_unobserved(from_bookies=False)
         elif now >= self._open_check_due_at:
-            begun = asyncio.get_running_loop().time()
+            begun = awake().time()
             await self._check_open_ledgers(now, found.liveness_age_s)
-            ended = asyncio.get_running_loop().time()
+            ended = awake().time()
             if triggers == self._triggers:
                 self._open_check_due_at = ended + _pause_s(ended - begun)
 
@@ -187,7 +188,7 @@ class Auditor:
         it is repeated, since a gateway that does not know of the drain yet may choose such a member
         for a new ensemble.
         """
-        clock = asyncio.get_running_loop().time
+        clock = awake().time
         begun, triggers = clock(), self._triggers
         self.draining = tuple(bookie.id for bookie in bookies if bookie.state == "draining")
         due = [m for m in self.draining if begun >= self._drain_due_at.get(m, begun)]
