@@ -105,8 +105,8 @@ class Room:
 
     def release(self, request: web.Request) -> None:
         """Give back what a request's body took."""
-        if HELD in request:
-            self.bodies.give(PEER.get(), request[HELD])
+        if count := request.get(HELD, 0):
+            self.bodies.give(PEER.get(), count)
 
     def keep(self, request: web.Request, count: int) -> None:
         """Take room for `count` bytes of an answer. Raises Overloaded."""
@@ -115,7 +115,7 @@ class Room:
 
     def let_go(self, request: web.Request, count: int | None = None) -> None:
         """Give back what a request's answer took: all of it, or a part that was read."""
-        if KEPT in request:
+        if self.answers.used and KEPT in request:
             count = request[KEPT] if count is None else count
             self.answers.give(PEER.get(), count)
             request[KEPT] -= count

@@ -93,7 +93,7 @@ def edge_middleware(
         # What gateways ask of each other waits for tails too, and must not starve.
         peer = peer_of(request.remote)
         PEER.set(peer)
-        place = 0
+        place = large = 0
         response: web.StreamResponse
         try:
             try:
@@ -105,8 +105,9 @@ def edge_middleware(
                     if hdrs.ORIGIN in request.headers:
                         _check_origin(request, cors_origins)
                 response = await handler(request)
-                if large := large_bytes(response):
-                    room.keep(request, large)
+                if size := large_bytes(response):
+                    room.keep(request, size)
+                    large = size
             except QuorumLogError as error:
                 response = problem_response(error, instance)
             except web.HTTPException as error:
@@ -127,8 +128,7 @@ def edge_middleware(
             metrics.observe(request.method, route, response.status, time.perf_counter() - started)
             if not response.prepared:
                 response.headers["X-Request-Id"] = instance
-                if large_bytes(response):
-                    assert isinstance(response, web.Response), "it is large"
+                if large and isinstance(response, web.Response):
                     return await send_whole(request, response)
             return response
         except ConnectionError as error:
