@@ -22,6 +22,7 @@ API_TABLE = {
     408: "request-timeout",
     413: "too-large",
     415: "unsupported-media-type",
+    421: "foreign-host",
     431: "headers-too-large",
     409: "ledger-closed ledger-fenced ledger-exists owned-by-log writer-lost entry-conflict log-exists "
     "log-closed log-fenced sequence-gap expired-producer transaction-committed transaction-aborted "

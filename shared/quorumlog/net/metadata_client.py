@@ -25,6 +25,7 @@ from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
     DatabaseWentBack,
+    ForeignHost,
     MetadataUnavailable,
     NoSuchBookie,
     NoSuchLedger,
@@ -503,6 +504,6 @@ def _parsed(gives: type[B], status: int, answered: bytes) -> B | None:
 
 def _is_verdict(error: QuorumLogError) -> bool:
     """Whether the service itself has decided; everything else is tried again."""
-    if isinstance(error, RouteNotFound):
-        return False  # another kind of service answers at this address
+    if isinstance(error, RouteNotFound | ForeignHost):
+        return False  # another kind of service answers at this address, or one of another name
     return type(error) is not QuorumLogError and error.status < 500 and not error.retryable
