@@ -43,7 +43,7 @@ from quorumlog.wire.bodies import (
 )
 from services.metadata.changes import ChangeHub
 from services.metadata.cookies import CookieStore, StillNamed
-from services.metadata.http import BOOKIE, IF_MATCH, LEDGER_ID, LIMIT, parsed
+from services.metadata.http import BOOKIE, IF_MATCH, LEDGER_ID, LIMIT, page_answer, parsed
 from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerFilter, LedgerStore
 from services.metadata.liveness import Liveness
@@ -132,7 +132,7 @@ async def list_ledgers(request: web.Request, given: Given) -> web.Response:
     rows, following = await request.app[PARTS].ledgers.list(
         wanted, after=given[AFTER], limit=given[LIMIT]
     )
-    return answer(LedgerList(ledgers=tuple(rows), next=following))
+    return page_answer("ledgers", rows, following)
 
 
 async def ledger_heads(request: web.Request, _given: Given) -> web.Response:

@@ -24,7 +24,7 @@ from quorumlog.wire.repair_bodies import (
     RepairSummary,
 )
 from services.metadata.database import Connection, Database
-from services.metadata.sql import UTC_CREATED_AT
+from services.metadata.sql import UTC_CREATED_AT, has_more, page_of
 
 _UNCOUNTED: Final = 32767
 """Stands for "survivors not counted", and sorts last."""
@@ -47,9 +47,13 @@ CLAIM: Final = (
     f" RETURNING {_ROW}"
 )
 
-PAGE: Final = (
-    f"SELECT {_ROW} FROM repairs WHERE (ledger_id, member) > ($1, $2)"
-    " ORDER BY ledger_id, member LIMIT $3"
+PAGE: Final = page_of(
+    # The stored size, which may be compressed: it bounds what is read, and JSON has some times more.
+    "SELECT *, pg_column_size(ranges) + octet_length(detail) AS body_bytes FROM repairs"
+    " WHERE (ledger_id, member) > ($1, $2)",
+    order="ledger_id, member",
+    row=_ROW,
+    limit="$3",
 )
 
 SUMMARY: Final = (
@@ -101,12 +105,11 @@ class RepairStore:
         self, *, after: tuple[int, str], limit: int
     ) -> tuple[list[Repair], tuple[int, str] | None]:
         """One page by ledger and member, and the `after` of the next page."""
-        records = await self._database.run(
-            lambda connection: connection.fetch(PAGE, *after, limit + 1)
+        records = await self._database.list(
+            lambda connection: connection.fetch(PAGE, *after, limit)
         )
-        found = [_repair_of(record) for record in records[:limit]]
-        last = (found[-1].ledger_id, found[-1].member) if len(records) > limit else None
-        return found, last
+        found = [_repair_of(record) for record in records]
+        return found, (found[-1].ledger_id, found[-1].member) if has_more(records) else None
 
     async def add(self, items: Iterable[RepairAdd]) -> None:
         """Add missed ranges; deleted ledgers are skipped."""
@@ -137,7 +140,7 @@ class RepairStore:
 
     async def summary(self) -> RepairSummary:
         """Numbers about the queue."""
-        record = await self._database.run(lambda connection: connection.fetchrow(SUMMARY))
+        record = await self._database.list(lambda connection: connection.fetchrow(SUMMARY))
         assert record is not None
         return RepairSummary(**dict(record))
 

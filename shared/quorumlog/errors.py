@@ -569,6 +569,13 @@ class MetadataUnavailable(Unavailable):
     title = "The metadata can't be reached"
 
 
+class MetadataBusy(MetadataUnavailable):
+    """The metadata service has all that it does at once of listings in work; other requests go on."""
+
+    code = "metadata-busy"
+    title = "Too many listings at once"
+
+
 class DatabaseWentBack(MetadataUnavailable):
     """The metadata's database lacks a change that was answered: the database was restored from a
     backup, or failed over to a standby that lagged. Nothing is changed or deleted until the right

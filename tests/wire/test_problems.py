@@ -31,7 +31,7 @@ API_TABLE = {
     412: "version-conflict unexpected-entry-id unexpected-offset",
     429: "overloaded",
     503: "not-enough-bookies entry-unavailable metadata-unavailable recovery-blocked read-only "
-    "database-went-back shutting-down",
+    "metadata-busy database-went-back shutting-down",
     504: "quorum-timeout",
     500: "internal-error",
 }
@@ -152,6 +152,7 @@ def test_who_knows_more_gets_an_error_of_its_own() -> None:
         (errors.NotTheOwner, errors.WriterLost),
         (errors.ShuttingDown, errors.ReadOnly),
         (errors.DatabaseWentBack, errors.MetadataUnavailable),
+        (errors.MetadataBusy, errors.MetadataUnavailable),
     ],
 )
 def test_a_more_precise_class_is_caught_as_the_broader_one(

@@ -26,6 +26,7 @@ from quorumlog.errors import (
     UNKNOWN,
     DatabaseWentBack,
     ForeignHost,
+    MetadataBusy,
     MetadataUnavailable,
     NoSuchBookie,
     NoSuchLedger,
@@ -92,9 +93,9 @@ def new_attempt() -> str:
 class _Unsettled(Exception):
     """One try ended without a verdict; `outcome` says whether the change may have been made."""
 
-    def __init__(self, outcome: Outcome, why: str) -> None:
+    def __init__(self, outcome: Outcome, why: str, *, is_busy: bool = False) -> None:
         super().__init__(why)
-        self.outcome = outcome
+        self.outcome, self.is_busy = outcome, is_busy
 
 
 class MetadataClient:
@@ -404,15 +405,16 @@ class MetadataClient:
                 # pursued all the same (rule 6).
                 if not (settles and outcome == UNKNOWN):
                     raise error.with_outcome(outcome) from error
-                why = error.detail
+                why, is_busy = error.detail, False
             except _Unsettled as error:
-                why = str(error)
+                why, is_busy = str(error), error.is_busy
                 if error.outcome == UNKNOWN:
                     outcome = UNKNOWN
             self._turn(current)
             tries += 1
             if loop.time() >= end and not (settles and outcome == UNKNOWN):
-                raise MetadataUnavailable(why, outcome=NOT_DONE if method == "GET" else outcome)
+                away = MetadataBusy if is_busy else MetadataUnavailable
+                raise away(why, outcome=NOT_DONE if method == "GET" else outcome)
             if tries % len(self._urls) == 0:
                 await asyncio.sleep(_jitter.uniform(pause_s / 2, pause_s))
                 pause_s = min(pause_s * 2, _PAUSE_S[1])
@@ -463,7 +465,11 @@ class MetadataClient:
             if proof and not is_proven:
                 raise _Unsettled(NOT_DONE, f"{url}: does not say that the database is the same")
             raise problem
-        raise _Unsettled(problem.outcome, f"{url}: {problem.code}: {problem.detail}")
+        raise _Unsettled(
+            problem.outcome,
+            f"{url}: {problem.code}: {problem.detail}",
+            is_busy=isinstance(problem, MetadataBusy),
+        )
 
     async def _stream(self, url: str) -> AsyncGenerator[Change]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TRY_S, sock_read=_SILENCE_S)
