@@ -231,8 +231,8 @@ async def test_a_page_ends_by_bytes_and_says_where_to_go_on(
         # A row that is larger than a page is one nevertheless.
         await connection.execute(
             "UPDATE ledgers SET body = jsonb_set(body, '{metadata}',"
-            " jsonb_build_object('m', repeat('x', $1))) WHERE ledger_id = 1100",
-            2 * PAGE_BYTES_MAX,
+            " (SELECT jsonb_object_agg(n, repeat('x', 60000)) FROM generate_series(1, 40) n))"
+            " WHERE ledger_id = 1100"
         )
     finally:
         await connection.close()
