@@ -160,6 +160,13 @@ class LedgerStore:
 
         await self._database.transact(work)
 
+    async def naming(self, bookie: str, *, after: int, limit: int) -> Sequence[int]:
+        """Ledgers with ids above `after` that name a bookie in any incarnation, ascending."""
+        records = await self._database.list(
+            lambda connection: connection.fetch(NAMING, bookie, after, limit)
+        )
+        return [record["ledger_id"] for record in records]
+
     async def list(
         self, wanted: LedgerFilter, *, after: int | None, limit: int
     ) -> tuple[list[bytes], int | None]:
@@ -172,6 +179,12 @@ class LedgerStore:
             if record["is_match"]
         ]
         return rows, records[-1]["ledger_id"] if has_more(records) else None
+
+
+NAMING: Final = (
+    "SELECT DISTINCT ledger_id FROM ledger_members WHERE name = $1 AND ledger_id > $2"
+    " ORDER BY ledger_id LIMIT $3"
+)
 
 
 def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[str, list[Any]]:

@@ -13,6 +13,8 @@ UTC_CREATED_AT: Final = (
 PAGE_BYTES_MAX: Final = 1 << 20
 """Bodies of one page, by their text: a page takes Postgres and this process some 30 ms (measured), whatever clients
 keep in the rows. A page has one row at least."""
+PAGE_ROWS_MAX: Final = 2500
+"""Rows of one page: about as many of the usual size as PAGE_BYTES_MAX lets in. Postgres adds up no more."""
 
 
 def page_of(rows: str, *, order: str, row: str, limit: str) -> str:
@@ -21,13 +23,14 @@ def page_of(rows: str, *, order: str, row: str, limit: str) -> str:
     `row` lists the columns of the page's rows only: Postgres reads no long body to leave it out. The last row's
     `has_more` tells whether a page follows.
     """
+    most = f"least({limit}::bigint, {PAGE_ROWS_MAX})"
     return (
         f"SELECT {row}, has_more FROM (SELECT *,"
         " sum(body_bytes) OVER (paged ROWS UNBOUNDED PRECEDING) - body_bytes AS bytes_before,"
         " lead(true) OVER paged IS NOT NULL AS has_more"
-        f" FROM ({rows} ORDER BY {order} LIMIT {limit}::bigint + 1) AS wanted"
+        f" FROM ({rows} ORDER BY {order} LIMIT {most} + 1) AS wanted"
         f" WINDOW paged AS (ORDER BY {order})) AS page"
-        f" WHERE bytes_before < {PAGE_BYTES_MAX} ORDER BY {order} LIMIT {limit}::bigint"
+        f" WHERE bytes_before < {PAGE_BYTES_MAX} ORDER BY {order} LIMIT {most}"
     )
 
 

@@ -14,7 +14,7 @@ from quorumlog.net.log_client import LogClient
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from services.metadata.cookies import REPAIRS_COUNT, USES, USES_COUNT
-from services.metadata.ledgers import LedgerFilter, list_query
+from services.metadata.ledgers import NAMING, LedgerFilter, list_query
 from services.metadata.logs import ORPHANS
 from services.metadata.logs import PAGE as LOG_PAGE
 from services.metadata.repairs import ADD, CLAIM, HURRY
@@ -61,6 +61,8 @@ async def test_filters_choose_and_combine(service: Service) -> None:
     assert await listed(bookie="b4") == rows[1::2]
     assert await listed(bookie="b4@5") == [rows[5]]
     assert await listed(bookie="b") == []
+    assert await client.ledgers_naming("b4") == {row.ledger_id for row in rows[1::2]}
+    assert await client.ledgers_naming("b") == set()
     assert await listed(metadata={"n": "1", "all": "x"}) == rows[1::3]
     assert await listed(metadata={"n": "3"}) == []
     assert await listed(state=State.IN_RECOVERY, log="a-log", bookie="b3") == rows[::12]
@@ -113,6 +115,7 @@ QUERIES: list[tuple[tuple[str, list[Any]], str]] = [
     ((CLAIM, ["w", 30.0, 2]), "repairs_in_order"),
     ((REPAIR_PAGE, [7, "b1@1", 9]), "repairs_pkey"),
     ((HURRY, []), "repairs_waiting"),
+    ((NAMING, ["b7", 0, 9]), "ledger_members_pkey"),
     ((ADD, [[7], ["b7@1"], ["{[0,9]}"], [1], [True]]), "ledgers_live"),
     ((USES, ["b7", 9]), "ledger_members_pkey"),
     ((USES_COUNT, ["b7"]), "ledger_members_pkey"),

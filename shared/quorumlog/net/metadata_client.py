@@ -65,6 +65,7 @@ from quorumlog.wire.bodies import (
     ServiceList,
     WitnessState,
 )
+from quorumlog.wire.log_bodies import LedgerIds
 from quorumlog.wire.problems import from_answer
 from quorumlog.wire.witnesses import HEADER, WITNESSES_MAX, from_header, to_header
 
@@ -80,6 +81,8 @@ _SILENCE_S: Final = 15.0
 """A stream of changes that is silent for three heartbeats is broken."""
 _WITNESSES_MAX: Final = 10 * WITNESSES_MAX
 """Witnesses that are remembered: as many as changes were under way at once (taste)."""
+_IDS: Final = 10_000
+"""Ids of one page."""
 _LINE_BYTES_MAX: Final = 1 << 16
 
 _jitter = random.SystemRandom()
@@ -292,6 +295,18 @@ class MetadataClient:
         """The ledgers and repairs that name a bookie. Raises: NoSuchBookie, MetadataUnavailable."""
         path = f"/v1/bookies/{quote(name)}/uses"
         return await self.ask("GET", path, gives=BookieUses, query={"limit": str(limit)})
+
+    async def ledgers_naming(self, name: str) -> set[int]:
+        """The ledgers whose rows name a bookie in any incarnation. Raises: MetadataUnavailable."""
+        found: set[int] = set()
+        path, after = f"/v1/bookies/{quote(name)}/ledgers", -1
+        while True:
+            query = {"limit": str(_IDS), **({} if after < 0 else {"after": str(after)})}
+            page = (await self.ask("GET", path, gives=LedgerIds, query=query)).ledgers
+            found.update(page)
+            if len(page) < _IDS:
+                return found
+            after = page[-1]
 
     async def retire(self, name: str) -> None:
         """Decommission a dead bookie; may be repeated.
