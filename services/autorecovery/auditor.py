@@ -262,7 +262,7 @@ class Auditor:
             (row.ledger_id, row.version): row.ledger_id
             async for row in self._rows(state=State.IN_RECOVERY)
         }
-        self._keep_blocked({*(row.ledger_id for row in rows), *stuck.values()})
+        self._keep_blocked({*open_ledgers, *stuck.values()})
         has_been_silent = frozenset(self._silent.expired(silent, now))
         if liveness_age_s < self._config.silent_s:
             # Rule 21: nothing is proven while Redis is younger than the grace period, and silence

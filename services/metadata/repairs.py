@@ -68,11 +68,11 @@ _HURRIED_MAX: Final = 2000
 
 # now() can use the index; clock_timestamp() cannot. What is hurried is picked no second time.
 HURRY: Final = (
-    "WITH some AS MATERIALIZED (SELECT ledger_id AS some_id, member AS some_member"
+    "WITH waiting AS MATERIALIZED (SELECT ledger_id AS some_id, member AS some_member"
     " FROM repairs WHERE worker IS NULL AND next_try_at > now()"
     f" ORDER BY next_try_at LIMIT {_HURRIED_MAX}),"
     " picked AS MATERIALIZED (SELECT ledger_id AS picked_id, member AS picked_member"
-    " FROM some JOIN repairs ON ledger_id = some_id AND member = some_member"
+    " FROM waiting JOIN repairs ON ledger_id = some_id AND member = some_member"
     " WHERE worker IS NULL AND next_try_at > now()"
     ' ORDER BY ledger_id, member COLLATE "C" FOR UPDATE OF repairs)'
     " UPDATE repairs SET next_try_at = now()"

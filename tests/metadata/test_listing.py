@@ -19,7 +19,7 @@ from services.metadata.logs import ORPHANS
 from services.metadata.logs import PAGE as LOG_PAGE
 from services.metadata.repairs import ADD, CLAIM, HURRY
 from services.metadata.repairs import PAGE as REPAIR_PAGE
-from services.metadata.sql import PAGE_BYTES_MAX
+from services.metadata.sql import PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from services.metadata.transactions import EXPIRED
 from tests.metadata.support import DRAFT, Service, serving
 
@@ -254,6 +254,24 @@ async def test_a_page_ends_by_bytes_and_says_where_to_go_on(
         for size, rows in found:
             assert len(rows) > 0, path
             assert size < PAGE_BYTES_MAX + 17_000 or rows[-1][key] == 1100, (path, size)
+
+
+async def test_a_page_of_small_rows_ends_by_rows(service: Service, stores: Stores) -> None:
+    await LogClient(service.client).create(
+        LogMetadata("a", LogSettings(DRAFT.quorum), next_offset=0)
+    )
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    try:
+        await connection.execute(
+            "INSERT INTO logs (name, version, body) SELECT 'n' || n, 1, '{\"n\": 1}'::jsonb"
+            f" FROM generate_series(1, {PAGE_ROWS_MAX}) n"
+        )
+    finally:
+        await connection.close()
+
+    counts = [len(rows) async for _, rows in pages(service, "/v1/logs?")]
+
+    assert counts == [PAGE_ROWS_MAX, 1]
 
 
 async def test_listings_that_hang_leave_creates_their_connections(

@@ -36,11 +36,14 @@ def test_a_star_lets_every_host_in() -> None:
     assert is_known(Hosts(allowed=["*"]), "evil.example")
 
 
-def test_a_refused_host_stays_refused_and_a_known_one_known() -> None:
+def test_a_host_beyond_those_that_are_remembered_is_known_or_refused_all_the_same() -> None:
     hosts = Hosts()
 
+    for port in range(1, 1200):
+        assert is_known(hosts, f"127.0.0.1:{port}")
     for _ in range(2):
-        assert is_known(hosts, "127.0.0.1:80")
+        assert is_known(hosts, "127.0.0.1:1")
+        assert is_known(hosts, "127.0.0.1:1199")
         assert not is_known(hosts, "evil.example")
 
 

@@ -28,8 +28,6 @@ _APPEND_S: Final = 60.0
 _ALIVE_S: Final = 2.0
 _ENDS_S: Final = 2.0
 """A list of logs waits for that long for a gateway; then the bookies are asked about its logs."""
-LIST_MAX: Final = 10_000
-"""Logs of a page."""
 
 
 class PublishBody(Body):
@@ -44,7 +42,7 @@ class PublishBody(Body):
 class EndsBody(Body):
     """Of which logs the ends are asked: name, last ledger, writer token."""
 
-    logs: tuple[tuple[LogName, LedgerId, Number], ...] = Field(max_length=LIST_MAX)
+    logs: tuple[tuple[LogName, LedgerId, Number], ...]
 
 
 class LogPeers(Peers):
