@@ -32,7 +32,7 @@ T = TypeVar("T")
 _PRIMARY_ONLY: Final = SessionAttribute.primary
 """Of a DSN's servers use the primary: a standby may lack answered changes (rule 18)."""
 
-_LISTING_WAIT_S: Final = 0.5
+_LISTING_WAIT_S: Final = 1.0
 """How long a listing waits for those before it; a page takes some 10 to 30 ms (taste)."""
 
 CONTAINED: Final = "SELECT attempt::text AS attempt FROM attempts WHERE attempt = ANY($1::uuid[])"
@@ -73,7 +73,7 @@ _UNAVAILABLE: Final = (
 class Database:
     """Postgres, which may vanish and return at any time.
 
-    Invariants: at most `connections_max` connections, of which listings have a quarter; a failed one is never reused; a transaction
+    Invariants: at most `connections_max` connections, of which listings have a tenth; a failed one is never reused; a transaction
     is committed, and a proof given, only if it saw every change known to have been answered (rule
     18a).
     """
@@ -83,7 +83,7 @@ class Database:
         self._deadline_s = deadline_s
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(connections_max)
-        self._listings = asyncio.Semaphore(max(connections_max // 4, 1))
+        self._listings = asyncio.Semaphore(max(connections_max // 10, 1))
         """Connections for what reads many rows. More would list no faster, since this process makes one page at a time,
         and everything else would wait for more of them (measured)."""
         self.is_up = False
@@ -136,7 +136,7 @@ class Database:
         return await self.run(proven, deadline=deadline)
 
     async def list(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Like `read`, for what reads many rows: a quarter of the connections is for that.
+        """Like `read`, for what reads many rows: a tenth of the connections is for that, one at least.
 
         Raises: MetadataBusy where others have them all.
         """
@@ -146,7 +146,7 @@ class Database:
                 await self._listings.acquire()
         except TimeoutError as error:
             raise MetadataBusy(
-                "a quarter of CONNECTIONS_MAX is for listings, and all of it is in use"
+                "a tenth of CONNECTIONS_MAX is for listings, and all of it is in use"
             ) from error
         try:
             return await self.read(work, deadline=deadline)
