@@ -87,7 +87,7 @@ class LogViews:
         for head in heads:
             handle = self._ownership.known(head.name)
             mine = None if handle is None else handle.owner
-            if mine is not None and not mine.is_ended and _is_of(mine.log, head):
+            if mine is not None and _is_of(mine.log, head):
                 ends[head.name] = mine.acknowledged_offset
         return ends
 
