@@ -243,26 +243,27 @@ class Auditor:
         return count
 
     async def _check_open_ledgers(self, now: float, liveness_age_s: float) -> None:
-        rows = [row async for row in self._rows(state=State.OPEN)]
-        writers = {row.writer for row in rows if row.writer is not None}
+        # Only what is needed of each: rows may hold 16 KiB of custom metadata.
+        open_ledgers = {row.ledger_id: row.writer async for row in self._rows(state=State.OPEN)}
+        writers = {writer for writer in open_ledgers.values() if writer is not None}
         answers = dict(
             zip(writers, await asyncio.gather(*map(self._presence_of, writers)), strict=True)
         )
         gone: dict[Hashable, int] = {}
         silent: dict[Hashable, int] = {}
-        for row in rows:
-            presence = WriterPresence.ALIVE if row.writer is None else answers[row.writer]
+        for ledger_id, writer in open_ledgers.items():
+            presence = WriterPresence.ALIVE if writer is None else answers[writer]
             if presence is WriterPresence.GONE:
-                gone[row.ledger_id] = row.ledger_id
+                gone[ledger_id] = ledger_id
             if presence is not WriterPresence.ALIVE:
                 # A refusal is no answer either: else a writer that alternates between refusal and
                 # silence would stay open.
-                silent[row.ledger_id] = row.ledger_id
+                silent[ledger_id] = ledger_id
         stuck: dict[Hashable, int] = {
             (row.ledger_id, row.version): row.ledger_id
             async for row in self._rows(state=State.IN_RECOVERY)
         }
-        self._keep_blocked({*(row.ledger_id for row in rows), *stuck.values()})
+        self._keep_blocked({*open_ledgers, *stuck.values()})
         has_been_silent = frozenset(self._silent.expired(silent, now))
         if liveness_age_s < self._config.silent_s:
             # Rule 21: nothing is proven while Redis is younger than the grace period, and silence

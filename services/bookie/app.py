@@ -55,7 +55,7 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
     description = describe(
         [route.operation for route in ROUTES], title="quorumlog bookie", version="1"
     )
-    add_shared_routes(app, ready=ready, openapi=lambda: description)
+    add_shared_routes(app, ready=ready, openapi=lambda: description, hosts=config.hosts)
     app[METRICS].register(_StoreMetrics(app))
     add_routes(app, ROUTES)
     return app

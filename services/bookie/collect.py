@@ -104,13 +104,7 @@ class MetadataRows:
 
     async def ledgers_naming(self, bookie: str) -> set[int]:
         """Ledgers whose rows name a bookie."""
-        found: set[int] = set()
-        after: int | None = None
-        while True:
-            rows, after = await self._client.list(bookie=bookie, after=after, limit=1000)
-            found.update(row.ledger_id for row in rows)
-            if after is None:
-                return found
+        return await self._client.ledgers_naming(bookie)
 
 
 class Collector:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from aiohttp import web
 
 from quorumlog.errors import QuorumLogError, ShuttingDown
+from quorumlog.net.hosts import Hosts
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import Operation, Route, add_routes
 from quorumlog.net.ports import Times
 from quorumlog.net.quarantine import QuarantineRule
-from quorumlog.net.service import DRAINING, METRICS, add_shared_routes
+from quorumlog.net.service import DRAINING, HOSTS, METRICS, add_shared_routes
 from services.gateway.config import GatewaySettings
 from services.gateway.edge.body import Room, ignore_expect
 from services.gateway.edge.cluster import Cluster
@@ -49,6 +50,7 @@ def build_app(
     logs: LogManager | None = None,
     transactions: Transactions | None = None,
     cors_origins: Iterable[str] = (),
+    hosts: Hosts | None = None,
 ) -> web.Application:
     """The application that serves an engine and logs. The caller starts and stops those itself."""
     # Public bodies have their own limits; this one is for bodies forwarded by other gateways.
@@ -73,7 +75,7 @@ def build_app(
             await logs.drain()
         await engine.drain()
 
-    add_shared_routes(app, ready=ready, openapi=lambda: description, drain=drain)
+    add_shared_routes(app, ready=ready, openapi=lambda: description, drain=drain, hosts=hosts)
     origins = frozenset(cors_origins)
     if origins:
         app.on_response_prepare.append(allow_origins(origins))
@@ -83,6 +85,7 @@ def build_app(
             Metrics(app[METRICS], room),
             is_draining=app[DRAINING].is_set,
             cors_origins=origins,
+            hosts=app[HOSTS],
         )
     )
     if logs is not None:
@@ -149,6 +152,7 @@ async def create_app(settings: GatewaySettings) -> web.Application:
         logs=logs,
         transactions=transactions,
         cors_origins=settings.cors_origins,
+        hosts=settings.hosts,
     )
     add_metrics(engine, app[METRICS])
     app.router.add_routes(internal_routes(engine))

@@ -117,6 +117,7 @@ def build(config: Config) -> web.Application:
         ready=database.probe,
         openapi=lambda: description,
         drain=changes.end,
+        hosts=config.hosts,
     )
     app.on_shutdown.append(end_streams)
     add_routes(app, ROUTES)

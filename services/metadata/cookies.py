@@ -132,7 +132,7 @@ class CookieStore:
     async def uses(self, name: str, *, limit: int) -> BookieUses:
         """The rows and repairs that name a bookie in any incarnation. Raises: NoSuchBookie."""
         await self.get(name)
-        return await self._database.read(lambda connection: _uses(connection, name, limit))
+        return await self._database.list(lambda connection: _uses(connection, name, limit))
 
     async def retire(self, name: str, *, version: int) -> None:
         """Decommission a bookie that no row or repair names; idempotent. It may return as a later

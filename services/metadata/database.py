@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 
-from quorumlog.errors import UNKNOWN, DatabaseWentBack, MetadataUnavailable, QuorumLogError
+from quorumlog.errors import (
+    UNKNOWN,
+    DatabaseWentBack,
+    MetadataBusy,
+    MetadataUnavailable,
+    QuorumLogError,
+)
 from quorumlog.wire.witnesses import WITNESSES_MAX
 from services.metadata.memory import PRESENTED, Memory
 
@@ -25,6 +31,9 @@ T = TypeVar("T")
 
 _PRIMARY_ONLY: Final = SessionAttribute.primary
 """Of a DSN's servers use the primary: a standby may lack answered changes (rule 18)."""
+
+_LISTING_WAIT_S: Final = 1.0
+"""How long a listing waits for those before it; a page takes some 10 to 30 ms (taste)."""
 
 CONTAINED: Final = "SELECT attempt::text AS attempt FROM attempts WHERE attempt = ANY($1::uuid[])"
 """Which of these tokens the database contains (rule 18a)."""
@@ -64,7 +73,7 @@ _UNAVAILABLE: Final = (
 class Database:
     """Postgres, which may vanish and return at any time.
 
-    Invariants: at most `connections_max` connections; a failed one is never reused; a transaction
+    Invariants: at most `connections_max` connections, of which listings have a tenth; a failed one is never reused; a transaction
     is committed, and a proof given, only if it saw every change known to have been answered (rule
     18a).
     """
@@ -74,13 +83,18 @@ class Database:
         self._deadline_s = deadline_s
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(connections_max)
+        self._listings = asyncio.Semaphore(max(connections_max // 10, 1))
+        """Connections for what reads many rows. More would list no faster, since this process makes one page at a time,
+        and everything else would wait for more of them (measured)."""
         self.is_up = False
         """Whether the last piece of work reached the database."""
         self.memory = Memory()
         self.is_open = False
         """Whether the tables are of this version; until then no statement runs."""
 
-    async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def run(
+        self, work: Callable[[Connection], Awaitable[T]], *, deadline: float | None = None
+    ) -> T:
         """Run `work` on a connection of its own, outside a transaction.
 
         Raises: MetadataUnavailable within the deadline; its outcome is `unknown` once the work has
@@ -88,7 +102,8 @@ class Database:
         """
         if not self.is_open:
             raise MetadataUnavailable("the database was not reached yet")
-        deadline = asyncio.get_running_loop().time() + self._deadline_s
+        if deadline is None:
+            deadline = asyncio.get_running_loop().time() + self._deadline_s
         try:
             async with asyncio.timeout_at(deadline):
                 await self._slots.acquire()
@@ -101,7 +116,9 @@ class Database:
             self._slots.release()
         return result
 
-    async def read(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def read(
+        self, work: Callable[[Connection], Awaitable[T]], *, deadline: float | None = None
+    ) -> T:
         """Like `run`. The request's witnesses are checked in the same snapshot that `work` reads,
         so that no restore comes in between: a deletion may rest on the answer (rule 18a).
 
@@ -109,14 +126,32 @@ class Database:
         """
         asked = PRESENTED.get()
         if asked is None or not asked.witnesses:
-            return await self.run(work)
+            return await self.run(work, deadline=deadline)
 
         async def proven(connection: Connection) -> T:
             async with connection.transaction(isolation="repeatable_read", readonly=True):
                 await self._check(connection)
                 return await work(connection)
 
-        return await self.run(proven)
+        return await self.run(proven, deadline=deadline)
+
+    async def list(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Like `read`, for what reads many rows: a tenth of the connections is for that, one at least.
+
+        Raises: MetadataBusy where others have them all.
+        """
+        deadline = asyncio.get_running_loop().time() + self._deadline_s
+        try:
+            async with asyncio.timeout(min(_LISTING_WAIT_S, self._deadline_s)):
+                await self._listings.acquire()
+        except TimeoutError as error:
+            raise MetadataBusy(
+                "a tenth of CONNECTIONS_MAX is for listings, and all of it is in use"
+            ) from error
+        try:
+            return await self.read(work, deadline=deadline)
+        finally:
+            self._listings.release()
 
     async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Run `work` in one transaction: all of it or, when it raises, nothing.

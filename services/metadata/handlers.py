@@ -41,9 +41,10 @@ from quorumlog.wire.bodies import (
     ServiceHeartbeat,
     ServiceList,
 )
+from quorumlog.wire.log_bodies import LedgerIds
 from services.metadata.changes import ChangeHub
 from services.metadata.cookies import CookieStore, StillNamed
-from services.metadata.http import BOOKIE, IF_MATCH, LEDGER_ID, LIMIT, parsed
+from services.metadata.http import BOOKIE, IF_MATCH, LEDGER_ID, LIMIT, page_answer, parsed
 from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerFilter, LedgerStore
 from services.metadata.liveness import Liveness
@@ -132,7 +133,7 @@ async def list_ledgers(request: web.Request, given: Given) -> web.Response:
     rows, following = await request.app[PARTS].ledgers.list(
         wanted, after=given[AFTER], limit=given[LIMIT]
     )
-    return answer(LedgerList(ledgers=tuple(rows), next=following))
+    return page_answer("ledgers", rows, following)
 
 
 async def ledger_heads(request: web.Request, _given: Given) -> web.Response:
@@ -196,6 +197,15 @@ async def get_uses(request: web.Request, given: Given) -> web.Response:
     return answer(await request.app[PARTS].cookies.uses(given[BOOKIE], limit=given[LIMIT]))
 
 
+async def list_naming(request: web.Request, given: Given) -> web.Response:
+    """Ledgers above `after` whose rows name a bookie in any incarnation, without the rows."""
+    after = given[AFTER]
+    found = await request.app[PARTS].ledgers.naming(
+        given[BOOKIE], after=-1 if after is None else after, limit=given[LIMIT]
+    )
+    return answer(LedgerIds(ledgers=tuple(found)))
+
+
 async def delete_cookie(request: web.Request, given: Given) -> web.Response:
     """Decommission a bookie that is dead and that nothing names."""
     parts, name = request.app[PARTS], given[BOOKIE]
@@ -246,6 +256,7 @@ ROUTES: Final = (
     route("PUT", f"{_BOOKIE}/cookie", put_cookie, BOOKIE, takes=CookiePut, gives=CookieRow),
     route("DELETE", f"{_BOOKIE}/cookie", delete_cookie, BOOKIE, status=204),
     route("GET", f"{_BOOKIE}/uses", get_uses, BOOKIE, LIMIT, gives=BookieUses),
+    route("GET", f"{_BOOKIE}/ledgers", list_naming, BOOKIE, AFTER, LIMIT, gives=LedgerIds),
     route("PUT", f"{_BOOKIE}/log-end", put_log_end, BOOKIE, takes=LogEnd, gives=CookieRow),
     route(
         "PUT",

@@ -1,8 +1,10 @@
 """Request bodies for the handlers, and the parameters that several of them take."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
+import orjson
 from aiohttp import web
 
 from quorumlog.errors import UnsupportedMediaType
@@ -19,6 +21,14 @@ async def parsed(request: web.Request, model: type[M]) -> M:
     if request.content_type not in {"application/json", "application/octet-stream"}:
         raise UnsupportedMediaType("send application/json (curl: -H 'Content-Type: …')")
     return json_bodies.parsed(await request.read(), model)
+
+
+def page_answer(name: str, rows: Sequence[bytes], following: int | str | None) -> web.Response:
+    """A page of rows that are JSON already, and the `after` of the next one."""
+    return web.Response(
+        body=b'{"%b":[%b],"next":%b}' % (name.encode(), b",".join(rows), orjson.dumps(following)),
+        content_type="application/json",
+    )
 
 
 def _version(text: str, pointer: str) -> int:

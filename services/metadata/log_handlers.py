@@ -21,7 +21,7 @@ from quorumlog.wire.log_bodies import (
     LogRow,
 )
 from services.metadata.handlers import PARTS
-from services.metadata.http import IF_MATCH, LEDGER_ID, LIMIT, parsed
+from services.metadata.http import IF_MATCH, LEDGER_ID, LIMIT, page_answer, parsed
 
 _AGE_S_MAX: Final = 10 * 365 * 24 * 3600
 
@@ -50,7 +50,7 @@ async def list_logs(request: web.Request, given: Given) -> web.Response:
     rows, following = await request.app[PARTS].logs.page(
         after=given[AFTER] or "", limit=given[LIMIT]
     )
-    return answer(LogList(logs=tuple(rows), next=following))
+    return page_answer("logs", rows, following)
 
 
 async def change_log(request: web.Request, given: Given) -> web.Response:

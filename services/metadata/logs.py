@@ -16,13 +16,14 @@ from quorumlog.wire.log_bodies import LogChange, LogCreate, LogDelete, LogHeadBo
 from services.metadata.database import Connection, Database
 from services.metadata.ledgers import (
     is_applied,
+    json_of,
     leave_tombstone,
     leave_tombstones,
     lock_ledger,
     record_attempt,
     record_change,
 )
-from services.metadata.sql import UTC_CREATED_AT
+from services.metadata.sql import UTC_CREATED_AT, has_more, page_of
 
 _ROW: Final = (
     f"name, version, body::text AS body, {UTC_CREATED_AT},"
@@ -49,13 +50,15 @@ class LogStore:
         )
         return _row_of(record, name)
 
-    async def page(self, *, after: str, limit: int) -> tuple[list[LogRow], str | None]:
-        """One page by name, and the `after` of the next page."""
-        records = await self._database.read(
-            lambda connection: connection.fetch(PAGE, after, limit + 1)
-        )
-        rows = [_row_of(record) for record in records[:limit]]
-        return rows, rows[-1].name if len(records) > limit else None
+    async def page(self, *, after: str, limit: int) -> tuple[list[bytes], str | None]:
+        """One page by name, each row as its JSON, and the `after` of the next page."""
+        records = await self._database.list(lambda connection: connection.fetch(PAGE, after, limit))
+        rows = [
+            b'{"name":"%b","read_ms":%d,%b'
+            % (record["name"].encode(), record["read_ms"], json_of(record))
+            for record in records
+        ]
+        return rows, records[-1]["name"] if has_more(records) else None
 
     async def heads(self, names: Sequence[str]) -> Sequence[LogHeadBody]:
         """The version and the writer of each row, present or deleted."""
@@ -163,7 +166,7 @@ class LogStore:
 
     async def orphans(self, *, older_than_s: int, after: int, limit: int) -> list[int]:
         """Ledgers with ids above `after` that no log has named for this long, ascending."""
-        records = await self._database.read(
+        records = await self._database.list(
             lambda connection: connection.fetch(ORPHANS, older_than_s, after, limit)
         )
         return [record["ledger_id"] for record in records]
@@ -191,7 +194,13 @@ _HEADS: Final = (
     " (body -> 'items' -> -1 ->> 'ledger_id')::bigint AS last_ledger FROM logs"
     " WHERE name = ANY($1::text[]) ORDER BY name"
 )
-PAGE: Final = f"SELECT {_ROW} FROM logs WHERE body IS NOT NULL AND name > $1 ORDER BY name LIMIT $2"
+PAGE: Final = page_of(
+    "SELECT name, version, body, created_at, body_bytes FROM logs"
+    " WHERE body IS NOT NULL AND name > $1",
+    order="name",
+    row=_ROW,
+    limit="$2",
+)
 ORPHANS: Final = (
     "SELECT ledger_id FROM unnamed_ledgers WHERE since < now() - make_interval(secs => $1::int)"
     " AND ledger_id > $2 ORDER BY ledger_id LIMIT $3"

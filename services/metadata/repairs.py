@@ -24,7 +24,7 @@ from quorumlog.wire.repair_bodies import (
     RepairSummary,
 )
 from services.metadata.database import Connection, Database
-from services.metadata.sql import UTC_CREATED_AT
+from services.metadata.sql import UTC_CREATED_AT, has_more, page_of
 
 _UNCOUNTED: Final = 32767
 """Stands for "survivors not counted", and sorts last."""
@@ -47,9 +47,13 @@ CLAIM: Final = (
     f" RETURNING {_ROW}"
 )
 
-PAGE: Final = (
-    f"SELECT {_ROW} FROM repairs WHERE (ledger_id, member) > ($1, $2)"
-    " ORDER BY ledger_id, member LIMIT $3"
+PAGE: Final = page_of(
+    # Ranges as stored, maybe compressed: that bounds what is read. The other columns count too: each row is parsed.
+    "SELECT *, 500 + pg_column_size(ranges) + octet_length(detail) AS body_bytes FROM repairs"
+    " WHERE (ledger_id, member) > ($1, $2)",
+    order="ledger_id, member",
+    row=_ROW,
+    limit="$3",
 )
 
 SUMMARY: Final = (
@@ -59,11 +63,18 @@ SUMMARY: Final = (
     " coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8 AS oldest_s"
     " FROM repairs"
 )
-# now() can use the index; clock_timestamp() cannot.
+_HURRIED_MAX: Final = 2000
+"""Items of one transaction, which must end within the deadline: 100,000 take more than 2 s (measured)."""
+
+# now() can use the index; clock_timestamp() cannot. What is hurried is picked no second time.
 HURRY: Final = (
-    "WITH picked AS MATERIALIZED (SELECT ledger_id AS picked_id, member AS picked_member"
+    "WITH waiting AS MATERIALIZED (SELECT ledger_id AS some_id, member AS some_member"
     " FROM repairs WHERE worker IS NULL AND next_try_at > now()"
-    ' ORDER BY ledger_id, member COLLATE "C" FOR UPDATE)'
+    f" ORDER BY next_try_at LIMIT {_HURRIED_MAX}),"
+    " picked AS MATERIALIZED (SELECT ledger_id AS picked_id, member AS picked_member"
+    " FROM waiting JOIN repairs ON ledger_id = some_id AND member = some_member"
+    " WHERE worker IS NULL AND next_try_at > now()"
+    ' ORDER BY ledger_id, member COLLATE "C" FOR UPDATE OF repairs)'
     " UPDATE repairs SET next_try_at = now()"
     " FROM picked WHERE ledger_id = picked_id AND member = picked_member"
 )
@@ -101,12 +112,11 @@ class RepairStore:
         self, *, after: tuple[int, str], limit: int
     ) -> tuple[list[Repair], tuple[int, str] | None]:
         """One page by ledger and member, and the `after` of the next page."""
-        records = await self._database.run(
-            lambda connection: connection.fetch(PAGE, *after, limit + 1)
+        records = await self._database.list(
+            lambda connection: connection.fetch(PAGE, *after, limit)
         )
-        found = [_repair_of(record) for record in records[:limit]]
-        last = (found[-1].ledger_id, found[-1].member) if len(records) > limit else None
-        return found, last
+        found = [_repair_of(record) for record in records]
+        return found, (found[-1].ledger_id, found[-1].member) if has_more(records) else None
 
     async def add(self, items: Iterable[RepairAdd]) -> None:
         """Add missed ranges; deleted ledgers are skipped."""
@@ -137,13 +147,16 @@ class RepairStore:
 
     async def summary(self) -> RepairSummary:
         """Numbers about the queue."""
-        record = await self._database.run(lambda connection: connection.fetchrow(SUMMARY))
+        record = await self._database.list(lambda connection: connection.fetchrow(SUMMARY))
         assert record is not None
         return RepairSummary(**dict(record))
 
     async def hurry(self) -> None:
-        """Retry now the items that wait after a failure."""
-        await self._database.run(lambda connection: connection.execute(HURRY))
+        """Retry now the items that wait after a failure, some at a time; may be repeated."""
+        while True:
+            done = await self._database.run(lambda connection: connection.execute(HURRY))
+            if done == "UPDATE 0":
+                return
 
     async def claim(self, request: RepairClaim) -> list[Repair]:
         """Claim unclaimed items for one worker until its lease ends."""

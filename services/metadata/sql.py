@@ -1,8 +1,39 @@
-"""SQL fragments shared by the stores."""
+"""SQL shared by the stores: a row's time, and pages that end by rows and by bytes."""
 
+from collections.abc import Sequence
 from typing import Final
+
+import asyncpg
 
 UTC_CREATED_AT: Final = (
     "to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS created_at"
 )
 """A row's time of creation, as RFC 3339 in UTC."""
+
+PAGE_BYTES_MAX: Final = 1 << 20
+"""Bodies of one page, by their text: a page takes Postgres and this process some 30 ms (measured), whatever clients
+keep in the rows. A page has one row at least."""
+PAGE_ROWS_MAX: Final = 2500
+"""Rows of one page: about as many of the usual size as PAGE_BYTES_MAX lets in. Postgres adds up no more."""
+
+
+def page_of(rows: str, *, order: str, row: str, limit: str) -> str:
+    """The query of a page: `rows` is a SELECT with the column `body_bytes`, without order and limit.
+
+    `row` lists the columns of the page's rows only: Postgres reads no long body to leave it out. The last row's
+    `has_more` tells whether a page follows.
+    """
+    most = f"least({limit}::bigint, {PAGE_ROWS_MAX})"
+    return (
+        f"SELECT {row}, has_more FROM (SELECT *,"
+        " sum(body_bytes) OVER (paged ROWS UNBOUNDED PRECEDING) - body_bytes AS bytes_before,"
+        " lead(true) OVER paged IS NOT NULL AS has_more"
+        f" FROM ({rows} ORDER BY {order} LIMIT {most} + 1) AS wanted"
+        f" WINDOW paged AS (ORDER BY {order})) AS page"
+        f" WHERE bytes_before < {PAGE_BYTES_MAX} ORDER BY {order} LIMIT {most}"
+    )
+
+
+def has_more(records: Sequence[asyncpg.Record]) -> bool:
+    """Whether a page follows these records of a `page_of`."""
+    return bool(records) and bool(records[-1]["has_more"])

@@ -231,6 +231,17 @@ class Forbidden(Refused):
     title = "Not allowed"
 
 
+class ForeignHost(Refused):
+    """`Host` is a name that the process is not known by, as in requests of a web page whose name was given
+    the address of the process (DNS rebinding). Known are loopback names, IP addresses, the host of
+    `ADVERTISED_URL`, and `ALLOWED_HOSTS`.
+    """
+
+    code = "foreign-host"
+    status = 421
+    title = "The request is for another host"
+
+
 class WrongPassword(Refused):
     """The ledger has a password, and the header `Ledger-Password` is missing or wrong."""
 
@@ -556,6 +567,13 @@ class MetadataUnavailable(Unavailable):
 
     code = "metadata-unavailable"
     title = "The metadata can't be reached"
+
+
+class MetadataBusy(MetadataUnavailable):
+    """The metadata service has all that it does at once of listings in work; other requests go on."""
+
+    code = "metadata-busy"
+    title = "Too many listings at once"
 
 
 class DatabaseWentBack(MetadataUnavailable):

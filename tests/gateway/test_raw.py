@@ -15,105 +15,115 @@ from tests.support.waiting import within
 SEED = 20_261_122
 
 CASES: list[tuple[int, bytes, bytes]] = [
-    (404, b"OPTIONS * HTTP/1.1\r\nHost: h", b""),
-    (200, b"GET http://other/v1/bookies HTTP/1.1\r\nHost: h", b""),
-    (404, b"CONNECT h:80 HTTP/1.1\r\nHost: h", b""),
-    (404, b"GET // HTTP/1.1\r\nHost: h", b""),
-    (400, b"GET /v1/ledgers/%zz HTTP/1.1\r\nHost: h", b""),
-    (400, b"GET /v1/ledgers/1%00 HTTP/1.1\r\nHost: h", b""),
-    (422, b"GET /v1/ledgers?%zz=1 HTTP/1.1\r\nHost: h", b""),
-    (400, b"GET /v1/ledgers?limit=%zz HTTP/1.1\r\nHost: h", b""),
-    (400, b"GET /v1/ledgers?limit=%ff HTTP/1.1\r\nHost: h", b""),
+    (404, b"OPTIONS * HTTP/1.1\r\nHost: localhost", b""),
+    (200, b"GET http://other/v1/bookies HTTP/1.1\r\nHost: localhost", b""),
+    (404, b"CONNECT h:80 HTTP/1.1\r\nHost: localhost", b""),
+    (404, b"GET // HTTP/1.1\r\nHost: localhost", b""),
+    (400, b"GET /v1/ledgers/%zz HTTP/1.1\r\nHost: localhost", b""),
+    (400, b"GET /v1/ledgers/1%00 HTTP/1.1\r\nHost: localhost", b""),
+    (422, b"GET /v1/ledgers?%zz=1 HTTP/1.1\r\nHost: localhost", b""),
+    (400, b"GET /v1/ledgers?limit=%zz HTTP/1.1\r\nHost: localhost", b""),
+    (400, b"GET /v1/ledgers?limit=%ff HTTP/1.1\r\nHost: localhost", b""),
     (
         422,
-        b"GET /v1/ledgers?" + b"&".join(b"a%d=1" % n for n in range(900)) + b" HTTP/1.1\r\nHost: h",
+        b"GET /v1/ledgers?"
+        + b"&".join(b"a%d=1" % n for n in range(900))
+        + b" HTTP/1.1\r\nHost: localhost",
         b"",
     ),
-    (200, b"GET /v1/ledgers?metadata[%ff]=1 HTTP/1.1\r\nHost: h", b""),
-    (200, b"GET /v1/ledgers?metadata[]= HTTP/1.1\r\nHost: h", b""),
-    (422, b"GET /v1/ledgers?= HTTP/1.1\r\nHost: h", b""),
-    (200, b"GET /v1/ledgers?&&& HTTP/1.1\r\nHost: h", b""),
-    (200, b"GET /v1/ledgers? HTTP/1.1\r\nHost: h", b""),
-    (200, b"GET /v1/ledgers# HTTP/1.1\r\nHost: h", b""),
-    (404, b"GET /v1/ledgers;x HTTP/1.1\r\nHost: h", b""),
-    (404, b"GET /v1/../v1/bookies HTTP/1.1\r\nHost: h", b""),
-    (404, b"GET /v1/%2e%2e/bookies HTTP/1.1\r\nHost: h", b""),
-    (200, b"GET /v1/bookies HTTP/1.1\r\nHost: ", b""),
-    (200, b"GET /v1/bookies HTTP/1.1\r\nHost: a b", b""),
-    (400, b"GET /v1/bookies HTTP/1.1\r\nHost: h\r\nHost: i", b""),
-    (200, b"GET /v1/bookies HTTP/1.1\r\nHost: \xff\xfe", b""),
-    (406, b"GET /v1/bookies HTTP/1.1\r\nHost: h\r\nAccept: \xff", b""),
-    (406, b"GET /v1/bookies HTTP/1.1\r\nHost: h\r\nAccept: ,,;q=,a;q=nan", b""),
-    (200, b"GET /v1/bookies HTTP/1.1\r\nHost: h\r\nX-Request-Id: \xff", b""),
-    (200, b"GET /v1/bookies HTTP/1.1\r\nHost: h\r\nCookie: a=\xff;;=;", b""),
-    (400, b"GET /v1/ledgers/1/entries HTTP/1.1\r\nHost: h\r\nLedger-Password: \xff", b""),
+    (200, b"GET /v1/ledgers?metadata[%ff]=1 HTTP/1.1\r\nHost: localhost", b""),
+    (200, b"GET /v1/ledgers?metadata[]= HTTP/1.1\r\nHost: localhost", b""),
+    (422, b"GET /v1/ledgers?= HTTP/1.1\r\nHost: localhost", b""),
+    (200, b"GET /v1/ledgers?&&& HTTP/1.1\r\nHost: localhost", b""),
+    (200, b"GET /v1/ledgers? HTTP/1.1\r\nHost: localhost", b""),
+    (200, b"GET /v1/ledgers# HTTP/1.1\r\nHost: localhost", b""),
+    (404, b"GET /v1/ledgers;x HTTP/1.1\r\nHost: localhost", b""),
+    (404, b"GET /v1/../v1/bookies HTTP/1.1\r\nHost: localhost", b""),
+    (404, b"GET /v1/%2e%2e/bookies HTTP/1.1\r\nHost: localhost", b""),
+    (421, b"GET /v1/bookies HTTP/1.1\r\nHost: ", b""),
+    (421, b"GET /v1/bookies HTTP/1.1\r\nHost: a b", b""),
+    (400, b"GET /v1/bookies HTTP/1.1\r\nHost: localhost\r\nHost: i", b""),
+    (421, b"GET /v1/bookies HTTP/1.1\r\nHost: \xff\xfe", b""),
+    (406, b"GET /v1/bookies HTTP/1.1\r\nHost: localhost\r\nAccept: \xff", b""),
+    (406, b"GET /v1/bookies HTTP/1.1\r\nHost: localhost\r\nAccept: ,,;q=,a;q=nan", b""),
+    (200, b"GET /v1/bookies HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: \xff", b""),
+    (200, b"GET /v1/bookies HTTP/1.1\r\nHost: localhost\r\nCookie: a=\xff;;=;", b""),
+    (400, b"GET /v1/ledgers/1/entries HTTP/1.1\r\nHost: localhost\r\nLedger-Password: \xff", b""),
     (
         400,
-        b"GET /v1/ledgers/1/entries HTTP/1.1\r\nHost: h\r\nLedger-Password: a\r\nLedger-Password: b",
+        b"GET /v1/ledgers/1/entries HTTP/1.1\r\nHost: localhost\r\nLedger-Password: a\r\nLedger-Password: b",
         b"",
     ),
     (
         415,
-        b"POST /v1/ledgers HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\nContent-Type: \xff",
+        b"POST /v1/ledgers HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Type: \xff",
         b"{}",
     ),
     (
         201,
-        b"POST /v1/ledgers HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\nContent-Type: application/json; charset=nonsense",
+        b"POST /v1/ledgers HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Type: application/json; charset=nonsense",
         b"{}",
     ),
     (
         200,
-        b"GET /v1/bookies HTTP/1.1\r\nHost: h\r\nRange: bytes=0-1\r\nIf-Match: x\r\nIf-Modified-Since: x",
+        b"GET /v1/bookies HTTP/1.1\r\nHost: localhost\r\nRange: bytes=0-1\r\nIf-Match: x\r\nIf-Modified-Since: x",
         b"",
     ),
     (200, b"GET /v1/bookies HTTP/1.0", b""),
     (
         200,
-        b"GET /v1/bookies HTTP/1.1\r\nHost: h\r\nUpgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQAAP__",
+        b"GET /v1/bookies HTTP/1.1\r\nHost: localhost\r\nUpgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQAAP__",
         b"",
     ),
     (
         400,
-        b"GET /v1/ledgers/1/ws HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 99\r\nSec-WebSocket-Key: x",
+        b"GET /v1/ledgers/1/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 99\r\nSec-WebSocket-Key: x",
         b"",
     ),
     (
         400,
-        b"GET /v1/ledgers/1/ws HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade",
+        b"GET /v1/ledgers/1/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade",
         b"",
     ),
-    (200, b"GET /v1/bookies HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade", b""),
+    (
+        200,
+        b"GET /v1/bookies HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade",
+        b"",
+    ),
     (400, b"PRI * HTTP/2.0", b"SM\r\n\r\n"),
-    (400, b"GET /v1/ledgers/\xd9\xa1 HTTP/1.1\r\nHost: h", b""),
-    (400, b"GET /\xff\xff HTTP/1.1\r\nHost: h", b""),
+    (400, b"GET /v1/ledgers/\xd9\xa1 HTTP/1.1\r\nHost: localhost", b""),
+    (400, b"GET /\xff\xff HTTP/1.1\r\nHost: localhost", b""),
     (
         422,
-        b"GET /v1/ledgers/1/entries?from=0&encoding=text HTTP/1.1\r\nHost: h\r\nLast-Event-ID: -2\r\nAccept: text/event-stream",
+        b"GET /v1/ledgers/1/entries?from=0&encoding=text HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: -2\r\nAccept: text/event-stream",
         b"",
     ),
-    (200, b"HEAD /v1/ledgers/1/entries HTTP/1.1\r\nHost: h\r\nAccept: text/event-stream", b""),
+    (
+        200,
+        b"HEAD /v1/ledgers/1/entries HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream",
+        b"",
+    ),
     (
         415,
-        b"POST /v1/ledgers HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTrailer: x",
+        b"POST /v1/ledgers HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nTrailer: x",
         b"2\r\n{}\r\n0\r\nx: y\r\n\r\n",
     ),
-    (200, b"GET /v1/bookies HTTP/1.1\r\nHost: h\r\nContent-Length: 5", b"hello"),
-    (400, b"DELETE /v1/ledgers/1 HTTP/1.1\r\nHost: h\r\nContent-Length: 2", b"{}"),
-    (404, b"GET /internal/instance HTTP/1.1\r\nHost: h", b""),
-    (201, b"POST /v1/ledgers HTTP/1.1\r\nHost: h\r\nExpect: x\r\nContent-Length: 0", b""),
-    (400, b"GET /nope HTTP/1.1\r\nHost: h\r\nExpect: x", b""),
-    (400, b"GET http://[::1/v1/bookies HTTP/1.1\r\nHost: h", b""),
-    (400, b"GET http://a:99999/v1 HTTP/1.1\r\nHost: h", b""),
-    (400, b"GET http:///v1/bookies HTTP/1.1\r\nHost: h", b""),
-    (200, b"GET ftp://x/v1/bookies HTTP/1.1\r\nHost: h", b""),
-    (400, b"CONNECT :::: HTTP/1.1\r\nHost: h", b""),
-    (400, b"OPTIONS h HTTP/1.1\r\nHost: h", b""),
+    (200, b"GET /v1/bookies HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5", b"hello"),
+    (400, b"DELETE /v1/ledgers/1 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2", b"{}"),
+    (404, b"GET /internal/instance HTTP/1.1\r\nHost: localhost", b""),
+    (201, b"POST /v1/ledgers HTTP/1.1\r\nHost: localhost\r\nExpect: x\r\nContent-Length: 0", b""),
+    (400, b"GET /nope HTTP/1.1\r\nHost: localhost\r\nExpect: x", b""),
+    (400, b"GET http://[::1/v1/bookies HTTP/1.1\r\nHost: localhost", b""),
+    (400, b"GET http://a:99999/v1 HTTP/1.1\r\nHost: localhost", b""),
+    (400, b"GET http:///v1/bookies HTTP/1.1\r\nHost: localhost", b""),
+    (200, b"GET ftp://x/v1/bookies HTTP/1.1\r\nHost: localhost", b""),
+    (400, b"CONNECT :::: HTTP/1.1\r\nHost: localhost", b""),
+    (400, b"OPTIONS h HTTP/1.1\r\nHost: localhost", b""),
 ]
 """Status, head without its last two line ends, body."""
 
 VALID = (
-    b"POST /v1/ledgers/1/entries?expect=0 HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+    b"POST /v1/ledgers/1/entries?expect=0 HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b'Content-Length: 12\r\nAccept: */*\r\nX-Request-Id: a\r\nLedger-Password: p\r\n\r\n{"text":"a"}'
 )
 
@@ -167,7 +177,7 @@ async def test_broken_requests_are_answered_or_cut_and_never_a_5xx(
                 assert answer is None or answer[0] < 500, (SEED, data, answer)
 
         # Whatever came before, the next client is served.
-        assert await _ask(gateway, b"GET /v1/bookies HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert await _ask(gateway, b"GET /v1/bookies HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 

@@ -15,9 +15,7 @@ from tests.gateway.conftest import Gateway, running
 from tests.support.waiting import until, within
 
 ENTRIES = "/v1/ledgers/1/entries"
-HEAD = (
-    b"POST /v1/ledgers/1/entries HTTP/1.1\r\nHost: h\r\nContent-Type: application/octet-stream\r\n"
-)
+HEAD = b"POST /v1/ledgers/1/entries HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
 
 
 @contextlib.asynccontextmanager
@@ -115,7 +113,7 @@ async def test_a_chunked_body_is_cut_at_the_limit() -> None:
     [
         b"GET / HTTP/1.1\r\n\r\n",
         b"GET /\r\n\r\n",
-        b"GET /v1/bookies\r\nHost: h\r\n\r\n",
+        b"GET /v1/bookies\r\nHost: localhost\r\n\r\n",
     ],
 )
 async def test_requests_without_a_version_or_a_host_are_refused(

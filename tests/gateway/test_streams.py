@@ -152,7 +152,7 @@ async def test_a_line_that_does_not_end_is_a_408() -> None:
         await gateway.engine.create(LedgerOptions())
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.listener.port)
         writer.write(
-            b"POST /v1/ledgers/1/entries HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n"
+            b"POST /v1/ledgers/1/entries HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
             b'Content-Type: application/x-ndjson\r\n\r\n{"te'
         )
         async with within("the server answers"):

@@ -504,6 +504,10 @@ class Gateway:
             bookies=tuple(BookieInfo(id=f"b{n}@1", state="writable", url="") for n in range(3))
         )
 
+    async def gateways(self) -> Sequence[Writer]:
+        await self.ask()
+        return [gateway.writer for gateway in self.cluster.gateways.values()]
+
 
 async def _from(last: asyncio.Future[Appended], first: int) -> Appended:
     done = await last
@@ -705,6 +709,12 @@ class Net:
 
     async def publish(self, owner: Writer, name: str, call: Publish) -> Transaction:
         return await self._ask(owner, lambda peer: peer.logs.publish_here(name, call))
+
+    async def ends(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
+        async def ends(peer: Gateway) -> Mapping[str, int]:
+            return peer.logs.ends_here(heads)
+
+        return await self._ask(owner, ends)
 
     async def is_alive(self, owner: Writer) -> bool:
         await self.gateway.step()

@@ -2,8 +2,10 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -511,3 +513,52 @@ async def test_append_times_never_go_back_whoever_takes_the_log_over() -> None:
         times = [record.timestamp_ms for record in found]
         assert len(times) == 4
         assert times == sorted(times)
+
+
+# --- lists -------------------------------------------------------------------------------------------
+
+
+def counted(gateway: Gateway, *methods: str) -> Counter[str]:
+    """How often these methods of a gateway's engine are called from now on."""
+    calls: Counter[str] = Counter()
+
+    def counting(method: str) -> Any:
+        inner = getattr(gateway, method)
+
+        def call(*args: Any, **options: Any) -> Any:
+            calls[method] += 1
+            return inner(*args, **options)
+
+        return call
+
+    for method in methods:
+        setattr(gateway, method, counting(method))
+    return calls
+
+
+async def test_a_page_asks_nobody_log_by_log() -> None:
+    async with a_cluster(gateways=3) as (_, (one, two, three)):
+        for number, owner in enumerate((one, two, three) * 4):
+            await one.logs.put(f"n{number:02}", SETTINGS)
+            for _ in range(number):
+                await owner.logs.append(f"n{number:02}", call("a"))
+        calls = counted(two, "get", "last_add_confirmed", "read", "gateways")
+
+        views, _ = await two.logs.page(after="m", limit=100)
+
+        assert [view.next_offset for view in views] == list(range(12))
+        # The first one has no owner: nothing was appended to it.
+        owners = [view.owner for view in views[1:]]
+        assert owners == ([one.writer, two.writer, three.writer] * 4)[1:]
+        assert calls == {"gateways": 1}
+
+
+async def test_a_page_shows_logs_whose_owner_is_gone() -> None:
+    async with a_cluster() as (_, (one, two)):
+        await one.logs.append("log", call("a"))
+        one.kill()
+
+        views, following = await two.logs.page(after=None, limit=100)
+
+        assert [(view.log.name, view.next_offset) for view in views] == [("log", 1)]
+        assert following is None

@@ -214,14 +214,16 @@ async def test_a_deletion_that_comes_late_spares_the_namesake() -> None:
 async def test_a_log_that_is_deleted_meanwhile_is_left_out_of_a_page_and_is_no_log() -> None:
     async with a_cluster() as (_, (one, two)):
         await one.logs.append("log", call("a"))
-        asked = Held(two, "last_add_confirmed")
+        asked, listed = Held(two, "last_add_confirmed"), Held(two, "gateways")
         page = asyncio.ensure_future(two.logs.page(after=None, limit=10))
         alone = asyncio.ensure_future(two.logs.get("log"))
         latest = asyncio.ensure_future(two.logs.read("log", "latest"))
         await asked.reached.wait()
+        await listed.reached.wait()
 
         await one.logs.delete("log")
         asked.go()
+        listed.go()
 
         assert (await page)[0] == []
         for asking in (alone, latest):

@@ -1,6 +1,7 @@
 """Lists: filters, pages, and that an index serves every query."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,16 @@ import orjson
 import pytest
 
 from loadtest.stores import Stores
+from quorumlog.net.log_client import LogClient
+from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from services.metadata.cookies import REPAIRS_COUNT, USES, USES_COUNT
-from services.metadata.ledgers import LedgerFilter, list_query
+from services.metadata.ledgers import NAMING, LedgerFilter, list_query
 from services.metadata.logs import ORPHANS
 from services.metadata.logs import PAGE as LOG_PAGE
 from services.metadata.repairs import ADD, CLAIM, HURRY
 from services.metadata.repairs import PAGE as REPAIR_PAGE
+from services.metadata.sql import PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from services.metadata.transactions import EXPIRED
 from tests.metadata.support import DRAFT, Service, serving
 
@@ -57,6 +61,8 @@ async def test_filters_choose_and_combine(service: Service) -> None:
     assert await listed(bookie="b4") == rows[1::2]
     assert await listed(bookie="b4@5") == [rows[5]]
     assert await listed(bookie="b") == []
+    assert await client.ledgers_naming("b4") == {row.ledger_id for row in rows[1::2]}
+    assert await client.ledgers_naming("b") == set()
     assert await listed(metadata={"n": "1", "all": "x"}) == rows[1::3]
     assert await listed(metadata={"n": "3"}) == []
     assert await listed(state=State.IN_RECOVERY, log="a-log", bookie="b3") == rows[::12]
@@ -109,6 +115,7 @@ QUERIES: list[tuple[tuple[str, list[Any]], str]] = [
     ((CLAIM, ["w", 30.0, 2]), "repairs_in_order"),
     ((REPAIR_PAGE, [7, "b1@1", 9]), "repairs_pkey"),
     ((HURRY, []), "repairs_waiting"),
+    ((NAMING, ["b7", 0, 9]), "ledger_members_pkey"),
     ((ADD, [[7], ["b7@1"], ["{[0,9]}"], [1], [True]]), "ledgers_live"),
     ((USES, ["b7", 9]), "ledger_members_pkey"),
     ((USES_COUNT, ["b7"]), "ledger_members_pkey"),
@@ -180,3 +187,114 @@ async def test_a_page_may_be_as_small_or_large_as_the_api_says(
 
     assert page == rows[:limit]
     assert following == (rows[0].ledger_id if limit == 1 else None)
+
+
+LARGE = """
+INSERT INTO ledgers (ledger_id, version, body) SELECT 1000 + n, 1,
+    jsonb_set(l.body, '{metadata}', jsonb_build_object('m', repeat('x', 15000), 'odd', (n % 2)::text))
+    FROM generate_series(1, 200) n, ledgers l WHERE l.ledger_id = $1
+"""
+LARGE_LOGS = """
+INSERT INTO logs (name, version, body) SELECT 'n' || 1000 + n, 1,
+    jsonb_set(l.body, '{settings, metadata}', jsonb_build_object('m', repeat('x', 15000)))
+    FROM generate_series(1, 200) n, logs l WHERE l.name = $1
+"""
+
+
+async def pages(service: Service, path: str) -> AsyncIterator[tuple[int, list[dict[str, Any]]]]:
+    """Each page's bytes and rows."""
+    following = None
+    while True:
+        query = "limit=10000" if following is None else f"limit=10000&after={following}"
+        async with service.session.get(f"{service.url}{path}{query}") as answer:
+            data = await answer.read()
+        page = orjson.loads(data)
+        following = page.pop("next")
+        (rows,) = page.values()
+        yield len(data), rows
+        if following is None:
+            return
+
+
+async def test_a_page_ends_by_bytes_and_says_where_to_go_on(
+    service: Service, stores: Stores
+) -> None:
+    """A row that Postgres stores compressed counts with its text."""
+    ledger = await service.client.create(replace(DRAFT, log=None))
+    await LogClient(service.client).create(
+        LogMetadata("a", LogSettings(DRAFT.quorum), next_offset=0)
+    )
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    try:
+        await connection.execute(LARGE.replace("$1", str(ledger.ledger_id)))
+        await connection.execute(LARGE_LOGS.replace("$1", "'a'"))
+        await connection.execute(
+            "INSERT INTO ledger_members SELECT 'b9', 1000 + n, 1 FROM generate_series(1, 200) n"
+        )
+        # A row that is larger than a page is one nevertheless.
+        await connection.execute(
+            "UPDATE ledgers SET body = jsonb_set(body, '{metadata}',"
+            " (SELECT jsonb_object_agg(n, repeat('x', 60000)) FROM generate_series(1, 40) n))"
+            " WHERE ledger_id = 1100"
+        )
+    finally:
+        await connection.close()
+
+    for path, key, count in (
+        ("/v1/ledgers?", "ledger_id", 201),
+        ("/v1/ledgers?bookie=b9&", "ledger_id", 200),
+        ("/v1/ledgers?state=OPEN&", "ledger_id", 201),
+        ("/v1/logs?", "name", 201),
+    ):
+        found = [page async for page in pages(service, path)]
+        keys = [row[key] for _, rows in found for row in rows]
+        assert keys == sorted(set(keys)), path
+        assert len(keys) == count, path
+        assert len(found) > 2, path
+        for size, rows in found:
+            assert len(rows) > 0, path
+            assert size < PAGE_BYTES_MAX + 17_000 or rows[-1][key] == 1100, (path, size)
+
+
+async def test_a_page_of_small_rows_ends_by_rows(service: Service, stores: Stores) -> None:
+    await LogClient(service.client).create(
+        LogMetadata("a", LogSettings(DRAFT.quorum), next_offset=0)
+    )
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    try:
+        await connection.execute(
+            "INSERT INTO logs (name, version, body) SELECT 'n' || n, 1, '{\"n\": 1}'::jsonb"
+            f" FROM generate_series(1, {PAGE_ROWS_MAX}) n"
+        )
+    finally:
+        await connection.close()
+
+    counts = [len(rows) async for _, rows in pages(service, "/v1/logs?")]
+
+    assert counts == [PAGE_ROWS_MAX, 1]
+
+
+async def test_listings_that_hang_leave_creates_their_connections(
+    service: Service, stores: Stores
+) -> None:
+    """One more than the listings' share is told to come back."""
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    try:
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE logs IN ACCESS EXCLUSIVE MODE")
+            listings = [asyncio.ensure_future(service.send("GET", "/v1/logs")) for _ in range(30)]
+
+            await service.client.create(DRAFT)
+            done, waiting = await asyncio.wait(listings, return_when=asyncio.FIRST_COMPLETED)
+            status, problem = done.pop().result()
+            assert (status, problem["code"], problem["retryable"]) == (503, "metadata-busy", True)
+            assert problem["outcome"] == "not-done"
+            async with service.session.get(f"{service.url}/v1/ledgers") as busy:
+                assert (busy.status, busy.headers["Retry-After"]) == (503, "1")
+            assert waiting
+    finally:
+        await connection.close()
+
+    # Those that had a connection are answered.
+    answers = await asyncio.gather(*listings)
+    assert {status for status, _ in answers} == {200, 503}

@@ -1,6 +1,7 @@
 """The repair queue and leases: who may work on what, and what is never cleared too early."""
 
 import asyncio
+from typing import Any
 
 import asyncpg
 import pytest
@@ -11,6 +12,7 @@ from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.repair_bodies import RepairAdd, RepairSettings, RepairSettingsPut
+from services.metadata.database import Database
 from tests.metadata.support import DRAFT, Service
 from tests.support.waiting import until
 
@@ -288,3 +290,34 @@ async def test_a_place_moves_without_a_pause_once_an_audit_allows_it(
     assert item.moves
     await worker.add([places.model_copy(update={"moves": False})])
     assert [item.moves for item in (await worker.list())[0]] == [True]
+
+
+async def test_however_many_items_wait_all_are_hurried(
+    service: Service, stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In transactions of some items each: one of all would pass its deadline, again and again."""
+    row = await service.client.create(DRAFT)
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    try:
+        await connection.execute(
+            "INSERT INTO repairs (ledger_id, member, ranges, failures, next_try_at)"
+            f" SELECT {row.ledger_id}, 'b' || n || '@1', '{{[0,9]}}', 1, now() + interval '1 hour'"
+            " FROM generate_series(1, 4500) n"
+        )
+        sizes: list[str] = []
+        inner = Database.run
+
+        async def counted(self: Database, work: Any, **options: Any) -> Any:
+            done = await inner(self, work, **options)
+            if isinstance(done, str):
+                sizes.append(done)
+            return done
+
+        monkeypatch.setattr(Database, "run", counted)
+        await RepairClient(service.client, "operator").hurry()
+
+        left = await connection.fetchval("SELECT count(*) FROM repairs WHERE next_try_at > now()")
+        assert left == 0
+        assert sizes == ["UPDATE 2000", "UPDATE 2000", "UPDATE 500", "UPDATE 0"]
+    finally:
+        await connection.close()

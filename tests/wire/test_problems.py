@@ -22,6 +22,7 @@ API_TABLE = {
     408: "request-timeout",
     413: "too-large",
     415: "unsupported-media-type",
+    421: "foreign-host",
     431: "headers-too-large",
     409: "ledger-closed ledger-fenced ledger-exists owned-by-log writer-lost entry-conflict log-exists "
     "log-closed log-fenced sequence-gap expired-producer transaction-committed transaction-aborted "
@@ -30,7 +31,7 @@ API_TABLE = {
     412: "version-conflict unexpected-entry-id unexpected-offset",
     429: "overloaded",
     503: "not-enough-bookies entry-unavailable metadata-unavailable recovery-blocked read-only "
-    "database-went-back shutting-down",
+    "metadata-busy database-went-back shutting-down",
     504: "quorum-timeout",
     500: "internal-error",
 }
@@ -151,6 +152,7 @@ def test_who_knows_more_gets_an_error_of_its_own() -> None:
         (errors.NotTheOwner, errors.WriterLost),
         (errors.ShuttingDown, errors.ReadOnly),
         (errors.DatabaseWentBack, errors.MetadataUnavailable),
+        (errors.MetadataBusy, errors.MetadataUnavailable),
     ],
 )
 def test_a_more_precise_class_is_caught_as_the_broader_one(

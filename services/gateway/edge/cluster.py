@@ -1,10 +1,11 @@
 """The cluster as the gateway sees it, and the pages that explain problems."""
 
-from typing import Any, Final
+from typing import Any
 
 from aiohttp import web
 
 from quorumlog.errors import RouteNotFound, codes
+from quorumlog.net.listen import html_response
 from quorumlog.net.operations import JSON, Route
 from quorumlog.net.parameters import Given
 from services.gateway.edge import cluster_operations as op
@@ -12,12 +13,6 @@ from services.gateway.edge.answers import json_value
 from services.gateway.edge.media import HTML, accepted
 from services.gateway.edge.problem_pages import problem_json, problem_page
 from services.gateway.interface import EngineInterface
-
-_PAGE_HEADERS: Final = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
-    "Vary": "Accept",
-}
 
 
 class Cluster:
@@ -49,7 +44,7 @@ class Cluster:
             raise RouteNotFound("there is no problem of this code")
         if accepted(request, (HTML, JSON)) == JSON:
             return json_value(problem_json(cls))
-        return web.Response(text=problem_page(cls), content_type=HTML, headers=_PAGE_HEADERS)
+        return html_response(problem_page(cls))
 
     def routes(self) -> list[Route]:
         """The operations with their handlers."""

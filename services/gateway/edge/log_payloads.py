@@ -180,7 +180,7 @@ def records_frames(records: Iterable[LogRecord]) -> bytes:
 
 
 def view_json(view: Any) -> dict[str, Any]:
-    """A log as the API shows it (`manager.LogView`)."""
+    """A log as the API shows it (`views.LogView`)."""
     log, settings = view.log, view.log.settings
     return {
         "name": log.name,

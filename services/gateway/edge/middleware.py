@@ -15,13 +15,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from quorumlog.errors import (
     BadRequest,
-    Forbidden,
     MethodNotAllowed,
     QuorumLogError,
     ShuttingDown,
 )
 from quorumlog.net import trace
 from quorumlog.net.budget import PEER, peer_of
+from quorumlog.net.hosts import Hosts
 from quorumlog.net.listen import error_of_http, forgotten, problem_response, request_id
 from services.gateway.edge.body import Room
 from services.gateway.edge.sending import large_bytes, send_whole
@@ -79,6 +79,7 @@ def edge_middleware(
     *,
     is_draining: Callable[[], bool],
     cors_origins: frozenset[str] = frozenset(),
+    hosts: Hosts,
 ) -> Middleware:
     """The one middleware of the gateway."""
 
@@ -97,13 +98,13 @@ def edge_middleware(
         response: web.StreamResponse
         try:
             try:
+                hosts.check(request)
+                hosts.check_origin(request, cors_origins)
                 if not route.startswith("/internal"):
                     _admit(request, is_draining)
                     if not request.path.startswith("/health"):
                         room.requests.take(peer)
                         place = 1
-                    if hdrs.ORIGIN in request.headers:
-                        _check_origin(request, cors_origins)
                 response = await handler(request)
                 if size := large_bytes(response):
                     room.keep(request, size)
@@ -145,20 +146,6 @@ def _admit(request: web.Request, is_draining: Callable[[], bool]) -> None:
         raise BadRequest("the request is not HTTP/1.1: it needs a version and a Host")
     if is_draining() and request.method not in _SAFE:
         raise ShuttingDown("this gateway is about to end; ask another one")
-
-
-def _check_origin(request: web.Request, origins: frozenset[str]) -> None:
-    """Refuse what pages of other origins must not do behind the back of who looks at them.
-
-    Browsers ask first (CORS) only for some requests: a POST without a body and a WebSocket they
-    just send, so a page from anywhere could close ledgers on the reader's own machine, and read.
-    """
-    if request.method in _SAFE and hdrs.UPGRADE not in request.headers:
-        return
-    origin = request.headers[hdrs.ORIGIN]
-    is_own = origin.partition("://")[2] == request.headers.get(hdrs.HOST)
-    if not is_own and "*" not in origins and origin not in origins:
-        raise Forbidden("pages of this origin may not do this: it is not in CORS_ORIGINS")
 
 
 def _answer_to(request: web.Request, error: web.HTTPException, instance: str) -> web.StreamResponse:

@@ -24,6 +24,7 @@ ALWAYS: Final[Errors] = (
     errors.BadRequest,
     errors.InvalidRequest,
     errors.Forbidden,
+    errors.ForeignHost,
     errors.RequestTimeout,
     errors.HeadersTooLarge,
     errors.Overloaded,

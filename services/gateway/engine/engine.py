@@ -485,6 +485,11 @@ class Engine:
         """Every registered bookie with its state."""
         return await self._directory.refresh()
 
+    async def gateways(self) -> Sequence[Writer]:
+        """The gateways that live as far as is known."""
+        services = (await self._metadata.services()).services
+        return [Writer(found.id, found.url) for found in services if found.kind == "gateway"]
+
     async def cluster(self) -> dict[str, Any]:
         """Every service with its state, and this gateway's ledgers with reduced redundancy."""
         queue = RepairClient(self._metadata, self.writer.id)
@@ -733,6 +738,7 @@ class EngineForLogs:
         self.read = engine.read
         self.last_add_confirmed = engine.last_add_confirmed
         self.bookies = engine.bookies
+        self.gateways = engine.gateways
 
 
 def _members(row: LedgerMetadata, names: Sequence[str]) -> tuple[str, ...]:

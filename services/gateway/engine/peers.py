@@ -16,7 +16,14 @@ import aiohttp
 import orjson
 
 from quorumlog import header
-from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError, QuorumTimeout, WriterLost
+from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    ForeignHost,
+    QuorumLogError,
+    QuorumTimeout,
+    WriterLost,
+)
 from quorumlog.net.awake import awake_timeout
 from quorumlog.protocol.metadata import Writer
 from quorumlog.wire.problems import from_answer
@@ -184,6 +191,8 @@ class Peers:
             raise WriterLost("another process answers at its address", outcome=NOT_DONE)
         if status >= 400:
             problem = from_answer(status, body)
+            if isinstance(problem, ForeignHost):
+                raise WriterLost("another process listens at its address", outcome=NOT_DONE)
             if type(problem) is QuorumLogError:
                 raise WriterLost(f"no answer of the writer: {problem.detail}", outcome=UNKNOWN)
             raise problem

@@ -6,8 +6,7 @@ Any gateway takes any request: it forwards to the log's owner, or becomes it (`o
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
@@ -18,15 +17,15 @@ from quorumlog.errors import (
     LogClosed,
     LogExists,
     NoSuchLedger,
-    NoSuchLog,
     QuorumLogError,
     QuorumTimeout,
     VersionConflict,
 )
+from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import RowTaken
-from quorumlog.protocol.metadata import State, Writer
+from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import Transaction
 from services.gateway.logs.handle import LogHandle
 from services.gateway.logs.ownership import (
@@ -46,6 +45,7 @@ from services.gateway.logs.ports import (
 )
 from services.gateway.logs.publishing import sizes_of
 from services.gateway.logs.reading import LogReader, Start
+from services.gateway.logs.views import LogView, LogViews
 
 log = logging.getLogger(__name__)
 
@@ -54,19 +54,6 @@ T = TypeVar("T")
 ORPHANS_KEPT_MAX: Final = 100
 """Orphans that can't be deleted now, in one round: each may take until a timeout, and the sweep has
 more to do. The next round goes on behind them."""
-
-_VIEWS_AT_ONCE: Final = 32
-"""Logs of a page whose ends are asked for at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogView:
-    """A log as clients see it."""
-
-    log: LogMetadata
-    next_offset: int
-    owner: Writer | None
-    states: dict[int, State]
 
 
 class LogManager:
@@ -97,50 +84,28 @@ class LogManager:
         self._reader = LogReader(
             engine=engine, store=store, index=self.ownership.index, heal=self.ownership.heal
         )
+        self._views = LogViews(
+            engine=engine, store=store, peers=peers, ownership=self.ownership, reader=self._reader
+        )
 
     async def put(self, name: str, settings: LogSettings) -> tuple[LogView, bool]:
         """The log of this name, and whether it was made now. Raises: LogExists with others."""
         row, is_new = await self._store.create(LogMetadata(name, settings, next_offset=0))
         if row.settings != settings:
             raise LogExists(f"the log {name} exists with other settings", log=name)
-        return await self._view(row), is_new
+        return await self._views.view(row), is_new
 
     async def get(self, name: str) -> LogView:
         """The log. Raises: NoSuchLog."""
-        return await self._view(await self._reader.row(name))
+        return await self._views.view(await self._reader.row(name))
 
     async def page(self, *, after: str | None, limit: int) -> tuple[list[LogView], str | None]:
         """One page by name, and the `after` of the next one."""
-        rows, following = await self._store.list(after=after, limit=limit)
-        room = asyncio.Semaphore(_VIEWS_AT_ONCE)
+        return await self._views.page(after=after, limit=limit)
 
-        async def view(row: LogMetadata) -> LogView | None:
-            async with room:
-                try:
-                    return await self._view(row)
-                except NoSuchLog:
-                    return None  # deleted since the page was read
-
-        views = await asyncio.gather(*map(view, rows))
-        return [view for view in views if view is not None], following
-
-    async def _view(self, row: LogMetadata) -> LogView:
-        states = {item.ledger_id: State.CLOSED for item in row.items}
-        owner: Writer | None = None
-        for item in row.unsealed:
-            with contextlib.suppress(NoSuchLedger):
-                ledger = await self._engine.get(item.ledger_id)
-                states[item.ledger_id] = ledger.state
-                if item is row.last_item and ledger.state is State.OPEN:
-                    owner = ledger.writer
-        handle = self.ownership.known(row.name)
-        mine = None if handle is None else handle.owner
-        end = row.end_offset
-        if end is None and mine is not None and mine.is_mine(row):
-            end = mine.acknowledged_offset
-        if end is None:
-            end = await self._reader.end(row.name, row)
-        return LogView(row, end, owner, states)
+    def ends_here(self, heads: Iterable[LogHead]) -> dict[str, int]:
+        """For another gateway: where those of these logs end that this process owns."""
+        return self._views.ends_here(heads)
 
     async def delete(self, name: str) -> None:
         """Delete the log and its ledgers. Raises: NoSuchLog, RecoveryBlocked."""
@@ -153,14 +118,14 @@ class LogManager:
             row = await self._store.get(name)
             changed = row.truncated(before)
             if changed == row:
-                return await self._view(row)
+                return await self._views.view(row)
             with contextlib.suppress(LogChanged):
                 new = await self._store.cas(changed)
                 break
         self._tell(new)
         kept = {item.ledger_id for item in new.items}
         await self._drop([item.ledger_id for item in row.items if item.ledger_id not in kept])
-        return await self._view(new)
+        return await self._views.view(new)
 
     async def archived(self, name: str, through: int, *, expect: int | None) -> LogView:
         """Note that all records below an offset are kept elsewhere; again is the same.
@@ -171,12 +136,12 @@ class LogManager:
         while True:
             row = await self._store.get(name)
             if row.archived_through == through:
-                return await self._view(row)
+                return await self._views.view(row)
             if row.archived_through != expect:
                 raise VersionConflict(
                     f"the log is archived through {row.archived_through}", log=name
                 )
-            end = (await self._view(row)).next_offset
+            end = (await self._views.view(row)).next_offset
             if not (row.archived_through or 0) <= through <= end:
                 raise InvalidRequest(
                     f"the log's end is {end}, and what is archived stays archived",
@@ -187,7 +152,7 @@ class LogManager:
                 new = await self._store.cas(row.archived(through))
                 break
         self._tell(new)
-        return await self._view(new)
+        return await self._views.view(new)
 
     def _tell(self, row: LogMetadata) -> None:
         """The owner here, if there is one, learns of a change of the row that did not end it."""

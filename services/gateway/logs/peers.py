@@ -1,7 +1,7 @@
 """Requests to the gateway that owns a log, and the routes that answer them: one hop (rule 11)."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -11,10 +11,11 @@ from pydantic import Field, ValidationError
 
 from quorumlog.errors import NOT_DONE, UNKNOWN, BadRequest, InvalidRequest, WriterLost
 from quorumlog.protocol import batch
-from quorumlog.protocol.log import LOG_LEDGERS_MAX
+from quorumlog.protocol.heads import LogHead
+from quorumlog.protocol.log import LOG_LEDGERS_MAX, LogState
 from quorumlog.protocol.metadata import Writer
 from quorumlog.protocol.transaction import Transaction
-from quorumlog.wire.bodies import LOG_NAME, Body
+from quorumlog.wire.bodies import LOG_NAME, Body, LedgerId, LogName
 from quorumlog.wire.log_bodies import Number
 from quorumlog.wire.transaction_bodies import SealedBody, TransactionId, TransactionRow
 from services.gateway.engine.peers import INSTANCE, Peers
@@ -25,6 +26,8 @@ _NAME: Final = re.compile(LOG_NAME, re.ASCII)
 _APPEND_S: Final = 60.0
 """Whether the owner lives is asked beside; this only ends what nobody waits for any more."""
 _ALIVE_S: Final = 2.0
+_ENDS_S: Final = 2.0
+"""A list of logs waits for that long for a gateway; then the bookies are asked about its logs."""
 
 
 class PublishBody(Body):
@@ -34,6 +37,12 @@ class PublishBody(Body):
     ledgers: tuple[SealedBody, ...] = Field(max_length=LOG_LEDGERS_MAX)
     overwrite: bool
     token: Number | None
+
+
+class EndsBody(Body):
+    """Of which logs the ends are asked: name, last ledger, writer token."""
+
+    logs: tuple[tuple[LogName, LedgerId, Number], ...]
 
 
 class LogPeers(Peers):
@@ -78,6 +87,16 @@ class LogPeers(Peers):
         told = await self._ask_owner(owner, name, "publish", {}, data)
         return TransactionRow.model_validate_json(orjson.dumps(told)).to_core()
 
+    async def ends(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
+        """Where those of these logs end that a gateway owns."""
+        asked = [(head.name, head.last_ledger, head.writer_token) for head in heads]
+        data = orjson.dumps({"logs": asked})
+        try:
+            told = await self._ask(owner, "POST", "/internal/log-ends", _ENDS_S, data=data)
+        except (WriterLost, TimeoutError) as error:
+            raise PeerLost(f"it did not answer: {error!r}", sent=True) from error
+        return {str(name): int(end) for name, end in told["ends"].items()}
+
     async def is_alive(self, owner: Writer) -> bool:
         """Whether that very process answers at its URL."""
         try:
@@ -108,6 +127,7 @@ class Gateways:
         self.append = peers.append_to_log
         self.roll = peers.roll
         self.publish = peers.publish
+        self.ends = peers.ends
         self.is_alive = peers.is_alive
 
 
@@ -121,6 +141,7 @@ def routes(logs: LogManager, instance: str) -> Iterable[web.RouteDef]:
     inner = _Internal(logs, instance)
     log = "/internal/logs/{name}"
     return (
+        web.post("/internal/log-ends", inner.ends),
         web.post(log + "/append", inner.append),
         web.post(log + "/roll", inner.roll),
         web.post(log + "/publish", inner.publish),
@@ -158,6 +179,16 @@ class _Internal:
             }
         )
 
+    async def ends(self, request: web.Request) -> web.Response:
+        """Where those of the named logs end that this process owns."""
+        self._check_instance(request)
+        try:
+            body = EndsBody.model_validate_json(await request.read())
+        except ValidationError as error:
+            raise BadRequest(str(error)) from error
+        heads = (LogHead(name, 0, LogState.OPEN, token, last) for name, last, token in body.logs)
+        return self._answer({"ends": self._logs.ends_here(heads)})
+
     async def roll(self, request: web.Request) -> web.Response:
         """Roll a log that this process owns."""
         await self._logs.roll_here(self._name_of(request))
@@ -176,16 +207,19 @@ class _Internal:
         return self._answer(TransactionRow.from_core(done).model_dump(mode="json"))
 
     def _name_of(self, request: web.Request) -> str:
+        self._check_instance(request)
+        name = request.match_info["name"]
+        if not _NAME.fullmatch(name):
+            raise InvalidRequest(f"a log's name must match {LOG_NAME}")
+        return name
+
+    def _check_instance(self, request: web.Request) -> None:
         if request.headers.get(INSTANCE) != self._instance:
             raise WriterLost(
                 "another process listens here now",
                 outcome=NOT_DONE,
                 headers={INSTANCE: self._instance},
             )
-        name = request.match_info["name"]
-        if not _NAME.fullmatch(name):
-            raise InvalidRequest(f"a log's name must match {LOG_NAME}")
-        return name
 
     def _answer(self, document: dict[str, object]) -> web.Response:
         return web.Response(

@@ -198,6 +198,10 @@ class LogEngine(Protocol):
         """Every registered bookie with its state."""
         ...
 
+    async def gateways(self) -> Sequence[Writer]:
+        """The gateways that live as far as is known. Raises MetadataUnavailable."""
+        ...
+
 
 class Peers(Protocol):
     """The other gateways."""
@@ -215,6 +219,10 @@ class Peers(Protocol):
 
     async def publish(self, owner: Writer, name: str, call: Publish) -> Transaction:
         """Let the owner publish a transaction. Raises PeerLost, and what the owner raised."""
+        ...
+
+    async def ends(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
+        """Where those of these logs end that a gateway owns. Raises PeerLost."""
         ...
 
     async def is_alive(self, owner: Writer) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aiohttp import web
+from aiohttp import web, web_response
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
@@ -36,6 +36,19 @@ from quorumlog.net.budget import Budget, peer_of
 from quorumlog.wire import problems
 
 log = logging.getLogger(__name__)
+
+web_response.SERVER_SOFTWARE = "quorumlog"  # type: ignore[attr-defined]
+"""aiohttp names its own version and Python's in `Server` of each answer, of those of its parser too."""
+
+_PAGE_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Vary": "Accept",
+}
+"""A page loads nothing, runs nothing, and is shown within no other."""
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _ids = itertools.count(1)
@@ -81,6 +94,11 @@ def problem_response(error: QuorumLogError, instance: str) -> web.Response:
         # The rest of the request is not worth reading.
         response.force_close()
     return response
+
+
+def html_response(text: str) -> web.Response:
+    """A page for people."""
+    return web.Response(text=text, content_type="text/html", headers=_PAGE_HEADERS)
 
 
 def error_of_http(exc: web.HTTPException, method: str, path: str) -> QuorumLogError:

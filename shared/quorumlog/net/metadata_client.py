@@ -25,6 +25,8 @@ from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
     DatabaseWentBack,
+    ForeignHost,
+    MetadataBusy,
     MetadataUnavailable,
     NoSuchBookie,
     NoSuchLedger,
@@ -64,6 +66,7 @@ from quorumlog.wire.bodies import (
     ServiceList,
     WitnessState,
 )
+from quorumlog.wire.log_bodies import LedgerIds
 from quorumlog.wire.problems import from_answer
 from quorumlog.wire.witnesses import HEADER, WITNESSES_MAX, from_header, to_header
 
@@ -81,6 +84,8 @@ _SILENCE_S: Final = 15.0
 """A stream of changes that is silent for three heartbeats is broken."""
 _WITNESSES_MAX: Final = 10 * WITNESSES_MAX
 """Witnesses that are remembered: as many as changes were under way at once (taste)."""
+_IDS: Final = 10_000
+"""Ids of one page."""
 _LINE_BYTES_MAX: Final = 1 << 16
 
 _jitter = random.SystemRandom()
@@ -94,9 +99,9 @@ def new_attempt() -> str:
 class _Unsettled(Exception):
     """One try ended without a verdict; `outcome` says whether the change may have been made."""
 
-    def __init__(self, outcome: Outcome, why: str) -> None:
+    def __init__(self, outcome: Outcome, why: str, *, is_busy: bool = False) -> None:
         super().__init__(why)
-        self.outcome = outcome
+        self.outcome, self.is_busy = outcome, is_busy
 
 
 class MetadataClient:
@@ -294,6 +299,18 @@ class MetadataClient:
         path = f"/v1/bookies/{quote(name)}/uses"
         return await self.ask("GET", path, gives=BookieUses, query={"limit": str(limit)})
 
+    async def ledgers_naming(self, name: str) -> set[int]:
+        """The ledgers whose rows name a bookie in any incarnation. Raises: MetadataUnavailable."""
+        found: set[int] = set()
+        path, after = f"/v1/bookies/{quote(name)}/ledgers", -1
+        while True:
+            query = {"limit": str(_IDS), **({} if after < 0 else {"after": str(after)})}
+            page = (await self.ask("GET", path, gives=LedgerIds, query=query)).ledgers
+            found.update(page)
+            if len(page) < _IDS:
+                return found
+            after = page[-1]
+
     async def retire(self, name: str) -> None:
         """Decommission a dead bookie; may be repeated.
 
@@ -406,15 +423,16 @@ class MetadataClient:
                 # pursued all the same (rule 6).
                 if not (settles and outcome == UNKNOWN):
                     raise error.with_outcome(outcome) from error
-                why = error.detail
+                why, is_busy = error.detail, False
             except _Unsettled as error:
-                why = str(error)
+                why, is_busy = str(error), error.is_busy
                 if error.outcome == UNKNOWN:
                     outcome = UNKNOWN
             self._turn(current)
             tries += 1
             if clock.time() >= end and not (settles and outcome == UNKNOWN):
-                raise MetadataUnavailable(why, outcome=NOT_DONE if method == "GET" else outcome)
+                away = MetadataBusy if is_busy else MetadataUnavailable
+                raise away(why, outcome=NOT_DONE if method == "GET" else outcome)
             if tries % len(self._urls) == 0:
                 await asyncio.sleep(_jitter.uniform(pause_s / 2, pause_s))
                 pause_s = min(pause_s * 2, _PAUSE_S[1])
@@ -467,7 +485,11 @@ class MetadataClient:
             if proof and not is_proven:
                 raise _Unsettled(NOT_DONE, f"{url}: does not say that the database is the same")
             raise problem
-        raise _Unsettled(problem.outcome, f"{url}: {problem.code}: {problem.detail}")
+        raise _Unsettled(
+            problem.outcome,
+            f"{url}: {problem.code}: {problem.detail}",
+            is_busy=isinstance(problem, MetadataBusy),
+        )
 
     async def _stream(self, url: str) -> AsyncGenerator[Change]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TRY_S, sock_read=_SILENCE_S)
@@ -508,6 +530,6 @@ def _parsed(gives: type[B], status: int, answered: bytes) -> B | None:
 
 def _is_verdict(error: QuorumLogError) -> bool:
     """Whether the service itself has decided; everything else is tried again."""
-    if isinstance(error, RouteNotFound):
-        return False  # another kind of service answers at this address
+    if isinstance(error, RouteNotFound | ForeignHost):
+        return False  # another kind of service answers at this address, or one of another name
     return type(error) is not QuorumLogError and error.status < 500 and not error.retryable

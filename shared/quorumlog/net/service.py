@@ -28,11 +28,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from quorumlog import header
 from quorumlog.errors import QuorumLogError, ShuttingDown
 from quorumlog.net import docs_page, trace
+from quorumlog.net.hosts import Hosts
 from quorumlog.net.json_logs import log_as_json
 from quorumlog.net.listen import (
     ListenLimits,
     error_of_http,
     forgotten,
+    html_response,
     listening,
     problem_response,
     request_id,
@@ -49,6 +51,9 @@ METRICS: Final = web.AppKey("metrics", CollectorRegistry)
 
 DRAINING: Final = web.AppKey("draining", asyncio.Event)
 """Set once the process has been asked to end: it takes no new work from then on."""
+
+HOSTS: Final = web.AppKey("hosts", Hosts)
+"""The hosts that the process answers to."""
 
 Ready = Callable[[], Awaitable[None]]
 """Returns when the service can do its work; else raises an Unavailable error that says why not."""
@@ -85,6 +90,11 @@ class ServiceSettings(BaseModel):
     drain_s: float = Field(
         default=20.0, gt=0, description="time for requests in flight at shutdown"
     )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="further names in `Host`, of a proxy say; loopback names, IP addresses and the"
+        " advertised host are always allowed; `*`: all, which lets any web page's name lead here",
+    )
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self:
@@ -115,6 +125,11 @@ class ServiceSettings(BaseModel):
         """The limits of the listening socket."""
         return ListenLimits(drain_timeout_s=self.drain_s)
 
+    @property
+    def hosts(self) -> Hosts:
+        """The hosts that this process answers to."""
+        return Hosts(self.url, self.allowed_hosts)
+
 
 S = TypeVar("S", bound=ServiceSettings)
 
@@ -132,6 +147,7 @@ def add_shared_routes(
     ready: Ready,
     openapi: Callable[[], Mapping[str, Any]],
     drain: Callable[[], Awaitable[None]] | None = None,
+    hosts: Hosts | None = None,
 ) -> None:
     """Add the routes of all services to an application: health, metrics, the API's description.
 
@@ -143,6 +159,7 @@ def add_shared_routes(
     GCCollector(registry=registry)
     app[METRICS] = registry
     app[DRAINING] = asyncio.Event()
+    app[HOSTS] = hosts or Hosts()
     if drain is not None:
         app[_DRAIN] = _Drain(drain)
 
@@ -164,7 +181,7 @@ def add_shared_routes(
         return _json(openapi())
 
     async def documentation(_request: web.Request) -> web.Response:
-        return web.Response(text=docs_page.render(openapi()), content_type="text/html")
+        return html_response(docs_page.render(openapi()))
 
     app.router.add_get("/health/live", health_live)
     app.router.add_get("/health/ready", health_ready)
@@ -183,6 +200,9 @@ async def answers_problems(request: web.Request, handler: Handler) -> web.Stream
     request[REQUEST_ID] = instance
     trace.begin(instance, request.headers.get(trace.HEADER))
     try:
+        hosts = request.app[HOSTS]
+        hosts.check(request)
+        hosts.check_origin(request)
         response = await handler(request)
     except QuorumLogError as error:
         return problem_response(error, instance)

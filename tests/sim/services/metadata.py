@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from quorumlog.errors import (
@@ -47,6 +48,7 @@ from quorumlog.wire.bodies import (
     WitnessAccept,
     WitnessState,
 )
+from quorumlog.wire.log_bodies import LedgerIds
 from quorumlog.wire.witnesses import HEADER, from_header, to_header, token_of, witness_of
 from services.metadata.memory import Memory, Presented
 from tests.sim.plan import SECOND
@@ -106,6 +108,7 @@ class Metadata(Process):
             ("GET", "/v1/witnesses", lambda _request: self._witnesses(), RUNS),
             ("POST", "/v1/witnesses/accept", self._accept_lost, RUNS),
             ("GET", "/v1/bookies", lambda _request: self._bookies(), RUNS),
+            ("GET", r"/v1/bookies/(?P<name>[^/]+)/ledgers", self._naming, READS),
             ("GET", "/v1/services", lambda _request: ServiceList(services=()), RUNS),
             ("GET", "/v1/cluster-id", lambda _request: ClusterId(cluster_id=CLUSTER_ID), RUNS),
             ("GET", "/health/ready", lambda _request: self._ready(), RUNS),
@@ -348,6 +351,12 @@ class Metadata(Process):
         return LedgerList(
             ledgers=tuple(page), next=page[-1].ledger_id if len(found) > limit else None
         )
+
+    def _naming(self, request: Request, name: str) -> LedgerIds:
+        after, limit = int(request.query.get("after", -1)), int(request.query["limit"])
+        rows = (row for _, row in sorted(self.tables.rows.items()) if row is not None)
+        found = (row.ledger_id for row in rows if row.ledger_id > after and name in _names_of(row))
+        return LedgerIds(ledgers=tuple(islice(found, limit)))
 
     def _heads(self, request: Request) -> LedgerHeads:
         found = []

@@ -1,0 +1,83 @@
+"""Which names a process answers to, and which web pages may change something.
+
+A browser on a machine that reaches the cluster runs pages of strangers. A page may give its own name the address of
+a service (DNS rebinding): the browser then takes the service for a part of the page's site, and `Host` is that name.
+And without asking first, a browser sends other sites some requests that change something: a POST without a typed
+body, and the handshake of a WebSocket; `Origin` is the page's then. Programs that are no browsers send no `Origin`.
+"""
+
+from collections.abc import Container, Iterable
+from ipaddress import ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiohttp import hdrs, web
+
+from quorumlog.errors import Forbidden, ForeignHost
+
+_LOOPBACK: Final = "localhost"
+_SEEN_MAX: Final = 1000
+"""Spellings of allowed hosts that are remembered: loopback alone has 2^24 addresses (taste)."""
+_SAFE: Final = frozenset((hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS))
+
+
+class Hosts:
+    """The hosts of one process: names of loopback, IP addresses, the advertised host, a setting's.
+
+    No page has an address for its name, so a request to an address was not rebound.
+    """
+
+    def __init__(self, url: str = "", allowed: Iterable[str] = ()) -> None:
+        """`url` is the advertised one; `*` in `allowed` allows every host."""
+        parts = urlsplit(url)
+        self._origin = f"{parts.scheme}://{parts.netloc}".lower()
+        names = {_plain(name) for name in allowed}
+        self._allows_all = "*" in names
+        self._names = {_LOOPBACK, *names, *filter(None, [parts.hostname])}
+        self._seen: set[str] = set()
+
+    def check(self, request: web.BaseRequest) -> None:
+        """Refuse a request that names another host. Raises: ForeignHost."""
+        host = request.headers.get(hdrs.HOST)
+        # Without a Host it is HTTP/1.0, which no browser speaks.
+        if host is None or host in self._seen:
+            return
+        if not self._allows(_name_of(host)):
+            raise ForeignHost(
+                f"{host[:100]!r} is no name of this process: it answers to loopback names, IP addresses,"
+                " the host of ADVERTISED_URL, and ALLOWED_HOSTS"
+            )
+        if len(self._seen) < _SEEN_MAX:
+            self._seen.add(host)
+
+    def check_origin(self, request: web.BaseRequest, allowed: Container[str] = ()) -> None:
+        """Refuse what pages of other origins than the allowed ones must not do. Raises: Forbidden."""
+        origin = request.headers.get(hdrs.ORIGIN)
+        if origin is None or (request.method in _SAFE and hdrs.UPGRADE not in request.headers):
+            return
+        own = (f"{request.scheme}://{request.headers.get(hdrs.HOST)}", self._origin)
+        if origin not in own and "*" not in allowed and origin not in allowed:
+            raise Forbidden(
+                "pages of this origin may not do this; CORS_ORIGINS of gateways allows some"
+            )
+
+    def _allows(self, name: str) -> bool:
+        if self._allows_all or name in self._names or name.endswith("." + _LOOPBACK):
+            return True
+        try:
+            ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _name_of(host: str) -> str:
+    """The name or address in a `Host`, without its port; "" where it is malformed."""
+    if host.startswith("["):
+        address, bracket, port = host[1:].partition("]")
+        return address if bracket and ":" in address and (not port or port[0] == ":") else ""
+    return _plain(host.partition(":")[0])
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().removesuffix(".")

@@ -1,0 +1,71 @@
+"""Which hosts and origins a process takes for its own."""
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from quorumlog.errors import Forbidden, ForeignHost
+from quorumlog.net.hosts import Hosts
+from quorumlog.net.service import ServiceSettings
+
+
+def is_known(hosts: Hosts, host: str) -> bool:
+    request = make_mocked_request("GET", "/", headers={"Host": host})
+    try:
+        hosts.check(request)
+    except ForeignHost:
+        return False
+    return True
+
+
+def test_the_advertised_host_and_the_settings_names_are_known() -> None:
+    settings = ServiceSettings.read(
+        {
+            "PORT": "8080",
+            "ADVERTISED_URL": "http://Gateway-1:8080",
+            "ALLOWED_HOSTS": "log.example, lb",
+        }
+    )
+
+    for host in ("gateway-1", "GATEWAY-1:8080", "gateway-1.:9", "log.example:443", "lb"):
+        assert is_known(settings.hosts, host), host
+    for host in ("gateway-2", "a.log.example", "example", "1.2.3", "0x7f.1", "[lb]", "*", "a b"):
+        assert not is_known(settings.hosts, host), host
+
+
+def test_a_star_lets_every_host_in() -> None:
+    assert is_known(Hosts(allowed=["*"]), "evil.example")
+
+
+def test_a_host_beyond_those_that_are_remembered_is_known_or_refused_all_the_same() -> None:
+    hosts = Hosts()
+
+    for port in range(1, 1200):
+        assert is_known(hosts, f"127.0.0.1:{port}")
+    for _ in range(2):
+        assert is_known(hosts, "127.0.0.1:1")
+        assert is_known(hosts, "127.0.0.1:1199")
+        assert not is_known(hosts, "evil.example")
+
+
+@pytest.mark.parametrize(
+    ("origin", "is_own"),
+    [
+        ("http://127.0.0.1:8080", True),
+        ("https://127.0.0.1:8080", False),
+        ("http://127.0.0.1", False),
+        ("https://log.example", True),
+        ("http://log.example", False),
+        ("null", False),
+        ("", False),
+    ],
+)
+def test_an_origin_is_own_by_scheme_host_and_port(origin: str, *, is_own: bool) -> None:
+    """A proxy may speak TLS for the advertised URL."""
+    hosts = Hosts("https://log.example")
+    request = make_mocked_request("POST", "/", headers={"Host": "127.0.0.1:8080", "Origin": origin})
+
+    if is_own:
+        hosts.check_origin(request)
+    else:
+        with pytest.raises(Forbidden):
+            hosts.check_origin(request)
