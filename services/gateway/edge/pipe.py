@@ -39,7 +39,7 @@ class Pipe(Generic[T]):
     """The appends of one stream: of entries, or of a log's records.
 
     Invariants: entries are appended in the order in which they were put; after the first error
-    nothing more is appended; what is in the buffer is counted in the room.
+    nothing more is appended; what is in the buffer, or waits for it, is counted in the room.
     """
 
     def __init__(
@@ -66,14 +66,19 @@ class Pipe(Generic[T]):
     async def put(self, items: Sequence[T]) -> None:
         """Append these in their turn. Waits while the stream is too far ahead."""
         size = sum(map(self._size, items)) + _ITEM_BYTES * len(items)
-        while self._bytes and self._bytes + size > _BUFFER_BYTES_MAX:
-            self._drained.clear()
-            await self._drained.wait()
         if self._room.held_bytes + size > self._room.limits.held_bytes_max:
             raise Overloaded("too many bytes are being appended at once")
+        # Before the wait: these items are in memory already.
+        self._room.held_bytes += size
+        try:
+            while self._bytes and self._bytes + size > _BUFFER_BYTES_MAX:
+                self._drained.clear()
+                await self._drained.wait()
+        except asyncio.CancelledError:
+            self._room.held_bytes -= size
+            raise
         self._items.extend(items)
         self._bytes += size
-        self._room.held_bytes += size
         self._filled.set()
 
     def finish(self, error: QuorumLogError | None = None) -> None:

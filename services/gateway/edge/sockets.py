@@ -21,6 +21,7 @@ from quorumlog.errors import BadRequest, QuorumLogError
 from quorumlog.net.parameters import invalid
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire import problems, strict
+from services.gateway.edge.arrivals import Arrivals
 from services.gateway.edge.body import Room
 from services.gateway.edge.follows import P
 from services.gateway.edge.middleware import REQUEST_ID
@@ -67,8 +68,9 @@ async def serve(request: web.Request, room: Room, subject: Subject[T, P]) -> web
         raise BadRequest("this route is for WebSockets: the request asks for no upgrade")
     socket.headers["X-Request-Id"] = request[REQUEST_ID]
     await socket.prepare(request)
-    talk = _Talk(socket, room, subject)
-    with contextlib.suppress(ConnectionError):
+    arrivals = Arrivals(request, socket, room, subject.pipe.finish)
+    talk = _Talk(socket, room, subject, arrivals)
+    with contextlib.suppress(ConnectionError), contextlib.closing(arrivals):
         async with beside(talk.receive()), beside(talk.follow()):
             async for appended in subject.pipe.acknowledged():
                 await socket.send_str(orjson.dumps(subject.acknowledged(appended)).decode())
@@ -83,8 +85,15 @@ async def serve(request: web.Request, room: Room, subject: Subject[T, P]) -> web
 class _Talk(Generic[T, P]):
     """What goes on beside the acknowledgements. Invariant: at most one tail."""
 
-    def __init__(self, socket: web.WebSocketResponse, room: Room, subject: Subject[T, P]) -> None:
+    def __init__(
+        self,
+        socket: web.WebSocketResponse,
+        room: Room,
+        subject: Subject[T, P],
+        arrivals: Arrivals,
+    ) -> None:
         self._socket, self._room, self._subject = socket, room, subject
+        self._arrivals = arrivals
         self._tail: asyncio.Future[Tail] = asyncio.get_running_loop().create_future()
 
     async def receive(self) -> None:
@@ -95,8 +104,11 @@ class _Talk(Generic[T, P]):
                 message = await self._room.wait(self._socket.receive())
                 if message is None or message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                     break
+                self._arrivals.take(len(message.data))
                 if not self._is_for_the_tail(message.data):
                     await pipe.put(self._subject.items(message.data))
+                del message
+                self._arrivals.take(0)
         except QuorumLogError as error:
             pipe.finish(error)
         except Exception:
