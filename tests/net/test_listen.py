@@ -7,6 +7,7 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 from aiohttp import web
@@ -141,7 +142,10 @@ async def test_one_connection_too_many_is_refused_and_the_others_go_on(start: St
 
     async with connection(listener) as (reader, writer):
         await until(lambda: listener.connection_count == 1, "the connection is taken")
-        async with connection(listener) as (second, _):
+        async with connection(listener) as (second, asking):
+            # More than the server reads at once: what it leaves unread would reset the connection.
+            asking.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n")
+            asking.write(bytes(1_000_000))
             status, headers, body = await answer(second)
             assert (status, orjson.loads(body)["code"]) == (429, "overloaded")
             assert headers["retry-after"] == "1"
@@ -153,6 +157,29 @@ async def test_one_connection_too_many_is_refused_and_the_others_go_on(start: St
     async with connection(listener) as (reader, writer):
         writer.write(HEAD + b"\r\n")
         assert (await answer(reader))[0] == 200
+
+
+async def test_one_connection_too_many_that_asks_nothing_is_told_and_closed(start: Start) -> None:
+    listener = await start(connections_max=0)
+
+    async with connection(listener) as (reader, _):
+        assert (await answer(reader))[0] == 429
+        assert await ended(reader) == b""
+    await until(lambda: listener.refused_count == 0, "the refused one is forgotten")
+
+
+async def test_a_client_of_aiohttp_gets_the_429_of_a_refused_connection(start: Start) -> None:
+    listener = await start(connections_max=0)
+    url = f"http://127.0.0.1:{listener.port}/"
+
+    async with within("it is answered"), aiohttp.ClientSession() as session:
+        async with session.get(url) as response:
+            assert (response.status, (await response.json(content_type=None))["code"]) == (
+                429,
+                "overloaded",
+            )
+        async with session.post(url, data=bytes(100_000)) as response:
+            assert response.status == 429
 
 
 MALFORMED = {

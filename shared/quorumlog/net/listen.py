@@ -14,7 +14,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
@@ -36,6 +36,10 @@ from quorumlog.wire import problems
 log = logging.getLogger(__name__)
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_REFUSED_S: Final = 1.0
+"""How long a refused connection may take for its request, and to end (taste)."""
+_REFUSED_MAX: Final = 1000
+"""Refused connections that may take that time at once; others are answered and closed immediately."""
 _ids = itertools.count(1)
 _process = secrets.token_hex(4)
 
@@ -97,30 +101,27 @@ class _Connection(RequestHandler):
     which arrives in one piece, starts no timer.
     """
 
-    __slots__ = ("_head_timer", "_listener", "_refused", "_stall_timer")
+    __slots__ = ("_head_timer", "_listener", "_stall_timer")
 
     def __init__(self, listener: "Listener", **kwargs: Any) -> None:
         super().__init__(listener.server, **kwargs)
         self._listener = listener
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the connection, or answer that there are too many."""
+        """Accept the connection, or have it told that there are too many."""
         if self._listener.connection_count >= self._listener.limits.connections_max:
-            assert isinstance(transport, asyncio.Transport)
-            self._refused = True
-            self._force_close = True
-            transport.write(_raw_answer(Overloaded("too many connections")))
-            transport.close()
+            refusal = _Refusal(self._listener)
+            transport.set_protocol(refusal)
+            refusal.connection_made(transport)
             return
         self._listener.connection_count += 1
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection and its timers."""
-        if self._refused or self._manager is None:
+        if self._manager is None:
             return
         self._listener.connection_count -= 1
         self._cancel_head_timer()
@@ -177,7 +178,7 @@ class _Connection(RequestHandler):
 
     def _answer_is_stalled(self) -> None:
         self._stall_timer = None
-        if isinstance(self.transport, asyncio.WriteTransport):
+        if self.transport is not None:
             self.transport.abort()
 
     def handle_error(
@@ -218,6 +219,50 @@ class _Connection(RequestHandler):
         return await super().finish_response(request, resp, start_time)
 
 
+class _Refusal(asyncio.Protocol):
+    """A connection beyond the limit: its request is answered with a 429, unread.
+
+    The answer waits for the request, since some clients take an earlier one for a broken connection;
+    and what comes is read until the client ends, since closing with unread bytes resets the
+    connection, and the client may lose the answer.
+    """
+
+    def __init__(self, listener: "Listener") -> None:
+        self._listener = listener
+        self._is_answered = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the request, for a short time and among few others."""
+        # No `isinstance`: the transports of uvloop are not of asyncio's classes.
+        self._transport = cast("asyncio.Transport", transport)
+        self._listener.refused_count += 1
+        is_among_few = self._listener.refused_count <= _REFUSED_MAX
+        wait_s = _REFUSED_S if is_among_few else 0.0
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._end)
+
+    def data_received(self, data: bytes) -> None:  # noqa: ARG002
+        """Answer the first bytes of a request, and drop all others."""
+        if not self._is_answered:
+            self._answer()
+            self._transport.write_eof()
+
+    def connection_lost(self, exc: BaseException | None) -> None:  # noqa: ARG002
+        """Forget the connection."""
+        self._timer.cancel()
+        self._listener.refused_count -= 1
+
+    def _end(self) -> None:
+        if not self._is_answered:
+            self._answer()
+        self._transport.close()
+
+    def _answer(self) -> None:
+        self._is_answered = True
+        limit = self._listener.limits.connections_max
+        error = Overloaded(f"too many connections: the limit is {limit}")
+        self._transport.write(_raw_answer(error))
+
+
 def _one_line(message: str | None) -> str:
     """The first line of a parser's message: the other lines repeat the client's bytes."""
     return (message or "malformed").strip().splitlines()[0].rstrip(":")[:200]
@@ -245,6 +290,8 @@ class Listener:
         self.runner = runner
         self.limits = limits
         self.connection_count = 0
+        self.refused_count = 0
+        """Connections beyond the limit that have not ended yet."""
         self.port = 0
         assert runner.server is not None, "the runner is set up"
         self.server = runner.server
