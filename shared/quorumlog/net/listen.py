@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import re
 import secrets
 from collections.abc import AsyncIterator
@@ -38,8 +39,12 @@ log = logging.getLogger(__name__)
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _REFUSED_S: Final = 1.0
 """How long a refused connection may take for its request, and to end (taste)."""
-_REFUSED_MAX: Final = 1000
-"""Refused connections that may take that time at once; others are answered and closed immediately."""
+_REFUSED_MAX: Final = 200
+_REFUSED_SHARE: Final = 8
+"""Refused connections that may take that time at once: 200, and an eighth of the limit; others are
+answered and closed immediately.
+"""
+_REFUSALS_TOLD_EVERY_S: Final = 60.0
 _ids = itertools.count(1)
 _process = secrets.token_hex(4)
 
@@ -235,9 +240,7 @@ class _Refusal(asyncio.Protocol):
         """Wait for the request, for a short time and among few others."""
         # No `isinstance`: the transports of uvloop are not of asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
-        self._listener.refused_count += 1
-        is_among_few = self._listener.refused_count <= _REFUSED_MAX
-        wait_s = _REFUSED_S if is_among_few else 0.0
+        wait_s = _REFUSED_S if self._listener.refuse() else 0.0
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._end)
 
     def data_received(self, data: bytes) -> None:  # noqa: ARG002
@@ -292,9 +295,19 @@ class Listener:
         self.connection_count = 0
         self.refused_count = 0
         """Connections beyond the limit that have not ended yet."""
+        self._refusals_told_at = -math.inf
         self.port = 0
         assert runner.server is not None, "the runner is set up"
         self.server = runner.server
+
+    def refuse(self) -> bool:
+        """Count a connection beyond the limit, and tell of it; whether it may take its time."""
+        self.refused_count += 1
+        most, now = self.limits.connections_max, asyncio.get_running_loop().time()
+        if now - self._refusals_told_at >= _REFUSALS_TOLD_EVERY_S:
+            self._refusals_told_at = now
+            log.warning("connections-refused", extra={"connections_max": most})
+        return self.refused_count <= min(_REFUSED_MAX, most // _REFUSED_SHARE + 1)
 
     def connection(self) -> RequestHandler:
         """A new connection's protocol."""
