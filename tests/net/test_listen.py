@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -30,6 +32,14 @@ async def _hello(request: web.Request) -> web.Response:
     return web.Response(body=await request.read())
 
 
+async def _unread(_request: web.Request) -> web.Response:
+    return web.Response(status=413)
+
+
+async def _broken(_request: web.Request) -> web.Response:
+    raise ConnectionResetError("a connection of the handler's own")
+
+
 async def _large(_request: web.Request) -> web.Response:
     return web.Response(body=bytes(32 << 20))
 
@@ -42,6 +52,8 @@ async def start() -> AsyncIterator[Start]:
             app = web.Application()
             app.router.add_route("*", "/", _hello)
             app.router.add_get("/large", _large)
+            app.router.add_post("/unread", _unread)
+            app.router.add_get("/broken", _broken)
             return await stack.enter_async_context(
                 listening(
                     app,
@@ -180,6 +192,50 @@ async def test_a_client_of_aiohttp_gets_the_429_of_a_refused_connection(start: S
             )
         async with session.post(url, data=bytes(100_000)) as response:
             assert response.status == 429
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/", b"Content-Length: 1000000\r\n\r\nx"),
+        ("/", b"Transfer-Encoding: chunked\r\n\r\n10\r\nx"),
+        ("/unread", b"Content-Length: 1000000\r\n\r\nx"),
+        ("/large", b"\r\n"),
+    ],
+)
+async def test_a_client_that_goes_away_is_no_error_of_ours(
+    start: Start, path: str, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = await start(head_timeout_s=0.2)  # also for the rest of a body that nobody reads
+    method = b"GET" if path == "/large" else b"POST"
+    tasks = len(asyncio.all_tasks())
+
+    async with connection(listener) as (reader, writer):
+        writer.write(method + b" " + path.encode() + b" HTTP/1.1\r\nHost: h\r\n" + body)
+        await until(lambda: listener.connection_count == 1, "the connection is taken")
+        if path != "/":
+            async with within("the answer begins"):
+                assert await reader.read(1)
+        peer = writer.get_extra_info("socket")
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+    await until(lambda: listener.connection_count == 0, "the client is gone")
+    await until(lambda: len(asyncio.all_tasks()) <= tasks, "its handler has ended")
+
+    assert not [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
+
+
+async def test_another_connection_that_breaks_is_an_error_of_ours(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = await start()
+
+    async with connection(listener) as (reader, writer):
+        writer.write(b"GET /broken HTTP/1.1\r\nHost: h\r\n\r\n")
+        status, _, body = await answer(reader)
+
+    assert (status, orjson.loads(body)["code"]) == (500, "internal-error")
+    assert [record.msg for record in caplog.records if record.levelname == "ERROR"]
 
 
 MALFORMED = {

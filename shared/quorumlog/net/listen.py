@@ -193,7 +193,13 @@ class _Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer malformed HTTP, or an error that no middleware caught, with a problem document."""
+        """Answer malformed HTTP, or an error that no middleware caught, with a problem document.
+
+        Raises: ConnectionError where nobody reads an answer any more, which ends the connection.
+        """
+        if isinstance(exc, ConnectionError) and self._is_gone():
+            # A client that goes away is no error of ours; other connections of a handler may be.
+            raise exc
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun already")
         error: QuorumLogError
@@ -213,6 +219,9 @@ class _Connection(RequestHandler):
         response = problem_response(error, request_id(None))
         response.force_close()
         return response
+
+    def _is_gone(self) -> bool:
+        return self.transport is None or self.transport.is_closing()
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None

@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from quorumlog import header
 from quorumlog.errors import QuorumLogError, ShuttingDown
 from quorumlog.net import descriptors, docs_page, trace
+from quorumlog.net.bodies import RECEIVING, Receiving
 from quorumlog.net.json_logs import log_as_json
 from quorumlog.net.listen import (
     ListenLimits,
@@ -138,6 +139,7 @@ def add_shared_routes(
     GCCollector(registry=registry)
     app[METRICS] = registry
     app[DRAINING] = asyncio.Event()
+    app[RECEIVING] = Receiving()
     if drain is not None:
         app[_DRAIN] = _Drain(drain)
 
