@@ -276,6 +276,7 @@ async def info(request: web.Request, _given: Given) -> web.StreamResponse:
             zone=bookie.config.zone,
             durability=bookie.config.durability,
             free_bytes=store.disk.free_bytes(),
+            read_only_below_bytes=store.disk.options.read_only_below_bytes,
             disk_low=store.disk.is_low,
             log_segment=position.segment,
             log_offset=position.offset,
