@@ -21,6 +21,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net import bodies
 from quorumlog.net.json_bodies import answer, parsed
+from quorumlog.net.listen import wants_socket
 from quorumlog.net.parameters import (
     Given,
     Parameter,
@@ -120,6 +121,8 @@ async def open_channel(request: web.Request, _given: Given) -> web.StreamRespons
     """WebSocket with binary frames: all operations, pipelined."""
     store = _store(request)
     socket = web.WebSocketResponse(max_msg_size=channel.MESSAGE_BYTES_MAX, compress=False)
+    if not wants_socket(socket, request):
+        raise BadRequest("this route is a WebSocket: the request asks for no upgrade")
     await socket.prepare(request)
     bookie = request.app[BOOKIE]
     bookie.sockets.add(socket)

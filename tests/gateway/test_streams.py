@@ -438,6 +438,28 @@ async def test_only_ledgers_that_are_there_have_sockets(gateway: Gateway) -> Non
     assert (missing.status, missing.code) == (404, "no-such-ledger")
 
 
+@pytest.mark.parametrize("name", [b"Upgrade", b"Connection", b"Sec-WebSocket-Version"])
+async def test_a_handshake_that_is_not_utf8_is_refused(gateway: Gateway, name: bytes) -> None:
+    await gateway.create()
+    handshake = {
+        b"Host": b"h",
+        b"Connection": b"Upgrade",
+        b"Upgrade": b"websocket",
+        b"Sec-WebSocket-Version": b"13",
+        b"Sec-WebSocket-Key": b"AAAAAAAAAAAAAAAAAAAAAA==",
+        name: b"\xff\xfe",
+    }
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.listener.port)
+    lines = [b"%b: %b\r\n" % pair for pair in handshake.items()]
+    writer.write(b"GET /v1/ledgers/1/ws HTTP/1.1\r\n" + b"".join(lines) + b"\r\n")
+    async with within("it is answered"):
+        told = await reader.readline()
+    writer.close()
+
+    assert b" 400 " in told
+
+
 async def test_sockets_end_when_the_gateway_is_about_to_end(gateway: Gateway) -> None:
     await gateway.create()
 

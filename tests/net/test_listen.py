@@ -280,11 +280,12 @@ async def test_malformed_http_is_a_problem_document(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_an_unknown_expectation_is_a_problem_document(start: Start) -> None:
+@pytest.mark.parametrize("expected", [b"miracles", b"\xff\xfe"])
+async def test_an_unknown_expectation_is_a_problem_document(start: Start, expected: bytes) -> None:
     listener = await start()
 
     async with connection(listener) as (reader, writer):
-        writer.write(HEAD + b"Expect: miracles\r\n\r\n")
+        writer.write(HEAD + b"Expect: " + expected + b"\r\n\r\n")
         status, headers, _body = await answer(reader)
 
         assert (status, headers["content-type"]) == (400, "application/problem+json")

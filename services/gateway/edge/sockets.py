@@ -18,6 +18,7 @@ import orjson
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from quorumlog.errors import BadRequest, QuorumLogError
+from quorumlog.net.listen import wants_socket
 from quorumlog.net.parameters import invalid
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire import problems, strict
@@ -64,7 +65,7 @@ async def serve(request: web.Request, room: Room, subject: Subject[T, P]) -> web
     socket = web.WebSocketResponse(
         heartbeat=_HEARTBEAT_S, max_msg_size=room.limits.body_bytes_max, compress=False
     )
-    if not socket.can_prepare(request).ok:
+    if not wants_socket(socket, request):
         raise BadRequest("this route is for WebSockets: the request asks for no upgrade")
     socket.headers["X-Request-Id"] = request[REQUEST_ID]
     await socket.prepare(request)

@@ -99,6 +99,15 @@ def error_of_http(exc: web.HTTPException, method: str, path: str) -> QuorumLogEr
     return BadRequest(exc.reason) if 400 <= exc.status < 500 else QuorumLogError(exc.reason)
 
 
+def wants_socket(socket: web.WebSocketResponse, request: web.Request) -> bool:
+    """Whether a request asks for the socket as RFC 6455 says."""
+    try:
+        return socket.can_prepare(request).ok
+    except UnicodeEncodeError:
+        # aiohttp repeats a header that is wrong in its refusal, and that one is not UTF-8.
+        return False
+
+
 class _Connection(RequestHandler):
     """One connection with its deadlines.
 
@@ -213,6 +222,9 @@ class _Connection(RequestHandler):
             error = error_of_http(exc, request.method, request.path)
         elif 400 <= status < 500:
             error = BadRequest("the request is not HTTP/1.1")
+        elif isinstance(exc, UnicodeEncodeError):
+            # Outside of all middlewares aiohttp repeats a header (Expect) in a message of its own.
+            error = BadRequest("a header is not UTF-8")
         else:
             log.error("unhandled-error", exc_info=exc)
             error = QuorumLogError()
