@@ -34,7 +34,7 @@ class Arrivals:
         # aiohttp's compiled reader, and its queue of whole messages.
         self._parser: Any = socket._parser  # noqa: SLF001
         self._queue: Any = socket._reader  # noqa: SLF001
-        self._room, self._refuse = room, refuse
+        self._socket, self._room, self._refuse = socket, room, refuse
         self._partial = 0
         self._taken = 0
         self._held = 0
@@ -49,16 +49,20 @@ class Arrivals:
         ends_message = self._queue._size > queued  # noqa: SLF001
         self._partial = 0 if ends_message else self._partial + len(data)
         if not self._count():
-            # Also frees what came: nobody will take it.
-            self._parser = None
+            self._drop()
             self._refuse(Overloaded("too many bytes are being appended at once"))
             return True, b""
         return told
 
     def feed_eof(self) -> None:
         """The connection is lost."""
-        if self._parser is not None:
-            self._parser.feed_eof()
+        self._queue.feed_eof()
+
+    def _drop(self) -> None:
+        """Free what came of a message that is not whole, and read no further."""
+        self._parser = self._socket._parser = None  # noqa: SLF001
+        self._partial = 0
+        self._count()
 
     def take(self, count: int) -> None:
         """A message of so many bytes was taken, and is held until the next call."""
