@@ -1,11 +1,13 @@
 """What all tests share: the stores, and which tests start processes."""
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, settings
 
 from loadtest.stores import Stores, StoreServers, store_servers
@@ -16,6 +18,10 @@ _PURE: Final = (
     "explore", "fuzz", "mutants", "protocol", "regressions", "scenarios", "sim", "wire",
 )  # fmt: skip
 """Folders whose tests run in one process, without servers; all others count as `processes`."""
+
+_ON_UVLOOP: Final = ("gateway", "net")
+"""Folders whose tests run servers in their own process: on the event loop on which services run, whose
+transports are none of asyncio's classes."""
 
 # The same examples in every run, however slow the machine: what fails fails for everyone.
 settings.register_profile(
@@ -52,6 +58,14 @@ def servers() -> Iterator[StoreServers]:
 def stores(servers: StoreServers) -> Stores:
     """A fresh database in Postgres and in Redis."""
     return servers.fresh()
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Which event loop a test runs on."""
+    folder = item.path.relative_to(_ROOT / "tests").parts[0]
+    return {"loop": uvloop.new_event_loop if folder in _ON_UVLOOP else asyncio.new_event_loop}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

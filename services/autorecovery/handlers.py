@@ -5,6 +5,7 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import Field
 
+from quorumlog.net import bodies
 from quorumlog.net.json_bodies import answer, parsed
 from quorumlog.net.operations import route
 from quorumlog.net.parameters import Given, Parameter, path_id, query_text
@@ -83,7 +84,7 @@ async def trigger_audit(request: web.Request, _given: Given) -> web.Response:
 
 async def put_delay(request: web.Request, _given: Given) -> web.Response:
     """How long a bookie may be away."""
-    parts, delay = request.app[PARTS], parsed(await request.read(), Delay)
+    parts, delay = request.app[PARTS], parsed(await bodies.read(request), Delay)
     await parts.steering.change(RepairSettingsPut(lost_bookie_delay_s=delay.seconds))
     await parts.repairs.trigger()
     return answer(delay)
@@ -92,7 +93,7 @@ async def put_delay(request: web.Request, _given: Given) -> web.Response:
 async def patch_settings(request: web.Request, _given: Given) -> web.Response:
     """Pause, resume, limit; for all processes."""
     parts = request.app[PARTS]
-    await parts.steering.change(parsed(await request.read(), RepairSettingsPut))
+    await parts.steering.change(parsed(await bodies.read(request), RepairSettingsPut))
     return web.json_response(await _status_json(parts))
 
 

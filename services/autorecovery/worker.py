@@ -279,7 +279,10 @@ class Worker:
                 return bookie.id
         found = self._directory.candidates(fragment.bookies, staying)
         if not found:
-            raise NotEnoughBookies("no bookie is free to take its place", ledger_id=row.ledger_id)
+            raise NotEnoughBookies(
+                f"no bookie is free to take its place: {self._directory.census()}",
+                ledger_id=row.ledger_id,
+            )
         return found[0]
 
     async def _has_later_incarnation(self, member: str, ledger_id: int) -> bool:

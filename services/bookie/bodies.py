@@ -133,6 +133,8 @@ class InfoBody(Body):
     zone: str
     durability: str
     free_bytes: int
+    read_only_below_bytes: int
+    """With less free space the bookie takes no entries of writers (`READ_ONLY_BELOW_BYTES`)."""
     disk_low: bool
     """Free space is below `WARN_BELOW_BYTES`: soon the bookie takes no entries."""
     log_segment: int

@@ -18,9 +18,10 @@ from quorumlog.errors import (
     NoSuchLedger,
     Overloaded,
     ReadOnly,
-    RequestTimeout,
 )
+from quorumlog.net import bodies
 from quorumlog.net.json_bodies import answer, parsed
+from quorumlog.net.listen import wants_socket
 from quorumlog.net.parameters import (
     Given,
     Parameter,
@@ -101,12 +102,6 @@ TO: Final = query_integer("to", 0, ID_MAX, "The last entry, inclusive; the first
 AFTER: Final = query_integer("after", NO_ENTRY, ID_MAX, "Ledgers above this id.", NO_ENTRY)
 LIMIT: Final = query_integer("limit", 1, 10_000, "Ledgers of a page.", 100)
 
-BODY_S: Final = 10.0
-"""For a body to arrive (docs/protocol.md, Times)."""
-
-BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
-"""For all bodies being received; one without a length counts as the largest."""
-
 _HTTP_STATUS: Final = {
     Status.OK: 200,
     Status.NO_ENTRY: 404,
@@ -126,6 +121,8 @@ async def open_channel(request: web.Request, _given: Given) -> web.StreamRespons
     """WebSocket with binary frames: all operations, pipelined."""
     store = _store(request)
     socket = web.WebSocketResponse(max_msg_size=channel.MESSAGE_BYTES_MAX, compress=False)
+    if not wants_socket(socket, request):
+        raise BadRequest("this route is a WebSocket: the request asks for no upgrade")
     await socket.prepare(request)
     bookie = request.app[BOOKIE]
     bookie.sockets.add(socket)
@@ -141,7 +138,7 @@ async def add_entries(request: web.Request, given: Given) -> web.StreamResponse:
     store = _store(request)
     ledger_id, kind = given[LEDGER_ID], given[KIND]
     try:
-        run = Run(await _body(request))
+        run = Run(await bodies.read(request))
     except BadRun as error:
         raise BadRequest(f"the body is not a run: {error}") from error
     if run.ledger_id != ledger_id:
@@ -237,7 +234,7 @@ async def digest_ranges(request: web.Request, given: Given) -> web.StreamRespons
     """Digests of ranges, for comparing replicas."""
     store = _store(request)
     ledger_id = given[LEDGER_ID]
-    asked = parsed(await _body(request), DigestsAsked)
+    asked = parsed(await bodies.read(request), DigestsAsked)
     _not_deleted(store, ledger_id)
     digests = [await _digest(store, asked, ledger_id, span) for span in asked.ranges]
     if store.is_withheld(ledger_id):
@@ -258,7 +255,7 @@ async def digest_ranges(request: web.Request, given: Given) -> web.StreamRespons
 async def put_state(request: web.Request, given: Given) -> web.StreamResponse:
     """Set the mode, `writable`, `read-only` or `draining`; it survives restarts."""
     _store(request)
-    wanted = parsed(await _body(request), BookieStatePut)
+    wanted = parsed(await bodies.read(request), BookieStatePut)
     request.app[BOOKIE].set_state(wanted.state)
     return await info(request, given)
 
@@ -282,6 +279,7 @@ async def info(request: web.Request, _given: Given) -> web.StreamResponse:
             zone=bookie.config.zone,
             durability=bookie.config.durability,
             free_bytes=store.disk.free_bytes(),
+            read_only_below_bytes=store.disk.options.read_only_below_bytes,
             disk_low=store.disk.is_low,
             log_segment=position.segment,
             log_offset=position.offset,
@@ -329,7 +327,7 @@ async def damage(request: web.Request, _given: Given) -> web.StreamResponse:
 async def put_maintenance(request: web.Request, given: Given) -> web.StreamResponse:
     """Pause scrubbing and compaction, or resume them."""
     _store(request)
-    wanted = parsed(await _body(request), MaintenancePut)
+    wanted = parsed(await bodies.read(request), MaintenancePut)
     pace = request.app[BOOKIE].pace
     if wanted.paused:
         pace.pause()
@@ -361,23 +359,6 @@ def _limbo(bookie: Bookie) -> LimboBody | None:
         copied_entries=bookie.store.counters["limbo_copied_entries"],
         missing_entries=progress.missing_entries,
     )
-
-
-async def _body(request: web.Request) -> bytes:
-    """The request's body, within a timeout, and within a limit on all bodies together."""
-    bookie = request.app[BOOKIE]
-    most = request.client_max_size
-    size = min(most, request.content_length or most)
-    if bookie.body_bytes + size > BODIES_BYTES_MAX:
-        raise Overloaded("too many large bodies at a time")
-    bookie.body_bytes += size
-    try:
-        async with asyncio.timeout(BODY_S):
-            return await request.read()
-    except TimeoutError:
-        raise RequestTimeout(f"the body was not complete within {BODY_S:g} s") from None
-    finally:
-        bookie.body_bytes -= size
 
 
 def _not_deleted(store: Store, ledger_id: int) -> None:

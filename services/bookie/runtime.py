@@ -67,8 +67,6 @@ class Bookie:
         self.cluster_id = ""
         self.sockets: set[web.WebSocketResponse] = set()
         self.is_registered = False
-        self.body_bytes = 0
-        """Bytes reserved for HTTP bodies that are being received."""
         self.process = uuid4().hex
         """Identifies this process among all that ever start under this name."""
         self._metadata = MetadataClient(config.metadata_urls)

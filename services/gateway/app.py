@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from aiohttp import web
 
@@ -14,18 +15,20 @@ from quorumlog.net.ports import Times
 from quorumlog.net.quarantine import QuarantineRule
 from quorumlog.net.service import DRAINING, HOSTS, METRICS, add_shared_routes
 from services.gateway.config import GatewaySettings
+from services.gateway.edge import body
 from services.gateway.edge.body import Room, ignore_expect
 from services.gateway.edge.cluster import Cluster
 from services.gateway.edge.cluster_operations import SHARED
 from services.gateway.edge.cors import allow_origins
 from services.gateway.edge.entries import Entries
 from services.gateway.edge.ledgers import Ledgers
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX, Limits
 from services.gateway.edge.log_records import LogRecords
 from services.gateway.edge.logs import Logs
 from services.gateway.edge.middleware import Metrics, edge_middleware
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.engine import Engine, EngineConfig, add_metrics
+from services.gateway.engine.internal import Bodies
 from services.gateway.engine.internal import routes as internal_routes
 from services.gateway.interface import EngineInterface
 from services.gateway.logs.manager import LogManager
@@ -43,6 +46,9 @@ _DESCRIPTION = (
 )
 
 
+_ROOM: Final = web.AppKey("room", Room)
+
+
 def build_app(
     engine: EngineInterface,
     limits: Limits,
@@ -53,9 +59,8 @@ def build_app(
     hosts: Hosts | None = None,
 ) -> web.Application:
     """The application that serves an engine and logs. The caller starts and stops those itself."""
-    # Public bodies have their own limits; this one is for bodies forwarded by other gateways.
-    app = web.Application(client_max_size=2 * limits.frames_bytes_max)
-    room = Room(limits)
+    app = web.Application()
+    room = app[_ROOM] = Room(limits)
     routes = _routes(engine, room, logs, transactions)
     description = describe(
         [*(_described(route.operation) for route in routes), *SHARED],
@@ -92,6 +97,22 @@ def build_app(
         add_log_metrics(logs, transactions, app[METRICS])
     add_routes(app, routes, has_heads=True, expect_handler=ignore_expect)
     return app
+
+
+def add_internal_routes(app: web.Application, engine: Engine, logs: LogManager) -> None:
+    """Have a gateway's application answer other gateways too."""
+    room = app[_ROOM]
+    limits = room.limits
+    # What any public body becomes between gateways: payloads, each with its length.
+    largest = max(limits.frames_bytes_max, limits.body_bytes_max) + 4 * BATCH_ENTRIES_MAX
+    bodies = Bodies(
+        read=lambda request, bytes_max: body.read(request, room, bytes_max),
+        bytes_max=largest,
+        entry_bytes_max=limits.entry_bytes_max,
+        entries_max=BATCH_ENTRIES_MAX,
+    )
+    inner = (*internal_routes(engine, bodies), *log_routes(logs, engine.writer.id, bodies))
+    add_routes(app, inner, expect_handler=ignore_expect)
 
 
 def _described(operation: Operation) -> Operation:
@@ -155,8 +176,7 @@ async def create_app(settings: GatewaySettings) -> web.Application:
         hosts=settings.hosts,
     )
     add_metrics(engine, app[METRICS])
-    app.router.add_routes(internal_routes(engine))
-    app.router.add_routes(log_routes(logs, engine.writer.id))
+    add_internal_routes(app, engine, logs)
 
     async def end(_app: web.Application) -> None:
         await stack.aclose()

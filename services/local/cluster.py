@@ -11,16 +11,17 @@ Invariants:
 import asyncio
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 
@@ -34,6 +35,8 @@ START_S: Final = 120.0
 _POLL_S: Final = 0.05
 _RESTART_S: Final = 1.0
 """A process that dies is back within 2 s, and one that keeps dying does not use up the machine."""
+_NEW_BYTES: Final = 80 << 20
+"""What a new bookie sets aside by default (its first segment and its reserve); Postgres takes less."""
 _LOG_BYTES_MAX: Final = 16 << 20
 _STOP_ORDER: Final = ("gateway", "autorecovery", "bookie", "metadata", "redis", "postgres")
 
@@ -119,6 +122,7 @@ class LocalCluster:
         self._run = self._data / "run"
         self._logs = self._data / "log"
         self._lock: int | None = None
+        self._writable_count = 0
 
     async def start(self) -> None:
         """Start all processes, each kind after the kinds that it needs are ready.
@@ -133,6 +137,7 @@ class LocalCluster:
                 raise ClusterError(f"port {port} can't be used: {error.strerror}") from None
             if not is_usable:
                 raise ClusterError(f"port {port} is taken")
+        self._tell_of_room()
         dsn, redis_url = await self._start_stores()
         await self._start_services(dsn, redis_url)
 
@@ -147,6 +152,20 @@ class LocalCluster:
             raise ClusterError(f"another cluster runs in {self._data}") from None
         self._lock = lock
         _await_orphans(self._run)
+
+    def _tell_of_room(self) -> None:
+        """Say so where new bookies and databases will hardly fit."""
+        names = [f"bookie-{number + 1}" for number in range(self.settings.bookies)]
+        if not self.settings.postgres_dsn:
+            names.append("postgres")
+        new = [name for name in names if not (self._data / name).exists()]
+        free, needed = shutil.disk_usage(self._data).free, len(new) * _NEW_BYTES
+        if free < needed:
+            self._say(
+                f"{self._data} has {free >> 20} MiB of room; {', '.join(new)} need about"
+                f" {needed >> 20} MiB (SEGMENT_BYTES and RESERVE_BYTES of each bookie):"
+                " make room, or set DATA to a folder on a larger disk"
+            )
 
     async def _start_stores(self) -> tuple[str, str]:
         dsn, redis_url = self.settings.postgres_dsn, self.settings.redis_url
@@ -194,6 +213,7 @@ class LocalCluster:
             self._launch_service(name, "bookie", next(ports), shared | own)
         for name in bookies:
             await self.until_up(name)
+        self._writable_count = await self._count_writable(bookies)
 
         gateways = [f"gateway-{number + 1}" for number in range(settings.gateways)]
         for number, name in enumerate(gateways):
@@ -209,6 +229,27 @@ class LocalCluster:
             for name in healers:
                 await self.until_up(name)
 
+    async def _count_writable(self, bookies: Sequence[str]) -> int:
+        """How many bookies take entries; says why the others do not, since gateways would wait."""
+        found = [await _fetch_info(self.services[name].url) for name in bookies]
+        full = [info for info in found if info["free_bytes"] < info["read_only_below_bytes"]]
+        put = [info for info in found if info not in full and info["state"] != "writable"]
+        if full:
+            free, least = full[0]["free_bytes"], full[0]["read_only_below_bytes"]
+            self._say(
+                f"{len(full)} of {len(found)} bookies take no entries: {self._data} has"
+                f" {free >> 20} MiB of room, and below {least >> 20} MiB"
+                f" (READ_ONLY_BELOW_BYTES={least}) a bookie is read-only."
+                f" Make room for {(least + least // 4 - free >> 20) + 1} MiB more, or set DATA to a"
+                " folder on a larger disk, or READ_ONLY_BELOW_BYTES to less."
+            )
+        for info in put:
+            self._say(
+                f"{info['bookie']} takes no entries: an operator made it {info['state']}"
+                " (`quorumlog bookie writable` ends that)"
+            )
+        return len(found) - len(full) - len(put)
+
     def _launch_service(self, name: str, module: str, port: int, own: dict[str, str]) -> None:
         place = self._place(name)
         env = {**inherited_environment(), **self._around.environment} | {
@@ -222,7 +263,7 @@ class LocalCluster:
         argv = (*place.prefix, sys.executable, "-m", f"services.{module}")
         url = f"http://{place.host}:{port}"
         # A gateway is ready when a default ledger (E=3) could be created.
-        health = "live" if module == "gateway" and self.settings.bookies < 3 else "ready"
+        health = "live" if module == "gateway" and self._writable_count < 3 else "ready"
         is_up = partial(_answers, f"{url}/health/{health}")
         self._launch(Program(name, argv, env | own, ROOT), url, is_up)
 
@@ -307,6 +348,21 @@ class LocalCluster:
                 service.process.wait()
             await asyncio.sleep(_POLL_S / 5)
         (self._run / f"{service.program.name}.pid").unlink(missing_ok=True)
+
+
+async def _fetch_info(url: str) -> dict[str, Any]:
+    """What a bookie tells of itself."""
+    timeout = aiohttp.ClientTimeout(10)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{url}/v1/info") as answer,
+        ):
+            answer.raise_for_status()
+            info: dict[str, Any] = await answer.json()
+            return info
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise ClusterError(f"the bookie at {url} does not answer: {error!r}") from None
 
 
 async def _answers(url: str) -> bool:

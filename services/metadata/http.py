@@ -8,7 +8,7 @@ import orjson
 from aiohttp import web
 
 from quorumlog.errors import UnsupportedMediaType
-from quorumlog.net import json_bodies
+from quorumlog.net import bodies, json_bodies
 from quorumlog.net.json_bodies import M
 from quorumlog.net.parameters import Parameter, invalid, path_id, path_text, query_integer
 from quorumlog.wire.bodies import BOOKIE_NAME
@@ -17,10 +17,12 @@ _VERSION: Final = r'"([1-9][0-9]{0,18})"'
 
 
 async def parsed(request: web.Request, model: type[M]) -> M:
-    """The request's JSON body. Raises: BadRequest, InvalidRequest, UnsupportedMediaType."""
+    """The request's JSON body. Raises: what `bodies.read` raises, InvalidRequest,
+    UnsupportedMediaType.
+    """
     if request.content_type not in {"application/json", "application/octet-stream"}:
         raise UnsupportedMediaType("send application/json (curl: -H 'Content-Type: …')")
-    return json_bodies.parsed(await request.read(), model)
+    return json_bodies.parsed(await bodies.read(request), model)
 
 
 def page_answer(name: str, rows: Sequence[bytes], following: int | str | None) -> web.Response:

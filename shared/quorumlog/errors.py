@@ -549,7 +549,7 @@ class Overloaded(Unavailable):
 
 
 class NotEnoughBookies(Unavailable):
-    """Fewer bookies are live than the ledger's ensemble needs."""
+    """Fewer bookies take entries than the ledger's ensemble needs: they are lost, or read-only."""
 
     code = "not-enough-bookies"
     title = "Not enough bookies"

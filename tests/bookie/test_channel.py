@@ -17,6 +17,7 @@ from aiohttp import web
 
 from loadtest.ports import free_ports
 from loadtest.stores import scratch
+from quorumlog.net.bodies import RECEIVING, Receiving
 from quorumlog.net.bookie_client import BookieClient, ChannelLimits
 from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.net.operations import add_routes
@@ -31,7 +32,7 @@ from services.bookie.routes import ROUTES
 from services.bookie.runtime import Bookie
 from services.bookie.store import Store
 from tests.bookie.support import KEY, ME, add, entry_of, run_of, started
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE_S, until
 
 PATIENT = ChannelLimits(connect_s=30, quick_s=60, slow_s=60)
 
@@ -82,6 +83,7 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
     )
     app = web.Application(middlewares=[answers_problems])
     app[BOOKIE] = bookie = Bookie(config)
+    app[RECEIVING] = Receiving()
     add_routes(app, ROUTES)
     bookie.store = started(folder / "d")
 
@@ -310,13 +312,16 @@ async def test_bodies_that_are_too_large_together_or_too_slow_are_refused(
         yield b"x"
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("services.bookie.handlers.BODY_S", 0.0)
+    monkeypatch.setattr("quorumlog.net.bodies.BODY_S", 0.0)
     async with served.session.post(url, data=endless()) as answer:
         assert answer.status == 408
-    monkeypatch.setattr("services.bookie.handlers.BODIES_BYTES_MAX", 10)
+    monkeypatch.setattr("quorumlog.net.bodies.BODY_S", DEADLINE_S)
+    monkeypatch.setattr("quorumlog.net.bodies.BODIES_BYTES_MAX", 10)
     async with served.session.post(url, data=b"x" * 11) as answer:
         assert answer.status == 429
-    assert served.bookie.body_bytes == 0
+    monkeypatch.setattr("quorumlog.net.bodies.BODIES_BYTES_MAX", 11)
+    async with served.session.post(url, data=b"x" * 11) as answer:
+        assert answer.status == 400, "what was refused counts no more"
 
 
 async def test_stopping_a_bookie_ends_its_channels(served: Served) -> None:

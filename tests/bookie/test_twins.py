@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
 from quorumlog.cli.commands import app as cli
+from quorumlog.net.bodies import RECEIVING, Receiving
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.net.operations import add_routes
@@ -335,6 +336,7 @@ async def answering(port: int, process: str, name: str = "b1") -> AsyncIterator[
     }
     app[BOOKIE] = Bookie(Config.read(settings))
     app[BOOKIE].process = process
+    app[RECEIVING] = Receiving()
     add_routes(app, ROUTES)
     limits = ListenLimits(drain_timeout_s=1.0)
     async with listening(app, host="127.0.0.1", port=port, limits=limits):

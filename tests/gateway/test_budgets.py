@@ -47,7 +47,7 @@ async def strangers(
 
 def head(length: int, media: str = OCTETS["Content-Type"]) -> bytes:
     return (
-        f"POST {ENTRIES} HTTP/1.1\r\nHost: h\r\nContent-Type: {media}\r\n"
+        f"POST {ENTRIES} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media}\r\n"
         f"Content-Length: {length}\r\n\r\n"
     ).encode()
 
@@ -117,7 +117,7 @@ async def _holds(gateway: Gateway, count: int) -> bool:
 
 
 def ask(path: str, *headers: str) -> bytes:
-    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: h", *headers, "", ""]).encode()
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
 
 
 async def with_entries(gateway: Gateway, count: int) -> list[bytes]:

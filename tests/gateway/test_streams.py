@@ -1,6 +1,7 @@
 """NDJSON both ways, Server-Sent Events and WebSockets."""
 
 import asyncio
+import contextlib
 import random
 import struct
 from collections.abc import AsyncIterator
@@ -437,6 +438,28 @@ async def test_only_ledgers_that_are_there_have_sockets(gateway: Gateway) -> Non
     assert (missing.status, missing.code) == (404, "no-such-ledger")
 
 
+@pytest.mark.parametrize("name", [b"Upgrade", b"Connection", b"Sec-WebSocket-Version"])
+async def test_a_handshake_that_is_not_utf8_is_refused(gateway: Gateway, name: bytes) -> None:
+    await gateway.create()
+    handshake = {
+        b"Host": b"h",
+        b"Connection": b"Upgrade",
+        b"Upgrade": b"websocket",
+        b"Sec-WebSocket-Version": b"13",
+        b"Sec-WebSocket-Key": b"AAAAAAAAAAAAAAAAAAAAAA==",
+        name: b"\xff\xfe",
+    }
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.listener.port)
+    lines = [b"%b: %b\r\n" % pair for pair in handshake.items()]
+    writer.write(b"GET /v1/ledgers/1/ws HTTP/1.1\r\n" + b"".join(lines) + b"\r\n")
+    async with within("it is answered"):
+        told = await reader.readline()
+    writer.close()
+
+    assert b" 400 " in told
+
+
 async def test_sockets_end_when_the_gateway_is_about_to_end(gateway: Gateway) -> None:
     await gateway.create()
 
@@ -446,6 +469,92 @@ async def test_sockets_end_when_the_gateway_is_about_to_end(gateway: Gateway) ->
         await gateway.drain()
 
         assert await received(socket) == aiohttp.WSCloseCode.GOING_AWAY
+
+
+async def held_bytes(gateway: Gateway) -> float:
+    text = (await gateway.ask("GET", "/metrics")).body.decode()
+    return float(text.partition("\nquorumlog_http_held_bytes ")[2].partition("\n")[0])
+
+
+@contextlib.asynccontextmanager
+async def message_under_way(gateway: Gateway, count: int) -> AsyncIterator[asyncio.StreamReader]:
+    """A socket over which so many bytes of a message of 8 MiB came, and no more come."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.listener.port)
+    try:
+        writer.write(
+            b"GET /v1/ledgers/1/ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+            b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        async with within("the socket opens"):
+            assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"\x82\xff" + struct.pack(">Q", 8 << 20) + bytes(4) + bytes(count))
+        yield reader
+    finally:
+        writer.close()
+
+
+async def test_what_came_of_a_message_is_counted_until_its_socket_ends(gateway: Gateway) -> None:
+    await gateway.create()
+
+    async def is_counted() -> bool:
+        return await held_bytes(gateway) >= 6 << 20
+
+    async def is_given_back() -> bool:
+        return await held_bytes(gateway) == 0
+
+    async with message_under_way(gateway, 3 << 20), message_under_way(gateway, 3 << 20):
+        await until(is_counted, "what came of both is counted")
+    await until(is_given_back, "the room is given back")
+
+
+async def test_a_message_beyond_the_room_ends_its_socket_before_it_is_whole() -> None:
+    async with running(limits=Limits(held_bytes_max=4 << 20)) as gateway:
+        await gateway.create()
+        octets = {"Content-Type": "application/octet-stream"}
+
+        async with message_under_way(gateway, 7 << 20) as reader:
+            async with within("the socket is told"):
+                told = await reader.readuntil(b'"status":429')
+            # The socket is still open: what came of its message is freed at once.
+            done = await gateway.ask("POST", ENTRIES, b"x" * (1 << 20), headers=octets)
+
+        assert b"/problems/overloaded" in told
+        assert done.status == 201
+
+
+async def test_a_message_is_counted_until_its_stream_takes_it() -> None:
+    async with running() as gateway:
+        await gateway.create()
+        gateway.engine.gate = asyncio.Event()
+        entries = b"".join([struct.pack(">I", 1 << 20) + bytes(1 << 20)] * 3)
+
+        async def is_counted() -> bool:
+            return await held_bytes(gateway) > 10 << 20
+
+        async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
+            for _ in range(3):
+                await socket.send_bytes(entries)
+            # One run of at most 2 MiB is the engine's, the rest of 9 MiB waits.
+            await until(is_counted, "what waits is counted, and the message that it came in")
+            gateway.engine.gate.set()
+
+
+async def test_what_came_of_a_line_is_counted_until_its_stream_ends(gateway: Gateway) -> None:
+    await gateway.create()
+
+    async def is_counted() -> bool:
+        return await held_bytes(gateway) >= 3 << 20
+
+    async def is_given_back() -> bool:
+        return await held_bytes(gateway) == 0
+
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.listener.port)
+    head = f"POST {ENTRIES} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+    writer.write(f"{head}Content-Length: {8 << 20}\r\n\r\n".encode() + b" " * (3 << 20))
+    await until(is_counted, "what came is counted")
+    writer.close()
+    await until(is_given_back, "the room is given back")
 
 
 async def test_what_streams_took_is_given_back(gateway: Gateway) -> None:

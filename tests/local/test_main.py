@@ -74,3 +74,25 @@ def test_a_folder_that_can_not_be_made_is_an_error_that_names_it(tmp_path: Path)
     assert done.stdout.startswith("quorumlog can't run: ")
     assert str(tmp_path / "data") in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_bookies_without_room_are_told_at_once_and_not_waited_for(tmp_path: Path) -> None:
+    exabyte = 1 << 60
+    settings = {"READ_ONLY_BELOW_BYTES": str(exabyte), "BOOKIES": "3", "GATEWAYS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.local"],
+        env={**os.environ, "DATA": str(tmp_path), "PORT": str(free_ports(1)[0]), **settings},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        told = process.stdout.readline()
+        then = process.stdout.readline()
+    finally:
+        process.terminate()
+        process.communicate(timeout=120)
+
+    assert told.startswith(f"3 of 3 bookies take no entries: {tmp_path} has ")
+    assert f"READ_ONLY_BELOW_BYTES={exabyte}" in told
+    assert then == "quorumlog is ready\n"

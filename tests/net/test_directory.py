@@ -182,3 +182,18 @@ async def test_beyond_the_bound_a_bookie_is_quarantined_all_the_same(
     for name in ("b2", "b2"):
         quarantine.failed(name)
     assert list(quarantine.names) == ["b2", "b3"], "the known ones are still counted"
+
+
+async def test_a_census_tells_who_lives_apart_from_who_takes_entries() -> None:
+    quarantine = Quarantine(QuarantineRule(1, 60.0, 60.0))
+    states: tuple[BookieState, ...] = ("read-only", "read-only", "draining", "writable", "lost")
+    directory = await directory_of(
+        *(bookie(n, state) for n, state in enumerate(states)), quarantine=quarantine
+    )
+    quarantine.failed("b3")
+
+    assert directory.census() == (
+        "4 of 5 bookies live (1 draining, 2 read-only, 1 writable), 1 lost, "
+        "1 suspected here (in quarantine)"
+    )
+    assert (await directory_of()).census() == "0 of 0 bookies live"

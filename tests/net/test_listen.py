@@ -4,9 +4,12 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 from aiohttp import web
@@ -15,7 +18,7 @@ from loadtest.ports import free_ports
 from quorumlog.net.listen import Listener, ListenLimits, listening, request_id
 from tests.support.waiting import DEADLINE_S, until, within
 
-HEAD = b"GET / HTTP/1.1\r\nHost: h\r\n"
+HEAD = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
 Start = Callable[..., Awaitable[Listener]]
 
 
@@ -27,6 +30,14 @@ def _port() -> int:
 
 async def _hello(request: web.Request) -> web.Response:
     return web.Response(body=await request.read())
+
+
+async def _unread(_request: web.Request) -> web.Response:
+    return web.Response(status=413)
+
+
+async def _broken(_request: web.Request) -> web.Response:
+    raise ConnectionResetError("a connection of the handler's own")
 
 
 async def _large(_request: web.Request) -> web.Response:
@@ -41,6 +52,8 @@ async def start() -> AsyncIterator[Start]:
             app = web.Application()
             app.router.add_route("*", "/", _hello)
             app.router.add_get("/large", _large)
+            app.router.add_post("/unread", _unread)
+            app.router.add_get("/broken", _broken)
             return await stack.enter_async_context(
                 listening(
                     app,
@@ -133,7 +146,7 @@ async def test_a_client_that_never_reads_its_answer_is_cut(start: Start) -> None
         writer.write(HEAD + b"\r\n")
         assert (await answer(reader))[0] == 200
         writer.transport.pause_reading()  # type: ignore[attr-defined]
-        writer.write(b"GET /large HTTP/1.1\r\nHost: h\r\n\r\n")
+        writer.write(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
         await until(lambda: listener.connection_count == 0, "the connection is cut")
 
@@ -161,7 +174,10 @@ async def test_one_connection_too_many_is_refused_and_the_others_go_on(start: St
 
     async with connection(listener) as (reader, writer):
         await until(lambda: listener.connection_count == 1, "the connection is taken")
-        async with connection(listener) as (second, _):
+        async with connection(listener) as (second, asking):
+            # More than the server reads at once: what it leaves unread would reset the connection.
+            asking.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
+            asking.write(bytes(1_000_000))
             status, headers, body = await answer(second)
             assert (status, orjson.loads(body)["code"]) == (429, "overloaded")
             assert headers["retry-after"] == "1"
@@ -175,9 +191,83 @@ async def test_one_connection_too_many_is_refused_and_the_others_go_on(start: St
         assert (await answer(reader))[0] == 200
 
 
+async def test_one_connection_too_many_that_asks_nothing_is_told_and_closed(start: Start) -> None:
+    listener = await start(connections_max=1)
+
+    async with connection(listener):
+        await until(lambda: listener.connection_count == 1, "the connection is taken")
+        async with connection(listener) as (reader, _):
+            assert (await answer(reader))[0] == 429
+            assert await ended(reader) == b""
+        await until(lambda: listener.refused_count == 0, "the refused one is forgotten")
+
+
+async def test_a_client_of_aiohttp_gets_the_429_of_a_refused_connection(start: Start) -> None:
+    listener = await start(connections_max=1)
+    url = f"http://127.0.0.1:{listener.port}/"
+
+    async with (
+        connection(listener),
+        within("it is answered"),
+        aiohttp.ClientSession() as session,
+    ):
+        await until(lambda: listener.connection_count == 1, "the connection is taken")
+        async with session.get(url) as response:
+            assert (response.status, (await response.json(content_type=None))["code"]) == (
+                429,
+                "overloaded",
+            )
+        async with session.post(url, data=bytes(100_000)) as response:
+            assert response.status == 429
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/", b"Content-Length: 1000000\r\n\r\nx"),
+        ("/", b"Transfer-Encoding: chunked\r\n\r\n10\r\nx"),
+        ("/unread", b"Content-Length: 1000000\r\n\r\nx"),
+        ("/large", b"\r\n"),
+    ],
+)
+async def test_a_client_that_goes_away_is_no_error_of_ours(
+    start: Start, path: str, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = await start(head_timeout_s=0.2)  # also for the rest of a body that nobody reads
+    method = b"GET" if path == "/large" else b"POST"
+    tasks = len(asyncio.all_tasks())
+
+    async with connection(listener) as (reader, writer):
+        writer.write(method + b" " + path.encode() + b" HTTP/1.1\r\nHost: localhost\r\n" + body)
+        await until(lambda: listener.connection_count == 1, "the connection is taken")
+        if path != "/":
+            async with within("the answer begins"):
+                assert await reader.read(1)
+        peer = writer.get_extra_info("socket")
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+    await until(lambda: listener.connection_count == 0, "the client is gone")
+    await until(lambda: len(asyncio.all_tasks()) <= tasks, "its handler has ended")
+
+    assert not [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
+
+
+async def test_another_connection_that_breaks_is_an_error_of_ours(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = await start()
+
+    async with connection(listener) as (reader, writer):
+        writer.write(b"GET /broken HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        status, _, body = await answer(reader)
+
+    assert (status, orjson.loads(body)["code"]) == (500, "internal-error")
+    assert [record.msg for record in caplog.records if record.levelname == "ERROR"]
+
+
 MALFORMED = {
     "no http": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
-    "http 9": (b"GET / HTTP/9.9\r\nHost: h\r\n\r\n", 400),
+    "http 9": (b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n", 400),
     "no colon": (HEAD + b"nonsense\r\n\r\n", 400),
     "space before colon": (HEAD + b"A : b\r\n\r\n", 400),
     "bare line feed in a header": (HEAD + b"A: b\nC: d\r\n\r\n", 400),
@@ -193,7 +283,7 @@ MALFORMED = {
     "chunks that are not last": (HEAD + b"Transfer-Encoding: chunked, gzip\r\n\r\n", 400),
     "broken chunk size": (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n", 400),
     "long header": (HEAD + b"A: " + b"x" * 20_000 + b"\r\n\r\n", 431),
-    "long target": (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: h\r\n\r\n", 431),
+    "long target": (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431),
     "many headers": (HEAD + b"".join(b"A%d: b\r\n" % n for n in range(500)) + b"\r\n", 431),
 }
 
@@ -217,11 +307,12 @@ async def test_malformed_http_is_a_problem_document(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_an_unknown_expectation_is_a_problem_document(start: Start) -> None:
+@pytest.mark.parametrize("expected", [b"miracles", b"\xff\xfe"])
+async def test_an_unknown_expectation_is_a_problem_document(start: Start, expected: bytes) -> None:
     listener = await start()
 
     async with connection(listener) as (reader, writer):
-        writer.write(HEAD + b"Expect: miracles\r\n\r\n")
+        writer.write(HEAD + b"Expect: " + expected + b"\r\n\r\n")
         status, headers, _body = await answer(reader)
 
         assert (status, headers["content-type"]) == (400, "application/problem+json")
@@ -252,7 +343,7 @@ async def test_a_body_that_follows_its_head_at_once_is_not_taken_for_a_late_head
         await answer(reader)
         await until(lambda: made[0]._waiter is not None, "the connection is idle")
 
-        made[0].data_received(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nab")
+        made[0].data_received(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nab")
         made[0].data_received(b"cd")
 
         assert made[0]._head_timer is None

@@ -8,7 +8,8 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -19,11 +20,13 @@ from quorumlog.net.service import ServiceSettings
 from tests.support.waiting import until_sync
 
 _SERVICE = """
-import asyncio, os, signal, sys
+import asyncio, os, resource, signal, sys
 from aiohttp import web
 from quorumlog.net.service import *
 from quorumlog.errors import NotEnoughBookies
 signal.signal(signal.SIGINT, signal.SIG_IGN)
+if files := os.environ.get("FILES"):
+    resource.setrlimit(resource.RLIMIT_NOFILE, tuple(map(int, files.split(","))))
 
 def build(settings):
     app = web.Application(middlewares=[answers_problems])
@@ -154,3 +157,38 @@ def test_a_wrong_setting_is_one_sentence_that_names_it() -> None:
     read = Settings.read({"PORT": "80", "METADATA_URLS": "http://a, http://b"})
     assert read.metadata_urls == ("http://a", "http://b")
     assert read.url == "http://127.0.0.1:80"
+
+
+def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:
+    with toy(FILES="128,300") as (process, _url):
+        limits = Path(f"/proc/{process.pid}/limits").read_text()
+
+    line = next(line for line in limits.splitlines() if line.startswith("Max open files"))
+    assert line.split()[3:5] == ["300", "300"]
+
+
+def test_clients_are_refused_before_they_take_the_last_descriptors() -> None:
+    with toy(FILES="64,100") as (process, url), ExitStack() as stack:
+        port = int(url.rpartition(":")[2])
+
+        def status() -> bytes:
+            peer = socket.create_connection(("127.0.0.1", port), timeout=60)
+            stack.enter_context(peer).sendall(
+                b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            )
+            return peer.recv(12)
+
+        told = [status() for _ in range(200)]
+        files = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+        stack.close()
+        until_sync(lambda: get(f"{url}/health/live")[0] == 200, "it recovers", passing=(OSError,))
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+
+    assert told == sorted(told), "the first ones are served, all others told"
+    assert set(told) == {b"HTTP/1.1 200", b"HTTP/1.1 429"}
+    assert files < 100, "it can open its own files"
+    said = [orjson.loads(line) for line in err.splitlines()]
+    few = next(line for line in said if line["event"] == "few-descriptors")
+    assert (few["descriptors"], few["connections_max"]) == (100, 50)
+    assert "connections-refused" in [line["event"] for line in said]

@@ -40,7 +40,7 @@ class Pipe(Generic[T]):
     """The appends of one stream: of entries, or of a log's records.
 
     Invariants: entries are appended in the order in which they were put; after the first error
-    nothing more is appended; what is in the buffer is counted in the room.
+    nothing more is appended; what is in the buffer, or waits for it, is counted in the room.
     """
 
     def __init__(
@@ -68,10 +68,15 @@ class Pipe(Generic[T]):
     async def put(self, items: Sequence[T]) -> None:
         """Append these in their turn. Waits while the stream is too far ahead."""
         size = sum(map(self._size, items)) + _ITEM_BYTES * len(items)
-        while self._bytes and self._bytes + size > _BUFFER_BYTES_MAX:
-            self._drained.clear()
-            await self._drained.wait()
+        # Before the wait: these items are in memory already.
         self._room.bodies.take(self._peer, size)
+        try:
+            while self._bytes and self._bytes + size > _BUFFER_BYTES_MAX:
+                self._drained.clear()
+                await self._drained.wait()
+        except asyncio.CancelledError:
+            self._room.bodies.give(self._peer, size)
+            raise
         self._items.extend(items)
         self._bytes += size
         self._filled.set()

@@ -19,9 +19,11 @@ import orjson
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from quorumlog.errors import BadRequest, QuorumLogError
+from quorumlog.net.listen import wants_socket
 from quorumlog.net.parameters import invalid
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire import problems, strict
+from services.gateway.edge.arrivals import Arrivals
 from services.gateway.edge.body import Room
 from services.gateway.edge.follows import P
 from services.gateway.edge.middleware import REQUEST_ID
@@ -65,12 +67,13 @@ async def serve(request: web.Request, room: Room, subject: Subject[T, P]) -> web
     socket = web.WebSocketResponse(
         heartbeat=_HEARTBEAT_S, max_msg_size=room.limits.body_bytes_max, compress=False
     )
-    if not socket.can_prepare(request).ok:
+    if not wants_socket(socket, request):
         raise BadRequest("this route is for WebSockets: the request asks for no upgrade")
     socket.headers["X-Request-Id"] = request[REQUEST_ID]
     await socket.prepare(request)
-    talk = _Talk(socket, room, subject)
-    with contextlib.suppress(ConnectionError):
+    arrivals = Arrivals(request, socket, room, subject.pipe.finish)
+    talk = _Talk(socket, room, subject, arrivals)
+    with contextlib.suppress(ConnectionError), contextlib.closing(arrivals):
         async with beside(talk.receive()), beside(talk.follow()):
             async for appended in subject.pipe.acknowledged():
                 await socket.send_str(orjson.dumps(subject.acknowledged(appended)).decode())
@@ -85,8 +88,15 @@ async def serve(request: web.Request, room: Room, subject: Subject[T, P]) -> web
 class _Talk(Generic[T, P]):
     """What goes on beside the acknowledgements. Invariant: at most one tail."""
 
-    def __init__(self, socket: web.WebSocketResponse, room: Room, subject: Subject[T, P]) -> None:
+    def __init__(
+        self,
+        socket: web.WebSocketResponse,
+        room: Room,
+        subject: Subject[T, P],
+        arrivals: Arrivals,
+    ) -> None:
         self._socket, self._room, self._subject = socket, room, subject
+        self._arrivals = arrivals
         self._tail: asyncio.Future[Tail] = asyncio.get_running_loop().create_future()
 
     async def receive(self) -> None:
@@ -97,8 +107,11 @@ class _Talk(Generic[T, P]):
                 message = await self._room.wait(self._socket.receive())
                 if message is None or message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                     break
+                self._arrivals.take(len(message.data))
                 if not self._is_for_the_tail(message.data):
                     await pipe.put(self._subject.items(message.data))
+                del message
+                self._arrivals.take(0)
         except QuorumLogError as error:
             pipe.finish(error)
         except Exception:

@@ -6,7 +6,7 @@ Until the first byte of an answer an error is a status; after that it is the str
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
@@ -14,6 +14,7 @@ import orjson
 from aiohttp import web
 
 from quorumlog.errors import BadRequest, QuorumLogError, RequestTimeout, TooLarge
+from quorumlog.net.budget import PEER
 from quorumlog.wire import problems
 from services.gateway.edge.body import Room, send_continue
 from services.gateway.edge.follows import P
@@ -172,17 +173,18 @@ async def _read_lines(request: web.Request, room: Room, pipe: Pipe[T], parse: Pa
     item_bytes_max, number = room.limits.entry_bytes_max, 0
     try:
         await send_continue(request)
-        async for lines in _lines(request, room):
-            items = []
-            for line in lines:
-                if line and not line.isspace():
-                    try:
-                        items.append(parse(line, number, item_bytes_max))
-                    except QuorumLogError:
-                        await _put(pipe, items)
-                        raise
-                    number += 1
-            await _put(pipe, items)
+        async with aclosing(_lines(request, room)) as several:
+            async for lines in several:
+                items = []
+                for line in lines:
+                    if line and not line.isspace():
+                        try:
+                            items.append(parse(line, number, item_bytes_max))
+                        except QuorumLogError:
+                            await _put(pipe, items)
+                            raise
+                        number += 1
+                await _put(pipe, items)
     except QuorumLogError as error:
         pipe.finish(error)
     except (web.RequestPayloadError, ConnectionError):
@@ -199,12 +201,27 @@ async def _put(pipe: Pipe[T], items: list[T]) -> None:
         await pipe.put(items[start : start + BATCH_ENTRIES_MAX])
 
 
-async def _lines(request: web.Request, room: Room) -> AsyncIterator[Iterable[bytes]]:
-    """The lines of a body, as many as come at once.
+async def _lines(request: web.Request, room: Room) -> AsyncGenerator[Iterable[bytes], None]:
+    """The lines of a body, as many as come at once; the room counts what has come of the next one.
 
     A line that has begun must be complete in time; between lines a stream may rest for longer.
-    Raises: RequestTimeout, TooLarge.
+    Raises: RequestTimeout, TooLarge, Overloaded.
     """
+    held, peer = 0, PEER.get()
+    try:
+        async for lines, rest_bytes in _split(request, room):
+            room.bodies.give(peer, held)
+            held = 0
+            room.bodies.take(peer, rest_bytes)
+            held = rest_bytes
+            if lines:
+                yield lines
+    finally:
+        room.bodies.give(peer, held)
+
+
+async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[Iterable[bytes], int]]:
+    """Whole lines, and how many bytes of the next one have come."""
     limits, loop = room.limits, asyncio.get_running_loop()
     line_bytes_max = _ESCAPED * limits.entry_bytes_max + _LINE_OVERHEAD
     rest, deadline = b"", loop.time() + limits.stream_idle_s
@@ -218,7 +235,7 @@ async def _lines(request: web.Request, room: Room) -> AsyncIterator[Iterable[byt
             raise RequestTimeout("this gateway is about to end")
         if not chunk:
             if rest:
-                yield (rest,)
+                yield (rest,), 0
             return
         *lines, last = chunk.split(b"\n")
         now = loop.time()
@@ -234,5 +251,4 @@ async def _lines(request: web.Request, room: Room) -> AsyncIterator[Iterable[byt
             deadline = now + limits.stream_idle_s
         if len(rest) > line_bytes_max:
             raise TooLarge(f"a line of more than {line_bytes_max} bytes")
-        if lines:
-            yield lines
+        yield lines, len(rest)

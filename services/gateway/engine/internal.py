@@ -4,71 +4,114 @@ A request names the instance that it is for; another instance answers `writer-lo
 11). Passwords are checked here again, since anybody can reach these routes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
 import orjson
 from aiohttp import web
 
-from quorumlog.errors import NOT_DONE, BadRequest, InvalidRequest, WriterLost
+from quorumlog.errors import NOT_DONE, BadRequest, InvalidRequest, TooLarge, WriterLost
+from quorumlog.net.operations import Route, route
+from quorumlog.net.parameters import (
+    Given,
+    Parameter,
+    header_text,
+    path_id,
+    query_integer,
+    query_text,
+)
 from quorumlog.protocol import batch
+from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
+from quorumlog.wire.bodies import MEMBER_OR_NAME
 from services.gateway.engine.engine import Engine
 from services.gateway.engine.peers import INSTANCE, PASSWORD, decode_payloads
 from services.gateway.interface import Appended
 
 _WAIT_S_MAX: Final = 60.0
+_WAIT_MS_MAX: Final = 3_600_000
+"""What a gateway may ask for, with the longest COMMENT_EVERY_S; it is answered sooner."""
+_ID_CHARS_MAX: Final = 200
+_BATCH_BODY_BYTES_MAX: Final = 2 * batch.BATCH_BYTES_MAX
+"""Above what a batch may have as an entry, which is checked where it becomes one."""
 
 
-def routes(engine: Engine) -> Iterable[web.RouteDef]:
+def _unquoted(text: str, pointer: str) -> str:
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{pointer}: is not UTF-8, percent-encoded") from error
+
+
+LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
+WRITER: Final = header_text(
+    INSTANCE, "The instance that is meant; another one answers 409.", chars_max=_ID_CHARS_MAX
+)
+SECRET: Final[Parameter[str | None]] = Parameter(
+    PASSWORD, "header", _unquoted, {"type": "string"}, "The password, percent-encoded.", None
+)
+EXPECT: Final = query_integer("expect", 0, ID_MAX, "The id that the first item must get.")
+AFTER: Final = query_integer("after", NO_ENTRY, ID_MAX, "Wait for an LAC above this one.")
+WAIT_MS: Final = query_integer("wait_ms", 0, _WAIT_MS_MAX, "For how long, 60 s at most.", 0)
+MEMBER: Final = query_text("member", MEMBER_OR_NAME, "The bookie to replace.")
+
+
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """What a body may be: bounds of the public routes, since anybody can reach these as well."""
+
+    read: Callable[[web.Request, int], Awaitable[bytes]]
+    """The body, with at most so many bytes, in time and within the room for all bodies."""
+    bytes_max: int
+    entry_bytes_max: int
+    entries_max: int
+
+
+def routes(engine: Engine, bodies: Bodies) -> Iterable[Route]:
     """The routes of an engine; the application's middleware handles errors."""
-    inner = _Internal(engine)
-    ledger = "/internal/ledgers/{ledger_id:[0-9]{1,19}}"
+    inner = _Internal(engine, bodies)
+    ledger = "/internal/ledgers/{ledger_id}"
+    asked = (LEDGER_ID, WRITER)
     return (
-        web.get("/internal/instance", inner.instance),
-        web.get(ledger + "/lac", inner.last_add_confirmed, allow_head=False),
-        web.post(ledger + "/append", inner.append),
-        web.post(ledger + "/records", inner.append_records),
-        web.post(ledger + "/close", inner.close),
-        web.post(ledger + "/replace", inner.replace),
+        route("GET", "/internal/instance", inner.instance),
+        route("GET", ledger + "/lac", inner.last_add_confirmed, *asked, AFTER, WAIT_MS),
+        route("POST", ledger + "/append", inner.append, *asked, SECRET, EXPECT),
+        route("POST", ledger + "/records", inner.append_records, *asked, EXPECT),
+        route("POST", ledger + "/close", inner.close, *asked, SECRET),
+        route("POST", ledger + "/replace", inner.replace, *asked, MEMBER),
     )
 
 
 class _Internal:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, bodies: Bodies) -> None:
+        self._engine, self._bodies = engine, bodies
 
-    async def instance(self, _request: web.Request) -> web.Response:
+    async def instance(self, _request: web.Request, _given: Given) -> web.Response:
         """Which process this is."""
         return self._answer({"id": self._engine.writer.id})
 
-    async def append(self, request: web.Request) -> web.Response:
+    async def append(self, request: web.Request, given: Given) -> web.Response:
         """Append to a ledger of this process."""
-        ledger_id = self._ledger_of(request)
-        try:
-            payloads = decode_payloads(await request.read())
-        except ValueError as error:
-            raise BadRequest(str(error)) from error
+        ledger_id, bodies = self._ledger_of(given), self._bodies
+        payloads = decode_payloads(
+            await bodies.read(request, bodies.bytes_max),
+            payloads_max=bodies.entries_max,
+            payload_bytes_max=bodies.entry_bytes_max,
+        )
         if not payloads:
             raise InvalidRequest("there is nothing to append")
         done = await self._engine.append_here(
-            ledger_id,
-            payloads,
-            password=_password(request),
-            expect=_integer(request, "expect"),
+            ledger_id, payloads, password=given[SECRET], expect=given[EXPECT]
         )
         return self._appended(done)
 
-    async def append_records(self, request: web.Request) -> web.Response:
+    async def append_records(self, request: web.Request, given: Given) -> web.Response:
         """Append a record batch to a transaction's ledger of this process."""
-        ledger_id = self._ledger_of(request)
-        try:
-            _, records = batch.decode(await request.read())
-        except batch.BadBatch as error:
-            raise BadRequest(str(error)) from error
-        expect = _integer(request, "expect")
+        ledger_id = self._ledger_of(given)
+        _, records = await read_batch(request, self._bodies)
         return self._appended(
-            await self._engine.records.append_here(ledger_id, records, expect=expect)
+            await self._engine.records.append_here(ledger_id, records, expect=given[EXPECT])
         )
 
     def _appended(self, done: Appended) -> web.Response:
@@ -80,12 +123,12 @@ class _Internal:
             }
         )
 
-    async def last_add_confirmed(self, request: web.Request) -> web.Response:
+    async def last_add_confirmed(self, _request: web.Request, given: Given) -> web.Response:
         """The writer's LAC; with `after` and `wait_ms`, once it is above `after`."""
-        ledger_id = self._ledger_of(request)
-        wait_s = min((_integer(request, "wait_ms") or 0) / 1000, _WAIT_S_MAX)
+        ledger_id = self._ledger_of(given)
+        wait_s = min(given[WAIT_MS] / 1000, _WAIT_S_MAX)
         known, version = await self._engine.reading.writers_lac(
-            ledger_id, after=_integer(request, "after"), wait_s=wait_s
+            ledger_id, after=given[AFTER], wait_s=wait_s
         )
         return self._answer(
             {
@@ -95,30 +138,28 @@ class _Internal:
             }
         )
 
-    async def close(self, request: web.Request) -> web.Response:
+    async def close(self, _request: web.Request, given: Given) -> web.Response:
         """The writer's close; the caller reads the row from the metadata service."""
-        ledger_id = self._ledger_of(request)
-        row = await self._engine.close_here(ledger_id, password=_password(request))
+        ledger_id = self._ledger_of(given)
+        row = await self._engine.close_here(ledger_id, password=given[SECRET])
         return self._answer({"version": row.version})
 
-    async def replace(self, request: web.Request) -> web.Response:
+    async def replace(self, _request: web.Request, given: Given) -> web.Response:
         """Replace a bookie in the open fragment (rule 21)."""
-        ledger_id = self._ledger_of(request)
-        member = request.query.get("member", "")
-        if not member:
+        ledger_id, member = self._ledger_of(given), given[MEMBER]
+        if member is None:
             raise InvalidRequest("names no member")
         self._engine.replace(ledger_id, member)
         return self._answer({})
 
-    def _ledger_of(self, request: web.Request) -> int:
-        meant = request.headers.get(INSTANCE)
-        if meant != self._engine.writer.id:
+    def _ledger_of(self, given: Given) -> int:
+        if given[WRITER] != self._engine.writer.id:
             raise WriterLost(
                 "another process listens here now",
                 outcome=NOT_DONE,
                 headers={INSTANCE: self._engine.writer.id},
             )
-        return int(request.match_info["ledger_id"])
+        return given[LEDGER_ID]
 
     def _answer(self, document: dict[str, object]) -> web.Response:
         return web.Response(
@@ -128,16 +169,14 @@ class _Internal:
         )
 
 
-def _password(request: web.Request) -> str | None:
-    given = request.headers.get(PASSWORD)
-    return None if given is None else unquote(given)
-
-
-def _integer(request: web.Request, name: str) -> int | None:
-    text = request.query.get(name)
-    if text is None:
-        return None
+async def read_batch(
+    request: web.Request, bodies: Bodies
+) -> tuple[batch.BatchHead, list[batch.Record]]:
+    """A request's record batch. Raises: BadRequest, TooLarge."""
+    data = await bodies.read(request, _BATCH_BODY_BYTES_MAX)
     try:
-        return int(text)
-    except ValueError as error:
-        raise InvalidRequest(f"{name} is no integer") from error
+        if batch.decode_head(data).count > batch.RECORDS_MAX:
+            raise TooLarge(f"a batch of more than {batch.RECORDS_MAX} records")
+        return batch.decode(data)
+    except batch.BadBatch as error:
+        raise BadRequest(str(error)) from error

@@ -44,8 +44,9 @@ class Placing:
 
     def too_few(self, needed: int) -> NotEnoughBookies:
         """The error if no ensemble is possible."""
-        live = len(self._directory.writable())
-        return NotEnoughBookies(f"{live} bookies live, {needed} are needed")
+        return NotEnoughBookies(
+            f"{needed} bookies that take entries are needed: {self._directory.census()}"
+        )
 
     def _is_narrow(self, quorum: Quorum, members: tuple[str, ...]) -> bool:
         wanted = min(self._zones_min, quorum.write_quorum)

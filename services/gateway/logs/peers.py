@@ -1,28 +1,35 @@
 """Requests to the gateway that owns a log, and the routes that answer them: one hop (rule 11)."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
 import orjson
 from aiohttp import web
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from quorumlog.errors import NOT_DONE, UNKNOWN, BadRequest, InvalidRequest, WriterLost
+from quorumlog.errors import NOT_DONE, UNKNOWN, InvalidRequest, WriterLost
+from quorumlog.net.json_bodies import parsed
+from quorumlog.net.operations import Route, route
+from quorumlog.net.parameters import Given, path_text, query_integer
 from quorumlog.protocol import batch
+from quorumlog.protocol.batch import ProducerSeq
 from quorumlog.protocol.heads import LogHead
+from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.log import LOG_LEDGERS_MAX, LogState
 from quorumlog.protocol.metadata import Writer
 from quorumlog.protocol.transaction import Transaction
 from quorumlog.wire.bodies import LOG_NAME, Body, LedgerId, LogName
 from quorumlog.wire.log_bodies import Number
 from quorumlog.wire.transaction_bodies import SealedBody, TransactionId, TransactionRow
+from services.gateway.engine.internal import EXPECT, WRITER, Bodies, read_batch
 from services.gateway.engine.peers import INSTANCE, Peers
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ports import Append, LogAppended, PeerLost, Publish
 
-_NAME: Final = re.compile(LOG_NAME, re.ASCII)
+NAME: Final = path_text("name", LOG_NAME, "The log.")
+TOKEN: Final = query_integer("token", 0, ID_MAX, "The writer token.")
+SINCE: Final = query_integer("since", 0, ID_MAX, "The log's end before the producer began.", 0)
 _APPEND_S: Final = 60.0
 """Whether the owner lives is asked beside; this only ends what nobody waits for any more."""
 _ALIVE_S: Final = 2.0
@@ -136,37 +143,31 @@ def encode_call(call: Append) -> bytes:
     return batch.encode(call.records, append_time_ms=0, records_before=0, producer=call.producer)
 
 
-def routes(logs: LogManager, instance: str) -> Iterable[web.RouteDef]:
+def routes(logs: LogManager, instance: str, bodies: Bodies) -> Iterable[Route]:
     """The routes that other gateways ask; errors are left to the application's middleware."""
-    inner = _Internal(logs, instance)
+    inner = _Internal(logs, instance, bodies)
     log = "/internal/logs/{name}"
+    asked = (NAME, WRITER)
     return (
-        web.post("/internal/log-ends", inner.ends),
-        web.post(log + "/append", inner.append),
-        web.post(log + "/roll", inner.roll),
-        web.post(log + "/publish", inner.publish),
+        route("POST", "/internal/log-ends", inner.ends, WRITER),
+        route("POST", log + "/append", inner.append, *asked, EXPECT, TOKEN, SINCE),
+        route("POST", log + "/roll", inner.roll, *asked),
+        route("POST", log + "/publish", inner.publish, *asked),
     )
 
 
 class _Internal:
-    def __init__(self, logs: LogManager, instance: str) -> None:
-        self._logs, self._instance = logs, instance
+    def __init__(self, logs: LogManager, instance: str, bodies: Bodies) -> None:
+        self._logs, self._instance, self._bodies = logs, instance, bodies
 
-    async def append(self, request: web.Request) -> web.Response:
+    async def append(self, request: web.Request, given: Given) -> web.Response:
         """Append to a log that this process owns."""
-        name = self._name_of(request)
-        try:
-            head, records = batch.decode(await request.read())
-        except batch.BadBatch as error:
-            raise BadRequest(str(error)) from error
+        name = self._name_of(given)
+        head, records = await read_batch(request, self._bodies)
         done = await self._logs.append_here(
             name,
             Append(
-                tuple(records),
-                head.producer,
-                _integer(request, "expect"),
-                _integer(request, "token"),
-                _integer(request, "since") or 0,
+                tuple(records), _checked(head.producer), given[EXPECT], given[TOKEN], given[SINCE]
             ),
         )
         return self._answer(
@@ -179,42 +180,33 @@ class _Internal:
             }
         )
 
-    async def ends(self, request: web.Request) -> web.Response:
+    async def ends(self, request: web.Request, given: Given) -> web.Response:
         """Where those of the named logs end that this process owns."""
-        self._check_instance(request)
-        try:
-            body = EndsBody.model_validate_json(await request.read())
-        except ValidationError as error:
-            raise BadRequest(str(error)) from error
+        self._check_instance(given)
+        body = parsed(await self._bodies.read(request, self._bodies.bytes_max), EndsBody)
         heads = (LogHead(name, 0, LogState.OPEN, token, last) for name, last, token in body.logs)
         return self._answer({"ends": self._logs.ends_here(heads)})
 
-    async def roll(self, request: web.Request) -> web.Response:
+    async def roll(self, _request: web.Request, given: Given) -> web.Response:
         """Roll a log that this process owns."""
-        await self._logs.roll_here(self._name_of(request))
+        await self._logs.roll_here(self._name_of(given))
         return self._answer({})
 
-    async def publish(self, request: web.Request) -> web.Response:
+    async def publish(self, request: web.Request, given: Given) -> web.Response:
         """Publish a transaction onto a log that this process owns."""
-        name = self._name_of(request)
-        try:
-            body = PublishBody.model_validate_json(await request.read())
-        except ValidationError as error:
-            raise BadRequest(str(error)) from error
+        name = self._name_of(given)
+        body = parsed(await self._bodies.read(request, self._bodies.bytes_max), PublishBody)
         ledgers = tuple(sealed.to_core() for sealed in body.ledgers)
         call = Publish(body.transaction, ledgers, body.overwrite, body.token)
         done = await self._logs.publish_here(name, call)
         return self._answer(TransactionRow.from_core(done).model_dump(mode="json"))
 
-    def _name_of(self, request: web.Request) -> str:
-        self._check_instance(request)
-        name = request.match_info["name"]
-        if not _NAME.fullmatch(name):
-            raise InvalidRequest(f"a log's name must match {LOG_NAME}")
-        return name
+    def _name_of(self, given: Given) -> str:
+        self._check_instance(given)
+        return given[NAME]
 
-    def _check_instance(self, request: web.Request) -> None:
-        if request.headers.get(INSTANCE) != self._instance:
+    def _check_instance(self, given: Given) -> None:
+        if given[WRITER] != self._instance:
             raise WriterLost(
                 "another process listens here now",
                 outcome=NOT_DONE,
@@ -229,11 +221,11 @@ class _Internal:
         )
 
 
-def _integer(request: web.Request, name: str) -> int | None:
-    text = request.query.get(name)
-    if text is None:
-        return None
-    try:
-        return int(text)
-    except ValueError as error:
-        raise InvalidRequest(f"{name} is no integer") from error
+def _checked(producer: ProducerSeq | None) -> ProducerSeq | None:
+    """A producer as the public headers allow it: what else a log had could not be kept in its row."""
+    if producer is not None:
+        if not producer.id or "\0" in producer.id:
+            raise InvalidRequest("a producer's id must have 1 to 255 bytes, and no NUL")
+        if producer.epoch < 0 or producer.seq < 0:
+            raise InvalidRequest("a producer's epoch and sequence number must not be negative")
+    return producer

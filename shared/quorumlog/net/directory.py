@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -89,6 +90,16 @@ class Directory:
             if bookie.state == "writable"
         }
         return tuple(sorted(order, key=lambda member: order[member]))
+
+    def census(self) -> str:
+        """How many bookies are in which state, for messages: one that lives may take no entries."""
+        states = Counter(bookie.state for bookie in self._bookies)
+        lost = states.pop("lost", 0)
+        live = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        told = f"{states.total()} of {len(self._bookies)} bookies live" + (live and f" ({live})")
+        suspected = len(self.quarantine.names)
+        told += f", {lost} lost" if lost else ""
+        return told + (f", {suspected} suspected here (in quarantine)" if suspected else "")
 
     def _weighted_draw(self, free_bytes: int) -> float:
         """A random number; the bookie with the least one wins, with a chance in proportion to its room

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import re
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiohttp import web, web_response
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
@@ -51,6 +52,14 @@ _PAGE_HEADERS: Final = {
 """A page loads nothing, runs nothing, and is shown within no other."""
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_REFUSED_S: Final = 1.0
+"""How long a refused connection may take for its request, and to end (taste)."""
+_REFUSED_MAX: Final = 200
+_REFUSED_SHARE: Final = 8
+"""Refused connections that may take that time at once: 200, and an eighth of the limit; others are
+answered and closed immediately.
+"""
+_REFUSALS_TOLD_EVERY_S: Final = 60.0
 _ids = itertools.count(1)
 _process = secrets.token_hex(4)
 
@@ -121,6 +130,15 @@ def forgotten(error: ConnectionError) -> ConnectionError:
     return error.with_traceback(None)
 
 
+def wants_socket(socket: web.WebSocketResponse, request: web.Request) -> bool:
+    """Whether a request asks for the socket as RFC 6455 says."""
+    try:
+        return socket.can_prepare(request).ok
+    except UnicodeEncodeError:
+        # aiohttp repeats a header that is wrong in its refusal, and that one is not UTF-8.
+        return False
+
+
 class _Connection(RequestHandler):
     """One connection with its deadlines.
 
@@ -128,33 +146,30 @@ class _Connection(RequestHandler):
     which arrives in one piece, starts no timer.
     """
 
-    __slots__ = ("_head_timer", "_listener", "_peer", "_refused", "_stall_timer", "_stalled_at")
+    __slots__ = ("_head_timer", "_listener", "_peer", "_stall_timer", "_stalled_at")
 
     def __init__(self, listener: "Listener", **kwargs: Any) -> None:
         super().__init__(listener.server, **kwargs)
         self._listener = listener
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the connection, or answer that there are too many."""
+        """Accept the connection, or have it told that there are too many."""
         peer = transport.get_extra_info("peername")
         self._peer = peer_of(peer[0] if isinstance(peer, tuple) else None)
         try:
             self._listener.connections.take(self._peer)
         except Overloaded as error:
-            assert isinstance(transport, asyncio.Transport)
-            self._refused = True
-            self._force_close = True
-            transport.write(_raw_answer(error))
-            transport.close()
+            refusal = _Refusal(self._listener, error)
+            transport.set_protocol(refusal)
+            refusal.connection_made(transport)
             return
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection and its timers."""
-        if self._refused or self._manager is None:
+        if self._manager is None:
             return
         self._listener.connections.give(self._peer)
         self._cancel_head_timer()
@@ -217,7 +232,7 @@ class _Connection(RequestHandler):
         if left_s > 0:
             # This process stood still: the peer may have read all the time.
             self._stall_timer = self._loop.call_later(left_s, self._answer_is_stalled)
-        elif isinstance(self.transport, asyncio.WriteTransport):
+        elif self.transport is not None:
             self.transport.abort()
 
     def handle_error(
@@ -227,7 +242,13 @@ class _Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer malformed HTTP, or an error that no middleware caught, with a problem document."""
+        """Answer malformed HTTP, or an error that no middleware caught, with a problem document.
+
+        Raises: ConnectionError where nobody reads an answer any more, which ends the connection.
+        """
+        if isinstance(exc, ConnectionError) and self._is_gone():
+            # A client that goes away is no error of ours; other connections of a handler may be.
+            raise exc
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun already")
         error: QuorumLogError
@@ -241,12 +262,18 @@ class _Connection(RequestHandler):
             error = error_of_http(exc, request.method, request.path)
         elif 400 <= status < 500:
             error = BadRequest("the request is not HTTP/1.1")
+        elif isinstance(exc, UnicodeEncodeError):
+            # Outside of all middlewares aiohttp repeats a header (Expect) in a message of its own.
+            error = BadRequest("a header is not UTF-8")
         else:
             log.error("unhandled-error", exc_info=exc)
             error = QuorumLogError()
         response = problem_response(error, request_id(None))
         response.force_close()
         return response
+
+    def _is_gone(self) -> bool:
+        return self.transport is None or self.transport.is_closing()
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -256,6 +283,46 @@ class _Connection(RequestHandler):
             instance = request_id(request.headers.get(header.REQUEST_ID))
             resp = problem_response(error_of_http(resp, request.method, request.path), instance)
         return await super().finish_response(request, resp, start_time)
+
+
+class _Refusal(asyncio.Protocol):
+    """A connection beyond the limit: its request is answered with a 429, unread.
+
+    The answer waits for the request, since some clients take an earlier one for a broken connection;
+    and what comes is read until the client ends, since closing with unread bytes resets the
+    connection, and the client may lose the answer.
+    """
+
+    def __init__(self, listener: "Listener", error: Overloaded) -> None:
+        self._listener, self._error = listener, error
+        self._is_answered = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the request, for a short time and among few others."""
+        # No `isinstance`: the transports of uvloop are not of asyncio's classes.
+        self._transport = cast("asyncio.Transport", transport)
+        wait_s = _REFUSED_S if self._listener.refuse() else 0.0
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._end)
+
+    def data_received(self, data: bytes) -> None:  # noqa: ARG002
+        """Answer the first bytes of a request, and drop all others."""
+        if not self._is_answered:
+            self._answer()
+            self._transport.write_eof()
+
+    def connection_lost(self, exc: BaseException | None) -> None:  # noqa: ARG002
+        """Forget the connection."""
+        self._timer.cancel()
+        self._listener.refused_count -= 1
+
+    def _end(self) -> None:
+        if not self._is_answered:
+            self._answer()
+        self._transport.close()
+
+    def _answer(self) -> None:
+        self._is_answered = True
+        self._transport.write(_raw_answer(self._error))
 
 
 def _one_line(message: str | None) -> str:
@@ -287,6 +354,9 @@ class Listener:
         self.connections = Budget(
             "connections", "CONNECTIONS_MAX", limits.connections_max, limits.peer_connections_max
         )
+        self.refused_count = 0
+        """Connections beyond the limit that have not ended yet."""
+        self._refusals_told_at = -math.inf
         self.port = 0
         assert runner.server is not None, "the runner is set up"
         self.server = runner.server
@@ -295,6 +365,15 @@ class Listener:
     def connection_count(self) -> int:
         """Open connections."""
         return self.connections.used
+
+    def refuse(self) -> bool:
+        """Count a connection beyond the limit, and tell of it; whether it may take its time."""
+        self.refused_count += 1
+        most, now = self.limits.connections_max, asyncio.get_running_loop().time()
+        if now - self._refusals_told_at >= _REFUSALS_TOLD_EVERY_S:
+            self._refusals_told_at = now
+            log.warning("connections-refused", extra={"connections_max": most})
+        return self.refused_count <= min(_REFUSED_MAX, most // _REFUSED_SHARE + 1)
 
     def connection(self) -> RequestHandler:
         """A new connection's protocol."""

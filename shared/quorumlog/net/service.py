@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, Literal, Self, TypeVar
 
 import orjson
@@ -27,7 +28,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quorumlog import header
 from quorumlog.errors import QuorumLogError, ShuttingDown
-from quorumlog.net import docs_page, trace
+from quorumlog.net import descriptors, docs_page, trace
+from quorumlog.net.bodies import RECEIVING, Receiving
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.json_logs import log_as_json
 from quorumlog.net.listen import (
@@ -160,6 +162,7 @@ def add_shared_routes(
     app[METRICS] = registry
     app[DRAINING] = asyncio.Event()
     app[HOSTS] = hosts or Hosts()
+    app[RECEIVING] = Receiving()
     if drain is not None:
         app[_DRAIN] = _Drain(drain)
 
@@ -246,6 +249,8 @@ async def _serve(
     app = await built if inspect.isawaitable(built) else built
     try:
         limits = settings.listen_limits()
+        most = descriptors.connections_within(descriptors.raise_limit(), limits.connections_max)
+        limits = replace(limits, connections_max=most)
         async with listening(app, host=settings.host, port=settings.port, limits=limits):
             _tune_collector()
             log.info("started", extra={"url": settings.url})

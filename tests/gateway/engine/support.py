@@ -28,13 +28,11 @@ from quorumlog.protocol.replica import (
 )
 from quorumlog.wire.bodies import BookieHeartbeat, Cookie
 from quorumlog.wire.frames import Op, Request, encode_read_body
-from services.gateway.app import build_app
+from services.gateway.app import add_internal_routes, build_app
 from services.gateway.edge.limits import Limits
 from services.gateway.engine import Engine, EngineConfig
-from services.gateway.engine.internal import routes
 from services.gateway.interface import LedgerOptions
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.peers import routes as log_routes
 from services.gateway.logs.running import running_logs
 from services.gateway.logs.sweep import SweepTimes
 from tests.metadata.support import PATIENT_S, Service, serving
@@ -199,6 +197,7 @@ async def gateway(
     *,
     proxy: Proxy | None = None,
     sweep_times: SweepTimes | None = None,
+    limits: Limits | None = None,
     **settings: Any,
 ) -> AsyncIterator[Gateway]:
     """An engine and its logs with their internal routes, listening; without `proxy` it shares the
@@ -214,11 +213,10 @@ async def gateway(
         logs, _ = await ends.enter_async_context(
             running_logs(engine, (metadata_url,), sweep_times=sweep_times or NO_SWEEP)
         )
-        app = build_app(engine, Limits(), logs=logs)
-        app.add_routes(routes(engine))
-        app.add_routes(log_routes(logs, engine.writer.id))
-        limits = ListenLimits(drain_timeout_s=0.1)
-        await ends.enter_async_context(listening(app, host="127.0.0.1", port=port, limits=limits))
+        app = build_app(engine, limits or Limits(), logs=logs)
+        add_internal_routes(app, engine, logs)
+        listen = ListenLimits(drain_timeout_s=0.1)
+        await ends.enter_async_context(listening(app, host="127.0.0.1", port=port, limits=listen))
         one = Gateway(engine, ends, logs, proxy)
         world.gateways.append(one)
 

@@ -55,3 +55,17 @@ async def test_each_write_set_of_a_striped_ledger_spans_the_zones() -> None:
 async def test_no_more_zones_are_required_than_there_are_copies() -> None:
     alone = await placing("a", enforces=True)
     assert await alone.new_ensemble(Quorum(1, 1, 1), allow_degraded=False) == (("b0@1",), False)
+
+
+async def test_read_only_bookies_are_not_told_as_dead() -> None:
+    async def fetch() -> BookieList:
+        return BookieList(
+            bookies=tuple(
+                BookieInfo(id=f"b{n}@1", state="read-only", url="http://b") for n in "123"
+            )
+        )
+
+    full = Placing(Directory(fetch), zones_min=1, enforces_zones=False)
+
+    with pytest.raises(NotEnoughBookies, match=r"3 bookies .* 3 of 3 bookies live \(3 read-only\)"):
+        await full.new_ensemble(QUORUM, allow_degraded=False)

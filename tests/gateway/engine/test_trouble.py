@@ -361,8 +361,11 @@ async def test_appends_of_one_turn_of_the_loop_are_one_run(stores: Stores) -> No
         assert [d.first for d in done] == list(range(50))
         for bookie in world.of(row):
             await until(partial(bookie.entries, row.ledger_id), "it has the run")
-            ranges = [(request.first, request.last) for request in bookie.seen]
-            assert ranges == [(0, 49)]
+            # On a slow machine the writer, idle for 10 ms, has sent its LAC as well.
+            adds = [
+                (request.first, request.last) for request in bookie.seen if request.op is Op.ADD
+            ]
+            assert adds == [(0, 49)]
 
 
 async def test_a_forwarded_append_that_breaks_after_sending_is_unknown(stores: Stores) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, cast
 
+from aiohttp import web
+
 from quorumlog.errors import RouteNotFound
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import HoldingsClient
@@ -30,7 +32,7 @@ from services.gateway.engine.engine import (
     EngineConfig,
     _restart_forever,
 )
-from services.gateway.engine.internal import routes
+from services.gateway.engine.internal import Bodies, routes
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.rows import ThrottledMetadata
 from tests.sim.plan import MS, SECOND
@@ -43,6 +45,14 @@ Work = Callable[[], Awaitable[None]]
 
 SILENCE = 15 * SECOND
 """Three heartbeats of a stream of changes (net/metadata_client.py)."""
+
+
+_BODIES = Bodies(
+    read=lambda request, _bytes_max: request.read(),
+    bytes_max=64 << 20,
+    entry_bytes_max=1 << 20,
+    entries_max=10_000,
+)
 
 
 class _Tasks(Tasks):
@@ -111,13 +121,11 @@ class Gateway(Process):
             tasks.start(_restart_forever(one))
         self._routes = [
             (
-                route.method,
-                re.compile(
-                    re.sub(r"\{(\w+):([^{}]*(?:\{[^{}]*\})?[^{}]*)\}", r"(?P<\1>\2)", route.path)
-                ),
-                route.handler,
+                route.operation.method,
+                re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.operation.path)),
+                route.handle,
             )
-            for route in cast("Any", routes(self.engine))
+            for route in routes(self.engine, _BODIES)
         ]
         net.listeners[self.url] = self, self.handle
 
@@ -134,8 +142,8 @@ class Gateway(Process):
                     request.headers,
                     found.groupdict(),
                 )
-                told = await handler(asked)
-                return Answer(told.status, bytes(told.body), told.headers)
+                told = cast("web.Response", await handler(cast("web.Request", asked)))
+                return Answer(told.status, bytes(cast("bytes", told.body)), told.headers)
         raise RouteNotFound(request.path)
 
     def kill(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import aiohttp
+from multidict import CIMultiDict
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.wire.problems import to_bytes
@@ -36,6 +37,11 @@ class Request:
     match_info: Mapping[str, str] = field(default_factory=dict)
     source: "Process | None" = None
     """Who asks."""
+
+    @property
+    def query_string(self) -> str:
+        """Whether there is a query."""
+        return "&".join(self.query)
 
     async def read(self) -> bytes:
         """The body."""
@@ -203,7 +209,7 @@ class _Exchange:
             unquote(parts.path),
             how.get("data") or b"",
             dict(parse_qsl(parts.query)) | dict(how.get("params") or {}),
-            dict(how.get("headers") or {}),
+            CIMultiDict(how.get("headers") or {}),
             source=process,
         )
         timeout = how.get("timeout")

@@ -558,7 +558,7 @@ class Owner:
     def _counted(self, job: Job, writable: int) -> None:
         needed = self.log.settings.quorum.ensemble_size
         if writable < needed:
-            detail = f"a roll needs {needed} live bookies, {writable} live"
+            detail = f"a roll needs {needed} bookies that take entries, {writable} do"
             self._fail(job, NotEnoughBookies(detail, log=self.log.name))
         else:
             self._ask_for_job(Stage.CREATING, CreateLedger(self.log))

@@ -1,0 +1,170 @@
+"""What gateways ask of each other, asked by strangers: the routes listen on the public port."""
+
+import asyncio
+import io
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from yarl import URL
+
+from loadtest.stores import Stores
+from quorumlog import header
+from quorumlog.protocol import batch
+from quorumlog.protocol.batch import ProducerSeq, Record
+from services.gateway.edge.limits import Limits
+from services.gateway.interface import LedgerOptions
+from tests.gateway.engine.support import Gateway, world_of
+from tests.support.waiting import within
+
+NINES = "9" * 400
+NUMBERS = (
+    NINES,
+    "-" + NINES,
+    "-2",
+    "1.5",
+    "NaN",
+    "1e3",
+    "0x1",
+    "+1",
+    "01",
+    "",
+    "%D9%A1",
+    "%00",
+    "%FF",
+)
+
+
+@dataclass(slots=True)
+class Stranger:
+    """Somebody who knows a gateway's address, and the id that it tells everybody."""
+
+    gateway: Gateway
+    session: aiohttp.ClientSession
+    ledger_id: int
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> tuple[int, str]:
+        """The status, and the code of a problem."""
+        writer = self.gateway.engine.writer
+        url = URL(writer.url + path.replace("ID", str(self.ledger_id)), encoded=True)
+        headers = {header.FORWARDED_WRITER: writer.id} | (headers or {})
+        async with (
+            within(f"{method} {path[:60]} is answered"),
+            self.session.request(method, url, data=io.BytesIO(body), headers=headers) as answer,
+        ):
+            told = orjson.loads(await answer.read())
+            return answer.status, told.get("code", "")
+
+
+@pytest.fixture
+async def stranger(stores: Stores) -> AsyncIterator[Stranger]:
+    async with stranger_to(stores) as one:
+        yield one
+
+
+@asynccontextmanager
+async def stranger_to(stores: Stores, **settings: Any) -> AsyncIterator[Stranger]:
+    async with (
+        world_of(stores, bookies=3, gateways=1, **settings) as world,
+        aiohttp.ClientSession() as session,
+    ):
+        ledger = await world.gateways[0].engine.create(LedgerOptions())
+        yield Stranger(world.gateways[0], session, ledger.ledger_id)
+
+
+def payloads(*sizes: int) -> bytes:
+    return b"".join(struct.pack(">I", size) + bytes(size) for size in sizes)
+
+
+def records(count: int = 1, producer: ProducerSeq | None = None) -> bytes:
+    return batch.encode(
+        [Record(b"")] * count, append_time_ms=0, records_before=0, producer=producer
+    )
+
+
+async def test_no_number_and_no_text_of_a_stranger_is_an_error_of_ours(stranger: Stranger) -> None:
+    ledger, log = "/internal/ledgers/ID", "/internal/logs/x"
+    numbers = [
+        ("GET", "/internal/ledgers/{}/lac", b""),
+        ("GET", ledger + "/lac?wait_ms={}", b""),
+        ("GET", ledger + "/lac?after={}&wait_ms=1", b""),
+        ("POST", ledger + "/append?expect={}", payloads(1)),
+        ("POST", ledger + "/records?expect={}", records()),
+        ("POST", log + "/append?expect={}", records()),
+        ("POST", log + "/append?token={}", records()),
+        ("POST", log + "/append?since={}", records()),
+    ]
+    for method, path, body in numbers:
+        for number in NUMBERS:
+            if number == "-2" and "wait" in path and "after" not in path:
+                continue
+            status, code = await stranger.ask(method, path.format(number), body)
+            assert (status, code) in {(400, "bad-request"), (422, "invalid")} or (
+                status == 404 and "/ledgers//" in path.format(number)
+            ), (path, number)
+    texts = [
+        ("POST", ledger + "/append?expect=1&expect=1", payloads(1)),
+        ("POST", ledger + "/append?unknown=1", payloads(1)),
+        ("POST", ledger + "/replace", b""),
+        ("POST", ledger + "/replace?member=%00", b""),
+        ("POST", ledger + "/replace?member=" + "x" * 4000, b""),
+        ("POST", "/internal/logs/%00/append", records()),
+        ("POST", "/internal/logs/" + "x" * 4000 + "/roll", b""),
+        ("POST", log + "/publish", b"[" * 100_000),
+        ("POST", log + "/publish", b'{"token":' + NINES.encode() + b"}"),
+        ("POST", log + "/publish", b"\xff"),
+        ("POST", log + "/append", records(producer=ProducerSeq("a\0", 0, 0))),
+        ("POST", log + "/append", records(producer=ProducerSeq("a", -1, 0))),
+        ("POST", log + "/append", b"\x01"),
+    ]
+    for method, path, body in texts:
+        status, code = await stranger.ask(method, path, body)
+        assert (status, code) in {(400, "bad-request"), (422, "invalid")}, (path[:80], body[:80])
+    password = {header.LEDGER_PASSWORD: "%FF"}
+    assert (await stranger.ask("POST", ledger + "/close", headers=password))[0] == 400
+    stray = {header.FORWARDED_WRITER: "x" * 4000}
+    assert (await stranger.ask("POST", ledger + "/close", headers=stray))[0] == 422
+    assert await stranger.ask("POST", ledger + "/append?expect=0", payloads(1)) == (200, "")
+
+
+async def test_the_bounds_of_public_appends_hold_between_gateways_too(stranger: Stranger) -> None:
+    ledger = "/internal/ledgers/ID"
+    too_large = [
+        ("/append", payloads((1 << 20) + 1)),
+        ("/append", payloads(60 << 20)),
+        ("/append", bytes(4 * 10_001)),
+        ("/records", records(10_001)),
+        ("/records", bytes((16 << 20) + 1)),
+    ]
+    for path, body in too_large:
+        assert await stranger.ask("POST", ledger + path, body) == (413, "too-large")
+
+    assert await stranger.ask("POST", ledger + "/append?expect=0", payloads(*[0] * 10_000)) == (
+        200,
+        "",
+    )
+
+
+async def test_a_body_that_does_not_come_is_a_408_between_gateways_too(stores: Stores) -> None:
+    async with stranger_to(stores, limits=Limits(body_timeout_s=0.2)) as stranger:
+        writer = stranger.gateway.engine.writer
+        port = int(writer.url.rpartition(":")[2])
+        head = (
+            f"POST /internal/ledgers/{stranger.ledger_id}/append HTTP/1.1\r\nHost: localhost\r\n"
+            f"{header.FORWARDED_WRITER}: {writer.id}\r\nContent-Length: 100\r\n\r\nx"
+        )
+
+        reader, sender = await asyncio.open_connection("127.0.0.1", port)
+        sender.write(head.encode())
+        async with within("it is answered"):
+            told = await reader.readline()
+        sender.close()
+
+        assert b" 408 " in told
