@@ -61,31 +61,37 @@ class Peer:
         self._loop = asyncio.get_running_loop()
 
     async def serve(self) -> None:
-        """Handle requests until the peer disconnects."""
-        sender = asyncio.create_task(self._send_all())
+        """Handle requests until the peer disconnects, or answers can't be sent any more: then the
+        connection breaks, so that the peer knows that nothing comes.
+        """
+        both = [asyncio.create_task(work) for work in (self._receive_all(), self._send_all())]
         try:
-            while True:
-                message = await self._socket.receive()
-                if message.type is not WSMsgType.BINARY:
-                    return
-                try:
-                    request = frames.parse_request(message.data)
-                except BadFrame as error:
-                    log.warning("channel-bad-frame", extra={"why": str(error)})
-                    await self._socket.close(code=WSCloseCode.PROTOCOL_ERROR)
-                    return
-                self._receive(request, len(message.data))
-                while self._is_full() and not sender.done():
-                    self._room = self._loop.create_future()
-                    await asyncio.wait([self._room, sender], return_when="FIRST_COMPLETED")
-                if self._store.pending.is_crowded:
-                    # The disk is behind: TCP slows the peer down before adds have to be refused.
-                    await self._store.pending.wait_for_room()
-                if sender.done():
-                    return
+            await asyncio.wait(both, return_when="FIRST_COMPLETED")
         finally:
-            sender.cancel()
-            await asyncio.gather(sender, return_exceptions=True)
+            for task in both:
+                task.cancel()
+            for result in await asyncio.gather(*both, return_exceptions=True):
+                if isinstance(result, Exception):
+                    log.error("channel-broke", exc_info=result)
+
+    async def _receive_all(self) -> None:
+        while True:
+            message = await self._socket.receive()
+            if message.type is not WSMsgType.BINARY:
+                return
+            try:
+                request = frames.parse_request(message.data)
+            except BadFrame as error:
+                log.warning("channel-bad-frame", extra={"why": str(error)})
+                await self._socket.close(code=WSCloseCode.PROTOCOL_ERROR)
+                return
+            self._receive(request, len(message.data))
+            while self._is_full():
+                self._room = self._loop.create_future()
+                await self._room
+            if self._store.pending.is_crowded:
+                # The disk is behind: TCP slows the peer down before adds have to be refused.
+                await self._store.pending.wait_for_room()
 
     def _is_full(self) -> bool:
         return (

@@ -190,6 +190,9 @@ class Channel:
             why = repr(broken.exceptions[0])
             log.info("channel-broken", extra={"bookie": self._name, "why": why})
             self._failed(self._name)
+        except* Exception:
+            # A defect: what was in flight is unknown, and the next request connects anew.
+            log.exception("channel-broke", extra={"bookie": self._name})
         finally:
             self._back_off()
             self._task = self._wake = None
