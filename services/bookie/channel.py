@@ -135,25 +135,26 @@ class Peer:
 
     async def _send_all(self) -> None:
         out = self._out
-        try:
-            while True:
-                while out:
-                    name = out[0][0]
-                    answers: list[Answer] = []
-                    size = 0
-                    while out and out[0][0] == name and size < SEND_BYTES_MAX:
-                        answer = out.popleft()[1]
-                        answers.append(answer)
-                        size += _size(answer)
-                    await self._socket.send_bytes(frames.encode_answers(name, answers))
-                    self._out_bytes -= size
-                room = self._room
-                if room is not None and not room.done() and not self._is_full():
-                    room.set_result(None)
-                self._wake = self._loop.create_future()
-                await self._wake
-        except (ConnectionError, RuntimeError):
-            return
+        while True:
+            while out:
+                name = out[0][0]
+                answers: list[Answer] = []
+                size = 0
+                while out and out[0][0] == name and size < SEND_BYTES_MAX:
+                    answer = out.popleft()[1]
+                    answers.append(answer)
+                    size += _size(answer)
+                message = frames.encode_answers(name, answers)
+                try:
+                    await self._socket.send_bytes(message)
+                except (ConnectionError, RuntimeError):
+                    return  # the peer has gone
+                self._out_bytes -= size
+            room = self._room
+            if room is not None and not room.done() and not self._is_full():
+                room.set_result(None)
+            self._wake = self._loop.create_future()
+            await self._wake
 
 
 def _size(answer: Answer) -> int:

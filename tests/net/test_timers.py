@@ -4,7 +4,10 @@ import asyncio
 import socket
 import time
 
-from quorumlog.net.timers import Tasks, Timers
+import pytest
+
+from quorumlog.net import timers
+from quorumlog.net.timers import Tasks, Timers, restarted
 from tests.support.waiting import until
 
 
@@ -82,3 +85,23 @@ async def test_closed_timers_and_tasks_end() -> None:
 
     assert ended.is_set()
     assert fired == []
+
+
+async def test_work_that_a_process_depends_on_begins_again_whatever_ended_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(timers, "_RESTART_S", 0.0)
+    runs = 0
+
+    async def work() -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise RuntimeError("unforeseen")
+
+    tasks = Tasks()
+    tasks.start(restarted(work))
+    await until(lambda: runs >= 3, "it goes on after a defect and after its end")
+    await tasks.close()
+
+    assert "background-work-failed" in caplog.text
