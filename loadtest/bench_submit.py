@@ -1,6 +1,6 @@
 """Compare `submit` of the SDK's two faces against a gateway that answers at once.
 
-`python -m loadtest.bench_submit [COUNT]`: both faces submit COUNT records of 100 bytes to a server in
+`make bench-submit COUNT=50000`: both faces submit COUNT records of 100 bytes to a server in
 another process, which only counts frames; the figures are the SDK's own cost.
 """
 

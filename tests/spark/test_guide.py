@@ -44,9 +44,7 @@ def test_the_example_of_the_readme_does_what_it_says(
     spark: "SparkSession",
     cluster: SparkCluster,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("QUORUMLOG_GATEWAY", cluster.url("gateway-1"))
     (example,) = [code for code in programs(README) if "pyspark" in code]
     code = example.replace("http://127.0.0.1:8080", cluster.url("gateway-1"))
 
