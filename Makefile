@@ -89,6 +89,10 @@ bench-deleted: setup ## what IDS= ids of deleted ledgers cost a bookie: memory, 
 bench-tail: setup ## 500 readers follow one ledger (LOG=1: one log) with 5 writers: all seen, latency, memory
 	@exec $(PY) -m loadtest.bench_tail $(ARGS)
 
+.PHONY: bench-submit
+bench-submit: setup ## what a submit costs in the SDK, async and sync: COUNT= records
+	@exec $(PY) -m loadtest.bench_submit $(COUNT)
+
 load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with an HTML report
 	@exec $(PY) -m loadtest.load
 

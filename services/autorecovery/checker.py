@@ -124,6 +124,9 @@ class Checker:
         except QuorumLogError as error:
             log.warning("check-put-off", extra={"ledger": row.ledger_id, "why": error.detail})
             return
+        except Exception:
+            log.exception("check-failed", extra={"ledger": row.ledger_id})
+            return
         self.checked += 1
         self.lacking += len(report.lacks)
         self.differing += len(report.differing)

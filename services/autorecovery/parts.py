@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Final
 from uuid import uuid4
@@ -19,7 +20,7 @@ from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports, Times
 from quorumlog.net.repair_client import RepairClient
-from quorumlog.net.timers import Tasks, Timers
+from quorumlog.net.timers import Tasks, Timers, restarted
 from quorumlog.wire.bodies import ServiceHeartbeat
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.checker import Checker
@@ -90,14 +91,17 @@ async def running(config: Config) -> AsyncIterator[Parts]:
             steering,
             Workers(repairs, directory, paced, session, done, steering, losses),
         )
-        tasks.start(_send_heartbeats(metadata, name, config.url))
-        tasks.start(metadata.keep_confirmed(_HEARTBEAT_S))
-        tasks.start(parts.steering.follow(parts.auditor.trigger))
-        tasks.start(directory.follow())
-        tasks.start(parts.auditor.run())
-        tasks.start(parts.checker.run(lambda: parts.auditor.is_auditor))
-        tasks.start(parts.pace.run())
-        tasks.start(parts.workers.run(tasks))
+        for work in (
+            partial(_send_heartbeats, metadata, name, config.url),
+            partial(metadata.keep_confirmed, _HEARTBEAT_S),
+            partial(parts.steering.follow, parts.auditor.trigger),
+            directory.follow,
+            parts.auditor.run,
+            partial(parts.checker.run, lambda: parts.auditor.is_auditor),
+            parts.pace.run,
+            partial(parts.workers.run, tasks),
+        ):
+            tasks.start(restarted(work))
         try:
             yield parts
         finally:

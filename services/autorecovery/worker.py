@@ -22,7 +22,7 @@ from quorumlog.net.conclude import conclude
 from quorumlog.net.directory import Directory
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
-from quorumlog.net.timers import Tasks
+from quorumlog.net.timers import Tasks, restarted
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.messages import Begin, CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -164,7 +164,7 @@ class Worker:
                 with contextlib.suppress(QuorumLogError):
                     await self._repairs.progress(item, (), lease_s=_LEASE_S)
 
-        renewal = asyncio.get_running_loop().create_task(renew())
+        renewal = asyncio.get_running_loop().create_task(restarted(renew))
         try:
             yield
         finally:

@@ -61,32 +61,38 @@ class Peer:
         self._loop = asyncio.get_running_loop()
 
     async def serve(self) -> None:
-        """Handle requests until the peer disconnects."""
-        sender = asyncio.create_task(self._send_all())
+        """Handle requests until the peer disconnects, or answers can't be sent any more: then the
+        connection breaks, so that the peer knows that nothing comes.
+        """
+        both = [asyncio.create_task(work) for work in (self._receive_all(), self._send_all())]
         try:
-            while True:
-                message = await self._socket.receive()
-                if message.type is not WSMsgType.BINARY:
-                    return
-                try:
-                    request = frames.parse_request(message.data)
-                except BadFrame as error:
-                    log.warning("channel-bad-frame", extra={"why": str(error)})
-                    await self._socket.close(code=WSCloseCode.PROTOCOL_ERROR)
-                    return
-                # A read counts with the answer that it may get, which nobody has read yet.
-                self._receive(request, len(message.data) + min(request.bytes_max, OUT_BYTES_MAX))
-                while self._is_full() and not sender.done():
-                    self._room = self._loop.create_future()
-                    await asyncio.wait([self._room, sender], return_when="FIRST_COMPLETED")
-                if self._store.pending.is_crowded:
-                    # The disk is behind: TCP slows the peer down before adds have to be refused.
-                    await self._store.pending.wait_for_room()
-                if sender.done():
-                    return
+            await asyncio.wait(both, return_when="FIRST_COMPLETED")
         finally:
-            sender.cancel()
-            await asyncio.gather(sender, return_exceptions=True)
+            for task in both:
+                task.cancel()
+            for result in await asyncio.gather(*both, return_exceptions=True):
+                if isinstance(result, Exception):
+                    log.error("channel-broke", exc_info=result)
+
+    async def _receive_all(self) -> None:
+        while True:
+            message = await self._socket.receive()
+            if message.type is not WSMsgType.BINARY:
+                return
+            try:
+                request = frames.parse_request(message.data)
+            except BadFrame as error:
+                log.warning("channel-bad-frame", extra={"why": str(error)})
+                await self._socket.close(code=WSCloseCode.PROTOCOL_ERROR)
+                return
+            # A read counts with the answer that it may get, which nobody has read yet.
+            self._receive(request, len(message.data) + min(request.bytes_max, OUT_BYTES_MAX))
+            while self._is_full():
+                self._room = self._loop.create_future()
+                await self._room
+            if self._store.pending.is_crowded:
+                # The disk is behind: TCP slows the peer down before adds have to be refused.
+                await self._store.pending.wait_for_room()
 
     def _is_full(self) -> bool:
         return (
@@ -130,25 +136,26 @@ class Peer:
 
     async def _send_all(self) -> None:
         out = self._out
-        try:
-            while True:
-                while out:
-                    name = out[0][0]
-                    answers: list[Answer] = []
-                    size = 0
-                    while out and out[0][0] == name and size < SEND_BYTES_MAX:
-                        answer = out.popleft()[1]
-                        answers.append(answer)
-                        size += _size(answer)
-                    await self._socket.send_bytes(frames.encode_answers(name, answers))
-                    self._out_bytes -= size
-                room = self._room
-                if room is not None and not room.done() and not self._is_full():
-                    room.set_result(None)
-                self._wake = self._loop.create_future()
-                await self._wake
-        except (ConnectionError, RuntimeError):
-            return
+        while True:
+            while out:
+                name = out[0][0]
+                answers: list[Answer] = []
+                size = 0
+                while out and out[0][0] == name and size < SEND_BYTES_MAX:
+                    answer = out.popleft()[1]
+                    answers.append(answer)
+                    size += _size(answer)
+                message = frames.encode_answers(name, answers)
+                try:
+                    await self._socket.send_bytes(message)
+                except (ConnectionError, RuntimeError):
+                    return  # the peer has gone
+                self._out_bytes -= size
+            room = self._room
+            if room is not None and not room.done() and not self._is_full():
+                room.set_result(None)
+            self._wake = self._loop.create_future()
+            await self._wake
 
 
 def _size(answer: Answer) -> int:

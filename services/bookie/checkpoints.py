@@ -3,8 +3,8 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from services.bookie.directory import is_disk_full_error
 from services.bookie.disk import Disk
@@ -52,14 +52,22 @@ class Checkpoints:
     def start_background(self) -> None:
         """Start a background checkpoint unless one is running."""
         if self._running is None:
-            self._running = asyncio.create_task(self._run_logged())
+            _ = self._begin(self._run_logged())
 
     async def run(self) -> None:
         """Run a checkpoint that begins after this call. Raises whatever made it fail."""
         while self._running is not None:
             await asyncio.wait({self._running})
-        self._running = asyncio.create_task(self._run())
-        await asyncio.shield(self._running)
+        await asyncio.shield(self._begin(self._write()))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self._running = task = asyncio.create_task(work)
+        # A task that is cancelled before its first step runs none of its code.
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, _task: asyncio.Task[None]) -> None:
+        self._running = None
 
     async def run_final(self) -> None:
         """Run the checkpoint of an orderly shutdown."""
@@ -68,16 +76,10 @@ class Checkpoints:
             await asyncio.wait({self._running})
         await self._run_logged()
 
-    async def _run(self) -> None:
-        try:
-            await self._write()
-        finally:
-            self._running = None
-
     async def _run_logged(self) -> None:
         """Log failures; the next checkpoint retries."""
         try:
-            await self._run()
+            await self._write()
         except Exception:
             log.exception("checkpoint-failed")
             self._counters["failed_checkpoints"] += 1

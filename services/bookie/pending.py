@@ -1,6 +1,7 @@
 """Records queued for the disk: their size, and the tasks that wait for them."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -11,6 +12,8 @@ from services.bookie.log import LogRecord
 from services.bookie.parts import Part
 from services.bookie.records import owner_of, to_log
 from services.bookie.writer import LogWriter, Position
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -48,8 +51,11 @@ class Pending:
         self.bytes = 0
         self._room_waiters: list[asyncio.Future[None]] = []
 
-    def start(self, writer: LogWriter) -> None:
-        """Send records to `writer`, which reports each batch to `on_batch_synced`."""
+    def start(self, writer: LogWriter, on_fatal: Callable[[BaseException], None]) -> None:
+        """Send records to `writer`, which reports each batch to `on_batch_synced`. `on_fatal`: what
+        waits for the disk can't be told any more.
+        """
+        self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._writer = writer
         writer.start()
@@ -105,6 +111,14 @@ class Pending:
         self._loop.call_soon_threadsafe(self._on_synced, records, position)
 
     def _on_synced(self, records: list[LogRecord], position: Position) -> None:
+        try:
+            self._note_synced(records, position)
+        except Exception as error:
+            # A defect: what waits for this batch would wait for ever.
+            log.exception("batch-not-noted")
+            self._on_fatal(error)
+
+    def _note_synced(self, records: list[LogRecord], position: Position) -> None:
         counts: dict[Ledger, int] = {}
         size = 0
         for record in records:

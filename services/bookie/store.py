@@ -139,7 +139,7 @@ class Store:
             on_synced=self.pending.on_batch_synced,
             on_fatal=on_fatal,
         )
-        self.pending.start(self._writer)
+        self.pending.start(self._writer, on_fatal)
         if self.holdings.replayed_much:
             self._checkpoints.start_background()
 
@@ -156,7 +156,7 @@ class Store:
             # Let the loop handle the writer's last callback first.
             await asyncio.sleep(0)
         if self._tasks:
-            await asyncio.gather(*self._tasks)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._checkpoints.run_final()
         self.close()
 
@@ -315,11 +315,26 @@ class Store:
             parts = []
         is_advised = self._reads.note_read(ledger, asked.first, known_to, parts, bytes_max)
 
+        unknown = ReadAnswer(Status.UNKNOWN, NO_ENTRY, None, ())
+
         def answer(found: Found) -> None:
-            body = join(found, asked.first, known_to, bytes_max) if found else None
-            done(ReadAnswer(verdict.status, verdict.last_add_confirmed, body, verdict.absent))
+            told = unknown
+            try:
+                body = join(found, asked.first, known_to, bytes_max) if found else None
+                told = ReadAnswer(verdict.status, verdict.last_add_confirmed, body, verdict.absent)
+            except Exception:
+                log.exception("read-failed", extra={"ledger": ledger_id})
+            done(told)
 
         def fetch() -> None:
+            try:
+                begin()
+            except Exception:
+                # A defect proves nothing, and the reader must not wait for ever.
+                log.exception("read-failed", extra={"ledger": ledger_id})
+                done(unknown)
+
+        def begin() -> None:
             if asked.from_disk:
                 self._spawn(self._reads.fetch_from_disk(ledger, parts, answer))
                 return

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from typing import Final
 
 import asyncpg
@@ -17,6 +18,7 @@ from quorumlog.errors import QuorumLogError
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
+from quorumlog.net.timers import restarted
 from services.metadata import (
     handlers,
     log_handlers,
@@ -93,9 +95,9 @@ def build(config: Config) -> web.Application:
         async def work() -> None:
             await _migrate_with_retries(database)
             gauges = ClusterGauges(app[METRICS], app[PARTS].repairs, app[PARTS].cookies, liveness)
-            await asyncio.gather(
-                changes.run(), expiry.run(), gauges.run(), _watch_database(database)
-            )
+            watch = partial(_watch_database, database)
+            parts = (changes.run, expiry.run, gauges.run, watch)
+            await asyncio.gather(*(restarted(part) for part in parts))
 
         task = asyncio.create_task(work(), name="database")
         yield

@@ -92,16 +92,13 @@ class ChangeHub:
     def _on_notification(
         self, _connection: object, _pid: int, _channel: str, payload: object
     ) -> None:
-        ledger_id, version, state = str(payload).split(" ")
-        self._broadcast(
-            Change(
-                kind="change",
-                ledger_id=int(ledger_id),
-                version=int(version),
-                state=None if state == "deleted" else State(state),
-                deleted=state == "deleted",
-            )
-        )
+        try:
+            change = _change(str(payload))
+        except Exception:
+            # Some row changed, and nobody knows which: followers read again.
+            log.exception("notification-unknown")
+            change = Change(kind="gap")
+        self._broadcast(change)
 
     def _broadcast(self, change: Change) -> None:
         for queue in self._followers:
@@ -110,6 +107,17 @@ class ChangeHub:
                     queue.get_nowait()
                 queue.put_nowait(Change(kind="gap"))
             queue.put_nowait(change)
+
+
+def _change(payload: str) -> Change:
+    ledger_id, version, state = payload.split(" ")
+    return Change(
+        kind="change",
+        ledger_id=int(ledger_id),
+        version=int(version),
+        state=None if state == "deleted" else State(state),
+        deleted=state == "deleted",
+    )
 
 
 async def _probe(connection: Connection) -> None:

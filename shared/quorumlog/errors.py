@@ -125,7 +125,10 @@ class QuorumLogError(Exception):
         state = {**self.__dict__, **changes}
         if "__notes__" in state:
             state["__notes__"] = list(state["__notes__"])
-        return _rebuild(type(self), state["detail"], state)
+        copy = _rebuild(type(self), state["detail"], state)
+        if self.__cause__ is not None:
+            copy.__cause__ = self.__cause__
+        return copy
 
     def with_outcome(self, outcome: Outcome) -> Self:
         """A copy with another outcome."""
@@ -630,3 +633,23 @@ class ConnectionLost(QuorumLogError, travels=False):
     title = "The connection to the gateway is lost"
     status = 503
     retryable = True
+
+
+class ClientClosed(QuorumLogError, travels=False):
+    """The client was used before `with` or after its end (not-done), or it ended under a call
+    (unknown).
+    """
+
+    code = "client-closed"
+    title = "The client is not open"
+    status = 503
+    outcome = NOT_DONE
+
+
+class ClientBroke(QuorumLogError, travels=False):
+    """The client itself failed under a call: a defect; the exception is the error's cause. What was
+    under way has an unknown outcome; what was queued behind it was not sent.
+    """
+
+    code = "client-broke"
+    title = "The client failed"

@@ -97,16 +97,13 @@ def _client(node: ast.ClassDef) -> Iterator[str]:
     (init,) = (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
     yield f"    def __init__({ast.unparse(init.args)}) -> None:"
     yield f'        """{ast.get_docstring(init, clean=False)}"""'
-    yield f"        self._inner = _async.Client({_passed(init.args)})\n"
+    yield f"        self._inner = _async.Client({_passed(init.args)})"
+    yield "        self._portal = Portal()\n"
     yield "    def __enter__(self) -> Self:"
-    yield "        self._portal = Portal()"
-    yield "        self._portal.run(self._inner.__aenter__())"
+    yield "        self._portal.open(self._inner)"
     yield "        return self\n"
     yield "    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:"
-    yield "        try:"
-    yield "            self._portal.run(self._inner.__aexit__(kind, *rest))"
-    yield "        finally:"
-    yield "            self._portal.close()\n"
+    yield "        self._portal.close(kind, *rest)\n"
 
 
 def _method(item: ast.AsyncFunctionDef | ast.FunctionDef) -> Iterator[str]:
@@ -118,13 +115,19 @@ def _method(item: ast.AsyncFunctionDef | ast.FunctionDef) -> Iterator[str]:
     if given.startswith("Paged["):
         given, call = f"Iterator[{given[6:-1]}]", f"self._portal.iterate({call})"
     elif given.startswith("asyncio.Future["):
-        given, call = given.removeprefix("asyncio."), f"self._portal.future({call})"
+        given = given.removeprefix("asyncio.")
+        call = f"self._portal.submit(self._inner.batcher, {_payloads(item.args)})"
     elif given in _CLASSES:
         call = f"{given}(self._portal, {call})"
     given = given.replace("Shown", "dict[str, Any]")
     yield f"    def {item.name}({ast.unparse(item.args)}) -> {given}:"
     yield f'        """{ast.get_docstring(item, clean=False)}"""'
     yield f"        {'' if given == 'None' else 'return '}{call}\n"
+
+
+def _payloads(args: ast.arguments) -> str:
+    """All that a call submits, as a sequence."""
+    return args.vararg.arg if args.vararg else f"({args.args[1].arg},)"
 
 
 def _passed(args: ast.arguments) -> str:

@@ -6,16 +6,20 @@ from typing import Any
 
 import pytest
 
-from quorumlog.client import Batching, ConnectionLost
+from quorumlog.client import Batching, ClientBroke, ConnectionLost
 from quorumlog.client.batching import Batcher, Call
 from quorumlog.errors import NOT_DONE, UNKNOWN, LedgerClosed, QuorumTimeout, TooLarge
+from tests.support.waiting import until
 
 
 class Server:
     """Takes batches one by one, as it is told to."""
 
+    deadline_s = 60.0
+
     def __init__(self, **limits: Any) -> None:
         self.calls: list[list[bytes]] = []
+        self.ends: list[float] = []
         self.expected: list[int | None] = []
         self.gate = asyncio.Event()
         self.refuses: Callable[[Call[bytes]], Exception | None] = lambda _call: None
@@ -25,17 +29,22 @@ class Server:
             self.send,
             lambda first, index, count: (first + index, count),
             len,
-            self.start,
+            self,
             Batching(**limits),
         )
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def check_open(self) -> None:
+        """Always."""
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+        return task
 
     async def send(self, call: Call[bytes]) -> int:
         assert self.under_way == 0, "one request at a time"
+        self.ends.append(call.end)
         self.under_way = 1
         try:
             await self.gate.wait()
@@ -193,6 +202,101 @@ async def test_ending_the_work_fails_what_is_under_way_and_what_is_queued() -> N
         await queued
     assert (unknown.value.outcome, not_sent.value.outcome) == (UNKNOWN, NOT_DONE)
     await server.batcher.flush()
+
+
+async def test_after_a_failure_nothing_of_a_batch_that_is_sent_one_by_one_is_sent() -> None:
+    server = Server()
+    server.gate.set()
+    errors: dict[tuple[bytes, ...], Exception] = {
+        (b"a", b"b", b"c"): TooLarge(),
+        (b"b",): QuorumTimeout("late"),
+    }
+    server.refuses = lambda call: errors.get(tuple(call.payloads))
+    futures = [await server.batcher.submit([p]) for p in (b"a", b"b", b"c")]
+
+    done = await asyncio.gather(*futures, return_exceptions=True)
+
+    assert server.calls == [[b"a"]]
+    assert done[0] == (0, 1)
+    assert isinstance(done[1], QuorumTimeout)
+    assert isinstance(done[2], QuorumTimeout)
+    assert (done[1].outcome, done[2].outcome) == (UNKNOWN, NOT_DONE)
+
+
+async def test_ending_the_work_before_its_first_step_ends_every_append() -> None:
+    server = Server()
+    futures = [await server.batcher.submit([p]) for p in (b"a", b"b")]
+
+    for task in server.tasks:
+        task.cancel()
+    for future in futures:
+        with pytest.raises(ConnectionLost) as not_sent:
+            await future
+        assert not_sent.value.outcome == NOT_DONE
+    await server.batcher.flush()
+
+
+@pytest.mark.parametrize("step", ["_send", "_share", "_linger", "_take"])
+async def test_a_defect_of_any_step_ends_every_append_and_is_logged(
+    step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(count_max=1)
+    batcher = server.batcher
+    under_way = await batcher.submit([b"a"])
+    queued = await batcher.submit([b"b"])
+    flushed = asyncio.ensure_future(batcher.flush())
+
+    def broken(*_args: object) -> None:
+        raise RuntimeError("unforeseen")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(batcher, step, broken)
+        server.gate.set()
+        errors = await asyncio.gather(under_way, queued, return_exceptions=True)
+
+    for error in errors:
+        assert isinstance(error, ClientBroke)
+        assert isinstance(error.__cause__, RuntimeError)
+    is_sent = step in ("_send", "_share")
+    assert [error.outcome for error in errors if isinstance(error, ClientBroke)] == [
+        UNKNOWN if is_sent else NOT_DONE, NOT_DONE,
+    ]  # fmt: skip
+    assert "batching-broke" in caplog.text
+    await flushed
+    assert await batcher.append([b"c"])
+
+
+async def test_an_append_s_deadline_begins_with_the_call_and_not_with_its_request() -> None:
+    server = Server()
+    loop = asyncio.get_running_loop()
+    first = await server.batcher.submit([b"a"])
+    await asyncio.sleep(0)
+    queued = [await server.batcher.submit([b"b"])]
+    asked = loop.time()
+    queued.append(await server.batcher.submit([b"c"]))
+    await until(lambda: loop.time() > asked, "time passes")
+
+    server.gate.set()
+    await asyncio.gather(first, *queued)
+
+    assert server.calls == [[b"a"], [b"b", b"c"]]
+    assert server.ends[1] <= asked + server.deadline_s
+
+
+async def test_the_deadline_holds_for_who_waits_for_room() -> None:
+    server = Server(queued_bytes_max=1)
+    server.deadline_s = 0.01
+    futures = [await server.batcher.submit([b"a"])]
+    await asyncio.sleep(0)
+    futures.append(await server.batcher.submit([b"b"]))
+
+    with pytest.raises(ConnectionLost) as late:
+        await server.batcher.append([b"c"])
+
+    assert late.value.outcome == NOT_DONE
+    server.gate.set()
+    await asyncio.gather(*futures)
+    assert server.calls == [[b"a"], [b"b"]]
 
 
 @pytest.mark.parametrize(

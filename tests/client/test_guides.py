@@ -16,37 +16,42 @@ from tests.support.waiting import SETTLED_S, within
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDES = ROOT / "docs" / "guides"
-LANGUAGES = {
-    "curl": "sh",
-    "transactions": "sh",
-    "python": "python",
-    "javascript": "js",
-    "go": "go",
+PAGES = {
+    "curl": ("docs/guides/curl.md", "sh"),
+    "transactions": ("docs/guides/transactions.md", "sh"),
+    "python": ("docs/guides/python.md", "python"),
+    "readme-python": ("README.md", "python"),
+    "logs-python": ("docs/guides/logs.md", "python"),
+    "transactions-python": ("docs/guides/transactions.md", "python"),
+    "javascript": ("docs/guides/javascript.md", "js"),
+    "go": ("docs/guides/go.md", "go"),
 }
+SPARK = ("docs/guides/spark.md", "README.md")
+"""Pages whose programs for PySpark are run by tests/spark/test_guide.py."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Snippet:
-    """A program of a guide, and what it prints."""
+    """A program of a page, and what it prints."""
 
-    guide: str
-    number: int
+    name: str
+    language: str
     source: str
     output: str
 
     def __str__(self) -> str:
-        return f"{self.guide}-{self.number}"
+        return self.name
 
 
-def snippets(guide: str) -> list[Snippet]:
+def snippets(page: str) -> list[Snippet]:
+    path, language = PAGES[page]
     found = [
-        Snippet(guide, number, block[2], block[3])
-        for number, block in enumerate(BLOCK.finditer((GUIDES / f"{guide}.md").read_text()), 1)
-        if block[1] == LANGUAGES[guide]
+        Snippet(f"{page}-{number}", language, block[2], block[3])
+        for number, block in enumerate(BLOCK.finditer((ROOT / path).read_text()), 1)
+        if block[1] == language and "pyspark" not in block[2]
     ]
-    assert found, guide
+    assert found, page
     assert all(snippet.output for snippet in found), "a program without its output"
     return found
 
@@ -60,11 +65,10 @@ def command(snippet: Snippet, file: Path) -> list[str]:
         # Compiling takes most of it; nothing of what optimising gives is needed here.
         "go": ["go", "run", "-gcflags=all=-N -l", str(file)],
     }
-    language = LANGUAGES[snippet.guide]
-    needed = "curl" if language == "sh" else commands[language][0]
+    needed = "curl" if snippet.language == "sh" else commands[snippet.language][0]
     if shutil.which(needed) is None:
         pytest.skip(f"{needed} is not on this machine: the guide's program was not run")
-    return commands[language]
+    return commands[snippet.language]
 
 
 async def output_of(words: list[str], folder: Path, **environment: str) -> str:
@@ -81,15 +85,14 @@ async def output_of(words: list[str], folder: Path, **environment: str) -> str:
     return out.decode()
 
 
-@pytest.mark.parametrize("snippet", [s for name in LANGUAGES for s in snippets(name)], ids=str)
+@pytest.mark.parametrize("snippet", [s for page in PAGES for s in snippets(page)], ids=str)
 async def test_a_guide_s_program_prints_what_the_guide_says(
     cluster: Cluster, snippet: Snippet, tmp_path: Path
 ) -> None:
     source = snippet.source
     for number, url in enumerate(cluster.gateways):
         source = source.replace(f"http://127.0.0.1:{8080 + number}", url)
-    language = LANGUAGES[snippet.guide]
-    suffix = {"python": "py", "js": "mjs"}.get(language, language)
+    suffix = {"python": "py", "js": "mjs"}.get(snippet.language, snippet.language)
     file = tmp_path / f"program.{suffix}"
     file.write_text(source)
     cache = ROOT / "build" / "go"
@@ -105,11 +108,17 @@ async def test_a_guide_s_program_prints_what_the_guide_says(
     ]
 
 
+def python_of(path: str) -> list[str]:
+    return [block[2] for block in BLOCK.finditer((ROOT / path).read_text()) if block[1] == "python"]
+
+
 async def test_the_guides_python_passes_the_strict_type_check(tmp_path: Path) -> None:
+    sources = [snippet.source for page in PAGES for snippet in snippets(page)
+               if snippet.language == "python"]  # fmt: skip
     names = []
-    for snippet in snippets("python"):
-        file = tmp_path / f"guide_{snippet.number}.py"
-        file.write_text(snippet.source)
+    for number, source in enumerate(sources):
+        file = tmp_path / f"guide_{number}.py"
+        file.write_text(source)
         names.append(file.name)
 
     said = await output_of(
@@ -119,3 +128,19 @@ async def test_the_guides_python_passes_the_strict_type_check(tmp_path: Path) ->
     )  # fmt: skip
 
     assert said.startswith("Success")
+
+
+async def test_every_python_program_of_the_pages_is_a_whole_file_that_a_test_runs() -> None:
+    pages = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")]
+    with_python = {
+        str(page.relative_to(ROOT)) for page in pages if python_of(str(page.relative_to(ROOT)))
+    }
+    run_here = {path for path, language in PAGES.values() if language == "python"}
+
+    assert with_python == run_here | set(SPARK)
+    for path in with_python:
+        sources = python_of(path)
+        # The examples of Spark's guide are one program.
+        for source in ["\n".join(sources)] if path == SPARK[0] else sources:
+            compile(source, path, "exec")
+            assert "import" in source

@@ -3,7 +3,7 @@
 import pytest
 from aiohttp import web
 
-from quorumlog.client import Client, Unsettled
+from quorumlog.client import Client, ClientBroke, Unsettled
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -21,8 +21,10 @@ class Log(Gateway):
     def __init__(self) -> None:
         super().__init__(None, None, QuorumTimeout("late", retryable=False))
         self.sent: list[tuple[str, bytes]] = []
+        self.expected: list[str | None] = []
 
     async def handle(self, request: web.Request) -> web.Response:
+        self.expected.append(request.query.get("expect"))
         self.sent.append((request.headers["Producer-Seq"], await request.read()))
         return await super().handle(request)
 
@@ -70,6 +72,33 @@ async def test_records_that_travelled_together_are_settled_together() -> None:
         assert (done.first_offset, done.last_offset) == (7, 8)
         assert await producer.settle() is None
         assert producer.seq == 1
+
+
+async def test_a_request_with_an_expected_offset_is_settled_as_it_was_sent() -> None:
+    log = Log()
+    async with serving(log) as url, Client(url) as client:
+        producer = client.log("log").producer("p", epoch=1)
+        with pytest.raises(QuorumTimeout):
+            await producer.append(b"a", expect=7)
+        with pytest.raises(Unsettled):
+            await producer.append(b"a")
+        log.answer(7, 7)
+        assert await producer.settle() is not None
+
+    assert set(log.expected) == {"7"}
+    assert {seq for seq, _ in log.sent} == {"0"}
+
+
+async def test_a_defect_under_a_request_keeps_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    async with serving(log) as url, Client(url) as client:
+        producer = client.log("log").producer("p", epoch=1)
+        with monkeypatch.context() as patched:
+            patched.setattr(producer, "_request", lambda *_args, **_named: 1 / 0)
+            with pytest.raises(ClientBroke):
+                await producer.append(b"a")
+        with pytest.raises(Unsettled):
+            await producer.append(b"b")
 
 
 async def test_an_error_that_says_not_done_keeps_nothing_open() -> None:

@@ -12,7 +12,7 @@ import pytest
 from loadtest.cluster import Cluster
 from loadtest.ports import free_ports
 from quorumlog import client as sdk
-from quorumlog.client import Batching, Client, Entry, Record, sync
+from quorumlog.client import Batching, Client, ClientClosed, Entry, Record, sync
 from quorumlog.errors import (
     LedgerClosed,
     LogClosed,
@@ -262,8 +262,23 @@ def use_a_log(urls: list[str]) -> None:
         next(given_up)
         log.delete()
     given_up.close()  # type: ignore[attr-defined]
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(ClientClosed):
         log.info()
+
+
+async def test_a_producer_appends_at_an_expected_offset_or_not_at_all(cluster: Cluster) -> None:
+    async with Client(*cluster.gateways) as client:
+        log = await client.create_log(new_name())
+        producer = log.producer("p", epoch=1)
+        assert (await producer.append(b"a", b"b", expect=0)).first_offset == 0
+        with pytest.raises(UnexpectedOffset):
+            await producer.append(b"c", expect=7)
+        assert (await producer.append(b"c", expect=2)).first_offset == 2
+
+        # A repeat is told where the records are, wherever the log has come to since.
+        again = log.producer("p", epoch=1)
+        repeat = await again.append(b"a", b"b", expect=0)
+        assert (repeat.first_offset, repeat.is_duplicate) == (0, True)
 
 
 async def test_a_ledger_without_an_event_loop(cluster: Cluster) -> None:

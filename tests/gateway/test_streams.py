@@ -442,7 +442,7 @@ async def test_only_ledgers_that_are_there_have_sockets(gateway: Gateway) -> Non
 async def test_a_handshake_that_is_not_utf8_is_refused(gateway: Gateway, name: bytes) -> None:
     await gateway.create()
     handshake = {
-        b"Host": b"h",
+        b"Host": b"localhost",
         b"Connection": b"Upgrade",
         b"Upgrade": b"websocket",
         b"Sec-WebSocket-Version": b"13",

@@ -1,7 +1,7 @@
 """The driver of a log's machines: what becomes of appends that the ledger's handle does not take."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -20,7 +20,7 @@ from quorumlog.protocol.log.messages import (
     SubmitRefused,
 )
 from services.gateway.interface import Appended
-from services.gateway.logs.driver import LogDriver, World
+from services.gateway.logs.driver import Broke, LogDriver, Told, World
 from services.gateway.logs.offsets import OffsetIndex
 
 
@@ -58,7 +58,12 @@ class Engine:
         return self.futures[-1]
 
 
-def driver(machine: Machine, engine: Engine, store: Any = None) -> LogDriver:
+def driver(
+    machine: Machine,
+    engine: Engine,
+    store: Any = None,
+    tell: Callable[[Told], None] = lambda _told: None,
+) -> LogDriver:
     world = World(
         cast(Any, engine),
         store,
@@ -66,11 +71,11 @@ def driver(machine: Machine, engine: Engine, store: Any = None) -> LogDriver:
         cast(Any, None),
         lambda: Now(0, 0),
         OffsetIndex(),
-        asyncio.ensure_future,
+        asyncio.create_task,
         jitter_s=0.0,
         probe_every_s=1.0,
     )
-    return LogDriver(machine, "log", world, lambda _told: None)
+    return LogDriver(machine, "log", world, tell)
 
 
 async def test_what_fits_is_submitted_one_by_one_and_the_rest_refused() -> None:
@@ -135,3 +140,30 @@ async def test_a_question_that_is_cut_off_tells_the_machine_that_the_process_end
     await asyncio.gather(task, return_exceptions=True)
 
     assert machine.heard[-1] == Stopped()
+
+
+async def test_a_question_that_is_cut_off_before_its_first_step_is_told_too() -> None:
+    machine = Machine(Ask(1, ReadLog("log")))
+    driver(machine, Engine(room=0)).post(Retired())
+    (task,) = asyncio.all_tasks() - {asyncio.current_task()}
+
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert machine.heard[-1] == Stopped()
+
+
+async def test_a_machine_that_breaks_twice_hears_nothing_more_and_its_owner_is_told() -> None:
+    class Broken(Machine):
+        def step(self, event: Event, _now: Now) -> list[Any]:
+            self.heard.append(event)
+            raise RuntimeError("unforeseen")
+
+    machine, told = Broken(), list[Told]()
+    broken = driver(machine, Engine(room=0), tell=told.append)
+
+    broken.post(Retired())
+    broken.post(Retired())
+
+    assert machine.heard == [Retired(), Stopped()]
+    assert [type(one) for one in told] == [Broke]

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -100,3 +101,14 @@ async def test_a_slow_follower_gets_a_gap() -> None:
         Change(kind="change", ledger_id=1, version=queue.maxsize + 1),
     ]
     assert hub.follower_count == 0
+
+
+async def test_a_notification_that_nobody_understands_is_a_gap(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hub = ChangeHub(cast(Database, None))
+    async with hub.follow() as queue:
+        hub._on_notification(None, 0, "channel", "what is this")
+
+        assert (await queue.get()).kind == "gap"
+    assert "notification-unknown" in caplog.text

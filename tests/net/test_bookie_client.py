@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from quorumlog.net.bookie_client import BookieClient, ChannelLimits
+from quorumlog.net.bookie_client import BookieClient, Channel, ChannelLimits
 from quorumlog.protocol import record
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
@@ -389,3 +389,40 @@ async def test_closing_answers_what_is_in_flight() -> None:
             waiting = asyncio.ensure_future(add(bookies))
             await until(lambda: bookie.seen, "the request arrives")
         assert await waiting is Status.UNKNOWN
+
+
+@pytest.mark.parametrize("step", ["_complete", "_connect", "_send_all"])
+async def test_a_defect_of_the_channel_makes_what_is_in_flight_unknown_and_it_connects_anew(
+    step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_args: object) -> None:
+        raise RuntimeError("unforeseen")
+
+    async with peer() as bookie, client(bookie.url) as bookies:
+        with monkeypatch.context() as patched:
+            patched.setattr(Channel, step, broken)
+            assert list(await asyncio.gather(add(bookies), add(bookies))) == [Status.UNKNOWN] * 2
+
+        async def is_ok() -> bool:
+            return await add(bookies) is Status.OK
+
+        await until(is_ok, "the channel is connected again")
+    assert "channel-broke" in caplog.text
+
+
+async def test_a_receiver_that_breaks_on_its_answer_ends_no_other_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with peer() as bookie, client(bookie.url) as bookies:
+        heard: list[Status] = []
+
+        def breaks(status: Status) -> None:
+            heard.append(status)
+            raise RuntimeError("unforeseen")
+
+        bookies.add(MEMBER, KEY, run_of(), breaks)
+        assert await add(bookies) is Status.OK
+
+        assert heard == [Status.OK, Status.UNKNOWN]
+        assert bookie.connections == 1
+    assert "answer-broke" in caplog.text

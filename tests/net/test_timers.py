@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from quorumlog.net import timers
 from quorumlog.net.awake import awake, awake_timeout
-from quorumlog.net.timers import Tasks, Timers
+from quorumlog.net.timers import Tasks, Timers, restarted
 from tests.support.waiting import until
 
 
@@ -130,3 +131,23 @@ async def test_closed_timers_and_tasks_end() -> None:
 
     assert ended.is_set()
     assert fired == []
+
+
+async def test_work_that_a_process_depends_on_begins_again_whatever_ended_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(timers, "_RESTART_S", 0.0)
+    runs = 0
+
+    async def work() -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise RuntimeError("unforeseen")
+
+    tasks = Tasks()
+    tasks.start(restarted(work))
+    await until(lambda: runs >= 3, "it goes on after a defect and after its end")
+    await tasks.close()
+
+    assert "background-work-failed" in caplog.text

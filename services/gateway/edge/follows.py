@@ -6,12 +6,15 @@ until it has caught up, so what a slow reader costs is one page and its connecti
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from quorumlog.errors import QuorumLogError
+
+log = logging.getLogger(__name__)
 
 _WINDOW_BYTES: Final = 4 << 20
 """What is kept for readers that are a little behind (taste); one page at least."""
@@ -94,6 +97,8 @@ class Follow(Generic[P]):
                         self._add(page)
                     if self._tail.is_end(page):
                         break
+        except Exception:
+            log.exception("follow-broke")
         finally:
             self.is_over = True
             self._tell()

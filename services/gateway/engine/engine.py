@@ -8,7 +8,7 @@ any moment (rule 11).
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -41,7 +41,7 @@ from quorumlog.net.metadata_client import MetadataClient, new_attempt
 from quorumlog.net.ports import Ports, Times
 from quorumlog.net.quarantine import Quarantine, QuarantineRule
 from quorumlog.net.repair_client import RepairClient
-from quorumlog.net.timers import Tasks, Timers
+from quorumlog.net.timers import Tasks, Timers, restarted
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
@@ -191,7 +191,7 @@ class Engine:
                 engine._send_heartbeats,
                 partial(metadata.keep_confirmed, _HEARTBEAT_S),
             ):
-                tasks.start(_restart_forever(work))
+                tasks.start(restarted(work))
             try:
                 yield engine
             finally:
@@ -712,16 +712,6 @@ class Engine:
             with contextlib.suppress(QuorumLogError):
                 await self._metadata.service_lives("gateway", self.writer.id, heartbeat)
             await asyncio.sleep(_HEARTBEAT_S)
-
-
-async def _restart_forever(work: Callable[[], Awaitable[None]]) -> None:
-    """Run a background task that the gateway depends on; log failures and restart it."""
-    while True:
-        try:
-            await work()
-        except Exception:
-            log.exception("background-work-failed")
-        await asyncio.sleep(_RESTART_S)
 
 
 class EngineForLogs:

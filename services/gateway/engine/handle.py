@@ -7,6 +7,7 @@ handle has no task of its own.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -43,6 +44,8 @@ from quorumlog.protocol.record import Codec
 from quorumlog.protocol.writer import Writer, WriterState
 from services.gateway.engine.waiters import LacWaiters
 from services.gateway.interface import Appended
+
+log = logging.getLogger(__name__)
 
 RUN_BYTES_MAX: Final = 1 << 20
 """Larger appends are split: a run is the unit of a group commit and of a read."""
@@ -283,6 +286,16 @@ class WriteHandle:
 
     def _flush(self) -> None:
         """Send gathered appends, as far as runs may be in flight."""
+        try:
+            self._send_gathered()
+        except Exception:
+            # A defect: nobody can say what was sent, and no event would answer the waiters.
+            log.exception("handle-broke", extra={"ledger": self.ledger_id})
+            self._driver.stop()
+            self._sent = self._next
+            self._fail(Failed(QuorumLogError.code, detail="the write handle broke"), is_final=True)
+
+    def _send_gathered(self) -> None:
         while self._gathered and self._may_send():
             payloads, size = self._cut_run()
             self._sent += len(payloads)

@@ -74,6 +74,9 @@ class Recoveries:
                     return
                 except QuorumLogError as error:
                     log.warning("recovery-failed", extra={"ledger": ledger_id, "why": error.detail})
+                except Exception:
+                    # A defect: an open ledger without a writer must end all the same.
+                    log.exception("recovery-broke", extra={"ledger": ledger_id})
                 await asyncio.sleep(pause_s)
         finally:
             self._in_background.discard(ledger_id)

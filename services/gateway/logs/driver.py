@@ -83,8 +83,18 @@ _ROLL_AGAIN_S: Final = 2.0
 _SUBMIT_BYTES: Final = 1 << 20
 """What is submitted together is acknowledged together: no more than the ledger's handle sends at once."""
 
-Told = Resolve | Relay | OwnerEnded | TakeoverDone | LogGone
-"""What a machine says to those whom it works for."""
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """The machine had a defect: it says nothing any more, and whoever still waits for it must be
+    answered without it.
+    """
+
+    error: QuorumLogError
+
+
+Told = Resolve | Relay | OwnerEnded | TakeoverDone | LogGone | Broke
+"""What a machine says to those whom it works for, or the driver in its place."""
 
 
 class Machine(Protocol):
@@ -106,7 +116,7 @@ class World:
     """Asked twice, a jittered time apart."""
     now: Callable[[], Now]
     index: OffsetIndex
-    start: Callable[[Coroutine[Any, Any, None]], Any]
+    start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs a task until the gateway stops."""
     jitter_s: float
     """Before a machine asks again, at most."""
@@ -118,10 +128,10 @@ class LogDriver:
     """One machine of a log and its serial executor.
 
     Invariants: `step` is never entered twice at a time; each question is answered once, or the
-    machine hears that the process stops.
+    machine hears that the process stops; a machine that broke hears nothing more.
     """
 
-    __slots__ = ("_inbox", "_is_stepping", "_machine", "_name", "_tell", "_world")
+    __slots__ = ("_inbox", "_is_broken", "_is_stepping", "_machine", "_name", "_tell", "_world")
 
     def __init__(
         self, machine: Machine, name: str, world: World, tell: Callable[[Told], None]
@@ -129,10 +139,12 @@ class LogDriver:
         """`name` is the log's; `tell` must not raise."""
         self._machine, self._name, self._world, self._tell = machine, name, world, tell
         self._inbox: deque[Event] = deque()
-        self._is_stepping = False
+        self._is_stepping = self._is_broken = False
 
     def post(self, event: Event) -> None:
         """Let the machine hear of an event: now, or after those that it hears of at present."""
+        if self._is_broken:
+            return
         inbox = self._inbox
         inbox.append(event)
         if self._is_stepping:
@@ -145,19 +157,28 @@ class LogDriver:
         except Exception:
             # A defect of ours: the machine's state can't be believed any more.
             log.exception("log-machine-broke", extra={"log": self._name})
-            inbox.clear()
-            for effect in self._machine.step(Stopped(), self._world.now()):
-                self._perform(effect)
-            self._tell(LogGone())
+            self._break()
         finally:
             self._is_stepping = False
+
+    def _break(self) -> None:
+        """The machine may say what it still can; what it has lost sight of is answered without it."""
+        self._is_broken = True
+        self._inbox.clear()
+        try:
+            for effect in self._machine.step(Stopped(), self._world.now()):
+                self._perform(effect)
+        except Exception:
+            log.exception("log-machine-broke", extra={"log": self._name})
+        self._tell(Broke(QuorumLogError("the log's machine broke", log=self._name)))
 
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Submit():
                 self._submit(effect)
             case Ask(number, question):
-                self._world.start(self._answer(number, question))
+                asked = self._world.start(self._answer(number, question))
+                asked.add_done_callback(self._asked)
             case PlaceKnown(ledger_id, records, entry_id):
                 self._world.index.points(ledger_id).add(records, entry_id)
             case Resolve() | Relay() | OwnerEnded() | TakeoverDone() | LogGone():
@@ -222,13 +243,15 @@ class LogDriver:
             value = OwnerLost(str(lost), lost.sent)
         except QuorumLogError as error:
             value = error
-        except asyncio.CancelledError:
-            self.post(Stopped())
-            raise
         except Exception as error:
             log.exception("log-question-broke", extra={"log": self._name})
             value = QuorumLogError(repr(error), log=self._name)
         self.post(Answered(number, value))
+
+    def _asked(self, task: asyncio.Task[None]) -> None:
+        """A question that is cut off, maybe before its task's first step, gets no answer."""
+        if task.cancelled():
+            self.post(Stopped())
 
     async def _ask(self, question: Question) -> Any:
         engine, store = self._world.engine, self._world.store

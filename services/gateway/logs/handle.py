@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from quorumlog.errors import QuorumLogError
+from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.messages import (
     Abandoned,
@@ -34,9 +34,10 @@ from quorumlog.protocol.log.messages import (
 )
 from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.log.route import Route
+from quorumlog.protocol.log.takeover import ending
 from quorumlog.protocol.transaction import Transaction
 from services.gateway.logs.counts import Counts
-from services.gateway.logs.driver import LogDriver, Told, World
+from services.gateway.logs.driver import Broke, LogDriver, Told, World
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,9 @@ Request = tuple[asyncio.Future[LogAppended], Append]
 class LogHandle:
     """What this gateway knows of one log, and does for it. All calls give futures at once; who waits
     for one no more says so (`abandon`).
+
+    Invariant: every future that was given out is in `_pending` until it is answered or abandoned: a
+    machine with a defect may lose sight of it.
     """
 
     def __init__(
@@ -66,6 +70,8 @@ class LogHandle:
         self._loop = asyncio.get_running_loop()
         self._gathered: list[Request] = []
         self._gathered_forwarded: list[Request] = []
+        self._pending: set[asyncio.Future[Any]] = set()
+        self._broken: QuorumLogError | None = None
 
     @property
     def owner(self) -> Owner | None:
@@ -75,7 +81,7 @@ class LogHandle:
 
     def append(self, call: Append, *, is_forwarded: bool) -> asyncio.Future[LogAppended]:
         """Append records, in the order of the calls."""
-        future: asyncio.Future[LogAppended] = self._loop.create_future()
+        future: asyncio.Future[LogAppended] = self._promise()
         if not self._gathered and not self._gathered_forwarded:
             self._loop.call_soon(self._flush)
         (self._gathered_forwarded if is_forwarded else self._gathered).append((future, call))
@@ -120,12 +126,27 @@ class LogHandle:
         return self._ask(DrainAsked)
 
     def _ask(self, event: Callable[[asyncio.Future[Any]], Event]) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = self._loop.create_future()
+        future = self._promise()
         self._driver.post(event(future))
         return future
 
+    def _promise(self) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if self._broken is None:
+            self._pending.add(future)
+        else:
+            resolve(future, self._broken.with_outcome(NOT_DONE))
+        return future
+
+    def _lose(self, error: QuorumLogError) -> None:
+        """Answer what the machine does not answer any more: nobody can say what was done."""
+        lost, self._pending = self._pending, set()
+        for future in lost:
+            resolve(future, error.with_outcome(UNKNOWN))
+
     def abandon(self, future: asyncio.Future[Any]) -> None:
         """The client of a request is gone."""
+        self._pending.discard(future)
         self._driver.post(Abandoned(future))
 
     def hear(self, event: Event) -> None:
@@ -136,15 +157,22 @@ class LogHandle:
         """The process ends."""
         self._flush()
         self._driver.post(Stopped())
+        self._lose(ending(self.name))
 
     def _told(self, told: Told) -> None:
         match told:
             case Resolve(future, answer):
                 if isinstance(answer, LogAppended):
                     self._counts.add(answer)
+                self._pending.discard(future)
                 resolve(future, answer)
             case Relay(future, answer):
+                self._pending.discard(future)
                 resolve(future, answer)
+            case Broke(error):
+                self._broken = error
+                self._lose(error)
+                self._on_gone(self)
             case OwnerEnded(error):
                 log.info("log-owner-ended", extra={"log": self.name, "error": repr(error)})
             case TakeoverDone(result):

@@ -10,6 +10,7 @@ import aiohttp
 from quorumlog.net import trace
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.timers import restarted
 from quorumlog.net.transaction_client import TransactionClient
 from services.gateway.engine import Engine, EngineForLogs
 from services.gateway.logs.manager import LogManager
@@ -49,8 +50,8 @@ async def running_logs(
         sweeps = sweep_times or SweepTimes()
         engine.on_gap(logs.ownership.rereads.gap)
         background = [
-            asyncio.create_task(work)
-            for work in (Sweep(logs, store, sweeps).run(), logs.ownership.rereads.run())
+            asyncio.create_task(restarted(work))
+            for work in (Sweep(logs, store, sweeps).run, logs.ownership.rereads.run)
         ]
         try:
             yield (

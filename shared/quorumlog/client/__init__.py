@@ -24,12 +24,14 @@ from quorumlog.client.paging import Paged
 from quorumlog.client.producer import Producer, Unsettled
 from quorumlog.client.records import LogAppended, LogPage, LogRecord, Record, Start
 from quorumlog.client.transaction import Transaction, TransactionLedger
-from quorumlog.errors import ConnectionLost
+from quorumlog.errors import ClientBroke, ClientClosed, ConnectionLost
 
 __all__ = [
     "Appended",
     "Batching",
     "Client",
+    "ClientBroke",
+    "ClientClosed",
     "ConnectionLost",
     "Entry",
     "Ledger",

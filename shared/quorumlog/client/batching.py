@@ -5,17 +5,24 @@ append is sent at once.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeVar
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Protocol, TypeVar
 
+from quorumlog.client import checks
 from quorumlog.errors import (
     NOT_DONE,
+    UNKNOWN,
+    ClientBroke,
     ConnectionLost,
     Invalid,
     QuorumLogError,
 )
+
+log = logging.getLogger(__name__)
 
 P = TypeVar("P")
 A = TypeVar("A")
@@ -39,7 +46,11 @@ class Batching:
     """Bytes that may wait to be sent; beyond them, `submit` waits."""
 
     def __post_init__(self) -> None:
-        if self.bytes_max < 1 or self.queued_bytes_max < 1 or self.linger_ms < 0:
+        for name in ("bytes_max", "count_max", "queued_bytes_max"):
+            checks.whole(name, getattr(self, name))
+        if not isinstance(self.linger_ms, int | float):
+            raise TypeError(f"linger_ms is a number, not {type(self.linger_ms).__name__}")
+        if self.bytes_max < 1 or self.queued_bytes_max < 1 or not self.linger_ms >= 0:
             raise ValueError("sizes are at least 1, and linger_ms is not negative")
         if not 1 <= self.count_max <= _ENTRIES_MAX:
             raise ValueError(f"count_max is 1 to {_ENTRIES_MAX}")
@@ -51,18 +62,46 @@ class Call(Generic[P]):
 
     payloads: Sequence[P]
     expect: int | None
+    end: float
+    """When the deadline of the oldest submission ends, in the event loop's time."""
 
 
-def _future() -> Any:
-    return asyncio.get_running_loop().create_future()
+Done = asyncio.Future[R] | futures.Future[R]
+"""Who waits for a submission: a task of the event loop, or another thread."""
 
 
-@dataclass(slots=True)
-class _Submission(Generic[P, R]):
+@dataclass(frozen=True, slots=True)
+class Submission(Generic[P, R]):
+    """An append that was asked for."""
+
     payloads: Sequence[P]
     size: int
     expect: int | None
-    done: asyncio.Future[R] = field(default_factory=_future)
+    end: float
+    done: Done[R]
+
+    def is_wanted(self) -> bool:
+        """Whether somebody waits still. Another thread can't take its call back from now on."""
+        if isinstance(self.done, asyncio.Future):
+            return not self.done.done()
+        return self.done.set_running_or_notify_cancel()
+
+
+class Background(Protocol):
+    """What runs the batches: the client's transport."""
+
+    @property
+    def deadline_s(self) -> float:
+        """For one append, from the call to its end."""
+        ...
+
+    def check_open(self) -> None:
+        """Raise ClientClosed unless requests can be sent."""
+        ...
+
+    def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run work beside the caller."""
+        ...
 
 
 Send = Callable[[Call[P]], Awaitable[A]]
@@ -74,7 +113,8 @@ class Batcher(Generic[P, A, R]):
     """The queue of submissions, and the one request that is under way.
 
     Invariants: submissions are sent in the order of the calls, one request at a time; after a failed
-    request nothing that was queued behind the request is sent, so that no gap is left unnoticed.
+    request nothing that was queued behind the request is sent, so that no gap is left unnoticed. Each
+    submission ends: with its request, or with the task that sends requests, however that one ends.
     """
 
     def __init__(
@@ -82,21 +122,67 @@ class Batcher(Generic[P, A, R]):
         send: Send[P, A],
         share: Share[A, R],
         size_of: Callable[[P], int],
-        start: Callable[[Coroutine[Any, Any, None]], None],
+        background: Background,
         limits: Batching,
     ) -> None:
-        """`start` runs a coroutine beside the caller; `send` raises QuorumLogError only."""
-        self._send, self._share, self._size_of, self._start = send, share, size_of, start
+        """`size_of` raises TypeError or ValueError for a payload that can't be sent."""
+        self._send, self._share, self._size_of = send, share, size_of
+        self._background = background
         self._limits = limits
-        self._queue: deque[_Submission[P, R]] = deque()
+        self._queue: deque[Submission[P, R]] = deque()
+        self._under_way: Sequence[Submission[P, R]] = ()
         self._bytes = 0
         self._count = 0
         self._turn = asyncio.Lock()
         """Held by the first append that waits for room; the others wait for the lock in their order."""
+        self._waiting_count = 0
+        self._posted_bytes = 0
+        """Bytes that other threads have submitted and that are not queued here yet."""
         self._changed = asyncio.Event()
         self._drained = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+
+    # --- what other threads may call too ---------------------------------------------------------
+
+    @property
+    def deadline_s(self) -> float:
+        """For one append, from the call to its end."""
+        return self._background.deadline_s
+
+    def checked(self, payloads: Sequence[P], expect: int | None = None) -> tuple[Sequence[P], int]:
+        """The payloads, which their caller can't change any more, and their size.
+
+        Raises: TypeError, ValueError: nothing is queued that can't be sent.
+        """
+        given = tuple(payloads)
+        if not given:
+            raise ValueError("nothing to append")
+        if expect is not None:
+            checks.offset("expect", expect)
+        return given, sum(map(self._size_of, given))
+
+    def has_room(self, size: int) -> bool:
+        """Whether `size` more bytes may be queued now; anything may when nothing is. A small append
+        must not overtake a large one that waits.
+        """
+        return not self._waiting_count and self._fits(size)
+
+    def _fits(self, size: int) -> bool:
+        # In this order, a submission on its way from the one count to the other is counted twice.
+        queued = self._posted_bytes + self._bytes
+        return not queued or queued + size <= self._limits.queued_bytes_max
+
+    def posted(self, size: int) -> None:
+        """Another thread submits so many bytes; the caller holds the lock of all such threads."""
+        self._posted_bytes += size
+
+    def arrived(self, size: int) -> None:
+        """So many of these bytes were received; the loop's thread calls, and holds that lock."""
+        self._posted_bytes -= size
+        self._drained.set()
+
+    # --- what tasks of the event loop call -------------------------------------------------------
 
     async def submit(self, payloads: Sequence[P], expect: int | None = None) -> asyncio.Future[R]:
         """Queue an append; the future is done once the append is durable. Waits while too much is
@@ -104,42 +190,89 @@ class Batcher(Generic[P, A, R]):
 
         An append with `expect` is sent alone.
         """
-        if not payloads:
-            raise ValueError("nothing to append")
-        size = sum(map(self._size_of, payloads))
-        async with self._turn:
-            # A small append must not overtake a large one that waits for room.
-            while self._bytes and self._bytes + size > self._limits.queued_bytes_max:
-                self._drained.clear()
-                await self._drained.wait()
-        submission = _Submission[P, R](payloads, size, expect)
-        self._queue.append(submission)
-        self._bytes += size
-        self._count += len(payloads)
-        self._changed.set()
-        if self._idle.is_set():
-            self._idle.clear()
-            self._start(self._run())
-        return submission.done
+        given, size = self.checked(payloads, expect)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._background.deadline_s
+        done: asyncio.Future[R] = loop.create_future()
+        submission = Submission(given, size, expect, end, done)
+        if not self.has_room(size):
+            await self.wait_for_room(submission)
+        self.queue(submission)
+        return done
+
+    async def submit_waiting(self, submission: Submission[P, R]) -> None:
+        """Queue a submission of another thread once there is room."""
+        await self.wait_for_room(submission)
+        self.queue(submission)
 
     async def append(self, payloads: Sequence[P], expect: int | None = None) -> R:
         """Queue an append and wait until the append is durable."""
         return await (await self.submit(payloads, expect))
 
+    async def wait_for_room(self, submission: Submission[P, R]) -> None:
+        """Wait until a submission may be queued, in the order of the calls. Raises: ConnectionLost."""
+        self._waiting_count += 1
+        try:
+            async with asyncio.timeout_at(submission.end), self._turn:
+                while not self._fits(submission.size):
+                    self._drained.clear()
+                    await self._drained.wait()
+        except TimeoutError:
+            raise ConnectionLost(
+                "the appends before this one took the whole deadline", outcome=NOT_DONE
+            ) from None
+        finally:
+            self._waiting_count -= 1
+
+    def queue(self, submission: Submission[P, R]) -> None:
+        """Queue a submission for which there is room. Raises: ClientClosed."""
+        self._background.check_open()
+        self._queue.append(submission)
+        self._bytes += submission.size
+        self._count += len(submission.payloads)
+        self._changed.set()
+        if self._idle.is_set():
+            self._idle.clear()
+            # A task that is cancelled before its first step runs none of its code, no `finally`
+            # either, but its callbacks are always called.
+            self._background.start(self._run()).add_done_callback(self._ended)
+
+    def receive(self, submission: Submission[P, R]) -> None:
+        """Queue a submission of another thread, which ends whatever happens."""
+        try:
+            self.queue(submission)
+        except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
+            if submission.is_wanted():
+                submission.done.set_exception(error)
+
     async def flush(self) -> None:
         """Wait until nothing is queued or under way."""
         await self._idle.wait()
 
+    # --- the task that sends ---------------------------------------------------------------------
+
     async def _run(self) -> None:
-        try:
-            while self._queue:
-                await self._linger()
-                taken = self._take()
-                if taken:
-                    await self._send_all(taken)
-        finally:
-            self._fail_queued(ConnectionLost("the client was closed"))
-            self._idle.set()
+        while self._queue:
+            await self._linger()
+            self._under_way = self._take()
+            if self._under_way:
+                await self._send_all(self._under_way)
+        self._idle.set()
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """End what waits if the task was cancelled, or died of something unforeseen."""
+        cause: QuorumLogError
+        if task.cancelled():
+            cause = ConnectionLost("the client was closed while an append was under way")
+        elif (error := task.exception()) is not None:
+            log.error("batching-broke", exc_info=error)
+            cause = ClientBroke(f"the client failed while an append was under way: {error!r}")
+            cause.__cause__ = error
+        else:
+            return
+        _fail(self._under_way, cause.with_outcome(UNKNOWN))
+        self._fail_queued(cause)
+        self._idle.set()
 
     async def _linger(self) -> None:
         """Wait for more submissions unless the next batch is full."""
@@ -153,9 +286,9 @@ class Batcher(Generic[P, A, R]):
         except TimeoutError:
             return
 
-    def _take(self) -> list[_Submission[P, R]]:
+    def _take(self) -> list[Submission[P, R]]:
         """The next batch, without submissions whose callers gave up waiting."""
-        taken: list[_Submission[P, R]] = []
+        taken: list[Submission[P, R]] = []
         size = count = 0
         while self._queue:
             first = self._queue[0]
@@ -166,7 +299,7 @@ class Batcher(Generic[P, A, R]):
             if taken and (is_full or first.expect is not None or taken[0].expect is not None):
                 break
             self._drop_first()
-            if not first.done.done():
+            if first.is_wanted():
                 taken.append(first)
                 size += first.size
                 count += len(first.payloads)
@@ -178,24 +311,20 @@ class Batcher(Generic[P, A, R]):
         self._count -= len(gone.payloads)
         self._drained.set()
 
-    async def _send_all(self, taken: Sequence[_Submission[P, R]]) -> None:
+    async def _send_all(self, taken: Sequence[Submission[P, R]]) -> QuorumLogError | None:
+        """Send a batch, and give the error after which nothing more of the queue may be sent."""
         payloads = [payload for submission in taken for payload in submission.payloads]
         try:
-            answer = await self._send(Call(payloads, taken[0].expect))
+            answer = await self._send(Call(payloads, taken[0].expect, taken[0].end))
         except Invalid as error:
             if len(taken) > 1 and error.outcome == NOT_DONE:
-                # One submission is invalid; the others are sent one by one and need not fail with it.
-                for submission in taken:
-                    await self._send_all([submission])
-            else:
-                _fail(taken, error)
-        except asyncio.CancelledError:
-            _fail(taken, ConnectionLost("the client was closed while an append was under way"))
-            raise
+                return await self._send_each(taken)
+            _fail(taken, error)
         except QuorumLogError as error:
             _fail(taken, error)
             if taken[0].expect is None:
                 self._fail_queued(error)
+                return error
         else:
             index = 0
             for submission in taken:
@@ -203,18 +332,36 @@ class Batcher(Generic[P, A, R]):
                 if not submission.done.done():
                     submission.done.set_result(self._share(answer, index, count))
                 index += count
+        return None
+
+    async def _send_each(self, taken: Sequence[Submission[P, R]]) -> QuorumLogError | None:
+        """Send one by one: one submission is invalid, and the others need not fail with it."""
+        for index, submission in enumerate(taken):
+            if submission.done.done():
+                continue
+            error = await self._send_all([submission])
+            if error is not None:
+                for behind in taken[index + 1 :]:
+                    _fail([behind], _not_sent(error))
+                return error
+        return None
 
     def _fail_queued(self, cause: QuorumLogError) -> None:
         """Fail what is queued behind a failed request: none of it was sent."""
         while self._queue:
             submission = self._queue[0]
             self._drop_first()
-            error = cause.with_outcome(NOT_DONE)
-            error.add_note("not sent: the append before it failed")
-            _fail([submission], error)
+            if submission.is_wanted():
+                _fail([submission], _not_sent(cause))
 
 
-def _fail(taken: Sequence[_Submission[P, R]], error: QuorumLogError) -> None:
+def _not_sent(cause: QuorumLogError) -> QuorumLogError:
+    error = cause.with_outcome(NOT_DONE)
+    error.add_note("not sent: the append before it failed")
+    return error
+
+
+def _fail(taken: Sequence[Submission[P, R]], error: QuorumLogError) -> None:
     for submission in taken:
         if not submission.done.done():
             submission.done.set_exception(error if len(taken) == 1 else error.replace())

@@ -5,9 +5,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import quote
 
-import orjson
-
 from quorumlog import header
+from quorumlog.client import checks
 from quorumlog.client.batching import Batching
 from quorumlog.client.ledger import Ledger, with_password
 from quorumlog.client.log import Log
@@ -27,12 +26,16 @@ class Client:
     def __init__(
         self, *urls: str, deadline_s: float = 60.0, batching: Batching | None = None
     ) -> None:
-        """`urls`: of one or more gateways; when one dies the next one is asked.
+        """`urls`: of one or more gateways, as http://host:port; when one dies the next one is asked.
 
         `deadline_s`: for one call with all its retries. `batching`: how appends are batched.
         """
         self._transport = Transport(urls, deadline_s=deadline_s)
-        self._batching = batching or Batching()
+        self._batching = Batching() if batching is None else batching
+        if not isinstance(self._batching, Batching):
+            raise TypeError(f"batching is a Batching, not {type(batching).__name__}")
+        if self._batching.linger_ms >= deadline_s * 1000:
+            raise ValueError("linger_ms must be shorter than deadline_s")
 
     async def __aenter__(self) -> Self:
         await self._transport.__aenter__()
@@ -56,6 +59,7 @@ class Client:
         """Create a ledger; the server chooses what is left out. A retry of the request creates no
         second ledger.
         """
+        with_password(password)  # a password that can't be sent later is refused now
         options = {
             "ensemble_size": ensemble_size,
             "write_quorum": write_quorum,
@@ -69,7 +73,7 @@ class Client:
         answer = await self._transport.request(
             "POST",
             "/v1/ledgers",
-            body=orjson.dumps({k: v for k, v in options.items() if v is not None}),
+            body=checks.json_of(options),
             headers={header.IDEMPOTENCY_KEY: uuid.uuid4().hex},
             is_repeatable=True,
         )
@@ -83,7 +87,7 @@ class Client:
         """Delete a ledger with its entries; an open one is recovered first."""
         await self._transport.request(
             "DELETE",
-            f"/v1/ledgers/{ledger_id}",
+            f"/v1/ledgers/{checks.offset('ledger_id', ledger_id)}",
             headers=with_password(password),
             # A second delete gets 404: the ledger is gone, but nobody can tell who deleted it.
             is_repeatable=False,
@@ -98,11 +102,13 @@ class Client:
     ) -> Paged[Shown]:
         """All ledgers that match, by id."""
         params: dict[str, str | int] = {}
-        if state:
-            params["state"] = state
-        if bookie:
-            params["bookie"] = bookie
-        params |= {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
+        if state is not None:
+            params["state"] = checks.text("state", state)
+        if bookie is not None:
+            params["bookie"] = checks.text("bookie", bookie)
+        if metadata is not None:
+            named = checks.texts("metadata", metadata)
+            params |= {f"metadata[{key}]": value for key, value in named.items()}
         return Paged(self._pages("ledgers", params))
 
     async def create_log(
@@ -139,8 +145,8 @@ class Client:
         }
         await self._transport.request(
             "PUT",
-            f"/v1/logs/{quote(name, safe='')}",
-            body=orjson.dumps({k: v for k, v in settings.items() if v is not None}),
+            f"/v1/logs/{quote(checks.text('name', name), safe='')}",
+            body=checks.json_of(settings),
             is_repeatable=True,
         )
         return self.log(name)
@@ -166,7 +172,7 @@ class Client:
         answer = await self._transport.request(
             "POST",
             "/v1/transactions",
-            body=orjson.dumps({k: v for k, v in wanted.items() if v is not None}),
+            body=checks.json_of(wanted),
             # Without an app a retry may begin a second transaction; the first one expires.
             is_repeatable=True,
         )

@@ -9,6 +9,7 @@ from typing import Any, Final
 import orjson
 
 from quorumlog import header
+from quorumlog.client import checks
 from quorumlog.client.batching import Batcher, Batching, Call
 from quorumlog.client.paging import Paged
 from quorumlog.client.transport import Transport
@@ -68,11 +69,11 @@ class Ledger:
         batching: Batching,
     ) -> None:
         """Use `Client.ledger` or `Client.create_ledger`."""
-        self.ledger_id = ledger_id
+        self.ledger_id = checks.offset("ledger_id", ledger_id)
         self._transport = transport
         self._path = f"/v1/ledgers/{ledger_id}"
         self._headers = with_password(password)
-        self._batcher = Batcher(self._send, _share, len, transport.start, batching)
+        self.batcher = Batcher(self._send, _share, _size_of, transport, batching)
 
     def __repr__(self) -> str:
         """The id."""
@@ -86,14 +87,14 @@ class Ledger:
         sends the entry again by itself, and does not send what was queued behind it.
         `expect`: the id that the entry must get; else UnexpectedEntryId, and nothing is written.
         """
-        return (await self._batcher.append((payload,), expect)).first_entry
+        return (await self.batcher.append((payload,), expect)).first_entry
 
     async def submit(self, payload: bytes) -> asyncio.Future[Appended]:
         """Queue one entry; the future is done once the entry is durable.
 
         Waits only while too much is queued.
         """
-        return await self._batcher.submit((payload,))
+        return await self.batcher.submit((payload,))
 
     async def append_batch(
         self, payloads: Sequence[bytes], *, expect: int | None = None
@@ -101,11 +102,11 @@ class Ledger:
         """Append entries under consecutive ids. If the outcome is unknown, a prefix of the batch may
         have been appended.
         """
-        return await self._batcher.append(payloads, expect)
+        return await self.batcher.append(checks.several("payloads", payloads), expect)
 
     async def flush(self) -> None:
         """Wait until every append of this handle has succeeded or failed."""
-        await self._batcher.flush()
+        await self.batcher.flush()
 
     async def _send(self, call: Call[bytes]) -> Appended:
         if len(call.payloads) == 1:
@@ -120,6 +121,7 @@ class Ledger:
             params=None if call.expect is None else {"expect": call.expect},
             headers=self._headers,
             is_repeatable=False,
+            end=call.end,
         )
         shown = answer.json()
         first = int(shown["entry_id"] if "entry_id" in shown else shown["first_entry"])
@@ -132,11 +134,14 @@ class Ledger:
 
         `wait_ms`: how long the server may wait for a new entry at the tail.
         """
-        params: dict[str, str | int] = {"from": first, "wait_ms": wait_ms}
+        params: dict[str, str | int] = {
+            "from": checks.offset("first", first),
+            "wait_ms": checks.offset("wait_ms", wait_ms),
+        }
         if limit is not None:
-            params["limit"] = limit
+            params["limit"] = checks.offset("limit", limit)
         if last is not None:
-            params["to"] = last
+            params["to"] = checks.offset("last", last)
         answer = await self._transport.request(
             "GET",
             f"{self._path}/entries",
@@ -154,7 +159,8 @@ class Ledger:
 
     def entries(self, first: int = 0, *, last: int | None = None) -> Paged[Entry]:
         """The entries that are confirmed when the iteration begins, in order."""
-        return Paged(self._entries(first, last))
+        end = None if last is None else checks.offset("last", last)
+        return Paged(self._entries(checks.offset("first", first), end))
 
     async def _entries(self, first: int, last: int | None) -> AsyncGenerator[Sequence[Entry], None]:
         while last is None or first <= last:
@@ -169,7 +175,7 @@ class Ledger:
         """Follow the ledger: all entries in order, and new ones as they are confirmed, until the ledger
         is closed. Never fences.
         """
-        return Paged(self._tail(first))
+        return Paged(self._tail(checks.offset("first", first)))
 
     async def _tail(self, first: int) -> AsyncGenerator[Sequence[Entry], None]:
         while True:
@@ -197,7 +203,8 @@ class Ledger:
         the same last entry. `declare_lost` names bookies that never come back: the ledger may lack
         entries then.
         """
-        lost = orjson.dumps({"declare_lost": list(declare_lost)}) if declare_lost else None
+        named = checks.names("declare_lost", declare_lost)
+        lost = orjson.dumps({"declare_lost": named}) if named else None
         return await self._call("POST", "/recover", lost)
 
     async def accept_loss(
@@ -208,7 +215,11 @@ class Ledger:
         Raises: LossNotProven unless every bookie that could hold the entries answers that it does not;
         bookies in `declare_lost` need not answer, as they are gone for ever.
         """
-        wanted = {"first": first, "last": last, "declare_lost": list(declare_lost)}
+        wanted = {
+            "first": checks.offset("first", first),
+            "last": checks.offset("last", last),
+            "declare_lost": checks.names("declare_lost", declare_lost),
+        }
         return await self._call("POST", "/accept-loss", orjson.dumps(wanted))
 
     async def _call(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
@@ -219,6 +230,10 @@ class Ledger:
         return found
 
 
+def _size_of(payload: bytes) -> int:
+    return len(checks.octets("an entry", payload))
+
+
 def _share(done: Appended, index: int, count: int) -> Appended:
     first = done.first_entry + index
     return Appended(first, first + count - 1, done.last_add_confirmed)
@@ -226,7 +241,9 @@ def _share(done: Appended, index: int, count: int) -> Appended:
 
 def with_password(password: str | None) -> Mapping[str, str]:
     """The header with the ledger's password, where it has one."""
-    return {} if password is None else {header.LEDGER_PASSWORD: password}
+    if password is None:
+        return {}
+    return {header.LEDGER_PASSWORD: checks.header_value("password", password)}
 
 
 def frames(payloads: Sequence[bytes]) -> bytes:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import orjson
 
 from quorumlog import header
+from quorumlog.client import checks
 from quorumlog.client.batching import Batcher, Batching, Call
 from quorumlog.client.ledger import PAGE, WAIT_MS
 from quorumlog.client.paging import Paged
@@ -38,12 +39,14 @@ class Log:
         self, transport: Transport, name: str, writer_token: int | None, batching: Batching
     ) -> None:
         """Use `Client.log` or `Client.create_log`."""
-        self.name = name
-        self.writer_token = writer_token
+        self.name = checks.text("a log's name", name)
+        self.writer_token = (
+            None if writer_token is None else checks.offset("writer_token", writer_token)
+        )
         self._transport = transport
         self._batching = batching
         self._path = f"/v1/logs/{quote(name, safe='')}"
-        self._batcher = Batcher(self._send, share, size_of, transport.start, batching)
+        self.batcher = Batcher(self._send, share, size_of, transport, batching)
 
     def __repr__(self) -> str:
         """The name."""
@@ -59,18 +62,18 @@ class Log:
         `expect`: the offset that the first record must get; else UnexpectedOffset, and nothing is
         written.
         """
-        return await self._batcher.append(records, expect)
+        return await self.batcher.append(records, expect)
 
     async def submit(self, *records: bytes | Record) -> asyncio.Future[LogAppended]:
         """Queue records; the future is done once the records are durable.
 
         Waits only while too much is queued.
         """
-        return await self._batcher.submit(records)
+        return await self.batcher.submit(records)
 
     async def flush(self) -> None:
         """Wait until every append of this handle has succeeded or failed."""
-        await self._batcher.flush()
+        await self.batcher.flush()
 
     def producer(
         self,
@@ -90,15 +93,16 @@ class Log:
         """
         return Producer(
             self._request,
-            producer_id or uuid.uuid4().hex,
+            uuid.uuid4().hex if producer_id is None else producer_id,
             int(datetime.now(UTC).timestamp() * 1000) if epoch is None else epoch,
             self._next_offset if epoch is None and since is None else since,
-            self._transport.start,
+            self._transport,
             self._batching,
         )
 
-    async def _next_offset(self) -> int:
-        return int((await self.info())["next_offset"])
+    async def _next_offset(self, end: float | None = None) -> int:
+        answer = await self._transport.request("GET", self._path, is_repeatable=True, end=end)
+        return int(answer.json()["next_offset"])
 
     async def _send(self, call: Call[bytes | Record]) -> LogAppended:
         return await self._request(call, {}, is_repeatable=False)
@@ -117,6 +121,7 @@ class Log:
             params=None if call.expect is None else {"expect": call.expect},
             headers={**headers, **({} if token is None else {header.WRITER_TOKEN: str(token)})},
             is_repeatable=is_repeatable,
+            end=call.end,
         )
         shown = answer.json()
         return LogAppended(
@@ -140,9 +145,12 @@ class Log:
             if page.records or page.closed:
                 return page
             start = page.next
-        params: dict[str, str | int] = {"from": start, "wait_ms": wait_ms}
+        params: dict[str, str | int] = {
+            "from": _start(start),
+            "wait_ms": checks.offset("wait_ms", wait_ms),
+        }
         if limit is not None:
-            params["limit"] = limit
+            params["limit"] = checks.offset("limit", limit)
         answer = await self._transport.request(
             "GET",
             f"{self._path}/entries",
@@ -160,7 +168,7 @@ class Log:
 
     def records(self, start: Start = "earliest") -> Paged[LogRecord]:
         """The records that are confirmed when the iteration begins, in order."""
-        return Paged(self._records(start))
+        return Paged(self._records(_start(start)))
 
     async def _records(self, start: Start) -> AsyncGenerator[Sequence[LogRecord], None]:
         end = await self._next_offset()
@@ -178,7 +186,7 @@ class Log:
         """Follow the log: all records in order, and new ones as they are confirmed, until the log is
         closed. Never fences.
         """
-        return Paged(self._tail(start))
+        return Paged(self._tail(_start(start)))
 
     async def _tail(self, start: Start) -> AsyncGenerator[Sequence[LogRecord], None]:
         while True:
@@ -192,7 +200,9 @@ class Log:
         """Become the log's only writer: fence former writers, and send the writer token with this
         handle's appends. Returns the offset that the next record gets.
         """
-        shown = await self._call("POST", "/open", {"owner": owner}, is_repeatable=False)
+        shown = await self._call(
+            "POST", "/open", {"owner": checks.text("owner", owner)}, is_repeatable=False
+        )
         self.writer_token = int(shown["writer_token"])
         return int(shown["next_offset"])
 
@@ -206,14 +216,18 @@ class Log:
 
     async def truncate(self, before: int) -> dict[str, Any]:
         """Drop whole ledgers that end below an offset; `first_offset` of `info` shows the result."""
-        return await self._call("POST", "/truncate", {"before": before})
+        return await self._call("POST", "/truncate", {"before": checks.offset("before", before)})
 
     async def archived(self, through: int, *, expect: int | None = None) -> dict[str, Any]:
         """Record that all records below an offset are archived elsewhere; retention keeps the others.
 
         `expect`: `archived_through` as it was before. Raises: VersionConflict, InvalidRequest.
         """
-        return await self._call("POST", "/archived", {"through": through, "expect": expect})
+        wanted = {
+            "through": checks.offset("through", through),
+            "expect": None if expect is None else checks.offset("expect", expect),
+        }
+        return await self._call("POST", "/archived", wanted)
 
     async def close(self) -> dict[str, Any]:
         """Close the log for good."""
@@ -234,3 +248,11 @@ class Log:
         )
         found: dict[str, Any] = answer.json()
         return found
+
+
+def _start(start: Start) -> Start:
+    if isinstance(start, str):
+        if start not in ("earliest", "latest"):
+            raise ValueError(f"start is an offset, earliest or latest, not {start!r}")
+        return start
+    return checks.offset("start", start)

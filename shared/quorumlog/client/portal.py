@@ -1,48 +1,103 @@
 """An event loop in a thread of its own, for code without an event loop."""
 
 import asyncio
+import logging
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
+from quorumlog.client.batching import Batcher, Submission
 from quorumlog.client.paging import Paged
+from quorumlog.errors import UNKNOWN, ClientClosed
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 
 class Portal:
-    """Runs coroutines for other threads and returns the results. Any thread may call."""
+    """Runs coroutines for other threads and returns the results. Any thread may call.
+
+    Invariant: the thread ends all that it has begun, however it ends: nothing comes to the event loop
+    after `_is_open` is False, and then every task is cancelled.
+    """
 
     def __init__(self) -> None:
-        """Start the thread, a daemon: it does not keep the process alive."""
+        """`open` starts the thread."""
+        self._lock = threading.Lock()
+        self._is_open = False
+        self._loop: asyncio.AbstractEventLoop
+        self._inner: AbstractAsyncContextManager[object]
+        self._thread: threading.Thread | None = None
+        self._posted: list[tuple[Batcher[Any, Any, Any], Submission[Any, Any]]] = []
+
+    def open(self, inner: AbstractAsyncContextManager[object]) -> None:
+        """Start the thread, a daemon: it does not keep the process alive; it enters `inner`."""
+        if self._is_open:
+            raise RuntimeError("the client is open already")
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="quorumlog-client", daemon=True
-        )
+        self._inner = inner
+        self._thread = threading.Thread(target=self._work, name="quorumlog-client", daemon=True)
+        self._is_open = True
         self._thread.start()
+        try:
+            self.run(inner.__aenter__())
+        except BaseException:
+            self._stop()
+            raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine and return its result. If the wait is interrupted (Ctrl-C), cancel the
         coroutine.
+
+        Raises: ClientClosed before `open`, and where `close` came first.
         """
-        if not self._thread.is_alive() or threading.current_thread() is self._thread:
+        try:
+            with self._lock:
+                self._check_callable()
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except BaseException:
             work.close()
-            raise RuntimeError("the client is closed, or it is called from its own callback")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise
         try:
             return future.result()
+        except CancelledError:
+            raise ClientClosed("the client was closed under this call", outcome=UNKNOWN) from None
         except BaseException:
             future.cancel()
             raise
 
-    def future(self, awaited: "asyncio.Future[T]") -> "Future[T]":
-        """An asyncio future as a future for threads."""
+    def submit(self, batcher: Batcher[P, Any, T], payloads: Sequence[P]) -> Future[T]:
+        """Submit an append: `Batcher.submit` for threads, without a wait for the event loop unless
+        too much is queued. The loop is woken once for all that threads submit before it looks.
+        """
+        given, size = batcher.checked(payloads)
+        done: Future[T] = Future()
+        self._check_callable()
+        submission = Submission(given, size, None, self._loop.time() + batcher.deadline_s, done)
+        with self._lock:
+            self._check_callable()
+            if batcher.has_room(size):
+                batcher.posted(size)
+                self._posted.append((batcher, submission))
+                if len(self._posted) == 1:
+                    self._loop.call_soon_threadsafe(self._deliver)
+                return done
+        self.run(batcher.submit_waiting(submission))
+        return done
 
-        async def result() -> T:
-            return await awaited
-
-        return asyncio.run_coroutine_threadsafe(result(), self._loop)
+    def _deliver(self) -> None:
+        """Hand the batchers what threads have submitted, in the order of the calls."""
+        with self._lock:
+            posted, self._posted = self._posted, []
+        for batcher, submission in posted:
+            batcher.receive(submission)
+        with self._lock:
+            for batcher, submission in posted:
+                batcher.arrived(submission.size)
 
     def iterate(self, paged: Paged[T]) -> Iterator[T]:
         """The items; the calling thread waits for the loop once per page."""
@@ -56,22 +111,52 @@ class Portal:
                 yield from page
         finally:
             # The end of the client has closed the generator already.
-            if self._thread.is_alive():
+            with suppress(ClientClosed):
                 self.run(_closed(pages))
 
-    def close(self) -> None:
-        """Cancel what is under way, and end the thread."""
-        self.run(self._end())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    def close(self, *reason: Any) -> None:
+        """Leave what was entered, cancel what is still under way, and end the thread."""
+        try:
+            self.run(self._inner.__aexit__(*reason))
+        finally:
+            self._stop()
 
-    async def _end(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
+    def _stop(self) -> None:
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _check_callable(self) -> None:
+        if not self._is_open or self._thread is None or not self._thread.is_alive():
+            raise ClientClosed("the client is used inside `with` only")
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a callback of the client's own thread can't wait for the client")
+
+    def _work(self) -> None:
+        """The thread: run the event loop, and end what waits however the loop ended."""
+        loop = self._loop
+        try:
+            loop.run_forever()
+        except BaseException:
+            log.exception("client-thread-broke")
+        finally:
+            with self._lock:
+                self._is_open = False
+            loop.run_until_complete(_end(self._inner))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+
+async def _end(inner: AbstractAsyncContextManager[object]) -> None:
+    """Cancel every task, also those that another one's end has started, and leave `inner`."""
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        await self._loop.shutdown_asyncgens()
+    await inner.__aexit__(None, None, None)
 
 
 async def _closed(pages: AsyncGenerator[Any, None]) -> None:

@@ -1,11 +1,12 @@
 """Producers: exactly-once appends to a log, whatever process dies."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from quorumlog import header
-from quorumlog.client.batching import Batcher, Batching, Call
+from quorumlog.client import checks
+from quorumlog.client.batching import Background, Batcher, Batching, Call
 from quorumlog.client.records import LogAppended, Record, share, size_of
 from quorumlog.errors import NOT_DONE, UNKNOWN, ExpiredProducer, QuorumLogError
 
@@ -50,53 +51,56 @@ class Producer:
         request: Request,
         producer_id: str,
         epoch: int,
-        since: int | Callable[[], Awaitable[int]] | None,
-        start: Callable[[Coroutine[Any, Any, None]], None],
+        since: int | Callable[[float], Awaitable[int]] | None,
+        background: Background,
         batching: Batching,
     ) -> None:
         """Use `Log.producer`."""
-        self.producer_id = producer_id
-        self.epoch = epoch
+        self.producer_id = checks.header_value("producer_id", producer_id)
+        self.epoch = checks.offset("epoch", epoch)
         self.seq = 0
-        self.since = None if callable(since) else since
+        self.since = None if since is None or callable(since) else checks.offset("since", since)
         self._read_since = since if callable(since) else None
         self._request = request
-        self._open: Sequence[bytes | Record] | None = None
-        self._batcher = Batcher(self._send, share, size_of, start, batching)
+        self._open: Call[bytes | Record] | None = None
+        self.batcher = Batcher(self._send, share, size_of, background, batching)
 
-    async def append(self, *records: bytes | Record) -> LogAppended:
+    async def append(self, *records: bytes | Record, expect: int | None = None) -> LogAppended:
         """Append records at consecutive offsets, all or none, and once.
 
         Appends that are made while a request is under way travel together, in the order of the calls.
         After an error whose outcome is unknown the same call again is harmless if its records travelled
         alone; else it raises Unsettled, and `settle` tells where the records are.
+        `expect`: the offset that the first record must get, unless an earlier request appended the
+        records; else UnexpectedOffset, and nothing is written.
         """
-        return await self._batcher.append(records)
+        return await self.batcher.append(records, expect)
 
     async def submit(self, *records: bytes | Record) -> asyncio.Future[LogAppended]:
         """Queue records; the future is done once the records are durable.
 
         Waits only while too much is queued.
         """
-        return await self._batcher.submit(records)
+        return await self.batcher.submit(records)
 
     async def flush(self) -> None:
         """Wait until every append of this producer has succeeded or failed."""
-        await self._batcher.flush()
+        await self.batcher.flush()
 
     async def settle(self) -> LogAppended | None:
         """Repeat the request whose outcome is unknown, and return where all its records are, in the
         order of their calls; None where there is no such request.
         """
-        await self._batcher.flush()
-        return None if self._open is None else await self._batcher.append(self._open)
+        await self.batcher.flush()
+        asked = self._open
+        return None if asked is None else await self.batcher.append(asked.payloads, asked.expect)
 
     async def _send(self, call: Call[bytes | Record]) -> LogAppended:
-        if self._open is not None and list(self._open) != list(call.payloads):
+        if self._open is not None and not _is_same(self._open, call):
             raise Unsettled(f"what became of request {self.seq} is not known")
         if self.since is None and self._read_since is not None:
             try:
-                self.since = await self._read_since()
+                self.since = await self._read_since(call.end)
             except QuorumLogError as error:
                 raise error.with_outcome(NOT_DONE) from error
         since = {} if self.since is None else {header.PRODUCER_SINCE: str(self.since)}
@@ -116,13 +120,18 @@ class Producer:
             may_be_anothers = isinstance(error, ExpiredProducer) and self._read_since is None
             if error.outcome == NOT_DONE and not may_be_anothers and self._open is None:
                 raise
-            self._open = call.payloads
+            self._open = call
             unknown = error.with_outcome(UNKNOWN)
             unknown.add_note(f"request {self.seq} is open: append the same again, or settle")
             raise unknown from error
-        except asyncio.CancelledError:
-            self._open = call.payloads
+        except BaseException:
+            # The task was cancelled, or the client has a defect: the request may have been sent.
+            self._open = call
             raise
         self._open = None
         self.seq += 1
         return done
+
+
+def _is_same(asked: Call[bytes | Record], call: Call[bytes | Record]) -> bool:
+    return asked.expect == call.expect and list(asked.payloads) == list(call.payloads)

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
+from quorumlog.client import checks
 from quorumlog.client.ledger import FRAMES, frames
 
 _RECORD_BYTES: Final = 64
@@ -24,6 +25,17 @@ class Record:
     headers: Mapping[str, str] = field(default_factory=dict)
     timestamp: str | None = None
     """RFC 3339; by default the time of the append."""
+
+    def __post_init__(self) -> None:
+        checks.octets("a record's value", self.value)
+        if self.key is not None:
+            checks.octets("a record's key", self.key)
+        if self.timestamp is not None:
+            checks.text("a record's timestamp", self.timestamp)
+        if self.headers:
+            # A copy: the caller may change his mapping while the record waits to be sent.
+            headers = dict(checks.texts("a record's headers", self.headers))
+            object.__setattr__(self, "headers", headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +73,10 @@ class LogPage:
 
 
 def encoded(records: Sequence[bytes | Record]) -> tuple[str, bytes]:
-    """The content type and the body of an append: frames for records of only values, else JSON."""
+    """The content type and the body of an append: frames for records of only values, else JSON.
+
+    The records were checked (`size_of`).
+    """
     plain = [record for record in records if isinstance(record, bytes)]
     if len(plain) == len(records):
         return FRAMES, frames(plain)
@@ -69,9 +84,13 @@ def encoded(records: Sequence[bytes | Record]) -> tuple[str, bytes]:
 
 
 def size_of(record: bytes | Record) -> int:
-    """A record's approximate size in bytes."""
+    """A record's approximate size in bytes. Raises: TypeError for what is no record."""
     if isinstance(record, bytes):
         return len(record) + _RECORD_BYTES
+    if not isinstance(record, Record):
+        raise TypeError(f"a record is bytes or Record, not {type(record).__name__}")
+    if record.headers:
+        checks.texts("a record's headers", record.headers)
     return len(record.value) + len(record.key or b"") + _RECORD_BYTES
 
 

@@ -18,6 +18,8 @@ from quorumlog import client as _async
 from quorumlog.client import (
     Appended,
     Batching,
+    ClientBroke,
+    ClientClosed,
     ConnectionLost,
     Entry,
     LogAppended,
@@ -34,6 +36,8 @@ __all__ = [
     "Appended",
     "Batching",
     "Client",
+    "ClientBroke",
+    "ClientClosed",
     "ConnectionLost",
     "Entry",
     "Ledger",
@@ -88,21 +92,23 @@ class Producer:
         """The async one's `since`."""
         return self._inner.since
 
-    def append(self, *records: bytes | Record) -> LogAppended:
+    def append(self, *records: bytes | Record, expect: int | None = None) -> LogAppended:
         """Append records at consecutive offsets, all or none, and once.
 
         Appends that are made while a request is under way travel together, in the order of the calls.
         After an error whose outcome is unknown the same call again is harmless if its records travelled
         alone; else it raises Unsettled, and `settle` tells where the records are.
+        `expect`: the offset that the first record must get, unless an earlier request appended the
+        records; else UnexpectedOffset, and nothing is written.
         """
-        return self._portal.run(self._inner.append(*records))
+        return self._portal.run(self._inner.append(*records, expect=expect))
 
     def submit(self, *records: bytes | Record) -> Future[LogAppended]:
         """Queue records; the future is done once the records are durable.
 
         Waits only while too much is queued.
         """
-        return self._portal.future(self._portal.run(self._inner.submit(*records)))
+        return self._portal.submit(self._inner.batcher, records)
 
     def flush(self) -> None:
         """Wait until every append of this producer has succeeded or failed."""
@@ -146,7 +152,7 @@ class Ledger:
 
         Waits only while too much is queued.
         """
-        return self._portal.future(self._portal.run(self._inner.submit(payload)))
+        return self._portal.submit(self._inner.batcher, (payload,))
 
     def append_batch(self, payloads: Sequence[bytes], *, expect: int | None = None) -> Appended:
         """Append entries under consecutive ids. If the outcome is unknown, a prefix of the batch may
@@ -245,7 +251,7 @@ class Log:
 
         Waits only while too much is queued.
         """
-        return self._portal.future(self._portal.run(self._inner.submit(*records)))
+        return self._portal.submit(self._inner.batcher, records)
 
     def flush(self) -> None:
         """Wait until every append of this handle has succeeded or failed."""
@@ -410,22 +416,19 @@ class Client:
     def __init__(
         self, *urls: str, deadline_s: float = 60.0, batching: Batching | None = None
     ) -> None:
-        """`urls`: of one or more gateways; when one dies the next one is asked.
+        """`urls`: of one or more gateways, as http://host:port; when one dies the next one is asked.
 
         `deadline_s`: for one call with all its retries. `batching`: how appends are batched.
         """
         self._inner = _async.Client(*urls, deadline_s=deadline_s, batching=batching)
+        self._portal = Portal()
 
     def __enter__(self) -> Self:
-        self._portal = Portal()
-        self._portal.run(self._inner.__aenter__())
+        self._portal.open(self._inner)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        try:
-            self._portal.run(self._inner.__aexit__(kind, *rest))
-        finally:
-            self._portal.close()
+        self._portal.close(kind, *rest)
 
     def create_ledger(
         self,

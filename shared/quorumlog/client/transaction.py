@@ -7,7 +7,8 @@ from urllib.parse import quote
 import orjson
 
 from quorumlog import header
-from quorumlog.client.records import Record, encoded
+from quorumlog.client import checks
+from quorumlog.client.records import Record, encoded, size_of
 from quorumlog.client.transport import Transport
 from quorumlog.errors import UnexpectedEntryId
 
@@ -24,7 +25,7 @@ class TransactionLedger:
 
     def __init__(self, transport: Transport, ledger_id: int) -> None:
         """Use `Transaction.ledger`."""
-        self.ledger_id = ledger_id
+        self.ledger_id = checks.offset("ledger_id", ledger_id)
         self.entries = 0
         self._transport = transport
         self._path = f"/v1/ledgers/{ledger_id}"
@@ -39,6 +40,8 @@ class TransactionLedger:
         Raises: TransactionAborted, TransactionCommitted, LedgerClosed, LedgerFenced, WriterLost:
         this attempt is lost then, and the next attempt needs a ledger of its own.
         """
+        for record in records:
+            size_of(record)
         content_type, body = encoded(records)
         entry_id = self.entries
         try:
@@ -71,7 +74,7 @@ class Transaction:
 
     def __init__(self, transport: Transport, transaction_id: str) -> None:
         """Use `Client.begin` or `Client.transaction`."""
-        self.transaction_id = transaction_id
+        self.transaction_id = checks.text("a transaction's id", transaction_id)
         self._transport = transport
         self._path = f"/v1/transactions/{quote(transaction_id, safe='')}"
 
@@ -97,7 +100,7 @@ class Transaction:
         answer = await self._transport.request(
             "POST",
             "/v1/ledgers",
-            body=orjson.dumps({k: v for k, v in wanted.items() if v is not None}),
+            body=checks.json_of(wanted),
             headers={header.IDEMPOTENCY_KEY: uuid.uuid4().hex},
             is_repeatable=True,
         )
@@ -112,7 +115,11 @@ class Transaction:
         Raises: TransactionAborted; TransactionCommitted where other ledgers were published;
         InvalidRequest.
         """
-        token = {} if writer_token is None else {header.WRITER_TOKEN: str(writer_token)}
+        for ledger_id in ledger_ids:
+            checks.offset("a ledger's id", ledger_id)
+        token = {}
+        if writer_token is not None:
+            token[header.WRITER_TOKEN] = str(checks.offset("writer_token", writer_token))
         answer = await self._transport.request(
             "POST",
             f"{self._path}/commit",

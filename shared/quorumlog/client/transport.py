@@ -17,9 +17,11 @@ import aiohttp
 import orjson
 
 from quorumlog import header
+from quorumlog.client import checks
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
+    ClientClosed,
     ConnectionLost,
     ExpiredProducer,
     QuorumLogError,
@@ -59,8 +61,8 @@ class Transport:
         """`deadline_s`: for one call with all its retries."""
         if not urls:
             raise ValueError("a client needs the URL of at least one gateway")
-        self._urls = [url.rstrip("/") for url in urls]
-        self._deadline_s = deadline_s
+        self._urls = [checks.gateway_url(url) for url in urls]
+        self.deadline_s = checks.seconds("deadline_s", deadline_s)
         self._current = 0
         self._session: aiohttp.ClientSession | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,20 +77,33 @@ class Transport:
 
     async def __aexit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
         """Wait for the work that is under way, or cancel it after an exception."""
-        if kind is not None:
-            for task in self._tasks:
-                task.cancel()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        try:
+            if kind is not None:
+                self._cancel()
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+        finally:
+            # Also where the wait itself is cancelled: nothing is sent from here on.
+            self._cancel()
+            session, self._session = self._session, None
+            if session is not None:
+                await session.close()
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def check_open(self) -> None:
+        """Raise ClientClosed outside of `async with`."""
+        if self._session is None:
+            raise ClientClosed("the client is used inside `with` or `async with` only")
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run work in the background; leaving the client waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def request(
         self,
@@ -101,17 +116,20 @@ class Transport:
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
         wait_s: float = 0.0,
+        end: float | None = None,
     ) -> GatewayAnswer:
         """Send a request, with safe retries, until there is a final answer.
 
-        `wait_s`: how long the request asks the server to wait, in addition to the deadline.
+        `wait_s`: how long the request asks the server to wait, in addition to the deadline. `end`: of
+        the deadline, in the event loop's time, where it began before this call.
         Raises: a class of `quorumlog.errors`, the server's own or ConnectionLost.
         """
         sent = {**(headers or {})}
         if body is not None:
             sent["Content-Type"] = content_type
         loop = asyncio.get_running_loop()
-        end = loop.time() + self._deadline_s + wait_s
+        if end is None:
+            end = loop.time() + self.deadline_s + wait_s
         pause_s = _BACKOFF_FIRST_S
         may_be_done = False
         while True:
@@ -151,7 +169,8 @@ class Transport:
         end: float,
     ) -> GatewayAnswer:
         """Ask one gateway."""
-        assert self._session is not None, "use the client in `async with`"
+        self.check_open()
+        assert self._session is not None
         sent = SimpleNamespace(outcome=NOT_DONE)
         try:
             async with (

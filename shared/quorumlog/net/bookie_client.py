@@ -78,9 +78,18 @@ class _Asked:
         self.deadline = deadline
         self.done = done
 
+    def complete(self, answer: Answer) -> None:
+        """Hand an answer over; one that its receiver breaks on is unknown, and others' still come."""
+        try:
+            self.done(answer)
+        except Exception:
+            log.exception("answer-broke", extra={"bookie": self.member, "ledger": self.ledger_id})
+            if answer.status is not Status.UNKNOWN:
+                self.unknown()
+
     def unknown(self) -> None:
         """Complete the request with `Status.UNKNOWN`."""
-        self.done(
+        self.complete(
             Answer(self.op, Status.UNKNOWN, 0, self.ledger_id, self.first, self.last, NO_ENTRY)
         )
 
@@ -193,6 +202,9 @@ class Channel:
             why = repr(broken.exceptions[0])
             log.info("channel-broken", extra={"bookie": self._name, "why": why})
             self._failed(self._name)
+        except* Exception:
+            # A defect: what was in flight is unknown, and the next request connects anew.
+            log.exception("channel-broke", extra={"bookie": self._name})
         finally:
             self._back_off()
             self._task = self._wake = None
@@ -249,7 +261,7 @@ class Channel:
             and (member == asked.member or answer.status is Status.NOT_MINE)
         )
         if echoed:
-            asked.done(answer)
+            asked.complete(answer)
         else:
             log.warning("echo-differs", extra={"bookie": self._name, "member": member})
             self._failed(self._name)

@@ -7,7 +7,7 @@ of expiry, and one timer of the event loop serves all queues.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from quorumlog.net.awake import LOOK_S, STANDSTILL_S
@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.01
 """Timers that expire this close together share a wake-up: a fifth of the shortest timer (hedge)."""
+
+_RESTART_S: Final = 1.0
+"""Between two runs of background work that broke (taste)."""
 
 
 class Timers:
@@ -117,3 +120,13 @@ class Tasks:
         self._running.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("task-failed", exc_info=task.exception())
+
+
+async def restarted(work: Callable[[], Awaitable[None]]) -> None:
+    """Run background work that a process depends on, for ever: log what ended it, and begin again."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("background-work-failed")
+        await asyncio.sleep(_RESTART_S)

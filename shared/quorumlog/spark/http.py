@@ -60,6 +60,9 @@ class Gateways:
     ) -> None:
         """`urls`: the gateways' URLs, separated by commas. `headers`: sent with each request."""
         self._urls: Sequence[str] = [url.strip().rstrip("/") for url in urls.split(",")]
+        for url in self._urls:
+            if urlsplit(url).scheme not in ("http", "https"):
+                raise ValueError(f"{url!r} is no URL of a gateway: write http://host:port")
         self._deadline_s = deadline_s
         self._headers = dict(headers or {})
         # Tasks begin at different gateways, so that they share the work.

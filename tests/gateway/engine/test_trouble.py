@@ -32,7 +32,7 @@ from quorumlog.wire.frames import Op, Request
 from services.gateway.engine import add_metrics
 from services.gateway.engine import engine as engine_module
 from services.gateway.engine import rows as engine_rows
-from services.gateway.engine.handle import RUNS_IN_FLIGHT
+from services.gateway.engine.handle import RUNS_IN_FLIGHT, WriteHandle
 from tests.gateway.engine.support import Gate, World, ledger, payloads, world_of
 from tests.net.peer import ok
 from tests.support.waiting import until, within
@@ -613,3 +613,28 @@ async def test_a_writers_missed_entries_are_repaired_after_another_ends_its_ledg
 
         await until(is_queued, "what the third bookie lacks is queued")
         assert set(away.entries(row.ledger_id)) < set(range(5))
+
+
+async def test_a_write_handle_that_breaks_ends_every_append_and_its_ledger_is_recovered(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_handle: WriteHandle) -> None:
+        raise RuntimeError("unforeseen")
+
+    async with world_of(stores, gateways=1) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"kept"])
+        with monkeypatch.context() as patched:
+            patched.setattr(WriteHandle, "_cut_run", broken)
+            appends = (world.engine.append(row.ledger_id, [b"%d" % n]) for n in range(3))
+            async with within("every append ends"):
+                ended = await asyncio.gather(*appends, return_exceptions=True)
+
+        assert [getattr(end, "outcome", None) for end in ended] == [UNKNOWN] * 3
+        assert "handle-broke" in caplog.text
+
+        async def is_closed() -> bool:
+            return (await world.metadata.get(row.ledger_id)).state is State.CLOSED
+
+        await until(is_closed, "the ledger is recovered")
+        assert await payloads(world.engine, row.ledger_id) == [b"kept"]

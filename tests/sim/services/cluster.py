@@ -15,7 +15,7 @@ from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
-from quorumlog.net.timers import Tasks, Timers
+from quorumlog.net.timers import Tasks, Timers, restarted
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import BookieList
@@ -30,7 +30,6 @@ from services.gateway.engine.engine import (
     _HEARTBEAT_S,
     Engine,
     EngineConfig,
-    _restart_forever,
 )
 from services.gateway.engine.internal import Bodies, routes
 from services.gateway.engine.peers import Peers
@@ -118,7 +117,7 @@ class Gateway(Process):
         if net.plan.has_restores:
             work.append(partial(metadata.keep_confirmed, _HEARTBEAT_S))
         for one in work:
-            tasks.start(_restart_forever(one))
+            tasks.start(restarted(one))
         self._routes = [
             (
                 route.operation.method,

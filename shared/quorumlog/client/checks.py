@@ -1,0 +1,116 @@
+"""Checks of what a caller gives: a mistake is told where it is made, before anything is queued or sent."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import orjson
+
+T = TypeVar("T")
+
+
+def text(name: str, value: object) -> str:
+    """A str that UTF-8 can encode."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a str, not {type(value).__name__}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{name} is no valid Unicode text: {value!r}") from None
+    return value
+
+
+def octets(name: str, value: object) -> bytes:
+    """A payload: bytes, which nobody can change while they wait to be sent."""
+    if not isinstance(value, bytes):
+        raise TypeError(f"{name} is bytes, not {type(value).__name__}")
+    return value
+
+
+def whole(name: str, value: object) -> int:
+    """An int; a bool is none."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} is an int, not {type(value).__name__}")
+    return value
+
+
+def offset(name: str, value: object) -> int:
+    """An entry id, an offset, a count: an int from 0 on, of 63 bits."""
+    if not 0 <= whole(name, value) < 1 << 63:
+        raise ValueError(f"{name} is 0 to 2**63 - 1, not {whole(name, value):.4g}")
+    return whole(name, value)
+
+
+def seconds(name: str, value: object) -> float:
+    """A time above 0."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} is a number of seconds, not {type(value).__name__}")
+    if not value > 0:
+        raise ValueError(f"{name} is above 0, not {value}")
+    return value
+
+
+def texts(name: str, values: object) -> Mapping[str, str]:
+    """A mapping of str to str."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{name} is a mapping of str to str, not {type(values).__name__}")
+    for key, value in values.items():
+        text(f"a name in {name}", key)
+        text(f"{name}[{key!r}]", value)
+    return values
+
+
+def several(name: str, values: Sequence[T]) -> Sequence[T]:
+    """A sequence that is not one str or bytes by mistake."""
+    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
+        raise TypeError(f"{name} is a list, not {type(values).__name__}")
+    return values
+
+
+def names(name: str, values: Sequence[str]) -> Sequence[str]:
+    """A list of str."""
+    return [text(f"each of {name}", value) for value in several(name, values)]
+
+
+def json_of(fields: Mapping[str, object]) -> bytes:
+    """The fields that are given, as the JSON of a request."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return orjson.dumps(given)
+    except TypeError as error:
+        for name, value in given.items():
+            _as_json(name, value)
+        raise TypeError(str(error)) from None
+
+
+def _as_json(name: str, value: object) -> None:
+    try:
+        orjson.dumps(value)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+
+
+def header_value(name: str, value: object) -> str:
+    """What may stand in an HTTP header."""
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in text(name, value)):
+        raise ValueError(f"{name} has a control character, and is sent in an HTTP header")
+    return text(name, value)
+
+
+def gateway_url(value: object) -> str:
+    """The URL of a gateway, without a slash at its end."""
+    given = text("the URL of a gateway", value).strip()
+    if not _is_gateway_url(given):
+        raise ValueError(f"{given!r} is no URL of a gateway: write http://host:port")
+    return given.rstrip("/")
+
+
+def _is_gateway_url(given: str) -> bool:
+    try:
+        parts = urlsplit(given)
+        has_port = parts.port != 0
+    except ValueError:
+        return False
+    is_http = parts.scheme in ("http", "https") and bool(parts.hostname)
+    return is_http and has_port and not parts.query and not parts.fragment
