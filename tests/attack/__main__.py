@@ -18,6 +18,7 @@ CAMPAIGNS: Final[dict[str, Campaign]] = {
     "requests": hostile.requests,
     "framing": hostile.framing,
     "senders": slow.senders,
+    "announced": slow.announced,
     "readers": slow.readers,
     "silent": slow.silent,
     "connections": crowds.connections,

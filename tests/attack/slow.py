@@ -23,6 +23,9 @@ LARGE_ENTRIES: Final = 62
 READERS: Final = 24
 SENDERS: Final = 3
 """Of each kind, at each place."""
+ANNOUNCED: Final = {LARGE: 12, ENTRY: 70, 32 << 10: 40, 64: 40}
+"""Bytes of a body: so many of these, large ones first, until nothing fits any more."""
+WAVES: Final = 2
 IDLE: Final = 40
 """At each port, of each kind."""
 DRIP_S: Final = 1.0
@@ -87,6 +90,19 @@ async def senders(arena: Arena) -> None:
             for first, drip in ways(place):
                 for _ in range(SENDERS):
                     group.create_task(_send(arena, place.name, first, drip))
+
+
+async def announced(arena: Arena) -> None:
+    """Bodies that are announced and never come, of all sizes: they take the room of what does come."""
+    path = f"/v1/ledgers/{arena.ledger_id}/entries"
+    for _ in range(WAVES):
+        async with asyncio.TaskGroup() as group:
+            for name in ("gateway-1", "gateway-2"):
+                for length, count in ANNOUNCED.items():
+                    place = Place(name, path, "application/vnd.quorumlog.frames", length=length)
+                    for _ in range(count):
+                        head = place.head(f"Content-Length: {length}")
+                        group.create_task(_send(arena, name, head, b""))
 
 
 async def _send(arena: Arena, name: str, first: bytes, drip: bytes) -> None:
