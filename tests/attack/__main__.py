@@ -16,7 +16,10 @@ from tests.attack.report import Report
 
 CAMPAIGNS: Final[dict[str, Campaign]] = {
     "requests": hostile.requests,
+    "numbers": hostile.numbers,
     "framing": hostile.framing,
+    "damaged": hostile.damaged,
+    "aborts": slow.aborts,
     "senders": slow.senders,
     "announced": slow.announced,
     "readers": slow.readers,

@@ -6,7 +6,7 @@ import itertools
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -225,6 +225,9 @@ async def watching(gateways: list[str]) -> AsyncIterator[Watch]:
         preexec_fn=in_child(Become.SELF, signal.SIGKILL),
     )  # fmt: skip
     try:
+        assert process.stdout is not None
+        # Its ledgers are there, and it appends.
+        await process.stdout.readline()
         yield Watch(process)
     finally:
         if process.returncode is None:
@@ -234,7 +237,7 @@ async def watching(gateways: list[str]) -> AsyncIterator[Watch]:
 
 async def attack(
     arena: Arena,
-    campaigns: dict[str, Campaign],
+    campaigns: Mapping[str, Campaign],
     *,
     before_s: float = BEFORE_S,
     has_bounds: bool = True,
@@ -265,8 +268,8 @@ async def attack(
             requests[name] = report.requests - began_with
         arena.campaign = "all"
         await watch.enter("after")
-        await _at_rest(arena, rss, descriptors, has_bounds=has_bounds)
         verdict = await watch.verdict()
+    await _at_rest(arena, rss, descriptors, has_bounds=has_bounds)
     arena.look()
     _judge(report, verdict)
     for name, peak in peaks.items():
@@ -287,7 +290,7 @@ async def _at_rest(
         )
 
     with contextlib.suppress(DeadlineMissed):
-        await until(are_back, "memory and descriptors are back", REST_S if has_bounds else 0)
+        await until(are_back, "memory and descriptors are back", REST_S if has_bounds else 0.0)
     rss_now, descriptors_now = meters.rss_mib(), meters.descriptors()
     report.rss_mib = {name: (rss[name], now) for name, now in rss_now.items()}
     report.descriptors = {name: (descriptors[name], now) for name, now in descriptors_now.items()}

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import os
 import statistics
 import sys
 from collections import Counter
@@ -63,6 +64,8 @@ class Bystander:
         ledgers = [await self._ledger(number) for number in range(LEDGERS)]
         log = await self._log()
         subjects = [*ledgers, log]
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
         async with asyncio.TaskGroup() as group:
             for subject in subjects:
                 group.create_task(self._noticing(subject.append_all()))
@@ -84,7 +87,7 @@ class Bystander:
         return Subject(self, gateway, self._other(number), f"/v1/ledgers/{made['ledger_id']}")
 
     async def _log(self) -> "Subject":
-        path = "/v1/logs/the-bystanders"
+        path = f"/v1/logs/the-bystanders-{os.getpid()}"
         await self.call("PUT", f"{self._gateways[-1]}{path}", {}, b"")
         return Subject(self, self._gateways[-1], self._gateways[0], path)
 

@@ -61,11 +61,15 @@ HEADERS: Final = (
     ("Max-Forwards", "0"), ("TE", "trailers, x"), ("Trailer", "Content-Length"), ("Via", "1.1 x" * 900),
 )  # fmt: skip
 
+NUMBERS: Final = ("-1", "1.5", "9" * 400, "9" * 5000)
+"""Where a number is asked for, or something else."""
+
 METHODS: Final = (
     "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE", "TRACE", "PROPFIND", "get", "PURGE", "X" * 300, "M-SEARCH",
 )  # fmt: skip
 
-_POST: Final = b"POST /v1/ledgers/0/entries HTTP/1.1\r\nHost: h\r\n"
+_UPGRADE: Final = b" HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+_POST: Final = b"POST /v1/ledgers/0/entries HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 _OCTETS: Final = _POST + b"Content-Type: application/octet-stream\r\n"
 
 FORBIDDEN: Final = (
@@ -88,20 +92,20 @@ FORBIDDEN: Final = (
     _OCTETS + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 40 + b"\r\na\r\n0\r\n\r\n",
     _OCTETS + b"Transfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n",
     _OCTETS + b"Transfer-Encoding: chunked\r\n\r\nnonsense",
-    b"GET /health/live HTTP/1.1\r\nHost: h\r\nX : 1\r\n\r\n",
-    b"GET /health/live HTTP/1.1\r\nHost: h\r\n folded\r\n\r\n",
-    b"GET /health/live HTTP/1.1\r\nHost: h\r\nX: a\0b\r\n\r\n",
-    b"GET /health/live HTTP/1.1\r\nHost: h\r\n: empty\r\n\r\n",
-    b"GET /health/live HTTP/1.1\r\nHost: h\r\nno colon\r\n\r\n",
+    b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nX : 1\r\n\r\n",
+    b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n folded\r\n\r\n",
+    b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nX: a\0b\r\n\r\n",
+    b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n: empty\r\n\r\n",
+    b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nno colon\r\n\r\n",
     b"GET /health/live HTTP/1.1\r\n\r\n",
-    b"GET /health/live HTTP/9.9\r\nHost: h\r\n\r\n",
-    b"GET /health/live HTTP/1.1 extra\r\nHost: h\r\n\r\n",
-    b"G\0T /health/live HTTP/1.1\r\nHost: h\r\n\r\n",
-    b"G@T(/health/live HTTP/1.1\r\nHost: h\r\n\r\n",
-    b"GET /health/live FTP/1.1\r\nHost: h\r\n\r\n",
-    b"GET /health/live HTTP/1.1\r\nHost: h\r\n" + b"X: 1\r\n" * 500 + b"\r\n",
-    b"GET /health/live HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
-    b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: h\r\n\r\n",
+    b"GET /health/live HTTP/9.9\r\nHost: 127.0.0.1\r\n\r\n",
+    b"GET /health/live HTTP/1.1 extra\r\nHost: 127.0.0.1\r\n\r\n",
+    b"G\0T /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    b"G@T(/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    b"GET /health/live FTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"X: 1\r\n" * 500 + b"\r\n",
+    b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+    b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",
     b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(range(256)) * 2,
     b"\0\0\0\x08\x04\xd2\x16\x2f",
@@ -116,29 +120,29 @@ FORBIDDEN: Final = (
 """What a server must not do as if it were right (RFC 9110, RFC 9112)."""
 
 ODD: Final = (
-    b"GET /health/live\r\nHost: h\r\n\r\n",
-    b"GET * HTTP/1.1\r\nHost: h\r\n\r\n",
-    b"OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n",
+    b"GET /health/live\r\nHost: 127.0.0.1\r\n\r\n",
+    b"GET * HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    b"OPTIONS * HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
     b"CONNECT h:1 HTTP/1.1\r\nHost: h:1\r\n\r\n",
-    b"GET http://evil.example/v1/ledgers HTTP/1.1\r\nHost: h\r\n\r\n",
-    b"GET //v1/ledgers HTTP/1.1\r\nHost: h\r\n\r\n",
-    b"GET http://[::1 HTTP/1.1\r\nHost: h\r\n\r\n",
-    b"GET http://h:99999/ HTTP/1.1\r\nHost: h\r\n\r\n",
-    b"GET ? HTTP/1.1\r\nHost: h\r\n\r\n",
-    b"GET /\xff\xfe HTTP/1.1\r\nHost: h\r\n\r\n",
-    b"GET /%00 HTTP/1.1\r\nHost: h\r\n\r\n",
+    b"GET http://evil.example/v1/ledgers HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    b"GET //v1/ledgers HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    b"GET http://[::1 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    b"GET http://h:99999/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    b"GET ? HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    b"GET /\xff\xfe HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    b"GET /%00 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
     b"GET /health/live HTTP/1.0\r\n\r\n",
-    b"GET /health/live HTTP/1.1\nHost: h\n\n",
+    b"GET /health/live HTTP/1.1\nHost: 127.0.0.1\n\n",
     b"GET /health/live HTTP/1.1\r\nHost: \xff\r\n\r\n",
     b"GET /health/live HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
     b"GET /health/live HTTP/1.1\r\nHost: h:99999999\r\n\r\n",
     b"GET /health/live HTTP/1.1\r\nHost: [::1\r\n\r\n",
-    b"GET /health/live HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
-    b"GET /v1/ledgers/0/ws HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
-    b"GET /v1/ledgers/0/ws HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Version: 8\r\nSec-WebSocket-Key: x\r\n\r\n",
-    b"GET /v1/channel HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: nonsense\r\n\r\n",
+    b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+    b"GET /v1/ledgers/0/ws HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+    b"GET /v1/ledgers/0/ws"
+    + _UPGRADE
+    + b"Sec-WebSocket-Version: 8\r\nSec-WebSocket-Key: x\r\n\r\n",
+    b"GET /v1/channel" + _UPGRADE + b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x\r\n\r\n",
     _OCTETS + b"Expect: 100-continue\r\nContent-Length: 1\r\n\r\nx",
     _OCTETS + b"Expect: nonsense\r\nContent-Length: 1\r\n\r\nx",
     _OCTETS + b"Content-Length: 99999999999\r\n\r\nx",
@@ -146,14 +150,14 @@ ODD: Final = (
     _OCTETS + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"T: x\r\n" * 300 + b"\r\n",
     _OCTETS + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 20_000 + b"0\r\n\r\n",
     _OCTETS + b"Transfer-Encoding: CHUNKED\r\n\r\n0\r\n\r\n",
-    _OCTETS + b"Content-Length: 1\r\n\r\naGET /health/live HTTP/1.1\r\nHost: h\r\n\r\n",
-    b"GET /health/live HTTP/1.1\r\nHost: h\r\n\r\n" * 500,
+    _OCTETS + b"Content-Length: 1\r\n\r\naGET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 500,
 )
 """What may be right or wrong, but gets an answer or an end."""
 
 UNFINISHED: Final = (
     b"G",
-    b"GET /health/live HTTP/1.1\r\nHost: h\r\n",
+    b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n",
     _OCTETS + b"Content-Length: 10\r\n\r\nabc",
     _OCTETS + b"Content-Length: 10\r\n\r\n",
     _OCTETS + b"Transfer-Encoding: chunked\r\n\r\n",

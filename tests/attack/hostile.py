@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -34,7 +34,7 @@ ALL_OF_US: Final = {
 NOBODYS: Final = "999999999"
 """The id of no ledger."""
 
-_HOSTILE: Final = (
+_HOSTILE: Final[tuple[Any, ...]] = (
     None, True, -1, 0, 1.5, 1e308, 2**63, 10**400, "", "\0", "\ud800", "x" * 70_000, [], {}, [[[]]],
     [None] * 1000, {"": {"": {}}}, "9" * 400, "../..", "bookie-1@1", -(2**63), {"a": "\0"},
 )  # fmt: skip
@@ -280,24 +280,59 @@ def _turns(
         yield f"{operation.kind}-1", operation
 
 
+async def numbers(arena: Arena) -> None:
+    """Numbers that are none, or huge, in every parameter of every operation."""
+    found = await operations(arena.cluster)
+    maker = Maker(arena, arena.dice)
+
+    async def one(operation: Operation, target: str, headers: tuple[tuple[str, str], ...]) -> None:
+        name = f"{operation.kind}-1"
+        if operation.path.startswith("/internal/"):
+            headers = (*headers, (header.FORWARDED_WRITER, arena.instance))
+        made = Request(operation.method, target, headers, b"")
+        data = made.bytes(arena.address(name))
+        meant = _meant(found, operation.kind, made)
+        await arena.send(name, data, operation=meant, method=made.method)
+
+    def each() -> Iterator[Callable[[], Awaitable[object]]]:
+        for operation in found:
+            path = maker.path(operation)
+            for value in garbage.NUMBERS:
+                for query in operation.queries:
+                    yield partial(one, operation, f"{path}?{query}={value}", ())
+                for name in operation.headers:
+                    yield partial(one, operation, path, ((name, value),))
+                if "{" in operation.path and not _is_delicate(operation):
+                    yield partial(one, operation, maker.path(operation, hostile=value), ())
+
+    await arena.crowd(each())
+
+
 async def framing(arena: Arena) -> None:
     """Bytes that are no HTTP, or that two servers would read differently, on every port."""
-    jobs = []
-    for kind in KINDS:
-        name = f"{kind}-1"
+    jobs: list[Callable[[], Awaitable[object]]] = []
+    for name in (f"{kind}-1" for kind in KINDS):
         jobs += [
             partial(arena.send, name, one, must_refuse=True, may_end=True)
             for one in garbage.FORBIDDEN
         ]
         jobs += [partial(arena.send, name, one, may_end=True) for one in garbage.ODD]
-        jobs += [partial(arena.send, name, one, may_end=True) for one in garbage.UNFINISHED]
-        jobs += [
-            partial(arena.send, name, one, may_end=True)
-            for one in _damaged_bytes(arena.dice, arena.requests // (4 * len(KINDS)))
-        ]
     arena.dice.shuffle(jobs)
     await arena.crowd(jobs)
     await _nothing_smuggled(arena)
+
+
+async def damaged(arena: Arena) -> None:
+    """Bytes that were requests before some of them changed, and requests that stop, on every port."""
+    dice = arena.dice
+    jobs: list[Callable[[], Awaitable[object]]] = []
+    for name in (f"{kind}-1" for kind in KINDS):
+        changed = _damaged_bytes(dice, arena.requests // (2 * len(KINDS)))
+        jobs += [
+            partial(arena.send, name, one, may_end=True) for one in (*garbage.UNFINISHED, *changed)
+        ]
+    dice.shuffle(jobs)
+    await arena.crowd(jobs)
 
 
 def _damaged_bytes(dice: random.Random, count: int) -> Iterator[bytes]:
@@ -327,8 +362,12 @@ async def _nothing_smuggled(arena: Arena) -> None:
     """A request within the body of a request that is refused was not done."""
     for name in ("gateway-1", "gateway-2"):
         log = f"smuggled-by-{name}"
-        inner = f"PUT /v1/logs/{log} HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n".encode()
-        start = f"POST /v1/ledgers/{arena.ledger_id}/entries HTTP/1.1\r\nHost: h\r\n".encode()
+        inner = (
+            f"PUT /v1/logs/{log} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n".encode()
+        )
+        start = (
+            f"POST /v1/ledgers/{arena.ledger_id}/entries HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode()
+        )
         for framing_ in (
             b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
             b"Content-Length: 0\r\nContent-Length: %d\r\n\r\n" % len(inner),
@@ -337,7 +376,7 @@ async def _nothing_smuggled(arena: Arena) -> None:
         ):
             await arena.send(name, start + framing_ + inner, must_refuse=True, may_end=True)
         arena.report.requests += 1
-        asked = f"GET /v1/logs/{log} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
+        asked = f"GET /v1/logs/{log} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
         answer = await arena.send(name, asked)
         if answer is not None and answer.status == 200:
             arena.find(Kind.ANSWER, f"{name} made the log {log} from a refused request's body")

@@ -58,7 +58,8 @@ class Meters:
             for name, process in self._processes.items()
             if self._cluster.is_alive(name)
             for connection in process.net_connections("inet")
-            if connection.raddr and connection.raddr.ip in wanted
+            # A socket that listens has no address there: an empty tuple.
+            if (*connection.raddr, "")[0] in wanted
         )
 
     @contextlib.asynccontextmanager

@@ -6,7 +6,6 @@ As a program it sends a finding's request again: `python -m tests.attack.raw HOS
 """
 
 import argparse
-import ast
 import asyncio
 import contextlib
 import hashlib
@@ -125,15 +124,25 @@ def command(address: str, data: bytes, peer: str) -> str:
     """A command that sends this again."""
     program = f"python -m tests.attack.raw {address} --peer {peer}"
     if len(data) <= LITERAL_MAX:
-        return f"{program} {shlex.quote(repr(data)[2:-1])}"
+        return f"{program} {shlex.quote(escaped(data))}"
     BUILD.mkdir(parents=True, exist_ok=True)
     path = BUILD / f"{hashlib.sha256(data).hexdigest()[:16]}.request"
     path.write_bytes(data)
     return f"{program} --file {path.relative_to(BUILD.parents[1])}"
 
 
+def escaped(data: bytes) -> str:
+    """The bytes as text for a command line."""
+    return data.decode("latin-1").encode("unicode_escape").decode()
+
+
+def unescaped(text: str) -> bytes:
+    """The bytes of such a text."""
+    return text.encode().decode("unicode_escape").encode("latin-1")
+
+
 async def _again(asked: argparse.Namespace) -> int:
-    data = asked.file.read_bytes() if asked.file else ast.literal_eval(f"b'''{asked.bytes}'''")
+    data = asked.file.read_bytes() if asked.file else unescaped(asked.bytes)
     try:
         answer = await ask(asked.address, data, peer=asked.peer)
     except Hang as error:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from quorumlog import header
@@ -28,6 +29,7 @@ ANNOUNCED: Final = {LARGE: 12, ENTRY: 70, 32 << 10: 40, 64: 40}
 WAVES: Final = 2
 IDLE: Final = 40
 """At each port, of each kind."""
+ABORT_S: Final = 0.05
 DRIP_S: Final = 1.0
 DEADLINE_S: Final = 45.0
 """For a head or a body that does not come: 10 s are promised, and more at a fair rate only."""
@@ -47,7 +49,7 @@ class Place:
     def head(self, framing: str) -> bytes:
         """A request's head with this framing."""
         return (
-            f"{self.method} {self.path} HTTP/1.1\r\nHost: {self.name}\r\n{self.headers}"
+            f"{self.method} {self.path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{self.headers}"
             f"Content-Type: {self.media}\r\n{framing}\r\n\r\n"
         ).encode()
 
@@ -90,6 +92,29 @@ async def senders(arena: Arena) -> None:
             for first, drip in ways(place):
                 for _ in range(SENDERS):
                     group.create_task(_send(arena, place.name, first, drip))
+
+
+async def aborts(arena: Arena) -> None:
+    """Uploads whose client goes away in the middle, with a word and without one."""
+
+    async def one(place: Place, first: bytes, *, is_reset: bool) -> None:
+        arena.report.requests += 1
+        with contextlib.suppress(OSError):
+            async with raw.connected(arena.address(place.name), arena.peer()) as (_, writer):
+                writer.write(first + b"{")
+                await writer.drain()
+                # The server is to see the head before the end.
+                await asyncio.sleep(ABORT_S)
+                if not is_reset:
+                    writer.close()
+                    await writer.wait_closed()
+
+    await arena.crowd(
+        partial(one, place, first, is_reset=is_reset)
+        for place in places(arena)
+        for first, _ in ways(place)
+        for is_reset in (False, True)
+    )
 
 
 async def announced(arena: Arena) -> None:
@@ -163,7 +188,7 @@ def reads(ledger_id: int) -> list[bytes]:
         (path, "text/event-stream"),
     )
     return [
-        f"GET {target} HTTP/1.1\r\nHost: h\r\nAccept: {media}\r\n\r\n".encode()
+        f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: {media}\r\n\r\n".encode()
         for target, media in forms
     ]
 
@@ -207,7 +232,7 @@ async def _unread(arena: Arena, stack: AsyncExitStack, name: str, data: bytes) -
 def upgrade(path: str) -> bytes:
     """The head that asks for a WebSocket."""
     return (
-        f"GET {path} HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
     ).encode()
 
@@ -235,10 +260,10 @@ async def _unread_sockets(arena: Arena, stack: AsyncExitStack, ledger_id: int) -
 
 HALVES: Final = (
     b"",
-    b"GET /health/live HTTP/1.1\r\nHost: h\r\n",
-    b"POST /v1/ledgers HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{",
-    b"POST /v1/ledgers HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
-    b"GET /health/live HTTP/1.1\r\nHost: h\r\n\r\n",
+    b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+    b"POST /v1/ledgers HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{",
+    b"POST /v1/ledgers HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+    b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
 )
 """What was sent before a side was closed, or before silence."""
 
