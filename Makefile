@@ -10,7 +10,7 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark browser fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios matrix sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean many chaos-spark bench-spark
+.PHONY: help setup setup-spark browser fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios matrix sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean many chaos-spark bench-spark attack
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -128,6 +128,10 @@ chaos: setup ## kills, power cuts, partitions, failing calls for TIME=, or until
 
 fuzz: setup .venv/installed-fuzz ## any bytes and any requests for TIME=: refused as such, or right
 	@exec $(PY) -m tests.fuzz --time $(or $(TIME),120s) --seed $(or $(SEED),1) $(ARGS)
+
+attack: setup ## strangers, slow peers and crowds on a cluster of its own: SEED= REQUESTS= SECONDS= ONLY= campaigns
+	@exec $(PY) -m tests.attack --seed $(or $(SEED),1) $(if $(REQUESTS),--requests $(REQUESTS)) \
+		$(if $(SECONDS),--seconds $(SECONDS)) $(addprefix --only ,$(ONLY)) $(ARGS)
 
 produce: setup ## RECORDS= numbered records go to a log while gateways and bookies are killed in turn
 	@exec $(PY) -m loadtest.produce $(if $(RECORDS),--records $(RECORDS)) $(ARGS)

@@ -83,6 +83,10 @@ class Pipe(Generic[T]):
 
     def finish(self, error: QuorumLogError | None = None) -> None:
         """Nothing more comes; what was put is still appended."""
+        if error is not None:
+            # Its frames hold this pipe, in a cycle, and the message that was wrong, up to 16 MiB of it
+            # in three forms; the next full collection may be hours away.
+            error.__traceback__ = error.__cause__ = error.__context__ = None
         self.error = self.error or error
         self._is_finished = True
         self._filled.set()

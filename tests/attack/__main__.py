@@ -1,0 +1,83 @@
+"""`make attack`: strangers, slow peers and crowds on a cluster of its own, beside a bystander."""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from loadtest.cluster import running
+from tests.attack import crowds, hostile, raw, slow
+from tests.attack.arena import Arena, Campaign, attack
+from tests.attack.meters import Meters
+from tests.attack.report import Report
+
+CAMPAIGNS: Final[dict[str, Campaign]] = {
+    "requests": hostile.requests,
+    "numbers": hostile.numbers,
+    "framing": hostile.framing,
+    "damaged": hostile.damaged,
+    "aborts": slow.aborts,
+    "senders": slow.senders,
+    "announced": slow.announced,
+    "readers": slow.readers,
+    "silent": slow.silent,
+    "connections": crowds.connections,
+    "ledgers": crowds.ledgers,
+    "listings": crowds.listings,
+    "messages": crowds.messages,
+}
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.attack",
+        description="Attacks a local cluster, which it starts, over loopback; all is bounded.",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="what hostile requests look like")
+    parser.add_argument(
+        "--requests", type=int, default=4000, help="hostile requests of a campaign that makes them"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="a campaign begins no more requests after that"
+    )
+    parser.add_argument(
+        "--only", action="append", choices=sorted(CAMPAIGNS), help="this campaign; may be repeated"
+    )
+    parser.add_argument("--hang", type=float, default=raw.HANG_S, help="seconds that are a hang")
+    parser.add_argument("--json", type=Path, help="write the report there as well")
+    return parser.parse_args()
+
+
+async def attacked(asked: argparse.Namespace) -> Report:
+    """One attack on a cluster of its own."""
+    report = Report(seed=asked.seed)
+    chosen = asked.only or list(CAMPAIGNS)
+    campaigns = {name: one for name, one in CAMPAIGNS.items() if name in chosen}
+    async with running(None, bookies=3, gateways=2) as cluster:
+        arena = Arena(
+            cluster,
+            Meters(cluster),
+            report,
+            requests=asked.requests,
+            seconds=asked.seconds,
+            hang_s=asked.hang,
+        )
+        await attack(arena, campaigns, say=lambda line: print(line, flush=True))
+    return report
+
+
+def main() -> int:
+    asked = parsed()
+    report = asyncio.run(attacked(asked))
+    if asked.json:
+        asked.json.write_bytes(orjson.dumps(report.document(), option=orjson.OPT_INDENT_2))
+    print(report.page())
+    print(report.last_line())
+    return 1 if report.findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
