@@ -86,7 +86,7 @@ def test_all_routes_between_gateways_are_attacked() -> None:
         # Who serves them is none of this test's business.
         nobody: list[Any] = [None] * len(inspect.signature(routes).parameters)
         for route in routes(*nobody):
-            operation = getattr(route, "operation", route)
+            operation = route.operation
             served.add((operation.method, re.sub(r"{(\w+)(:[^/]*)?}", r"{\1}", operation.path)))
 
     assert {(method, path) for method, path, _ in INTERNAL} == served
