@@ -26,6 +26,7 @@ INTERNAL: Final = (
     ("POST", f"{LEDGER}/records", ("expect",)),
     ("POST", f"{LEDGER}/close", ()),
     ("POST", f"{LEDGER}/replace", ("member",)),
+    ("POST", "/internal/log-ends", ()),
     ("POST", f"{LOG}/append", ("expect", "token", "since")),
     ("POST", f"{LOG}/roll", ()),
     ("POST", f"{LOG}/publish", ()),
