@@ -19,9 +19,10 @@ from loadtest.ports import free_ports
 from loadtest.stores import scratch
 from quorumlog.net.bodies import RECEIVING, Receiving
 from quorumlog.net.bookie_client import BookieClient, ChannelLimits
+from quorumlog.net.hosts import Hosts
 from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.net.operations import add_routes
-from quorumlog.net.service import answers_problems
+from quorumlog.net.service import HOSTS, answers_problems
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import Run
 from quorumlog.wire import frames
@@ -84,6 +85,7 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
     app = web.Application(middlewares=[answers_problems])
     app[BOOKIE] = bookie = Bookie(config)
     app[RECEIVING] = Receiving()
+    app[HOSTS] = Hosts()
     add_routes(app, ROUTES)
     bookie.store = started(folder / "d")
 

@@ -23,9 +23,10 @@ from loadtest.stores import Stores, scratch
 from quorumlog.cli.commands import app as cli
 from quorumlog.net.bodies import RECEIVING, Receiving
 from quorumlog.net.bookie_client import BookieClient
+from quorumlog.net.hosts import Hosts
 from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.net.operations import add_routes
-from quorumlog.net.service import answers_problems
+from quorumlog.net.service import HOSTS, answers_problems
 from quorumlog.protocol.messages import Status
 from quorumlog.wire.bodies import BookieHeartbeat, CookieRow
 from services.bookie.config import Config
@@ -337,6 +338,7 @@ async def answering(port: int, process: str, name: str = "b1") -> AsyncIterator[
     app[BOOKIE] = Bookie(Config.read(settings))
     app[BOOKIE].process = process
     app[RECEIVING] = Receiving()
+    app[HOSTS] = Hosts()
     add_routes(app, ROUTES)
     limits = ListenLimits(drain_timeout_s=1.0)
     async with listening(app, host="127.0.0.1", port=port, limits=limits):
