@@ -94,7 +94,7 @@ class Watched:
 
     def _takes(self, log: str, stack: contextlib.ExitStack) -> bool:
         head = (
-            f"POST /v1/logs/{log}/entries HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n"
+            f"POST /v1/logs/{log}/entries HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
             "Content-Type: application/json\r\nExpect: 100-continue\r\n\r\n"
         )
         one = stack.enter_context(socket.create_connection(self._to))
