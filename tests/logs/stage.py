@@ -21,7 +21,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import Sealed
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
-from services.gateway.engine.records import RecordAppends
+from services.gateway.engine.appends import Appends
 from services.gateway.interface import LedgerOptions
 from services.gateway.logs.ports import Append
 from services.gateway.logs.transactions import Transactions
@@ -326,17 +326,11 @@ class LogStage:
             return gateway.submit(number, payloads, expect=at)
 
         handle = SimpleNamespace(access_row=row, records=0, append=handed)
-        appends = RecordAppends(
-            cast(Any, {number: handle}),
-            cast(Any, None),
-            cast(Any, None),
-            writer_of=_no,
-            prefer_ledger_state=_no,
-        )
+        appends = Appends(cast(Any, {number: handle}), *[cast(Any, None)] * 3)
 
         async def append() -> str:
             values = tuple(Record(value.encode()) for value in records.split())
-            done = await appends.append_here(number, values)
+            done = await appends.append_records_here(number, values)
             return f"entry {done.first}"
 
         self._begin(who, f"{records} to ledger {number}: ", append())
@@ -453,10 +447,6 @@ class LogStage:
 async def _quiet(work: Coroutine[Any, Any, Any], answer: str) -> str:
     await work
     return answer
-
-
-def _no(*_args: Any) -> Any:
-    raise AssertionError("nobody is asked here")
 
 
 def _records(entries: Sequence[bytes]) -> list[bytes]:

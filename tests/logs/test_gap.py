@@ -38,7 +38,7 @@ class Pair:
 
     async def until_one_writes_nothing(self) -> None:
         """Asked without an append: an append must not be what tells."""
-        await until(lambda: self.one.engine.open_ledgers == 0, "the handle at gateway 1 has ended")
+        await until(lambda: not self.one.engine.handles.live, "the handle at gateway 1 has ended")
 
 
 @asynccontextmanager
@@ -186,7 +186,7 @@ async def test_a_row_that_is_lost_without_a_tombstone_ends_nothing(stores: Store
 
         await engine.append(row.ledger_id, [b"two"])
 
-        assert engine.open_ledgers == 1
+        assert len(engine.handles.live) == 1
 
 
 async def _reread(engine: Engine, gaps: int) -> None:

@@ -21,8 +21,8 @@ from quorumlog.protocol.log.takeover import Takeover
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
-from services.gateway.engine import records
-from services.gateway.engine.records import RecordAppends
+from services.gateway.engine import appends
+from services.gateway.engine.appends import Appends
 from services.gateway.logs import manager
 from services.gateway.logs.reading import LogReader
 from tests.explore.scopes import (
@@ -251,20 +251,14 @@ async def ledger_of_a_log_is_refused() -> str | None:
         7, Quorum(3, 3, 2), DigestKind.CRC32C, (Fragment(0, ("b1@1", "b2@1", "b3@1")),), log="log"
     )
     handles = {7: SimpleNamespace(access_row=row, records=0)}
-    appends = RecordAppends(
-        cast(Any, handles), cast(Any, None), cast(Any, None), writer_of=_no, prefer_ledger_state=_no
-    )
+    here = Appends(cast(Any, handles), *[cast(Any, None)] * 3)
     try:
-        await appends.append_here(7, (Record(b"x"),))
+        await here.append_records_here(7, (Record(b"x"),))
     except OwnedByLog:
         return None
     except AttributeError:
         return "rule 27: an append to a log's ledger was handed to its handle"
     return "rule 27: an append to a log's ledger was taken"
-
-
-def _no(*_args: Any) -> Any:
-    raise AssertionError("this claim asks nobody")
 
 
 async def too_few_live_bookies_are_refused() -> str | None:
@@ -442,7 +436,7 @@ LOG_MUTANTS: Final = (
     Mutant(
         "the ledger API writes to a log's ledgers",
         "rule 27",
-        (Patch(records, "transaction_of", always("one")),),
+        (Patch(appends, "transaction_of", always("one")),),
     ),
     Mutant(
         "a degraded ensemble need not reach Qa",

@@ -20,7 +20,7 @@ from services.autorecovery.writers import WriterPresence
 from services.bookie.collect import Collector, Disposal, MetadataRows
 from services.gateway.engine import ledger_reads
 from services.gateway.engine.confirmed import confirmed_by_bookies
-from services.gateway.engine.engine import Engine
+from services.gateway.engine.creations import Creations
 from services.gateway.engine.recoveries import Recoveries
 from services.gateway.interface import Confirmation
 from services.metadata.memory import Memory
@@ -64,8 +64,9 @@ def read_without_recovery(_original: Any) -> Any:
 def adopted(original: Any) -> Any:
     """A gateway writes whatever ledger a create of its own gives it."""
 
-    def adopt(self: Engine, row: LedgerMetadata, _ledger_key: bytes) -> None:
-        original(self, replace(row, writer=self.writer), row.ledger_key)
+    def adopt(self: Creations, row: LedgerMetadata, _ledger_key: bytes, peer: str) -> bool:
+        mine = replace(row, writer=self._handles.writer)
+        return cast("bool", original(self, mine, row.ledger_key, peer))
 
     return adopt
 
@@ -193,7 +194,7 @@ SERVICES: Final = (
     Mutant(
         "a second process writes a ledger",
         "rule 11, I29",
-        (Patch(Engine, "_adopt", adopted),),
+        (Patch(Creations, "_adopt", adopted),),
         is_of_services=True,
     ),
     Mutant(

@@ -4,7 +4,8 @@ May use `interface` and `rereads` of the gateway; it knows nothing of logs and o
 `internal` and `peers` are what gateways ask of each other.
 """
 
-from services.gateway.engine.engine import Engine, EngineConfig, EngineForLogs
+from services.gateway.engine.config import EngineConfig
+from services.gateway.engine.engine import Engine, EngineForLogs
 from services.gateway.engine.metrics import add_metrics
 
 __all__ = ["Engine", "EngineConfig", "EngineForLogs", "add_metrics"]

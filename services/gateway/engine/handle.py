@@ -60,7 +60,7 @@ _LARGE_IN_FLIGHT_BYTES: Final = 8 << 20
 """Large runs need not wait for each other, up to this size in flight."""
 
 
-class Budget:
+class InFlightBytes:
     """Bytes of appends that are accepted and not yet acknowledged, with a limit."""
 
     __slots__ = ("limit_bytes", "used_bytes")
@@ -120,7 +120,7 @@ class WriteHandle:
         *,
         lacs: LacPort,
         ledger_limit_bytes: int,
-        gateway_budget: Budget,
+        gateway_in_flight: InFlightBytes,
         delays_change: bool = False,
     ) -> None:
         """Created once, by the process that created the ledger (rule 11)."""
@@ -134,8 +134,8 @@ class WriteHandle:
         self._clock = ports.clock
         self._is_lac_due = False
         self._loop = asyncio.get_running_loop()
-        self._ledger_budget = Budget(ledger_limit_bytes)
-        self._gateway_budget = gateway_budget
+        self._ledger_in_flight = InFlightBytes(ledger_limit_bytes)
+        self._gateway_in_flight = gateway_in_flight
         self._next = self._sent = 0
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
@@ -205,12 +205,12 @@ class WriteHandle:
                 ledger_id=self.ledger_id,
                 next_entry_id=first,
             )
-        if not self._ledger_budget.has_room(size) or not self._gateway_budget.has_room(size):
+        if not self._ledger_in_flight.has_room(size) or not self._gateway_in_flight.has_room(size):
             raise Overloaded(
                 "too many bytes wait for their acknowledgement", ledger_id=self.ledger_id
             )
-        self._ledger_budget.used_bytes += size
-        self._gateway_budget.used_bytes += size
+        self._ledger_in_flight.used_bytes += size
+        self._gateway_in_flight.used_bytes += size
         self._next = first + len(payloads)
         future: asyncio.Future[Appended] = self._loop.create_future()
         self._waiters.append(_Waiter(first, self._next - 1, size, future))
@@ -376,8 +376,8 @@ class WriteHandle:
             self._lacs.write_lac(member, self.ledger_id, lac, row.ledger_key)
 
     def _release(self, waiter: _Waiter) -> None:
-        self._ledger_budget.used_bytes -= waiter.size
-        self._gateway_budget.used_bytes -= waiter.size
+        self._ledger_in_flight.used_bytes -= waiter.size
+        self._gateway_in_flight.used_bytes -= waiter.size
 
     def _fail(self, failed: Failed, *, is_final: bool) -> None:
         is_news = self.is_live

@@ -101,7 +101,7 @@ class _Internal:
         )
         if not payloads:
             raise InvalidRequest("there is nothing to append")
-        done = await self._engine.append_here(
+        done = await self._engine.appends.append_here(
             ledger_id, payloads, password=given[SECRET], expect=given[EXPECT]
         )
         return self._appended(done)
@@ -111,7 +111,7 @@ class _Internal:
         ledger_id = self._ledger_of(given)
         _, records = await read_batch(request, self._bodies)
         return self._appended(
-            await self._engine.records.append_here(ledger_id, records, expect=given[EXPECT])
+            await self._engine.appends.append_records_here(ledger_id, records, expect=given[EXPECT])
         )
 
     def _appended(self, done: Appended) -> web.Response:
@@ -149,7 +149,7 @@ class _Internal:
         ledger_id, member = self._ledger_of(given), given[MEMBER]
         if member is None:
             raise InvalidRequest("names no member")
-        self._engine.replace(ledger_id, member)
+        self._engine.handles.get(ledger_id).replace(member)
         return self._answer({})
 
     def _ledger_of(self, given: Given) -> int:

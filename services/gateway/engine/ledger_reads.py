@@ -7,7 +7,6 @@ primary (rule 5).
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
 
 from quorumlog.errors import (
     NOT_DONE,
@@ -23,7 +22,7 @@ from quorumlog.net.ports import Ports
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.metadata import LedgerMetadata, Writer
 from services.gateway.engine.confirmed import confirmed_by_bookies
-from services.gateway.engine.handle import WriteHandle
+from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.ranges import read_range
@@ -39,15 +38,13 @@ class LedgerReads:
 
     def __init__(
         self,
-        writer: Writer,
-        handles: Mapping[int, WriteHandle],
+        handles: Handles,
         rows: Rows,
         ports: Ports,
         peers: Peers,
         gatekeeper: Gatekeeper,
     ) -> None:
-        """`writer` is this process, `handles` are its ledgers."""
-        self._writer = writer
+        """`handles` are the ledgers of this process."""
         self._handles = handles
         self._rows = rows
         self._ports = ports
@@ -118,7 +115,7 @@ class LedgerReads:
             left_s = end - loop.time()
             if after is None or known.last_add_confirmed > after or known.closed or left_s <= 0:
                 return known
-            handle = self._handles.get(ledger_id)
+            handle = self._handles.by_ledger.get(ledger_id)
             if handle is not None and handle.is_live:
                 await handle.tails.wait(after, left_s)
             else:
@@ -131,7 +128,7 @@ class LedgerReads:
 
         Raises: WriterLost if this process has no live handle and the ledger is not closed.
         """
-        handle = self._handles.get(ledger_id)
+        handle = self._handles.by_ledger.get(ledger_id)
         if handle is not None and handle.is_live:
             if after is not None and handle.last_add_confirmed <= after and wait_s > 0:
                 await handle.tails.wait(after, wait_s)
@@ -152,7 +149,7 @@ class LedgerReads:
 
         With `is_strict` the row was read from the primary, for a negative answer (rule 5).
         """
-        handle = self._handles.get(ledger_id)
+        handle = self._handles.by_ledger.get(ledger_id)
         if handle is not None and self._rows.cached(ledger_id) is None:
             self._rows.put(handle.row)  # its row is known here, even without metadata
         row = await (self._rows.fresh(ledger_id) if is_strict else self._rows.row(ledger_id))
@@ -162,9 +159,9 @@ class LedgerReads:
             if handle.is_live:
                 lac = handle.last_add_confirmed
                 return handle.row, Confirmation(lac, closed=False, lac_source="writer")
-        elif row.writer is not None and row.writer.id != self._writer.id:
+        elif row.writer is not None and row.writer.id != self._handles.writer.id:
             with contextlib.suppress(WriterLost, MetadataUnavailable):
-                return await self._ask_writer(row.writer, row, ledger_id)
+                return await self._ask_writer(row.writer, row)
         if not is_strict:
             with contextlib.suppress(MetadataUnavailable):
                 row = await self._rows.fresh(ledger_id)
@@ -182,16 +179,15 @@ class LedgerReads:
         self,
         writer: Writer,
         row: LedgerMetadata,
-        ledger_id: int,
         *,
         after: int | None = None,
         wait_s: float = 0.0,
     ) -> tuple[LedgerMetadata, Confirmation]:
         lac, closed, version = await self._peers.last_add_confirmed(
-            writer, ledger_id, after=after, wait_s=wait_s
+            writer, row.ledger_id, after=after, wait_s=wait_s
         )
         if closed or version > row.version:
-            row = await self._rows.row(ledger_id, newer_than=version - 1)
+            row = await self._rows.row(row.ledger_id, newer_than=version - 1)
         if is_closed(row):
             return row, _confirmed_end(row)
         return row, Confirmation(lac, closed=False, lac_source="writer")
@@ -200,12 +196,9 @@ class LedgerReads:
         """The LAC for `Tails`; waits at the writer if the writer can be reached."""
         row = await self._rows.row(ledger_id)
         writer = row.writer
-        if not is_closed(row) and writer is not None and writer.id != self._writer.id:
+        if not is_closed(row) and writer is not None and writer.id != self._handles.writer.id:
             with contextlib.suppress(WriterLost):
-                _, known = await self._ask_writer(
-                    writer, row, ledger_id, after=after, wait_s=wait_s
-                )
-                return known
+                return (await self._ask_writer(writer, row, after=after, wait_s=wait_s))[1]
         return (await self._confirmed(ledger_id))[1]
 
 

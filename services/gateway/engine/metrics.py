@@ -12,7 +12,7 @@ from services.gateway.engine.engine import Engine
 def add_metrics(engine: Engine, registry: CollectorRegistry) -> None:
     """Register an engine's metrics."""
     gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
-        ("open_ledgers", "Ledgers that this process writes.", lambda: engine.open_ledgers),
+        ("open_ledgers", "Ledgers that this process writes.", lambda: len(engine.handles.live)),
         (
             "degraded_ledgers",
             "Of those, the ones with a bookie that takes no adds (reduced redundancy).",
@@ -21,7 +21,7 @@ def add_metrics(engine: Engine, registry: CollectorRegistry) -> None:
         (
             "append_in_flight_bytes",
             "Payload that is accepted and not yet acknowledged.",
-            lambda: engine.in_flight_bytes,
+            lambda: engine.handles.in_flight.used_bytes,
         ),
         (
             "bookie_channels",
@@ -60,5 +60,5 @@ class _EnsembleChanges(Collector):
         yield CounterMetricFamily(
             "quorumlog_gateway_ensemble_changes",
             "Ensemble changes by writers of this process.",
-            value=self._engine.ensemble_changes,
+            value=self._engine.throttled.ensemble_changes,
         )

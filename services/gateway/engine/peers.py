@@ -96,28 +96,30 @@ class Peers:
         expect: int | None,
     ) -> Appended:
         """Append through the writer. Raises what the writer raised, WriterLost, QuorumTimeout."""
-        query = "" if expect is None else f"?expect={expect}"
-        try:
-            reply = await self._ask(
-                writer,
-                "POST",
-                f"/internal/ledgers/{ledger_id}/append{query}",
-                self._append_s,
-                data=encode_payloads(payloads),
-                password=password,
-            )
-        except TimeoutError as error:
-            raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
-        return Appended(int(reply["first"]), int(reply["last"]), int(reply["last_add_confirmed"]))
+        data = encode_payloads(payloads)
+        return await self._append(writer, ledger_id, "append", data, expect, password)
 
     async def append_records(
         self, writer: Writer, ledger_id: int, data: bytes, *, expect: int | None
     ) -> Appended:
         """Append a record batch without offsets through the writer, like payloads in `append`."""
+        return await self._append(writer, ledger_id, "records", data, expect)
+
+    async def _append(
+        self,
+        writer: Writer,
+        ledger_id: int,
+        verb: str,
+        data: bytes,
+        expect: int | None,
+        password: str | None = None,
+    ) -> Appended:
         query = "" if expect is None else f"?expect={expect}"
-        path = f"/internal/ledgers/{ledger_id}/records{query}"
+        path = f"/internal/ledgers/{ledger_id}/{verb}{query}"
         try:
-            reply = await self._ask(writer, "POST", path, self._append_s, data=data)
+            reply = await self._ask(
+                writer, "POST", path, self._append_s, data=data, password=password
+            )
         except TimeoutError as error:
             raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
         return Appended(int(reply["first"]), int(reply["last"]), int(reply["last_add_confirmed"]))

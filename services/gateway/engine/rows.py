@@ -50,15 +50,13 @@ class Rows:
         metadata: MetadataClient,
         changed: Callable[[int], None],
         ended: Callable[[int], None],
-        missed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`changed` gets ledgers whose row changed, `ended` those that are not OPEN any more;
-        `missed` is called if changes may have been missed.
-        """
+        """`changed` gets ledgers whose row changed, `ended` those that are not OPEN any more."""
         self._metadata = metadata
         self._changed = changed
         self._ended = ended
-        self._missed = missed
+        self.on_gap: list[Callable[[], None]] = []
+        """Called when changes may have been missed."""
         self._rows: OrderedDict[int, LedgerMetadata] = OrderedDict()
         self._stale: set[int] = set()
         """Rows older than a version heard of."""
@@ -76,7 +74,8 @@ class Rows:
                         reads.has_gap = True
                     for ledger_id in list(self._rows):
                         self._changed(ledger_id)
-                    self._missed()
+                    for reread in self.on_gap:
+                        reread()
                 elif change.ledger_id is not None:
                     self._on_change(
                         change.ledger_id, change.version or 0, is_deleted=change.deleted

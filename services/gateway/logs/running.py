@@ -48,7 +48,7 @@ async def running_logs(
             times=times,
         )
         sweeps = sweep_times or SweepTimes()
-        engine.on_gap(logs.ownership.rereads.gap)
+        engine.on_gap.append(logs.ownership.rereads.gap)
         background = [
             asyncio.create_task(restarted(work))
             for work in (Sweep(logs, store, sweeps).run, logs.ownership.rereads.run)

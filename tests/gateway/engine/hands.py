@@ -10,7 +10,7 @@ from quorumlog.net.ports import LacDone, Ports
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
-from services.gateway.engine.handle import Budget, WriteHandle
+from services.gateway.engine.handle import InFlightBytes, WriteHandle
 from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.ledger_reads import LedgerReads
 from services.gateway.engine.rows import Rows
@@ -93,7 +93,7 @@ def handle_of(hand: Hand, told: Told) -> WriteHandle:
         told,
         lacs=cast(Any, SimpleNamespace(write_lac=lambda *_args: None)),
         ledger_limit_bytes=1 << 20,
-        gateway_budget=Budget(1 << 20),
+        gateway_in_flight=InFlightBytes(1 << 20),
     )
 
 
@@ -115,7 +115,8 @@ def rows_of(primary: Primary) -> Rows:
 
 def reading_of(rows: Rows, handles: Mapping[int, Any]) -> LedgerReads:
     """Reads by a process that asks nobody else."""
-    return LedgerReads(ME, handles, rows, Hand().ports, cast(Any, None), Gatekeeper())
+    here = SimpleNamespace(writer=ME, by_ledger=handles)
+    return LedgerReads(cast(Any, here), rows, Hand().ports, cast(Any, None), Gatekeeper())
 
 
 class Lacs:

@@ -247,7 +247,7 @@ async def test_a_create_answered_after_the_ledgers_end_makes_no_handle(
         row = await ledger(world.engine)
 
         assert row.state is State.CLOSED
-        assert world.engine.open_ledgers == 0
+        assert not world.engine.handles.live
         with pytest.raises(LedgerClosed):
             await world.engine.append(row.ledger_id, [b"x"])
 
@@ -269,4 +269,21 @@ async def test_one_peer_does_not_get_the_last_open_ledgers_and_an_end_frees_a_pl
         await world.engine.delete(opened[1].ledger_id)
 
         PEER.set("stranger")
+        await ledger(world.engine)
+
+
+async def test_ledgers_created_at_once_do_not_exceed_the_limit_of_open_ledgers(
+    stores: Stores,
+) -> None:
+    async with world_of(stores, gateways=1, open_ledgers_max=3) as world:
+        created = await asyncio.gather(
+            *(ledger(world.engine) for _ in range(6)), return_exceptions=True
+        )
+        refused = [error for error in created if isinstance(error, Overloaded)]
+        assert (len(world.engine.handles.live), len(refused)) == (3, 3)
+
+        await world.engine.close(next(iter(world.engine.handles.by_ledger)))
+        for _ in range(2):  # a creation that fails frees its place
+            with pytest.raises(InvalidRequest):
+                await ledger(world.engine, digest=DigestKind.HMAC_SHA256)
         await ledger(world.engine)

@@ -30,7 +30,7 @@ from quorumlog.protocol.messages import AppendRequested, Effect, Event, Failed, 
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from quorumlog.wire.frames import Op, Request
 from services.gateway.engine import add_metrics
-from services.gateway.engine import engine as engine_module
+from services.gateway.engine import handles as handles_module
 from services.gateway.engine import rows as engine_rows
 from services.gateway.engine.handle import RUNS_IN_FLIGHT, WriteHandle
 from tests.gateway.engine.support import Gate, World, ledger, payloads, world_of
@@ -141,7 +141,7 @@ async def test_a_close_elsewhere_beyond_the_writers_end_is_a_conflict_at_every_g
     async with world_of(stores, bookies=3) as world:
         row = await ledger(world.engine)
         await world.engine.append(row.ledger_id, [b"one"])
-        writer = world.engine._handles[row.ledger_id]
+        writer = world.engine.handles.by_ledger[row.ledger_id]
         # Two bookies have a second entry, which recovery must find, and of which the writer
         # knows nothing.
         for member in row.last_fragment.bookies[:2]:
@@ -166,7 +166,7 @@ async def _leave_copy(world: World, row: LedgerMetadata, member: str) -> None:
         codec=record.Codec(row.digest),
     )
     done: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
-    world.engine._ports.bookies.add(member, row.ledger_key, run, done.set_result)
+    world.engine.handles._ports.bookies.add(member, row.ledger_key, run, done.set_result)
     assert await done is Status.OK
 
 
@@ -339,7 +339,7 @@ async def test_appends_are_batched_while_two_runs_are_in_flight(stores: Stores) 
         one = world.of(row)[0]
         gate = Gate(world.of(row))
 
-        runs = world.engine._handles[row.ledger_id]._runs
+        runs = world.engine.handles.by_ledger[row.ledger_id]._runs
         submitted = []
         for number in range(100):
             submitted.append(world.engine.submit(row.ledger_id, [b"%d" % number]))
@@ -420,7 +420,9 @@ async def test_a_handle_ends_when_somebody_else_closes_or_deletes_its_ledger(
         await world.other.recover(rows[0].ledger_id)
         await world.other.delete(rows[1].ledger_id)
 
-        await until(lambda: not world.engine._handles, "the writer's gateway has heard of it")
+        await until(
+            lambda: not world.engine.handles.by_ledger, "the writer's gateway has heard of it"
+        )
 
         with pytest.raises(LedgerClosed) as closed:
             await world.engine.append(rows[0].ledger_id, [b"y"])
@@ -432,10 +434,12 @@ async def test_a_handle_ends_when_somebody_else_closes_or_deletes_its_ledger(
 async def test_a_failed_handle_goes_when_its_ledger_is_deleted(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
-        world.engine._handles[row.ledger_id].abandon()
+        world.engine.handles.by_ledger[row.ledger_id].abandon()
         await world.other.delete(row.ledger_id)
 
-        await until(lambda: not world.engine._handles, "the writer's gateway has heard of it")
+        await until(
+            lambda: not world.engine.handles.by_ledger, "the writer's gateway has heard of it"
+        )
         with pytest.raises(NoSuchLedger):
             await world.engine.append(row.ledger_id, [b"x"])
 
@@ -448,39 +452,39 @@ async def test_no_handle_is_kept_for_a_ledger_that_is_known_to_have_ended(
     async with world_of(stores) as world:
         engine = world.engine
         late, forgotten, again, closing = [
-            engine._handles[(await ledger(engine)).ledger_id] for _ in range(4)
+            engine.handles.by_ledger[(await ledger(engine)).ledger_id] for _ in range(4)
         ]
         engine._rows.deleted(late.ledger_id)  # heard while its own close of the row was under way
         late._fail(Failed("writer-lost"), is_final=True)
-        assert late.ledger_id not in engine._handles
+        assert late.ledger_id not in engine.handles.by_ledger
 
         engine._rows.deleted(forgotten.ledger_id)
         engine._rows.deleted(1 << 40)
         assert not engine._rows.is_deleted(forgotten.ledger_id)  # one beyond the bound
         forgotten._fail(Failed("no-such-ledger"), is_final=True)
-        assert forgotten.ledger_id not in engine._handles
+        assert forgotten.ledger_id not in engine.handles.by_ledger
 
         again._fail(Failed("quorum-timeout"), is_final=False)  # and its close finds no ledger
         again._fail(Failed("no-such-ledger"), is_final=True)
-        assert again.ledger_id not in engine._handles
+        assert again.ledger_id not in engine.handles.by_ledger
 
         closing._close = asyncio.get_running_loop().create_future()
         await world.other.recover(closing.ledger_id)
         await engine.get(closing.ledger_id)  # the row that the failure's answer has too
         closing._fail(Failed("ledger-closed"), is_final=True)
-        assert closing.ledger_id not in engine._handles
+        assert closing.ledger_id not in engine.handles.by_ledger
 
 
 async def test_a_ledger_is_closed_again_when_its_close_is_remembered_no_more(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "_CLOSED_KEPT", 1)
+    monkeypatch.setattr(handles_module, "_CLOSED_KEPT", 1)
     async with world_of(stores) as world:
         rows = [await ledger(world.engine) for _ in range(2)]
         for row in rows:
             await world.engine.append(row.ledger_id, [b"x"])
         first = [await world.engine.close(row.ledger_id) for row in rows]
-        assert list(world.engine._closed_here) == [rows[1].ledger_id]
+        assert list(world.engine.handles.closed_here) == [rows[1].ledger_id]
 
         again = [await world.engine.close(row.ledger_id) for row in rows]
 

@@ -26,14 +26,10 @@ from services.autorecovery.pace import PacedBookies
 from services.autorecovery.steering import Steering
 from services.autorecovery.worker import Done, Workers
 from services.autorecovery.writers import Writers
-from services.gateway.engine.engine import (
-    _HEARTBEAT_S,
-    Engine,
-    EngineConfig,
-)
+from services.gateway.engine import Engine, EngineConfig
+from services.gateway.engine.engine import _HEARTBEAT_S
 from services.gateway.engine.internal import Bodies, routes
 from services.gateway.engine.peers import Peers
-from services.gateway.engine.rows import ThrottledMetadata
 from tests.sim.plan import MS, SECOND
 from tests.sim.services.judge import Judge
 from tests.sim.services.metadata import URL, Metadata, tokens_of
@@ -102,7 +98,7 @@ class Gateway(Process):
         metadata = MetadataClient((URL,), session, deadline_s=config.metadata_s)
         directory = seeded(Directory(metadata.bookies), net.rng)
         bookies = cast("Any", Bookies(self, nodes))
-        ports = Ports(bookies, ThrottledMetadata(metadata), directory, timers, tasks, config.times)
+        ports = Ports(bookies, metadata, directory, timers, tasks, config.times)
         self.engine = Engine(
             config,
             metadata,
@@ -148,7 +144,7 @@ class Gateway(Process):
     def kill(self) -> None:
         """All handles are gone with their process."""
         super().kill()
-        for handle in self.engine._handles.values():
+        for handle in self.engine.handles.by_ledger.values():
             handle._driver.stop()
 
 

@@ -1,0 +1,161 @@
+"""Appends to ledgers, by this process's write handle or through the gateway that is the writer.
+
+A transaction's ledger stores record batches, in the form of the log that may publish the ledger: one
+request is one entry (rule 25), and the writer counts the records before it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from datetime import UTC, datetime
+
+from quorumlog.errors import LedgerFenced, NoSuchLedger, OwnedByLog, TooLarge, WriterLost
+from quorumlog.protocol import batch
+from quorumlog.protocol.batch import Record
+from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.wire.transaction_bodies import TRANSACTION_TAG
+from services.gateway.engine.handle import WriteHandle
+from services.gateway.engine.handles import Handles
+from services.gateway.engine.keys import Gatekeeper
+from services.gateway.engine.peers import Peers
+from services.gateway.engine.rows import Rows, is_closed
+from services.gateway.interface import Appended
+
+
+def transaction_of(row: LedgerMetadata) -> str | None:
+    """The transaction that a ledger belongs to, if any."""
+    return dict(row.extra).get(TRANSACTION_TAG) if row.extra else None
+
+
+def check_not_of_log(row: LedgerMetadata, instead: str) -> None:
+    """Raise OwnedByLog if only a log may write and close the ledger (rule 27). A transaction's ledger
+    is written and sealed by a task attempt instead.
+    """
+    if row.log is not None and transaction_of(row) is None:
+        raise OwnedByLog(instead, ledger_id=row.ledger_id, log=row.log)
+
+
+class Appends:
+    """The appends that this gateway takes. Keeps no state."""
+
+    def __init__(self, handles: Handles, rows: Rows, peers: Peers, gatekeeper: Gatekeeper) -> None:
+        """`handles` are the ledgers of this process, `peers` the other gateways."""
+        self._handles, self._rows = handles, rows
+        self._peers, self._gatekeeper = peers, gatekeeper
+
+    async def append(
+        self,
+        ledger_id: int,
+        payloads: Sequence[bytes],
+        *,
+        password: str | None = None,
+        expect: int | None = None,
+    ) -> Appended:
+        """Append payloads as contiguous entries; returns when they are acknowledged."""
+        if ledger_id in self._handles.by_ledger:
+            return await self.append_here(ledger_id, payloads, password=password, expect=expect)
+        row = await self._row(ledger_id)
+        self._check(row, password)
+        writer = self._handles.writer_of(row)
+        return await self._forwarded(
+            ledger_id,
+            self._peers.append(writer, ledger_id, payloads, password=password, expect=expect),
+        )
+
+    async def append_here(
+        self,
+        ledger_id: int,
+        payloads: Sequence[bytes],
+        *,
+        password: str | None = None,
+        expect: int | None = None,
+    ) -> Appended:
+        """Append to a ledger of this process, for its own clients and other gateways."""
+        handle = self._handles.by_ledger.get(ledger_id)
+        if handle is not None:
+            self._check(handle.row, password)
+        try:
+            submitted = self.submit(ledger_id, payloads, expect=expect)
+        except (LedgerFenced, WriterLost) as error:
+            raise await self._handles.prefer_ledger_state(error, ledger_id) from error
+        return await submitted
+
+    def submit(
+        self, ledger_id: int, payloads: Sequence[bytes], *, expect: int | None = None
+    ) -> asyncio.Future[Appended]:
+        """Begin an append to a ledger of this process; ids follow the order of the calls.
+
+        Checks no password. Raises at once, with nothing done, if the append cannot begin.
+        """
+        return self._handles.get(ledger_id).append(payloads, sum(map(len, payloads)), expect)
+
+    async def append_records(
+        self, ledger_id: int, records: Sequence[Record], *, expect: int | None = None
+    ) -> Appended:
+        """Append records as one entry; returns when it is acknowledged."""
+        if ledger_id in self._handles.by_ledger:
+            return await self.append_records_here(ledger_id, records, expect=expect)
+        writer = self._handles.writer_of(await self._row(ledger_id))
+        data = batch.encode(records, append_time_ms=0, records_before=0)
+        return await self._forwarded(
+            ledger_id, self._peers.append_records(writer, ledger_id, data, expect=expect)
+        )
+
+    async def append_records_here(
+        self, ledger_id: int, records: Sequence[Record], *, expect: int | None = None
+    ) -> Appended:
+        """Append records to a ledger of this process, for its own clients and other gateways."""
+        handle = self._handles.get(ledger_id)
+        if transaction_of(handle.access_row) is None:
+            raise OwnedByLog("it is of no transaction", ledger_id=ledger_id)
+        try:
+            submitted = _submit_records(handle, records, expect)
+        except (LedgerFenced, WriterLost) as error:
+            raise await self._handles.prefer_ledger_state(error, ledger_id) from error
+        return await submitted
+
+    async def transaction_of(self, ledger_id: int) -> str | None:
+        """The transaction that a ledger belongs to, if any; None for an unknown ledger too.
+
+        Raises: MetadataUnavailable.
+        """
+        handle = self._handles.by_ledger.get(ledger_id)
+        if handle is not None:
+            return transaction_of(handle.access_row)
+        try:
+            return transaction_of(await self._rows.row(ledger_id))
+        except NoSuchLedger:
+            return None  # the following append reports it
+
+    async def _row(self, ledger_id: int) -> LedgerMetadata:
+        """The row; a CLOSED one was read from the primary, since the append is refused then."""
+        row = await self._rows.row(ledger_id)
+        return await self._rows.fresh(ledger_id) if is_closed(row) else row
+
+    def _check(self, row: LedgerMetadata, password: str | None) -> None:
+        """Raise OwnedByLog or WrongPassword unless the ledger API may append to the ledger."""
+        if row.log is not None:
+            raise OwnedByLog("append to the log", ledger_id=row.ledger_id, log=row.log)
+        self._gatekeeper.check(row, password)
+
+    async def _forwarded(self, ledger_id: int, answer: Awaitable[Appended]) -> Appended:
+        """The writer's answer, or why there is none."""
+        try:
+            return await answer
+        except WriterLost as error:
+            raise await self._handles.prefer_ledger_state(error, ledger_id) from error
+
+
+def _submit_records(
+    handle: WriteHandle, records: Sequence[Record], expect: int | None
+) -> asyncio.Future[Appended]:
+    """Begin an append. No await between counting and assigning the id, so that both have one order."""
+    data = batch.encode(
+        records,
+        append_time_ms=int(datetime.now(UTC).timestamp() * 1000),
+        records_before=handle.records,
+    )
+    if len(data) > batch.BATCH_BYTES_MAX:
+        raise TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
+    submitted = handle.append((data,), len(data), expect)
+    handle.records += len(records)
+    return submitted

@@ -1,0 +1,134 @@
+"""The creation of ledgers whose only writer is this process."""
+
+import asyncio
+from typing import Final
+
+from quorumlog.errors import UNKNOWN, InvalidRequest, MetadataUnavailable, QuorumLogError
+from quorumlog.net.budget import PEER
+from quorumlog.net.metadata_client import MetadataClient, new_attempt
+from quorumlog.net.ports import TasksPort
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
+from quorumlog.protocol.quorum import Quorum
+from services.gateway.engine.handles import Handles
+from services.gateway.engine.keys import new_keys
+from services.gateway.engine.placing import Placing
+from services.gateway.engine.rows import Rows
+from services.gateway.interface import DEGRADED, LedgerOptions
+
+_RETRY_S: Final = 1.0
+
+
+class Creations:
+    """Creates ledgers. Invariant: each creation under way has taken a place for an open ledger, which
+    it hands to the ledger's handle or gives back.
+    """
+
+    def __init__(
+        self,
+        handles: Handles,
+        *,
+        rows: Rows,
+        metadata: MetadataClient,
+        placing: Placing,
+        tasks: TasksPort,
+    ) -> None:
+        """No creation is under way yet."""
+        self._handles, self._rows, self._metadata = handles, rows, metadata
+        self._placing, self._tasks = placing, tasks
+
+    async def create(self, options: LedgerOptions) -> LedgerMetadata:
+        """Create a ledger whose only writer is this process.
+
+        Raises: NotEnoughBookies, LedgerExists, Overloaded, InvalidRequest, MetadataUnavailable.
+        """
+        peer, places = PEER.get(), self._handles.places
+        if options.log is None:
+            places.take(peer)
+        else:
+            places.back(peer)  # a log that could not roll would lose appends of all its clients
+        is_kept = False
+        try:
+            draft = await self._draft(options)
+            attempt, key = new_attempt(), options.idempotency_key
+            try:
+                row, is_kept = await self._create(draft, attempt, key, peer)
+            except (MetadataUnavailable, asyncio.CancelledError) as error:
+                if not isinstance(error, MetadataUnavailable) or error.outcome == UNKNOWN:
+                    is_kept = True
+                    self._tasks.start(self._settle(draft, attempt, key, peer))
+                raise
+        finally:
+            if not is_kept:
+                places.give(peer)
+        return row
+
+    async def _draft(self, options: LedgerOptions) -> LedgerMetadata:
+        """The row to be created, with a new ensemble and new keys."""
+        if options.digest is DigestKind.HMAC_SHA256 and options.password is None:
+            raise InvalidRequest("the digest hmac-sha256 needs a password")
+        try:
+            quorum = Quorum(options.ensemble_size, options.write_quorum, options.ack_quorum)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+        members, is_degraded = await self._placing.new_ensemble(
+            quorum, allow_degraded=options.allow_degraded
+        )
+        keys = new_keys(options.password, options.digest)
+        return LedgerMetadata(
+            ledger_id=-1 if options.ledger_id is None else options.ledger_id,
+            quorum=quorum,
+            digest=options.digest,
+            fragments=(Fragment(0, members),),
+            writer=self._handles.writer,
+            ledger_key=keys.ledger_key,
+            access_key=keys.access_key,
+            mac_key=keys.mac_key,
+            custom=tuple(sorted(options.custom)),
+            log=options.log,
+            extra=(*options.tags, *(((DEGRADED, "true"),) if is_degraded else ())),
+        )
+
+    async def _create(
+        self, draft: LedgerMetadata, attempt: str, key: str | None, peer: str
+    ) -> tuple[LedgerMetadata, bool]:
+        """The ledger's row, and whether a new handle has the place of this creation."""
+        rereads = self._handles.rereads
+        gaps = rereads.gaps
+        row = await self._metadata.create(draft, attempt=attempt, idempotency_key=key)
+        is_new = self._adopt(row, draft.ledger_key, peer)
+        if gaps != rereads.gaps and row.ledger_id in self._handles.by_ledger:
+            rereads.want(row.ledger_id)  # changes may have been missed since the request
+        return row, is_new
+
+    def _adopt(self, row: LedgerMetadata, ledger_key: bytes, peer: str) -> bool:
+        """Become the writer of a ledger created here, unless this process is that already."""
+        self._rows.put(row)
+        is_ours = row.writer is not None and row.writer.id == self._handles.writer.id
+        # A repeated idempotency key gets the first ledger's row, whose handle may exist; and
+        # somebody else may have ended the ledger before this answer arrived.
+        is_new = row.ledger_id not in self._handles.by_ledger and row.state is State.OPEN
+        if is_ours and row.ledger_key == ledger_key and is_new:
+            self._handles.open(row, peer)
+            return True
+        return False
+
+    async def _settle(
+        self, draft: LedgerMetadata, attempt: str, key: str | None, peer: str
+    ) -> None:
+        """Settle a creation of unknown outcome. While this process lives it counts as the ledger's
+        writer (rule 11), so nobody else would close or repair the ledger.
+        """
+        is_kept = False
+        try:
+            while True:
+                try:
+                    _, is_kept = await self._create(draft, attempt, key, peer)
+                except MetadataUnavailable:
+                    await asyncio.sleep(_RETRY_S)
+                except QuorumLogError:
+                    return  # the ledger was never created
+                else:
+                    return
+        finally:
+            if not is_kept:
+                self._handles.places.give(peer)

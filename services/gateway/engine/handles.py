@@ -1,0 +1,249 @@
+"""The write handles of this process, and what becomes of a ledger whose handle has ended."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    LedgerClosed,
+    LedgerFenced,
+    MetadataUnavailable,
+    NoSuchLedger,
+    QuorumLogError,
+    WriterLost,
+)
+from quorumlog.net.budget import Budget
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.ports import LacPort, Ports
+from quorumlog.net.repair_client import RepairClient
+from quorumlog.protocol.heads import LedgerHead
+from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
+from services.gateway.engine.config import EngineConfig
+from services.gateway.engine.handle import InFlightBytes, WriteHandle
+from services.gateway.engine.missed import queue_missed
+from services.gateway.engine.recoveries import Recoveries
+from services.gateway.engine.rows import Rows, is_closed
+from services.gateway.rereads import Rereads
+
+log = logging.getLogger(__name__)
+
+_CLOSE_S: Final = 30.0
+_CLOSES_AT_ONCE: Final = 64
+_CLOSED_KEPT: Final = 10_000
+"""How many closed ledgers are remembered, to answer repeated closes."""
+
+
+class Handles:
+    """The ledgers that this process writes.
+
+    Invariants: a handle is created once, for a ledger that this process created (rule 11); a place
+    of `places` is taken for each handle until it has closed or failed.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        config: EngineConfig,
+        *,
+        rows: Rows,
+        recoveries: Recoveries,
+        metadata: MetadataClient,
+        ports: Ports,
+        lacs: LacPort,
+    ) -> None:
+        """`writer` is this process."""
+        self.writer = writer
+        self._config, self._ports, self._lacs = config, ports, lacs
+        self._rows, self._recoveries = rows, recoveries
+        self._repairs = RepairClient(metadata, writer.id)
+        self.by_ledger: dict[int, WriteHandle] = {}
+        self.closed_here: dict[int, int] = {}
+        """Ledgers written and closed here, with the last acknowledged entry."""
+        self.in_flight = InFlightBytes(config.gateway_in_flight_bytes_max)
+        self.places = Budget(
+            "open ledgers",
+            "OPEN_LEDGERS_MAX",
+            config.open_ledgers_max,
+            config.peer_open_ledgers_max,
+        )
+        self._opened_by: dict[int, str] = {}
+        """The peer that had each open ledger created here."""
+        self.rereads = Rereads(self._live_ledgers, metadata.heads, self._apply_head)
+        """The rows of this process's write handles."""
+
+    def get(self, ledger_id: int) -> WriteHandle:
+        """The ledger's handle. Raises: WriterLost."""
+        handle = self.by_ledger.get(ledger_id)
+        if handle is None:
+            raise WriterLost(
+                "this process has no write handle", ledger_id=ledger_id, outcome=NOT_DONE
+            )
+        return handle
+
+    def open(self, row: LedgerMetadata, peer: str) -> None:
+        """Become the writer of a ledger that `peer` had created here and took a place for."""
+        self._opened_by[row.ledger_id] = peer
+        self.by_ledger[row.ledger_id] = WriteHandle(
+            row,
+            self._ports,
+            self,
+            lacs=self._lacs,
+            ledger_limit_bytes=self._config.ledger_in_flight_bytes_max,
+            gateway_in_flight=self.in_flight,
+            delays_change=self._config.delays_ensemble_change,
+        )
+
+    @property
+    def live(self) -> Sequence[WriteHandle]:
+        """The handles that still write."""
+        return [handle for handle in self.by_ledger.values() if handle.is_live]
+
+    def writer_of(self, row: LedgerMetadata) -> Writer:
+        """The writer to forward to. Raises: LedgerClosed, LedgerFenced, WriterLost."""
+        if is_closed(row):
+            raise LedgerClosed(
+                f"it ends at {row.last_entry}", ledger_id=row.ledger_id, last_entry=row.last_entry
+            )
+        if row.state is State.IN_RECOVERY:
+            raise LedgerFenced("it is being recovered", ledger_id=row.ledger_id)
+        if row.writer is None or row.writer.id == self.writer.id:
+            raise WriterLost("no write handle", ledger_id=row.ledger_id, outcome=NOT_DONE)
+        return row.writer
+
+    async def prefer_ledger_state(self, error: QuorumLogError, ledger_id: int) -> QuorumLogError:
+        """The ledger's closed or fenced state, read from the primary, if it has one by now."""
+        try:
+            row = await self._rows.fresh(ledger_id)
+            self.writer_of(row)
+        except (LedgerClosed, LedgerFenced, NoSuchLedger) as ended:
+            return ended.with_outcome(error.outcome)
+        except QuorumLogError:
+            pass
+        return error.replace(ledger_id=ledger_id)
+
+    async def close(self, row: LedgerMetadata) -> LedgerMetadata:
+        """Close a ledger that was written here, or answer how it ended.
+
+        Raises: LedgerClosed, LedgerFenced, WriterLost, MetadataUnavailable.
+        """
+        ledger_id = row.ledger_id
+        handle = self.by_ledger.get(ledger_id)
+        if is_closed(row):
+            last = self.closed_here.get(ledger_id) if handle is None else handle.last_add_confirmed
+            if last is not None and last != row.last_entry:
+                raise LedgerClosed(
+                    f"somebody else closed it at {row.last_entry}, not at {last}",
+                    ledger_id=ledger_id,
+                    last_entry=row.last_entry,
+                )
+            return row
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                return await self.get(ledger_id).close()
+        except TimeoutError as error:
+            raise MetadataUnavailable(
+                "the close is not settled yet", ledger_id=ledger_id, outcome=UNKNOWN
+            ) from error
+
+    async def drain(self) -> None:
+        """Settle what is in flight, and close the ledgers of this process."""
+        room = asyncio.Semaphore(_CLOSES_AT_ONCE)
+
+        async def close(handle: WriteHandle) -> None:
+            async with room:
+                with contextlib.suppress(QuorumLogError):
+                    await handle.close()
+
+        handles = self.live
+        log.info("draining", extra={"ledgers": len(handles)})
+        await asyncio.gather(*[close(handle) for handle in handles])
+
+    def abandon(self) -> None:
+        """The process ends: pending appends have an unknown outcome."""
+        for handle in list(self.by_ledger.values()):
+            handle.abandon()
+
+    # What handles report.
+
+    def handle_closed(self, handle: WriteHandle, row: LedgerMetadata) -> None:
+        """The ledger is CLOSED: its row is the answer from now on."""
+        self._give_place(handle.ledger_id)
+        self._rows.put(row)
+        if handle.failure_code is None:
+            self._queue_missed(handle)
+        self.by_ledger.pop(handle.ledger_id, None)
+        self.closed_here[handle.ledger_id] = handle.last_add_confirmed
+        if len(self.closed_here) > _CLOSED_KEPT:
+            del self.closed_here[next(iter(self.closed_here))]
+
+    def handle_failed(self, handle: WriteHandle) -> None:
+        """The handle has failed. It stays, so that callers learn why, until the ledger is known to be
+        CLOSED or deleted: then the row tells more, and a handle for each failure is kept nowhere.
+        """
+        self._give_place(handle.ledger_id)
+        code = handle.end_code
+        log.warning("handle-failed", extra={"ledger": handle.ledger_id, "code": code})
+        if code in (LedgerFenced.code, LedgerClosed.code):
+            self._queue_missed(handle)
+        if code in (LedgerFenced.code, LedgerClosed.code, QuorumLogError.code):
+            # Nobody else recovers it, since its writer's process lives. A ledger without a handle
+            # must end. Of one that has ended, only the row is read.
+            self._recoveries.start_background(handle.ledger_id)
+        if code == NoSuchLedger.code:
+            self._rows.deleted(handle.ledger_id)
+        else:
+            self.row_changed(handle.ledger_id)  # the news may have come before the failure
+
+    def recovery_wanted(self, handle: WriteHandle) -> None:
+        """The writer met a recovery of its ledger: run one (rule 10)."""
+        self._recoveries.start_background(handle.ledger_id)
+
+    def _give_place(self, ledger_id: int) -> None:
+        """A ledger is not written here any more."""
+        peer = self._opened_by.pop(ledger_id, None)
+        if peer is not None:
+            self.places.give(peer)
+
+    def _queue_missed(self, handle: WriteHandle) -> None:
+        """Queue missed entries, which only this writer knows, after somebody else's close."""
+        missed = handle.missed
+        if missed:
+            self._ports.tasks.start(queue_missed(self._repairs, handle.ledger_id, missed))
+
+    # What is heard of rows.
+
+    def row_changed(self, ledger_id: int) -> None:
+        """The cached row of a ledger changed: its handle may be over."""
+        handle, row = self.by_ledger.get(ledger_id), self._rows.cached(ledger_id)
+        if handle is not None and row is not None and is_closed(row):
+            handle.closed_by_other(row)
+        elif handle is not None and not handle.is_live and self._rows.is_deleted(ledger_id):
+            # A live handle ends by the primary's row (`ledger_ended`).
+            del self.by_ledger[ledger_id]
+
+    def ledger_ended(self, ledger_id: int) -> None:
+        """A change says that a ledger is not OPEN any more. If this process writes it, somebody
+        else ended it, and its handle must end now, not at the next append. A notification proves
+        nothing, so the row is read.
+        """
+        handle = self.by_ledger.get(ledger_id)
+        if handle is not None and handle.is_live and not handle.is_closing_row:
+            self.rereads.want(ledger_id)
+
+    def _live_ledgers(self) -> Sequence[int]:
+        return [handle.ledger_id for handle in self.live]
+
+    def _apply_head(self, head: LedgerHead) -> None:
+        """Apply the primary's row of a ledger that is written here."""
+        handle = self.by_ledger.get(head.ledger_id)
+        if handle is None:
+            return
+        if head.state is None:
+            self._rows.deleted(head.ledger_id)
+        handle.learn(head)
+        if head.state is None:
+            self.by_ledger.pop(head.ledger_id, None)
