@@ -28,12 +28,12 @@ from services.gateway.edge.logs import Logs
 from services.gateway.edge.middleware import Metrics, edge_middleware
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.engine import Engine, EngineConfig, add_metrics
-from services.gateway.engine.internal import Bodies
+from services.gateway.engine.internal import InternalBodies
 from services.gateway.engine.internal import routes as internal_routes
 from services.gateway.interface import EngineInterface
+from services.gateway.logs.internal import routes as log_routes
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.metrics import add_log_metrics
-from services.gateway.logs.peers import routes as log_routes
 from services.gateway.logs.running import running_logs
 from services.gateway.logs.sweep import SweepTimes
 from services.gateway.logs.transactions import Transactions
@@ -105,13 +105,14 @@ def add_internal_routes(app: web.Application, engine: Engine, logs: LogManager) 
     limits = room.limits
     # What any public body becomes between gateways: payloads, each with its length.
     largest = max(limits.frames_bytes_max, limits.body_bytes_max) + 4 * BATCH_ENTRIES_MAX
-    bodies = Bodies(
+    bodies = InternalBodies(
         read=lambda request, bytes_max: body.read(request, room, bytes_max),
         bytes_max=largest,
         entry_bytes_max=limits.entry_bytes_max,
         entries_max=BATCH_ENTRIES_MAX,
     )
-    inner = (*internal_routes(engine, bodies), *log_routes(logs, engine.writer.id, bodies))
+    instance = engine.writer.id
+    inner = (*internal_routes(engine, instance, bodies), *log_routes(logs, instance, bodies))
     add_routes(app, inner, expect_handler=ignore_expect)
 
 
@@ -161,11 +162,7 @@ async def create_app(settings: GatewaySettings) -> web.Application:
     )
     engine = await stack.enter_async_context(Engine.running(config))
     logs, transactions = await stack.enter_async_context(
-        running_logs(
-            engine,
-            settings.metadata_urls,
-            sweep_times=SweepTimes(orphan_age_s=settings.orphan_age_s),
-        )
+        running_logs(engine, SweepTimes(orphan_age_s=settings.orphan_age_s))
     )
     app = build_app(
         engine,

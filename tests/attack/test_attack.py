@@ -12,7 +12,7 @@ import pytest
 from quorumlog.errors import Overloaded, QuorumLogError, RouteNotFound
 from quorumlog.wire import problems
 from services.gateway.engine.internal import routes as ledger_routes
-from services.gateway.logs.peers import routes as log_routes
+from services.gateway.logs.internal import routes as log_routes
 from tests.attack import raw
 from tests.attack.api import INTERNAL, Operation, wrong
 from tests.attack.bystander import PACE_S, paced

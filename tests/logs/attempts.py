@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Writer
@@ -11,7 +12,7 @@ from quorumlog.protocol.transaction import Sealed, Transaction, TransactionLedge
 from tests.logs.model import Cluster, Gateway, Ledger
 
 
-class ModelClient:
+class ModelClient(TransactionClient):
     """The metadata service's transactions, as one gateway asks for them."""
 
     def __init__(self, gateway: Gateway) -> None:

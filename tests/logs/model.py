@@ -11,7 +11,7 @@ import itertools
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from quorumlog.errors import (
     NOT_DONE,
@@ -31,6 +31,7 @@ from quorumlog.errors import (
 from quorumlog.protocol.changes import check_log, published_by
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogItem, LogMetadata
+from quorumlog.protocol.log.messages import Committed, OwnerLost, RowChanged
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Codec, Run, make
@@ -43,8 +44,10 @@ from quorumlog.protocol.transaction import (
 from quorumlog.wire.bodies import BookieInfo, BookieList
 from services.gateway.interface import Appended, Confirmation, LedgerOptions, ReadResult
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.ownership import Times
-from services.gateway.logs.ports import Append, LogAppended, LogChanged, PeerLost, Publish
+from services.gateway.logs.ownership import LogTimes
+from services.gateway.logs.peers import LogPeers
+from services.gateway.logs.ports import Append, LogAppended, Publish
+from services.gateway.logs.store import MetadataLogs
 
 T = TypeVar("T")
 
@@ -60,7 +63,7 @@ METADATA_S: Final = 0.5
 VERIFY_S: Final = 2.0
 """How long a writer that was told of a fence asks for the row before its appends end (10 s there)."""
 
-TIMES = Times(append_s=20.0, settle_s=5.0, probe_every_s=0.05, jitter_s=0.01, drain_s=5.0)
+TIMES = LogTimes(append_s=20.0, settle_s=5.0, probe_every_s=0.05, jitter_s=0.01, drain_s=5.0)
 
 
 @dataclass(slots=True)
@@ -216,7 +219,7 @@ class Gateway:
         self.unheard_of: set[int] = set()
         """Ledgers of its own whose deletion it has not heard of."""
         self.logs = LogManager(
-            engine=self,
+            engine=cast(Any, self),
             store=Store(self),
             peers=Net(self),
             times=TIMES,
@@ -463,7 +466,7 @@ class Gateway:
             lac = self.cluster.lac_of(lac)
         return Confirmation(lac, closed=False, lac_source="bookies" if lost else "writer")
 
-    async def close(self, ledger_id: int) -> LedgerMetadata:
+    async def close_for_log(self, ledger_id: int) -> LedgerMetadata:
         await self.ask()
         ledger = self.cluster.ledger(ledger_id)
         if ledger.row.state is not State.OPEN:
@@ -514,11 +517,7 @@ async def _from(last: asyncio.Future[Appended], first: int) -> Appended:
     return Appended(first, done.last, done.last_add_confirmed)
 
 
-_ORPHANS_AT_ONCE: Final = 100
-"""The metadata service's default."""
-
-
-class Store:
+class Store(MetadataLogs):
     """The metadata service's log rows, with a race before and after each change."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -550,11 +549,11 @@ class Store:
         await self.gateway.hear(UNKNOWN)
         return row, is_new
 
-    async def cas(self, log: LogMetadata) -> LogMetadata:
+    async def cas(self, log: LogMetadata) -> LogMetadata | RowChanged:
         await self.gateway.ask()
         current = self.row(log.name)
         if current.version != log.version:
-            raise LogChanged(current)
+            return RowChanged(current)
         self._replace(current, log)
         await self.cluster.late_answer()
         await self.gateway.hear(None)
@@ -588,10 +587,10 @@ class Store:
         await self.gateway.hear()
         return found
 
-    async def delete(self, log: LogMetadata) -> None:
+    async def delete(self, log: LogMetadata) -> RowChanged | None:
         await self.gateway.ask()
         if self.row(log.name).version != log.version:
-            raise LogChanged(self.row(log.name))
+            return RowChanged(self.row(log.name))
         row = self.cluster.logs.pop(log.name)
         self.cluster.freed[log.name] = row.version + 1
         for item in row.items:
@@ -605,25 +604,29 @@ class Store:
                 self.cluster.abort(found.id)
         self.cluster.on_freed(log.name, self.gateway)
         await self.gateway.hear(None)
+        return None
 
     async def list(
-        self, *, after: str | None, limit: int
-    ) -> tuple[Sequence[LogMetadata], str | None]:
+        self, *, after: str | None = None, limit: int = 100
+    ) -> tuple[list[LogMetadata], str | None]:
         await self.gateway.ask()
         names = sorted(name for name in self.cluster.logs if after is None or name > after)
         rows = [self.cluster.logs[name] for name in names[:limit]]
         return rows, names[limit - 1] if len(names) > limit else None
 
-    async def orphans(self, *, older_than_s: float, after: int | None) -> Sequence[int]:
+    async def orphans(
+        self, *, older_than_s: float, after: int | None = None, limit: int = 100
+    ) -> tuple[int, ...]:
         await self.gateway.ask()
         before = self.cluster.now() - older_than_s
-        return [
+        found = (
             number
             for number, ledger in sorted(self.cluster.ledgers.items())
             if not self.cluster.is_named(number)
             and ledger.since_s <= before
             and (after is None or number > after)
-        ][:_ORPHANS_AT_ONCE]
+        )
+        return tuple(itertools.islice(found, limit))
 
     async def transaction(self, transaction_id: str) -> Transaction:
         await self.gateway.ask()
@@ -633,16 +636,18 @@ class Store:
 
     async def commit(
         self, transaction_id: str, ledgers: tuple[Sealed, ...], log: LogMetadata | None
-    ) -> tuple[Transaction, LogMetadata | None]:
+    ) -> Committed | RowChanged:
         await self.gateway.ask()
-        done, row = self._commit(transaction_id, ledgers, log)
+        done = self._commit(transaction_id, ledgers, log)
+        if isinstance(done, RowChanged):
+            return done
         await self.cluster.late_answer()
         await self.gateway.hear(None)
-        return done, None if row is None else self.row(row.name)
+        return replace(done, log=None if done.log is None else self.row(done.log.name))
 
     def _commit(
         self, transaction_id: str, ledgers: tuple[Sealed, ...], log: LogMetadata | None
-    ) -> tuple[Transaction, LogMetadata | None]:
+    ) -> Committed | RowChanged:
         """What the metadata service does in one transaction of its database."""
         found = self.cluster.transactions[transaction_id]
         asked = tuple(sealed.ledger_id for sealed in ledgers)
@@ -652,7 +657,7 @@ class Store:
             if asked != found.requested and found.app is None:
                 raise TransactionCommitted
             is_other = found.is_duplicate or asked != found.requested
-            return replace(found, is_duplicate=is_other), None
+            return Committed(replace(found, is_duplicate=is_other), None)
         published: tuple[LogItem, ...] = ()
         is_duplicate = found.app is not None and self.cluster.app_versions.get(found.app, -1) >= (
             found.version or 0
@@ -660,7 +665,7 @@ class Store:
         if log is not None and not is_duplicate:
             current = self.row(found.log)
             if current.version != log.version:
-                raise LogChanged(current)
+                return RowChanged(current)
             published = published_by(current, log, ledgers)
             ids = _ids(found)
             assert all(item.ledger_id in ids for item in published)
@@ -680,7 +685,7 @@ class Store:
             ),
         )
         self.cluster.end(ended, found)
-        return ended, None if is_duplicate else log
+        return Committed(ended, None if is_duplicate else log)
 
     async def delete_unnamed(self, ledger_id: int) -> None:
         await self.gateway.ask()
@@ -694,27 +699,28 @@ class Store:
                 future.exception()
 
 
-class Net:
+class Net(LogPeers):
     """Requests between gateways: lost when either end dies, late otherwise."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.cluster = gateway.cluster
 
-    async def append(self, owner: Writer, name: str, call: Append) -> LogAppended:
+    async def append(self, owner: Writer, name: str, call: Append) -> LogAppended | OwnerLost:
         return await self._ask(owner, lambda peer: peer.logs.append_here(name, call))
 
-    async def roll(self, owner: Writer, name: str) -> None:
-        await self._ask(owner, lambda peer: peer.logs.roll_here(name))
+    async def roll(self, owner: Writer, name: str) -> OwnerLost | None:
+        return await self._ask(owner, lambda peer: peer.logs.roll_here(name))
 
-    async def publish(self, owner: Writer, name: str, call: Publish) -> Transaction:
+    async def publish(self, owner: Writer, name: str, call: Publish) -> Transaction | OwnerLost:
         return await self._ask(owner, lambda peer: peer.logs.publish_here(name, call))
 
     async def ends(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
         async def ends(peer: Gateway) -> Mapping[str, int]:
             return peer.logs.ends_here(heads)
 
-        return await self._ask(owner, ends)
+        found = await self._ask(owner, ends)
+        return {} if isinstance(found, OwnerLost) else found
 
     async def is_alive(self, owner: Writer) -> bool:
         await self.gateway.step()
@@ -724,12 +730,12 @@ class Net:
                 await peer.goes.wait()
         return not peer.is_silent
 
-    async def _ask(self, owner: Writer, work: Callable[[Gateway], Awaitable[T]]) -> T:
+    async def _ask(self, owner: Writer, work: Callable[[Gateway], Awaitable[T]]) -> T | OwnerLost:
         """What a process answers; one that dies breaks the connection."""
         await self.gateway.step()
         peer = self.cluster.gateways[owner.id]
         if peer.is_dead:
-            raise PeerLost("refused", sent=False)
+            return OwnerLost("refused", sent=False)
 
         async def answer() -> T:
             await peer.goes.wait()
@@ -741,7 +747,7 @@ class Net:
         try:
             await asyncio.wait((task, died), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise PeerLost("the connection broke", sent=True)
+                return OwnerLost("the connection broke", sent=True)
             done = task.result()
         finally:
             for waiting in (task, died):

@@ -57,8 +57,8 @@ class HandGateway(Gateway):
         await self.made.wait()
         return row
 
-    async def close(self, ledger_id: int) -> LedgerMetadata:
-        row = await super().close(ledger_id)
+    async def close_for_log(self, ledger_id: int) -> LedgerMetadata:
+        row = await super().close_for_log(ledger_id)
         await self.closed.wait()
         return row
 

@@ -76,7 +76,7 @@ async def test_all_that_is_under_way_when_the_machine_breaks_is_unknown(
 
         assert all(isinstance(end, QuorumLogError) for end in ended), ended
         assert getattr(ended[0], "outcome", None) == UNKNOWN
-        assert one.logs.ownership.known("log") is not handle
+        assert one.logs.ownership.handle("log") is not handle
 
 
 async def test_appends_end_when_a_takeover_breaks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from quorumlog.protocol.log.messages import (
     SubmitRefused,
 )
 from services.gateway.interface import Appended
-from services.gateway.logs.driver import Broke, LogDriver, Told, World
+from services.gateway.logs.driver import Broke, LogDriver, LogOutcome, LogPorts
 from services.gateway.logs.offsets import OffsetIndex
 
 
@@ -62,9 +62,9 @@ def driver(
     machine: Machine,
     engine: Engine,
     store: Any = None,
-    tell: Callable[[Told], None] = lambda _told: None,
+    tell: Callable[[LogOutcome], None] = lambda _told: None,
 ) -> LogDriver:
-    world = World(
+    ports = LogPorts(
         cast(Any, engine),
         store,
         cast(Any, None),
@@ -75,7 +75,7 @@ def driver(
         jitter_s=0.0,
         probe_every_s=1.0,
     )
-    return LogDriver(machine, "log", world, tell)
+    return LogDriver(machine, "log", ports, tell)
 
 
 async def test_what_fits_is_submitted_one_by_one_and_the_rest_refused() -> None:
@@ -159,7 +159,7 @@ async def test_a_machine_that_breaks_twice_hears_nothing_more_and_its_owner_is_t
             self.heard.append(event)
             raise RuntimeError("unforeseen")
 
-    machine, told = Broken(), list[Told]()
+    machine, told = Broken(), list[LogOutcome]()
     broken = driver(machine, Engine(room=0), tell=told.append)
 
     broken.post(Retired())

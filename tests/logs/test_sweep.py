@@ -130,7 +130,7 @@ async def test_ledgers_that_no_log_names_are_deleted_and_no_others() -> None:
         orphan = await two.create(_options())
         cluster.ledgers[orphan.ledger_id].row = replace(orphan, state=State.OPEN)
 
-        await sweep_of(one).sweep_orphans(older_than_s=0)
+        await one.logs.delete_orphans(older_than_s=0)
 
         assert list(cluster.ledgers) == [cluster.logs["log"].items[0].ledger_id]
         assert orphan.ledger_id in cluster.deleted
@@ -175,14 +175,14 @@ async def test_orphans_that_cant_be_recovered_hold_up_no_others(
         monkeypatch.setattr(one, "recover", fails_for_some)
         sweep = sweep_of(one)
 
-        await sweep.sweep_orphans(older_than_s=0)
+        await sweep._logs.delete_orphans(older_than_s=0)
         assert free in cluster.ledgers
-        await sweep.sweep_orphans(older_than_s=0)
+        await sweep._logs.delete_orphans(older_than_s=0)
         assert set(cluster.deleted) == {free}
 
         # And those that were passed over are tried again.
         monkeypatch.setattr(one, "recover", recover)
-        await sweep.sweep_orphans(older_than_s=0)
+        await sweep._logs.delete_orphans(older_than_s=0)
         assert set(cluster.deleted) == {free, *stuck}
 
 

@@ -1,6 +1,7 @@
 """What can't be read in the middle of a log does not withhold the records before it."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ async def test_bookies_that_are_silent_at_one_batch_withhold_nothing_before_it(
         engine = gateway.logs._reader._engine
         found = engine.read
 
-        async def read(ledger_id: int, first: int, **limits: int) -> object:
+        async def read(ledger_id: int, first: int, **limits: Any) -> object:
             if first == 1 and limits.get("limit") != 1:
                 raise EntryUnavailable("confirmed up to 9", ledger_id=ledger_id, entry_id=first)
             return await found(ledger_id, first, **limits)

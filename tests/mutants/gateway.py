@@ -13,7 +13,7 @@ from quorumlog.errors import NotEnoughBookies, NotYetConfirmed, QuorumLogError
 from quorumlog.protocol import writer as machine
 from quorumlog.protocol.heads import LedgerHead, LogHead
 from quorumlog.protocol.log import LogMetadata
-from quorumlog.protocol.log.messages import HeadLearned, Ticked
+from quorumlog.protocol.log.messages import HeadLearned, RowChanged, Ticked
 from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.messages import MissedRange, Status
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -136,7 +136,7 @@ async def an_owners_own_roll_is_not_taken_for_anothers() -> str | None:
         owner = owner_of(one)
         read_by: list[LogHead] = []
 
-        async def read_in_between(log: LogMetadata) -> LogMetadata:
+        async def read_in_between(log: LogMetadata) -> LogMetadata | RowChanged:
             done = await Store(one).cas(log)
             # Read by the background meanwhile: the roll has not heard of its own change yet.
             read_by.append(LogHead.of(cluster.logs["log"]))
@@ -284,10 +284,10 @@ def only_told(_original: Any) -> Any:
     """A sweep sees to its own owners, and lets those live that others have displaced."""
 
     def tick(self: Ownership, row: LogMetadata) -> bool:
-        handle = self.known(row.name)
-        if handle is None or handle.owner is None or not handle.owner.is_mine(row):
+        owner = self.owner(row.name)
+        if owner is None or not owner.is_mine(row):
             return False
-        handle.hear(Ticked())
+        self.tell(row.name, Ticked())
         return True
 
     return tick

@@ -66,7 +66,7 @@ class Engine:
     ) -> None:
         """Use `running`."""
         self.writer = Writer(str(uuid4()), config.url)
-        self._metadata, self._directory, self._peers = metadata, directory, peers
+        self.metadata, self.peers, self._directory = metadata, peers, directory
         self.throttled = ThrottledMetadata(metadata)
         """The metadata service as the engine's machines ask it."""
         ports = replace(ports, metadata=self.throttled)
@@ -161,7 +161,7 @@ class Engine:
 
     async def list(self, query: LedgerQuery) -> LedgerPage:
         """One page of rows."""
-        rows, after = await self._metadata.list(
+        rows, after = await self.metadata.list(
             state=query.state,
             bookie=query.bookie,
             log=query.log,
@@ -179,7 +179,7 @@ class Engine:
         if row.writer is None or row.writer.id == self.writer.id:
             return await self.handles.close(row)
         try:
-            await self._peers.close(row.writer, ledger_id, password=password)
+            await self.peers.close(row.writer, ledger_id, password=password)
         except WriterLost as error:
             if is_closed(row):
                 return row  # only the lost writer knew its own last entry
@@ -235,7 +235,7 @@ class Engine:
             if not is_closed(row):
                 row = await self._recoveries.run(ledger_id)
             try:
-                await self._metadata.delete(ledger_id, version=row.version)
+                await self.metadata.delete(ledger_id, version=row.version)
             except VersionConflict:
                 row = await self._rows.fresh(ledger_id)
                 continue
@@ -252,21 +252,21 @@ class Engine:
 
     async def gateways(self) -> Sequence[Writer]:
         """The gateways that live as far as is known."""
-        services = (await self._metadata.services()).services
+        services = (await self.metadata.services()).services
         return [Writer(found.id, found.url) for found in services if found.kind == "gateway"]
 
     async def cluster(self) -> dict[str, Any]:
         """Every service with its state, and this gateway's ledgers with reduced redundancy."""
-        queue = RepairClient(self._metadata, self.writer.id)
+        queue = RepairClient(self.metadata, self.writer.id)
         bookies, services, metadata, repairs, summary = await asyncio.gather(
             self.bookies(),
-            self._metadata.services(),
-            self._metadata.own_services(),
+            self.metadata.services(),
+            self.metadata.own_services(),
             queue.list(),
             queue.summary(),
         )
         return {
-            "cluster_id": await self._metadata.cluster_id(),
+            "cluster_id": await self.metadata.cluster_id(),
             "bookies": [bookie.model_dump(mode="json") for bookie in bookies.bookies],
             "services": [
                 service.model_dump(mode="json") for service in (*metadata, *services.services)
@@ -310,7 +310,7 @@ class Engine:
             state = "draining" if self._is_draining else "ready"
             heartbeat = ServiceHeartbeat(url=self.writer.url, state=state)
             with contextlib.suppress(QuorumLogError):
-                await self._metadata.service_lives("gateway", self.writer.id, heartbeat)
+                await self.metadata.service_lives("gateway", self.writer.id, heartbeat)
             await asyncio.sleep(_HEARTBEAT_S)
 
     # What is heard of rows.

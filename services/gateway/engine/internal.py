@@ -27,7 +27,6 @@ from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.wire.bodies import MEMBER_OR_NAME
 from services.gateway.engine.engine import Engine
 from services.gateway.engine.peers import INSTANCE, PASSWORD, decode_payloads
-from services.gateway.interface import Appended
 
 _WAIT_S_MAX: Final = 60.0
 _WAIT_MS_MAX: Final = 3_600_000
@@ -58,19 +57,19 @@ MEMBER: Final = query_text("member", MEMBER_OR_NAME, "The bookie to replace.")
 
 
 @dataclass(frozen=True, slots=True)
-class Bodies:
-    """What a body may be: bounds of the public routes, since anybody can reach these as well."""
+class InternalBodies:
+    """The bounds of bodies: those of the public routes, since anybody can reach these routes too."""
 
     read: Callable[[web.Request, int], Awaitable[bytes]]
-    """The body, with at most so many bytes, in time and within the room for all bodies."""
+    """Reads a body of at most so many bytes, in time and within the room for all bodies."""
     bytes_max: int
     entry_bytes_max: int
     entries_max: int
 
 
-def routes(engine: Engine, bodies: Bodies) -> Iterable[Route]:
+def routes(engine: Engine, instance: str, bodies: InternalBodies) -> Iterable[Route]:
     """The routes of an engine; the application's middleware handles errors."""
-    inner = _Internal(engine, bodies)
+    inner = _LedgerRoutes(engine, instance, bodies)
     ledger = "/internal/ledgers/{ledger_id}"
     asked = (LEDGER_ID, WRITER)
     return (
@@ -83,17 +82,43 @@ def routes(engine: Engine, bodies: Bodies) -> Iterable[Route]:
     )
 
 
-class _Internal:
-    def __init__(self, engine: Engine, bodies: Bodies) -> None:
-        self._engine, self._bodies = engine, bodies
+class InternalRoutes:
+    """Routes that answer other gateways for one process."""
+
+    def __init__(self, instance: str, bodies: InternalBodies) -> None:
+        """`instance` is this process."""
+        self._instance, self.bodies = instance, bodies
+
+    def check_instance(self, given: Given) -> None:
+        """Raise WriterLost if another process is meant."""
+        if given[WRITER] != self._instance:
+            raise WriterLost(
+                "another process listens here now",
+                outcome=NOT_DONE,
+                headers={INSTANCE: self._instance},
+            )
+
+    def answer(self, document: object) -> web.Response:
+        """An answer with the instance's id; `document` is JSON or a dataclass."""
+        return web.Response(
+            body=orjson.dumps(document),
+            content_type="application/json",
+            headers={INSTANCE: self._instance},
+        )
+
+
+class _LedgerRoutes(InternalRoutes):
+    def __init__(self, engine: Engine, instance: str, bodies: InternalBodies) -> None:
+        super().__init__(instance, bodies)
+        self._engine = engine
 
     async def instance(self, _request: web.Request, _given: Given) -> web.Response:
         """Which process this is."""
-        return self._answer({"id": self._engine.writer.id})
+        return self.answer({"id": self._instance})
 
     async def append(self, request: web.Request, given: Given) -> web.Response:
         """Append to a ledger of this process."""
-        ledger_id, bodies = self._ledger_of(given), self._bodies
+        ledger_id, bodies = self._ledger_of(given), self.bodies
         payloads = decode_payloads(
             await bodies.read(request, bodies.bytes_max),
             payloads_max=bodies.entries_max,
@@ -104,23 +129,14 @@ class _Internal:
         done = await self._engine.appends.append_here(
             ledger_id, payloads, password=given[SECRET], expect=given[EXPECT]
         )
-        return self._appended(done)
+        return self.answer(done)
 
     async def append_records(self, request: web.Request, given: Given) -> web.Response:
         """Append a record batch to a transaction's ledger of this process."""
         ledger_id = self._ledger_of(given)
-        _, records = await read_batch(request, self._bodies)
-        return self._appended(
+        _, records = await read_batch(request, self.bodies)
+        return self.answer(
             await self._engine.appends.append_records_here(ledger_id, records, expect=given[EXPECT])
-        )
-
-    def _appended(self, done: Appended) -> web.Response:
-        return self._answer(
-            {
-                "first": done.first,
-                "last": done.last,
-                "last_add_confirmed": done.last_add_confirmed,
-            }
         )
 
     async def last_add_confirmed(self, _request: web.Request, given: Given) -> web.Response:
@@ -130,7 +146,7 @@ class _Internal:
         known, version = await self._engine.reading.writers_lac(
             ledger_id, after=given[AFTER], wait_s=wait_s
         )
-        return self._answer(
+        return self.answer(
             {
                 "last_add_confirmed": known.last_add_confirmed,
                 "closed": known.closed,
@@ -142,7 +158,7 @@ class _Internal:
         """The writer's close; the caller reads the row from the metadata service."""
         ledger_id = self._ledger_of(given)
         row = await self._engine.close_here(ledger_id, password=given[SECRET])
-        return self._answer({"version": row.version})
+        return self.answer({"version": row.version})
 
     async def replace(self, _request: web.Request, given: Given) -> web.Response:
         """Replace a bookie in the open fragment (rule 21)."""
@@ -150,27 +166,15 @@ class _Internal:
         if member is None:
             raise InvalidRequest("names no member")
         self._engine.handles.get(ledger_id).replace(member)
-        return self._answer({})
+        return self.answer({})
 
     def _ledger_of(self, given: Given) -> int:
-        if given[WRITER] != self._engine.writer.id:
-            raise WriterLost(
-                "another process listens here now",
-                outcome=NOT_DONE,
-                headers={INSTANCE: self._engine.writer.id},
-            )
+        self.check_instance(given)
         return given[LEDGER_ID]
-
-    def _answer(self, document: dict[str, object]) -> web.Response:
-        return web.Response(
-            body=orjson.dumps(document),
-            content_type="application/json",
-            headers={INSTANCE: self._engine.writer.id},
-        )
 
 
 async def read_batch(
-    request: web.Request, bodies: Bodies
+    request: web.Request, bodies: InternalBodies
 ) -> tuple[batch.BatchHead, list[batch.Record]]:
     """A request's record batch. Raises: BadRequest, TooLarge."""
     data = await bodies.read(request, _BATCH_BODY_BYTES_MAX)

@@ -117,7 +117,7 @@ class Peers:
         query = "" if expect is None else f"?expect={expect}"
         path = f"/internal/ledgers/{ledger_id}/{verb}{query}"
         try:
-            reply = await self._ask(
+            reply = await self.ask(
                 writer, "POST", path, self._append_s, data=data, password=password
             )
         except TimeoutError as error:
@@ -137,7 +137,7 @@ class Peers:
             raise WriterLost("the writer did not answer just now", ledger_id=ledger_id)
         self._hung_until.pop(writer.id, None)
         try:
-            reply = await self._ask(
+            reply = await self.ask(
                 writer, "GET", f"/internal/ledgers/{ledger_id}/lac{query}", _LAC_S + wait_s
             )
         except TimeoutError as error:
@@ -151,13 +151,13 @@ class Peers:
     async def close(self, writer: Writer, ledger_id: int, *, password: str | None) -> None:
         """The writer's close. Raises what the writer raised, WriterLost."""
         try:
-            await self._ask(
+            await self.ask(
                 writer, "POST", f"/internal/ledgers/{ledger_id}/close", _CLOSE_S, password=password
             )
         except TimeoutError as error:
             raise WriterLost("the writer did not answer", ledger_id=ledger_id) from error
 
-    async def _ask(
+    async def ask(
         self,
         writer: Writer,
         method: str,
@@ -167,6 +167,10 @@ class Peers:
         data: bytes | None = None,
         password: str | None = None,
     ) -> dict[str, Any]:
+        """One request to that very process: its answer.
+
+        Raises: what the writer raised, WriterLost if it cannot be reached, TimeoutError.
+        """
         if writer.id in self._gone:
             raise WriterLost("its process was replaced", outcome=NOT_DONE)
         headers = {INSTANCE: writer.id}

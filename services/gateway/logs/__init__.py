@@ -1,4 +1,5 @@
-"""Named logs: ordered lists of ledgers that go on when a gateway or a bookie dies (rules 22-27).
+"""Named logs: ordered lists of ledgers that continue when a gateway or a bookie dies (rules 22-27).
 
-May use `engine` (through `ports`, but for what runs it) and knows nothing of HTTP's public face.
+May use `engine`; knows nothing of the public HTTP API. `internal` and `peers` are the requests between
+gateways.
 """

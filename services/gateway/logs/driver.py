@@ -1,12 +1,11 @@
-"""Runs one machine of a log (`protocol/log`) in the world of a gateway.
+"""Runs one machine of a log (`protocol/log`) on a gateway.
 
 The driver is the machine's serial executor, as `net/driver.py` is of a ledger's machine: events are
-stepped one at a time, in the order in which they came, without a task. Each question takes a task of
-its own; appends to the ledger are callbacks.
+stepped one at a time, in the order of their arrival, without a task. Each question takes a task of
+its own; appends to the ledger use callbacks.
 """
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections import deque
@@ -28,11 +27,11 @@ from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import (
     Answered,
+    Append,
     Ask,
     BatchesRead,
     CloseLedger,
     Commit,
-    Committed,
     CountBookies,
     CreateLedger,
     DeleteLedger,
@@ -49,6 +48,7 @@ from quorumlog.protocol.log.messages import (
     OwnerLost,
     Pause,
     PlaceKnown,
+    Publish,
     Question,
     ReadBatches,
     ReadLedger,
@@ -57,7 +57,6 @@ from quorumlog.protocol.log.messages import (
     RecoverLedger,
     Relay,
     Resolve,
-    RowChanged,
     Stopped,
     Submit,
     SubmitFailed,
@@ -67,59 +66,59 @@ from quorumlog.protocol.log.messages import (
     Wait,
 )
 from quorumlog.protocol.metadata import DigestKind, Writer
+from services.gateway.engine import Engine
 from services.gateway.interface import Appended, LedgerOptions
 from services.gateway.logs.ends import end_of
 from services.gateway.logs.offsets import OffsetIndex
-from services.gateway.logs.ports import LogChanged, LogEngine, LogStore, PeerLost, Peers, Publish
+from services.gateway.logs.peers import LogPeers
+from services.gateway.logs.store import MetadataLogs
 
 log = logging.getLogger(__name__)
 
 _REPLAY_BYTES: Final = 4 << 20
-"""What a replay reads at once."""
+"""Bytes of one read of a replay."""
 
 _ROLL_AGAIN_S: Final = 2.0
-"""After a roll by itself failed, the next one waits for so long."""
+"""Pause after an automatic roll failed."""
 
 _SUBMIT_BYTES: Final = 1 << 20
-"""What is submitted together is acknowledged together: no more than the ledger's handle sends at once."""
+"""Entries submitted together are acknowledged together: at most what the ledger's handle sends at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """The machine had a defect: it says nothing any more, and whoever still waits for it must be
-    answered without it.
-    """
+    """The machine had a defect and says nothing more: its waiters must be answered without it."""
 
     error: QuorumLogError
 
 
-Told = Resolve | Relay | OwnerEnded | TakeoverDone | LogGone | Broke
-"""What a machine says to those whom it works for, or the driver in its place."""
+LogOutcome = Resolve | Relay | OwnerEnded | TakeoverDone | LogGone | Broke
+"""What a machine, or the driver of a broken machine, reports to the log's handle."""
 
 
-class Machine(Protocol):
-    """Anything that steps."""
+class LogMachine(Protocol):
+    """A machine of a log: `Route` in a gateway."""
 
     def step(self, event: Event, now: Now) -> list[Effect]:
-        """What to do now that this has happened."""
+        """Take one event and return what to do."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class World:
-    """What drivers of a gateway's logs stand on."""
+class LogPorts:
+    """What the drivers of a gateway's logs perform effects with."""
 
-    engine: LogEngine
-    store: LogStore
-    peers: Peers
+    engine: Engine
+    store: MetadataLogs
+    peers: LogPeers
     is_alive: Callable[[Writer], Awaitable[bool]]
-    """Asked twice, a jittered time apart."""
+    """Asks twice, a jittered time apart."""
     now: Callable[[], Now]
     index: OffsetIndex
     start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs a task until the gateway stops."""
     jitter_s: float
-    """Before a machine asks again, at most."""
+    """The longest pause before a machine asks again."""
     probe_every_s: float
     """A forwarded request that takes longer makes its sender ask whether the owner lives."""
 
@@ -128,21 +127,21 @@ class LogDriver:
     """One machine of a log and its serial executor.
 
     Invariants: `step` is never entered twice at a time; each question is answered once, or the
-    machine hears that the process stops; a machine that broke hears nothing more.
+    machine hears that the process stops; a machine that broke gets no more events.
     """
 
-    __slots__ = ("_inbox", "_is_broken", "_is_stepping", "_machine", "_name", "_tell", "_world")
+    __slots__ = ("_inbox", "_is_broken", "_is_stepping", "_machine", "_name", "_ports", "_report")
 
     def __init__(
-        self, machine: Machine, name: str, world: World, tell: Callable[[Told], None]
+        self, machine: LogMachine, name: str, ports: LogPorts, report: Callable[[LogOutcome], None]
     ) -> None:
-        """`name` is the log's; `tell` must not raise."""
-        self._machine, self._name, self._world, self._tell = machine, name, world, tell
+        """`name` is the log's; `report` must not raise."""
+        self._machine, self._name, self._ports, self._report = machine, name, ports, report
         self._inbox: deque[Event] = deque()
         self._is_stepping = self._is_broken = False
 
     def post(self, event: Event) -> None:
-        """Let the machine hear of an event: now, or after those that it hears of at present."""
+        """Step the machine with an event: now, or after the events that it is stepped with now."""
         if self._is_broken:
             return
         inbox = self._inbox
@@ -152,41 +151,41 @@ class LogDriver:
         self._is_stepping = True
         try:
             while inbox:
-                for effect in self._machine.step(inbox.popleft(), self._world.now()):
+                for effect in self._machine.step(inbox.popleft(), self._ports.now()):
                     self._perform(effect)
         except Exception:
-            # A defect of ours: the machine's state can't be believed any more.
+            # A defect of ours: the machine's state is not reliable any more.
             log.exception("log-machine-broke", extra={"log": self._name})
             self._break()
         finally:
             self._is_stepping = False
 
     def _break(self) -> None:
-        """The machine may say what it still can; what it has lost sight of is answered without it."""
+        """Let the machine answer what it still can; the handle answers the rest without it."""
         self._is_broken = True
         self._inbox.clear()
         try:
-            for effect in self._machine.step(Stopped(), self._world.now()):
+            for effect in self._machine.step(Stopped(), self._ports.now()):
                 self._perform(effect)
         except Exception:
             log.exception("log-machine-broke", extra={"log": self._name})
-        self._tell(Broke(QuorumLogError("the log's machine broke", log=self._name)))
+        self._report(Broke(QuorumLogError("the log's machine broke", log=self._name)))
 
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Submit():
                 self._submit(effect)
             case Ask(number, question):
-                asked = self._world.start(self._answer(number, question))
+                asked = self._ports.start(self._answer(number, question))
                 asked.add_done_callback(self._asked)
             case PlaceKnown(ledger_id, records, entry_id):
-                self._world.index.points(ledger_id).add(records, entry_id)
+                self._ports.index.points(ledger_id).add(records, entry_id)
             case Resolve() | Relay() | OwnerEnded() | TakeoverDone() | LogGone():
-                self._tell(effect)
+                self._report(effect)
             case _:
                 raise AssertionError(f"{effect} is for the machine around this one")
 
-    # --- appends ---------------------------------------------------------------------------------
+    # Appends.
 
     def _submit(self, effect: Submit) -> None:
         first, error = effect.first_entry, None
@@ -207,9 +206,9 @@ class LogDriver:
                 return
 
     def _send(self, ledger_id: int, first: int, payloads: Sequence[bytes]) -> QuorumLogError | None:
-        """Begin an append, or say why it does not begin."""
+        """Begin an append, or return why it does not begin."""
         try:
-            submitted = self._world.engine.submit(ledger_id, payloads, expect=first)
+            submitted = self._ports.engine.submit(ledger_id, payloads, expect=first)
         except QuorumLogError as error:
             return error
         submitted.add_done_callback(
@@ -231,16 +230,12 @@ class LogDriver:
         else:
             self.post(EntriesDurable(ledger_id, last))
 
-    # --- questions -------------------------------------------------------------------------------
+    # Questions.
 
     async def _answer(self, number: Number, question: Question) -> None:
         value: Any
         try:
             value = await self._ask(question)
-        except LogChanged as changed:
-            value = RowChanged(changed.current)
-        except PeerLost as lost:
-            value = OwnerLost(str(lost), lost.sent)
         except QuorumLogError as error:
             value = error
         except Exception as error:
@@ -249,21 +244,23 @@ class LogDriver:
         self.post(Answered(number, value))
 
     def _asked(self, task: asyncio.Task[None]) -> None:
-        """A question that is cut off, maybe before its task's first step, gets no answer."""
+        """A question that is cancelled, perhaps before its task's first step, gets no answer."""
         if task.cancelled():
             self.post(Stopped())
 
     async def _ask(self, question: Question) -> Any:
-        engine, store = self._world.engine, self._world.store
+        ports, engine, store = self._ports, self._ports.engine, self._ports.store
         match question:
             case ReadLog(name):
                 return await store.get(name)
             case SwapLog(row):
                 return await store.cas(row)
+            case DeleteLog(row):
+                return await store.delete(row)
             case ReadTransaction(transaction):
                 return await store.transaction(transaction)
             case Commit(transaction, ledgers, row):
-                return Committed(*await store.commit(transaction, ledgers, row))
+                return await store.commit(transaction, ledgers, row)
             case CreateLedger(row):
                 return await engine.create(options_of(row))
             case ReadLedger(ledger_id):
@@ -271,70 +268,65 @@ class LogDriver:
             case RecoverLedger(ledger_id):
                 return await engine.recover(ledger_id)
             case CloseLedger(ledger_id):
-                return await engine.close(ledger_id)
+                return await engine.close_for_log(ledger_id)
+            case DeleteLedger(ledger_id):
+                return await store.delete_unnamed(ledger_id)
             case MeasureLedger(row):
                 return await end_of(row, engine)
             case ReadBatches():
-                return await self._read(question)
-            case DeleteLedger(ledger_id):
-                return await store.delete_unnamed(ledger_id)
+                return await _read(engine, question)
             case CountBookies():
                 states = [bookie.state for bookie in (await engine.bookies()).bookies]
                 return states.count("writable")
             case Forward():
                 return await self._forward(question)
             case IsAlive(writer):
-                return await self._world.is_alive(writer)
-            case DeleteLog(row):
-                return await store.delete(row)
+                return await ports.is_alive(writer)
             case Wait(pause):
-                jitter_s = self._world.jitter_s * random.uniform(0.1, 1.0)  # noqa: S311
+                jitter_s = ports.jitter_s * random.uniform(0.1, 1.0)  # noqa: S311
                 return await asyncio.sleep(_ROLL_AGAIN_S if pause is Pause.ROLL else jitter_s)
 
     async def _forward(self, asked: Forward) -> Any:
-        """What the owner answers; give up when it does not live any more (rule 11)."""
-        peers, call = self._world.peers, asked.call
-        answer: Awaitable[Any]
-        if call is None:
-            answer = peers.roll(asked.owner, asked.log)
-        elif isinstance(call, Publish):
-            answer = peers.publish(asked.owner, asked.log, call)
-        else:
-            answer = peers.append(asked.owner, asked.log, call)
-        task = asyncio.ensure_future(answer)
+        """The owner's answer; OwnerLost once the owner does not live any more (rule 11)."""
+        peers, owner, call = self._ports.peers, asked.owner, asked.call
+        answer: Coroutine[Any, Any, Any]
+        match call:
+            case None:
+                answer = peers.roll(owner, asked.log)
+            case Publish():
+                answer = peers.publish(owner, asked.log, call)
+            case Append():
+                answer = peers.append(owner, asked.log, call)
+        task = asyncio.create_task(answer)
         try:
             while True:
-                done, _ = await asyncio.wait({task}, timeout=self._world.probe_every_s)
+                done, _ = await asyncio.wait({task}, timeout=self._ports.probe_every_s)
                 if done:
                     return task.result()
-                if not await self._world.is_alive(asked.owner):
-                    raise PeerLost("it does not answer", sent=True)
+                if not await self._ports.is_alive(owner):
+                    return OwnerLost("it does not answer", sent=True)
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, QuorumLogError, PeerLost):
-                await task
+            if task.cancel():
+                await asyncio.gather(task, return_exceptions=True)
 
-    async def _read(self, asked: ReadBatches) -> BatchesRead:
-        try:
-            found = await self._world.engine.read(
-                asked.ledger_id,
-                asked.first,
-                last=asked.last,
-                limit=10_000,
-                max_bytes=_REPLAY_BYTES,
-            )
-        except EntryLost as error:
-            return BatchesRead((), error.members["next"], is_lost=True)
-        if found.next <= asked.first:
-            raise EntryUnavailable(
-                "an entry of a closed ledger", ledger_id=asked.ledger_id, entry_id=asked.first
-            )
-        entries = tuple(
-            (entry_id, bytes(run.payload(index)))
-            for run in found.runs
-            for index, entry_id in enumerate(run.ids)
+
+async def _read(engine: Engine, asked: ReadBatches) -> BatchesRead:
+    try:
+        found = await engine.read(
+            asked.ledger_id, asked.first, last=asked.last, limit=10_000, max_bytes=_REPLAY_BYTES
         )
-        return BatchesRead(entries, found.next)
+    except EntryLost as error:
+        return BatchesRead((), error.members["next"], is_lost=True)
+    if found.next <= asked.first:
+        raise EntryUnavailable(
+            "an entry of a closed ledger", ledger_id=asked.ledger_id, entry_id=asked.first
+        )
+    entries = tuple(
+        (entry_id, bytes(run.payload(index)))
+        for run in found.runs
+        for index, entry_id in enumerate(run.ids)
+    )
+    return BatchesRead(entries, found.next)
 
 
 def _cut(payloads: Sequence[bytes]) -> list[Sequence[bytes]]:
@@ -352,7 +344,7 @@ def _cut(payloads: Sequence[bytes]) -> list[Sequence[bytes]]:
 
 
 def options_of(log: LogMetadata) -> LedgerOptions:
-    """How a log's ledgers are created."""
+    """The options with which a log's ledgers are created."""
     quorum = log.settings.quorum
     return LedgerOptions(
         ensemble_size=quorum.ensemble_size,

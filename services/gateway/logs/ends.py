@@ -1,17 +1,23 @@
-"""What the last entry of a ledger says of all before it: each batch counts what precedes it."""
+"""What the last entry of a ledger says of all before it: each batch counts the records before it."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Sequence
+from typing import Final
 
-from quorumlog.errors import EntryLost, EntryUnavailable
+from quorumlog.errors import EntryLost, EntryUnavailable, InvalidRequest, NoSuchLedger
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import BatchHead
 from quorumlog.protocol.ids import NO_ENTRY
-from quorumlog.protocol.log.messages import LedgerEnd
-from quorumlog.protocol.metadata import LedgerMetadata
-from services.gateway.logs.ports import LogEngine
+from quorumlog.protocol.log.messages import LedgerEnd, Sizes
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.transaction import Sealed
+from services.gateway.engine import Engine
+
+_AT_ONCE: Final = 32
+"""Ledgers of a commit whose ends are read at once."""
 
 
-async def end_of(ledger: LedgerMetadata, engine: LogEngine) -> LedgerEnd:
+async def end_of(ledger: LedgerMetadata, engine: Engine) -> LedgerEnd:
     """The end of a CLOSED ledger of a log, from its last entry alone."""
     assert ledger.last_entry is not None, "it is CLOSED"
     if ledger.last_entry == NO_ENTRY:
@@ -26,23 +32,56 @@ async def end_of(ledger: LedgerMetadata, engine: LogEngine) -> LedgerEnd:
     )
 
 
-async def read_head(engine: LogEngine, ledger_id: int, entry_id: int) -> BatchHead:
-    """What the batch in a confirmed entry says of itself; where that is lost, the hole it left."""
+async def sizes_of(ledgers: Sequence[Sealed], engine: Engine) -> Sizes:
+    """The records and bytes of each ledger of a commit. A CLOSED ledger never changes, so the sizes
+    may be read before the log's owner is asked.
+
+    Raises: InvalidRequest where a ledger is not closed, ends elsewhere, or stores no records.
+    """
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def size(index: int, sealed: Sealed) -> tuple[int, int, int]:
+        async with room:
+            pointer = f"/ledgers/{index}"
+            try:
+                row = await engine.get(sealed.ledger_id)
+                if row.state is not State.CLOSED:
+                    raise _invalid(pointer, f"ledger {sealed.ledger_id} is not closed")
+                if sealed.last_entry not in (None, row.last_entry):
+                    detail = f"ledger {sealed.ledger_id} ends at {row.last_entry}"
+                    raise _invalid(pointer, detail)
+                end = await end_of(row, engine)
+            except NoSuchLedger as error:
+                raise _invalid(pointer, f"there is no ledger {sealed.ledger_id}") from error
+            return sealed.ledger_id, end.records, end.bytes
+
+    return tuple(
+        await asyncio.gather(*(size(index, sealed) for index, sealed in enumerate(ledgers)))
+    )
+
+
+def _invalid(pointer: str, detail: str) -> InvalidRequest:
+    return InvalidRequest(detail, errors=[{"pointer": pointer, "detail": detail}])
+
+
+async def read_head(engine: Engine, ledger_id: int, entry_id: int) -> BatchHead:
+    """The head of a confirmed entry's batch; for a lost entry, the head of the hole."""
     try:
         return (await _read_head(engine, ledger_id, entry_id))[0]
     except EntryLost:
         return await _hole(engine, ledger_id, entry_id)
 
 
-async def _hole(engine: LogEngine, ledger_id: int, entry_id: int) -> BatchHead:
-    """What the neighbours of lost entries say: these held the records between theirs (rule 31).
+async def _hole(engine: Engine, ledger_id: int, entry_id: int) -> BatchHead:
+    """What the neighbours of lost entries say: the lost entries held the records between (rule 31).
 
-    At a ledger's end there is no later one. A record takes a byte at least, so the lost bytes are
-    no fewer than the lost records: some offsets stay without a record, and none is given twice.
+    At a ledger's end there is no later neighbour. A record takes at least one byte, so there are at
+    least as many lost bytes as lost records: some offsets stay without a record, and none is given
+    twice.
     """
     row = await engine.get(ledger_id)
     lost = row.lost_at(entry_id)
-    assert lost is not None, "nobody takes back that it is"
+    assert lost is not None, "a loss is never taken back"
     assert row.last_entry is not None, "only a CLOSED ledger has lost entries"
     before, bytes_before = 0, 0
     if lost[0] > 0:
@@ -55,34 +94,22 @@ async def _hole(engine: LogEngine, ledger_id: int, entry_id: int) -> BatchHead:
     return BatchHead(after - before, 0, before, None, after_producer=True)
 
 
-async def _read_head(engine: LogEngine, ledger_id: int, entry_id: int) -> tuple[BatchHead, int]:
-    """The head of an entry's batch, and the ledger's bytes up to and including it."""
+async def _read_head(engine: Engine, ledger_id: int, entry_id: int) -> tuple[BatchHead, int]:
+    """The head of an entry's batch, and the ledger's bytes up to and including the entry."""
     found = await engine.read(ledger_id, entry_id, last=entry_id, limit=1)
     for run in found.runs:
         index = run.index(entry_id)
         if index is not None:
             entry = run.entry(index)
-            return decode_head(ledger_id, entry_id, entry.payload), entry.length
+            try:
+                return batch.decode_head(entry.payload), entry.length
+            except batch.BadBatch as error:
+                raise damaged(error, ledger_id, entry_id) from error
     raise EntryUnavailable(
         "a confirmed batch of a log was not found", ledger_id=ledger_id, entry_id=entry_id
     )
 
 
-def decode_head(ledger_id: int, entry_id: int, data: bytes) -> BatchHead:
-    """The head of a stored batch; bytes that are none are damage, not absence."""
-    try:
-        return batch.decode_head(data)
-    except batch.BadBatch as error:
-        raise EntryUnavailable(str(error), ledger_id=ledger_id, entry_id=entry_id) from error
-
-
-HeadReader = Callable[[int], Awaitable[BatchHead]]
-
-
-def head_reader(engine: LogEngine, ledger_id: int) -> HeadReader:
-    """`read_head` of one ledger."""
-
-    async def read(entry_id: int) -> BatchHead:
-        return await read_head(engine, ledger_id, entry_id)
-
-    return read
+def damaged(error: batch.BadBatch, ledger_id: int, entry_id: int) -> EntryUnavailable:
+    """The error for an entry whose bytes are no batch: damage, not absence."""
+    return EntryUnavailable(str(error), ledger_id=ledger_id, entry_id=entry_id)

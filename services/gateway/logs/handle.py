@@ -1,4 +1,4 @@
-"""One log in this process: its machine (`protocol/log/route.py`), driven.
+"""One log in this process: its machine (`protocol/log/route.py`) with its driver.
 
 Appends that arrive in one turn of the event loop reach the machine in one step.
 """
@@ -6,6 +6,7 @@ Appends that arrive in one turn of the event loop reach the machine in one step.
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
@@ -36,46 +37,63 @@ from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.log.route import Route
 from quorumlog.protocol.log.takeover import ending
 from quorumlog.protocol.transaction import Transaction
-from services.gateway.logs.counts import Counts
-from services.gateway.logs.driver import Broke, LogDriver, Told, World
+from services.gateway.logs.driver import Broke, LogDriver, LogOutcome, LogPorts
 
 log = logging.getLogger(__name__)
 
-Request = tuple[asyncio.Future[LogAppended], Append]
+_Gathered = list[tuple[asyncio.Future[LogAppended], Append]]
+
+
+@dataclass(slots=True)
+class LogCounts:
+    """What the logs of this process did since its start."""
+
+    requests: int = 0
+    records: int = 0
+    duplicates: int = 0
+    takeovers: int = 0
+
+    def add(self, done: LogAppended) -> None:
+        """An owner in this process acknowledged one append."""
+        self.requests += 1
+        if done.is_duplicate:
+            self.duplicates += 1
+        else:
+            self.records += done.last_offset - done.first_offset + 1
 
 
 class LogHandle:
-    """What this gateway knows of one log, and does for it. All calls give futures at once; who waits
-    for one no more says so (`abandon`).
+    """What this gateway knows of one log and does for it. All requests return futures at once; a
+    caller that waits for one no more calls `abandon`.
 
-    Invariant: every future that was given out is in `_pending` until it is answered or abandoned: a
+    Invariant: every future that was returned is in `_pending` until it is answered or abandoned: a
     machine with a defect may lose sight of it.
     """
 
     def __init__(
         self,
         name: str,
-        world: World,
+        ports: LogPorts,
         *,
         settle_s: float,
-        counts: Counts,
+        counts: LogCounts,
         on_gone: Callable[["LogHandle"], None],
     ) -> None:
-        """`on_gone` is called when there is no log of this name any more."""
+        """`on_gone` is called when there is no log of this name any more, or the machine broke."""
         self.name = name
-        self._machine = Route(name, world.engine.writer.id, settle_s=settle_s)
-        self._driver = LogDriver(self._machine, name, world, self._told)
+        self._machine = Route(name, ports.engine.writer.id, settle_s=settle_s)
+        self._driver = LogDriver(self._machine, name, ports, self._on_outcome)
         self._counts = counts
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
-        self._gathered: list[Request] = []
-        self._gathered_forwarded: list[Request] = []
+        self._gathered: _Gathered = []
+        self._gathered_forwarded: _Gathered = []
         self._pending: set[asyncio.Future[Any]] = set()
         self._broken: QuorumLogError | None = None
 
     @property
     def owner(self) -> Owner | None:
-        """The owner in this process, as it is now, where that has not ended."""
+        """The owner in this process, unless it has ended."""
         owner = self._machine.owner
         return None if owner is None or owner.is_ended else owner
 
@@ -96,33 +114,33 @@ class LogHandle:
             self._driver.post(AppendsAsked(tuple(gathered), is_forwarded=True))
 
     def roll(self, *, is_forwarded: bool) -> asyncio.Future[None]:
-        """Go on in a new ledger (rule 23). An empty ledger stays."""
+        """Continue in a new ledger (rule 23). An empty ledger stays."""
         return self._ask(lambda future: RollAsked(future, is_forwarded))
 
     def publish(
         self, call: Publish, sizes: Sizes, *, is_forwarded: bool
     ) -> asyncio.Future[Transaction]:
-        """Put a transaction's ledgers onto the log, and go on in a new one after them (rule 28).
+        """Put a transaction's ledgers onto the log, and continue in a new one after them (rule 28).
 
-        `sizes`: (ledger, records, bytes) of each of them. One that was ended before is answered as
-        then.
+        `sizes` are those of the transaction's ledgers. A transaction that has ended is answered as
+        it was then.
         """
         return self._ask(lambda future: PublishAsked(future, call, sizes, is_forwarded))
 
     def force(self, *, creates: bool, finish: Finish) -> asyncio.Future[LogMetadata]:
-        """Take the log over from whoever owns it."""
+        """Take the log over from its owner, whoever that is."""
         return self._ask(lambda future: ForceAsked(future, creates, finish))
 
     def heal(self, ledger_id: int) -> asyncio.Future[bool]:
-        """Seal the log if the writer of this ledger of it does not live; False where it does."""
+        """Seal the log if the writer of this ledger of it does not live; False if it lives."""
         return self._ask(lambda future: HealAsked(future, ledger_id))
 
     def delete(self) -> asyncio.Future[LogMetadata]:
-        """Fence who writes the log, and delete its row: the row as it was."""
+        """Fence the log's writer and delete the log's row; the result is the row as it was."""
         return self._ask(DeletionAsked)
 
     def drain(self) -> asyncio.Future[None]:
-        """Own the log no more, and seal it, so that another gateway goes on at once."""
+        """Stop owning the log, and seal it, so that another gateway can own it at once."""
         return self._ask(DrainAsked)
 
     def _ask(self, event: Callable[[asyncio.Future[Any]], Event]) -> asyncio.Future[Any]:
@@ -139,7 +157,7 @@ class LogHandle:
         return future
 
     def _lose(self, error: QuorumLogError) -> None:
-        """Answer what the machine does not answer any more: nobody can say what was done."""
+        """Answer what the machine will not answer: nobody can say what was done."""
         lost, self._pending = self._pending, set()
         for future in lost:
             resolve(future, error.with_outcome(UNKNOWN))
@@ -150,7 +168,7 @@ class LogHandle:
         self._driver.post(Abandoned(future))
 
     def hear(self, event: Event) -> None:
-        """Something has happened that may concern the owner."""
+        """Give the machine news of the row or of the time."""
         self._driver.post(event)
 
     def stop(self) -> None:
@@ -159,8 +177,8 @@ class LogHandle:
         self._driver.post(Stopped())
         self._lose(ending(self.name))
 
-    def _told(self, told: Told) -> None:
-        match told:
+    def _on_outcome(self, outcome: LogOutcome) -> None:
+        match outcome:
             case Resolve(future, answer):
                 if isinstance(answer, LogAppended):
                     self._counts.add(answer)
@@ -175,17 +193,15 @@ class LogHandle:
                 self._on_gone(self)
             case OwnerEnded(error):
                 log.info("log-owner-ended", extra={"log": self.name, "error": repr(error)})
-            case TakeoverDone(result):
-                self._taken_over(result)
+            case TakeoverDone(LogMetadata() as row):
+                self._counts.takeovers += 1
+                log.info("log-taken-over", extra={"log": self.name, "version": row.version})
+            case TakeoverDone(QuorumLogError() as error) if not error.retryable:
+                log.warning("takeover-failed", extra={"log": self.name, "error": repr(error)})
+            case TakeoverDone():
+                pass  # another gateway won, or the takeover is tried again
             case LogGone():
                 self._on_gone(self)
-
-    def _taken_over(self, result: LogMetadata | QuorumLogError | None) -> None:
-        if isinstance(result, LogMetadata):
-            self._counts.takeovers += 1
-            log.info("log-taken-over", extra={"log": self.name, "version": result.version})
-        elif result is not None and not result.retryable:
-            log.warning("takeover-failed", extra={"log": self.name, "error": repr(result)})
 
 
 def resolve(future: asyncio.Future[Any], answer: object) -> None:
@@ -195,6 +211,6 @@ def resolve(future: asyncio.Future[Any], answer: object) -> None:
     if isinstance(answer, QuorumLogError):
         # Each waiter gets an error of its own: raising one adds to its traceback.
         future.set_exception(answer.replace())
-        future.exception()  # maybe nobody waits: that is not to be reported as forgotten
+        future.exception()  # perhaps nobody waits: asyncio must not log it as never retrieved
     else:
         future.set_result(answer)

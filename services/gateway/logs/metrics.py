@@ -1,4 +1,4 @@
-"""What the logs of a gateway tell Prometheus."""
+"""Metrics of a gateway's logs: read at scrape time."""
 
 from collections.abc import Iterable
 
@@ -15,10 +15,10 @@ class _LogMetrics(Collector):
         self._logs, self._transactions = logs, transactions
 
     def collect(self) -> Iterable[Metric]:
-        """The numbers as they are now."""
-        counts = self._logs.counts
-        owned = "Logs that this gateway owns"
-        yield GaugeMetricFamily("quorumlog_logs_owned", owned, self._logs.ownership.owned)
+        """The present numbers."""
+        ownership = self._logs.ownership
+        counts, owned = ownership.counts, "Logs that this gateway owns"
+        yield GaugeMetricFamily("quorumlog_logs_owned", owned, len(ownership.owned))
         for name, text, value in (
             ("takeovers", "Logs taken over or sealed", counts.takeovers),
             ("requests", "Append requests that were acknowledged here", counts.requests),
@@ -35,5 +35,5 @@ class _LogMetrics(Collector):
 def add_log_metrics(
     logs: LogManager, transactions: Transactions | None, registry: CollectorRegistry
 ) -> None:
-    """Show the logs' numbers under /metrics."""
+    """Register the logs' metrics."""
     registry.register(_LogMetrics(logs, transactions))

@@ -1,9 +1,9 @@
-"""The logs that this gateway has to do with, by name, and which processes live."""
+"""The handles of this gateway's logs, by name, and which processes live."""
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -11,13 +11,15 @@ from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.clock import Now
-from quorumlog.protocol.log.messages import Finish, HeadLearned, Ticked
+from quorumlog.protocol.log.messages import Event, Finish, HeadLearned, Ticked
+from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.metadata import Writer
-from services.gateway.logs.counts import Counts
-from services.gateway.logs.driver import World
-from services.gateway.logs.handle import LogHandle
+from services.gateway.engine import Engine
+from services.gateway.logs.driver import LogPorts
+from services.gateway.logs.handle import LogCounts, LogHandle
 from services.gateway.logs.offsets import OffsetIndex
-from services.gateway.logs.ports import LogEngine, LogStore, Peers
+from services.gateway.logs.peers import LogPeers
+from services.gateway.logs.store import MetadataLogs
 from services.gateway.rereads import Rereads
 
 log = logging.getLogger(__name__)
@@ -25,41 +27,42 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _WRITERS_MAX: Final = 10_000
-"""Ledgers whose writer is remembered, which spares the sweep their rows."""
+"""Ledgers whose writer is remembered, which spares the sweep reads of rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class LogTimes:
     """How long things may take, in seconds."""
 
     append_s: float = 30.0
-    """An append, takeovers and all; then its outcome is unknown."""
+    """An append including takeovers; then its outcome is unknown."""
     settle_s: float = 20.0
-    """Learning the end of a ledger whose handle is over."""
+    """Learning the end of a ledger whose handle has ended."""
     probe_every_s: float = 2.0
     """A forwarded append that takes longer makes its sender ask whether the owner lives."""
     jitter_s: float = 0.3
-    """Between the two questions after which an owner counts as gone, at most."""
+    """The longest pause between the two questions after which an owner counts as gone."""
     drain_s: float = 10.0
 
 
 class Ownership:
-    """The handles on logs, each of which knows whether this process owns its log."""
+    """The handles of logs; each knows whether this process owns its log."""
 
     def __init__(
         self,
         *,
-        engine: LogEngine,
-        store: LogStore,
-        peers: Peers,
-        times: Times,
+        engine: Engine,
+        store: MetadataLogs,
+        peers: LogPeers,
+        times: LogTimes,
         now: Callable[[], Now],
     ) -> None:
+        """No log has a handle yet."""
         self._engine, self._peers = engine, peers
         self.times = times
-        self.counts = Counts()
+        self.counts = LogCounts()
         self.index = OffsetIndex()
-        self._world = World(
+        self._ports = LogPorts(
             engine,
             store,
             peers,
@@ -74,16 +77,16 @@ class Ownership:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._writers: dict[int, Writer] = {}
         self._is_draining = False
-        self.rereads = Rereads(self._owned, store.heads, self._learned)
-        """Of the rows of the logs that this process owns."""
+        self.rereads = Rereads(lambda: self.owned, store.heads, self._learned)
+        """The rows of the logs that this process owns."""
 
     def handle(self, name: str) -> LogHandle:
-        """The handle on a log; made if there is none."""
+        """The log's handle; created if there is none."""
         handle = self._handles.get(name)
         if handle is None:
             handle = self._handles[name] = LogHandle(
                 name,
-                self._world,
+                self._ports,
                 settle_s=self.times.settle_s,
                 counts=self.counts,
                 on_gone=self._forget,
@@ -92,49 +95,43 @@ class Ownership:
                 _ = handle.drain()
         return handle
 
-    def known(self, name: str) -> LogHandle | None:
-        """The handle on a log, if there is one."""
-        return self._handles.get(name)
-
     def _forget(self, handle: LogHandle) -> None:
         if self._handles.get(handle.name) is handle:
             del self._handles[handle.name]
 
-    def _owned(self) -> Iterator[str]:
-        return (name for name, handle in self._handles.items() if handle.owner is not None)
+    def owner(self, name: str) -> Owner | None:
+        """The log's owner in this process, if there is one."""
+        handle = self._handles.get(name)
+        return None if handle is None else handle.owner
 
     @property
-    def owned(self) -> int:
-        """Logs that this process owns."""
-        return sum(1 for _ in self._owned())
+    def owned(self) -> Sequence[str]:
+        """The logs that this process owns."""
+        return [name for name, handle in self._handles.items() if handle.owner is not None]
+
+    def tell(self, name: str, event: Event) -> None:
+        """Give a log's machine news, if this process has one."""
+        handle = self._handles.get(name)
+        if handle is not None:
+            handle.hear(event)
 
     def _learned(self, head: LogHead) -> None:
-        handle = self._handles.get(head.name)
-        if handle is not None:
-            handle.hear(HeadLearned(head))
+        self.tell(head.name, HeadLearned(head))
 
     def tick(self, row: LogMetadata) -> bool:
-        """Whether this process owns the log of this row; if so, let its owner see to the time, and if
-        not, let the owner end.
+        """Whether this process owns the log of this row. An owner then acts on the time; an owner of
+        another row ends.
         """
-        handle = self._handles.get(row.name)
-        if handle is None:
+        self.tell(row.name, HeadLearned(LogHead.of(row)))
+        owner = self.owner(row.name)
+        if owner is None or not owner.is_mine(row):
             return False
-        handle.hear(HeadLearned(LogHead.of(row)))
-        if handle.owner is None or not handle.owner.is_mine(row):
-            return False
-        handle.hear(Ticked())
+        self.tell(row.name, Ticked())
         return True
 
     async def force(self, name: str, *, create: bool, finish: Finish) -> LogMetadata:
-        """Take the log over from whoever owns it, whatever becomes of the one who asked."""
+        """Take the log over from its owner, even if the caller goes away meanwhile."""
         return await self.handle(name).force(creates=create, finish=finish)
-
-    async def heal(self, name: str, ledger_id: int) -> bool:
-        """Take a log over because the writer of a ledger of it can't be reached: a read must not
-        wait for the next append. False when that process lives after all.
-        """
-        return await self.handle(name).heal(ledger_id)
 
     async def writer_of(self, ledger_id: int) -> Writer | None:
         """The process that writes a ledger, which never changes. Raises: NoSuchLedger."""
@@ -148,19 +145,19 @@ class Ownership:
         return writer
 
     async def is_other_alive(self, writer: Writer) -> bool:
-        """Whether a process lives that is not this one: what this one does not own, it lost."""
+        """Whether another process lives. This process counts as gone: it lost what it does not own."""
         return writer.id != self._engine.writer.id and await self.is_alive(writer)
 
     async def is_alive(self, writer: Writer) -> bool:
-        """Asked twice, a jittered time apart: a busy process must not look like a dead one."""
+        """Ask twice, a jittered time apart: a busy process must not look like a dead one."""
         if await self._peers.is_alive(writer):
             return True
         await asyncio.sleep(self.times.jitter_s * random.uniform(0.1, 1.0))  # noqa: S311
         return await self._peers.is_alive(writer)
 
     async def drain(self) -> None:
-        """Take nothing new, settle what is in flight, and seal the logs that are owned here, so
-        that another gateway goes on at once.
+        """Accept no new work, settle what is in flight, and seal the logs that this process owns, so
+        that another gateway can own them at once.
         """
         self._is_draining = True
         sealed = [handle.drain() for handle in self._handles.values()]
@@ -169,7 +166,7 @@ class Ownership:
         await self.stop()
 
     async def stop(self) -> None:
-        """End what goes on in the background."""
+        """End the handles and the background work."""
         for handle in list(self._handles.values()):
             handle.stop()
         for task in list(self._tasks):
@@ -177,7 +174,7 @@ class Ownership:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Work that goes on when the request that began it has ended."""
+        """Run work that continues after the request that began it has ended."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)

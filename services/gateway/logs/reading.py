@@ -1,62 +1,55 @@
-"""Read a log by offset: which ledger, which entry, and when the end is the end.
+"""Reads of a log by offset: which ledger, which entry, and whether the log's end is reached.
 
-What was acknowledged before a read began is seen by it: the row is read first and the LAC after
-it. A record that was acknowledged before is then in a ledger that the row names, and its writer
-says how far that ledger is confirmed. A ledger that is CLOSED and whose end the row knows never
-changes again, so reads within it ask nobody.
+A read sees all that was acknowledged before the read began: the row is read first, and the LAC after
+it. A record that was acknowledged before is then in a ledger that the row names, and that ledger's
+writer says how far it is confirmed. A CLOSED ledger whose end the row knows never changes again, so
+reads within it ask no writer.
 """
 
 import asyncio
 import contextlib
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, Literal
 
 from quorumlog.errors import EntryLost, EntryUnavailable, NoSuchLedger, OffsetTruncated
 from quorumlog.protocol import batch
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
+from services.gateway.engine import Engine
 from services.gateway.interface import Confirmation
-from services.gateway.logs.ends import head_reader, read_head
-from services.gateway.logs.offsets import OffsetIndex, find_entry
-from services.gateway.logs.ports import (
-    LogBatch,
-    LogBatches,
-    LogEngine,
-    LogRead,
-    LogRecord,
-    LogStore,
-)
+from services.gateway.logs.ends import damaged, read_head
+from services.gateway.logs.offsets import find_entry
+from services.gateway.logs.ownership import Ownership
+from services.gateway.logs.ports import LogBatch, LogBatches, LogRead, LogRecord
+from services.gateway.logs.store import MetadataLogs
 
 Start = int | Literal["earliest", "latest"]
 
-Heal = Callable[[str, int], Awaitable[bool]]
-"""Take over a log whose last ledger's writer can't be reached; False when that lives after all."""
-
 _ROW_POLL_S: Final = 0.2
-"""While a log has no open ledger, a tail asks for its row so often."""
+"""How often a tail reads the row of a log without an open ledger."""
 
 _ROWS_MAX: Final = 2000
-"""Rows that are kept for reads of what never changes."""
+"""Rows that are kept for reads within sealed ledgers."""
 
 _TRIES_MAX: Final = 5
-"""Rows in turn that name a ledger that is gone: more is no race."""
+"""Rows read in turn that name a ledger which is gone: more is no race."""
 
 _ASK_S: Final = 5.0
-"""For how long a reader asks an owner that lives how far it is."""
+"""How long a reader asks a live owner for its LAC."""
 
 _RECORD_BYTES: Final = 64
-"""What a record counts for in `max_bytes` beside its bytes, so that empty ones end too."""
+"""Bytes that a record counts for in `max_bytes` beside its own, so that a page of empty records ends."""
 
 
 class _Page(ABC):
     """What a read has gathered: `count` records up to, not including, the offset `at`."""
 
-    def __init__(self, at: int, limit: int, bytes_left: int) -> None:
-        self.at, self.limit, self.bytes_left, self.count = at, limit, bytes_left, 0
+    def __init__(self, limit: int, bytes_left: int) -> None:
+        self.at, self.limit, self.bytes_left, self.count = 0, limit, bytes_left, 0
         self.is_cut = False
-        """Whether it ends before a record that can't be read now."""
+        """Whether the page ends before a record that cannot be read now."""
 
     @property
     def is_full(self) -> bool:
@@ -66,14 +59,14 @@ class _Page(ABC):
 
     @abstractmethod
     def unpack(self, item: LogItem, entry_id: int, data: bytes) -> batch.BatchHead:
-        """Take from an entry what follows `at`. Raises BadBatch."""
+        """Take the records from `at` on of an entry. Raises BadBatch."""
 
 
 class _Records(_Page):
-    """Record by record."""
+    """Decoded records."""
 
-    def __init__(self, at: int, limit: int, bytes_left: int) -> None:
-        super().__init__(at, limit, bytes_left)
+    def __init__(self, limit: int, bytes_left: int) -> None:
+        super().__init__(limit, bytes_left)
         self.records: list[LogRecord] = []
 
     def unpack(self, item: LogItem, entry_id: int, data: bytes) -> batch.BatchHead:
@@ -92,14 +85,14 @@ class _Records(_Page):
 
 
 class _Batches(_Page):
-    """Entry by entry, for a form that takes their columns as they are."""
+    """Entries as stored, for a format that uses their columns as they are."""
 
-    def __init__(self, at: int, limit: int, bytes_left: int) -> None:
-        super().__init__(at, limit, bytes_left)
+    def __init__(self, limit: int, bytes_left: int) -> None:
+        super().__init__(limit, bytes_left)
         self.batches: list[LogBatch] = []
 
     def unpack(self, item: LogItem, entry_id: int, data: bytes) -> batch.BatchHead:
-        """Keep the entry, of which the limit may cut the end."""
+        """Keep the entry; the limit may exclude its last records."""
         head = batch.decode_head(data)
         first = (item.first_offset or 0) + head.records_before
         skip = self.at - first
@@ -115,14 +108,14 @@ class _Batches(_Page):
 class LogReader:
     """Reads of all logs, in this process."""
 
-    def __init__(
-        self, *, engine: LogEngine, store: LogStore, index: OffsetIndex, heal: Heal
-    ) -> None:
-        self._engine, self._store, self._index, self._heal = engine, store, index, heal
+    def __init__(self, engine: Engine, store: MetadataLogs, ownership: Ownership) -> None:
+        """No row is kept yet."""
+        self._engine, self._store, self._ownership = engine, store, ownership
+        self._index = ownership.index
         self._rows: dict[str, LogMetadata] = {}
 
     async def row(self, name: str) -> LogMetadata:
-        """The row as it is now."""
+        """The row from the primary."""
         try:
             row = await self._store.get(name)
         except Exception:
@@ -142,11 +135,11 @@ class LogReader:
         max_bytes: int = 1 << 20,
         wait_s: float = 0.0,
     ) -> LogRead:
-        """Records from `start` on. Sees all that was acknowledged before it began.
+        """Records from `start` on, including all that were acknowledged before the call.
 
         Raises: NoSuchLog, OffsetTruncated, EntryLost, EntryUnavailable and what the engine raises.
         """
-        page = _Records(0, limit, max_bytes)
+        page = _Records(limit, max_bytes)
         row, is_end = await self._gather(name, start, page, wait_s)
         return LogRead(tuple(page.records), page.at, row.first_offset, is_end)
 
@@ -159,15 +152,15 @@ class LogReader:
         max_bytes: int = 1 << 20,
         wait_s: float = 0.0,
     ) -> LogBatches:
-        """The same as `read`, with the records as they are stored."""
-        page = _Batches(0, limit, max_bytes)
+        """The same as `read`, with the records as stored."""
+        page = _Batches(limit, max_bytes)
         row, is_end = await self._gather(name, start, page, wait_s)
         return LogBatches(tuple(page.batches), page.at, row.first_offset, is_end)
 
     async def _gather(
         self, name: str, start: Start, page: _Page, wait_s: float
     ) -> tuple[LogMetadata, bool]:
-        """Fill a page; gives the row that says so, and whether the log ends with the page."""
+        """Fill a page; returns the row that it was filled by, and whether the log ends with the page."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         row = self._rows.get(name)
@@ -184,29 +177,30 @@ class LogReader:
             is_end = row.state is LogState.CLOSED and page.at >= (row.end_offset or 0)
             if page.count or is_end or left_s <= 0:
                 return row, is_end
-            with contextlib.suppress(NoSuchLedger):  # the row that follows says what became of it
+            with contextlib.suppress(NoSuchLedger):  # the next row tells what happened
                 await self._wait(row, page.at, left_s)
             row, is_fresh = await self.row(name), True
 
     async def end(self, name: str, row: LogMetadata | None = None) -> int:
-        """The offset after the last acknowledged record. `row` was read after the question."""
+        """The offset after the last acknowledged record. `row` was read after the caller's request."""
         for _ in range(_TRIES_MAX):
             found = await self._end(name, row or await self.row(name))
             if found is not None:
                 return found
             row = None
-        raise _changes_always(name)
+        raise _unstable(name)
 
     async def _end(self, name: str, row: LogMetadata) -> int | None:
-        """The end by this row; None when it was changed since."""
+        """The end by this row; None if the row changed since."""
         if row.end_offset is not None:
             return row.end_offset
         item = row.base
-        if item is None or item.last_offset is not None:
-            # A first ledger without a start, or a roll between its two steps: nothing of the
-            # new ledger is acknowledged yet.
-            last = -1 if item is None else item.last_offset
-            return (last if last is not None else -1) + 1
+        # A first ledger without a start, or a roll between its two steps: nothing of the new
+        # ledger is acknowledged yet.
+        if item is None:
+            return 0
+        if item.last_offset is not None:
+            return item.last_offset + 1
         assert item.first_offset is not None
         try:
             confirmed = await self._confirmed(name, item)
@@ -214,18 +208,18 @@ class LogReader:
                 return None
             if confirmed.last_add_confirmed == NO_ENTRY:
                 return item.first_offset
-            head = await head_reader(self._engine, item.ledger_id)(confirmed.last_add_confirmed)
+            head = await read_head(self._engine, item.ledger_id, confirmed.last_add_confirmed)
         except NoSuchLedger:
-            return None  # taken over and truncated, or the log was deleted
+            return None  # the log was taken over and truncated, or deleted
         return item.first_offset + head.records_after
 
     async def _fill(
         self, name: str, row: LogMetadata, page: _Page, *, is_fresh: bool
     ) -> LogMetadata:
-        """Gather records until the page is full or the log's end; gives the row that said so.
+        """Gather records until the page is full or the log ends; returns the row that says so.
 
-        `is_fresh`: the row was read since the read began. One that is older may only say what
-        never changes: where a sealed ledger's records are.
+        `is_fresh`: the row was read after the read began. An older row is used only for what never
+        changes: where a sealed ledger's records are.
         """
         tries = 0
         while not page.is_full:
@@ -246,12 +240,12 @@ class LogReader:
             try:
                 is_known = await self._fill_from(name, item, page)
             except NoSuchLedger:
-                # It was truncated away, or the log deleted, since the row was read.
+                # The ledger was truncated away, or the log deleted, since the row was read.
                 tries += 1
                 if page.count:
                     return row
                 if tries > _TRIES_MAX:
-                    raise _changes_always(name) from None
+                    raise _unstable(name) from None
                 is_known = False
             if not is_known:
                 row, is_fresh = await self.row(name), True
@@ -260,8 +254,7 @@ class LogReader:
         return row
 
     async def _fill_from(self, name: str, item: LogItem, page: _Page) -> bool:
-        """Gather from one ledger to its end or the page's; False when the row must be read again."""
-        assert item.first_offset is not None
+        """Gather until the ledger or the page ends; False if the row must be read again."""
         if item.last_offset is None:
             confirmed = await self._confirmed(name, item)
             if confirmed is None:
@@ -272,13 +265,7 @@ class LogReader:
             last = closed.last_entry if closed.last_entry is not None else NO_ENTRY
         if last == NO_ENTRY:
             return True
-        points = self._index.points(item.ledger_id)
-        entry_id = await find_entry(
-            points,
-            page.at - item.first_offset,
-            last_entry=last,
-            read_head=head_reader(self._engine, item.ledger_id),
-        )
+        entry_id = await self._entry_at(item, page.at, last)
         while entry_id is not None and entry_id <= last and not page.is_full:
             try:
                 entry_id = await self._take(item, entry_id, last, page)
@@ -286,14 +273,13 @@ class LogReader:
                 if await self._is_lost(name, item, error, page):
                     return True
                 entry_id = error.members["next"]
-                continue
             except EntryUnavailable as error:
                 _cut(name, page, error)
                 return True
         return True
 
     async def _take(self, item: LogItem, entry_id: int, last: int, page: _Page) -> int:
-        """Gather from some entries; gives the entry after them. Raises: what the engine raises."""
+        """Gather from some entries; returns the id after them. Raises: what the engine raises."""
         found = await self._engine.read(
             item.ledger_id,
             entry_id,
@@ -312,9 +298,9 @@ class LogReader:
         return found.next
 
     async def _is_lost(self, name: str, item: LogItem, error: EntryLost, page: _Page) -> bool:
-        """Whether what comes next in the page is lost; False where it comes after the lost entries.
+        """Whether the page's next record is lost; False if it comes after the lost entries.
 
-        Raises: EntryLost where the page is empty, with the offset at which reading goes on.
+        Raises: EntryLost if the page is empty, with the offset at which to continue.
         """
         assert error.entry_id is not None
         hole = await read_head(self._engine, item.ledger_id, error.entry_id)
@@ -338,16 +324,14 @@ class LogReader:
         try:
             head = page.unpack(item, entry_id, data)
         except batch.BadBatch as error:
-            raise EntryUnavailable(
-                str(error), ledger_id=item.ledger_id, entry_id=entry_id
-            ) from error
+            raise damaged(error, item.ledger_id, entry_id) from error
         first = (item.first_offset or 0) + head.records_before
         if page.at == first + head.count:
             self._index.points(item.ledger_id).add(head.records_after, entry_id + 1)
 
     async def _confirmed(self, name: str, item: LogItem) -> Confirmation | None:
-        """The LAC of a ledger whose end the row does not know, from its writer or because it is
-        closed; None when the log was taken over instead, since the writer is gone.
+        """The LAC of a ledger whose end the row does not know, from its writer or from its closed
+        row; None if the log was sealed instead, because the writer is gone.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + _ASK_S
@@ -355,47 +339,47 @@ class LogReader:
             confirmed = await self._engine.last_add_confirmed(item.ledger_id)
             if confirmed.lac_source != "bookies" or confirmed.closed:
                 return confirmed
-            if await self._heal(name, item.ledger_id):
+            # A read must not wait for the next append to find a new owner.
+            if await self._ownership.handle(name).heal(item.ledger_id):
                 return None
-            # It lives: what it was asked got lost on the way, or it is recovering the ledger.
+            # The writer lives: the question was lost on its way, or it is recovering the ledger.
             if loop.time() > end:
-                raise EntryUnavailable(
-                    "the log's owner lives, but does not say how far it is", log=name
-                )
+                raise EntryUnavailable("the log's owner lives, but does not tell its LAC", log=name)
             await _pause(end - loop.time())
 
     async def _wait(self, row: LogMetadata, at: int, left_s: float) -> None:
-        """Return when there may be something at `at`."""
+        """Return once there may be a record at `at`."""
         item = row.item_at(at)
         if item is None or item.last_offset is not None or row.base is not row.last_item:
             await _pause(left_s)
             return
-        confirmed = await self._engine.last_add_confirmed(item.ledger_id)
-        points = self._index.points(item.ledger_id)
-        assert item.first_offset is not None
-        found = await find_entry(
-            points,
-            at - item.first_offset,
-            last_entry=confirmed.last_add_confirmed,
-            read_head=head_reader(self._engine, item.ledger_id),
-        )
-        if found is not None:
+        after = (await self._engine.last_add_confirmed(item.ledger_id)).last_add_confirmed
+        if await self._entry_at(item, at, after) is not None:
             return
-        after = confirmed.last_add_confirmed
         again = await self._engine.last_add_confirmed(item.ledger_id, after=after, wait_s=left_s)
         if again.closed or again.last_add_confirmed <= after:
             # Closed, and the row does not say yet what follows; or the writer is gone.
             await _pause(left_s)
 
+    async def _entry_at(self, item: LogItem, offset: int, last: int) -> int | None:
+        """The entry of a ledger that holds an offset; None if that is beyond the entry `last`."""
+        assert item.first_offset is not None
+        return await find_entry(
+            self._index.points(item.ledger_id),
+            offset - item.first_offset,
+            last_entry=last,
+            read_head=partial(read_head, self._engine, item.ledger_id),
+        )
+
 
 def _cut(name: str, page: _Page, error: EntryUnavailable) -> None:
-    """End a page before what can't be read now: the records before it are given.
+    """End a page before a record that cannot be read now.
 
-    Raises: EntryUnavailable where there are none.
+    Raises: EntryUnavailable if the page is empty.
     """
     if not page.count:
         raise EntryUnavailable(
-            f"records from the offset {page.at} on can't be read now: {error.detail}",
+            f"records from the offset {page.at} on cannot be read now: {error.detail}",
             ledger_id=error.ledger_id,
             entry_id=error.entry_id,
             bookie=error.bookie,
@@ -406,8 +390,8 @@ def _cut(name: str, page: _Page, error: EntryUnavailable) -> None:
     page.is_cut = True
 
 
-def _changes_always(name: str) -> EntryUnavailable:
-    return EntryUnavailable("the log changes all the time", log=name)
+def _unstable(name: str) -> EntryUnavailable:
+    return EntryUnavailable("the log's row changed at every try", log=name)
 
 
 async def _pause(left_s: float) -> None:

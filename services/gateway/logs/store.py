@@ -1,55 +1,50 @@
-"""The logs' rows, as the log manager asks for them."""
-
-from collections.abc import Sequence
+"""The logs' rows, as the gateway asks the metadata service for them."""
 
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.log import LogMetadata
-from quorumlog.protocol.transaction import Sealed, Transaction
-from services.gateway.logs.ports import LogChanged
+from quorumlog.protocol.log.messages import Committed, RowChanged
+from quorumlog.protocol.transaction import Sealed
 
 
 class MetadataLogs:
-    """The metadata service's rows (`ports.LogStore`)."""
+    """The rows of logs and of transactions, in the words of the logs' machines.
+
+    All methods may raise MetadataUnavailable, those that name a log NoSuchLog.
+    """
 
     def __init__(self, client: LogClient, transactions: TransactionClient) -> None:
+        """Keeps no state."""
         self._client, self._transactions = client, transactions
         self.transaction = transactions.get
         self.database_ms = client.database_ms
         self.get = client.get
         self.create = client.create
+        self.list = client.list
         self.heads = client.heads
+        self.orphans = client.orphans
         self.delete_unnamed = client.delete_unnamed
 
-    async def cas(self, log: LogMetadata) -> LogMetadata:
-        """The row with its new version. Raises LogChanged, NoSuchLog."""
+    async def cas(self, log: LogMetadata) -> LogMetadata | RowChanged:
+        """Replace the row of this version: the row with its new version, unless it changed."""
         is_done, row = await self._client.cas(log)
-        if not is_done:
-            raise LogChanged(row)
-        return row
+        return row if is_done else RowChanged(row)
 
-    async def delete(self, log: LogMetadata) -> None:
-        """Delete the row of this version. Raises LogChanged, NoSuchLog."""
+    async def delete(self, log: LogMetadata) -> RowChanged | None:
+        """Delete the row of this version, unless it changed."""
         other = await self._client.delete(log)
-        if other is not None:
-            raise LogChanged(other)
-
-    async def list(
-        self, *, after: str | None, limit: int
-    ) -> tuple[Sequence[LogMetadata], str | None]:
-        """One page by name."""
-        return await self._client.list(after=after, limit=limit)
-
-    async def orphans(self, *, older_than_s: float, after: int | None) -> Sequence[int]:
-        """Some ledgers above an id that were made for a log and that no log names."""
-        return await self._client.orphans(older_than_s=older_than_s, after=after)
+        return None if other is None else RowChanged(other)
 
     async def commit(
         self, transaction_id: str, ledgers: tuple[Sealed, ...], log: LogMetadata | None
-    ) -> tuple[Transaction, LogMetadata | None]:
-        """End a transaction with these ledgers published (`ports.LogStore`). Raises LogChanged."""
+    ) -> Committed | RowChanged:
+        """End a transaction with these ledgers published, by compare-and-swap of the log's row.
+
+        Without `log`, or of a transaction that has ended: its answer, and no row is changed.
+        Raises: why the commit is refused.
+        """
         done, row = await self._transactions.commit(transaction_id, ledgers, log)
         if done is None:
-            assert row is not None
-            raise LogChanged(row)
-        return done, row
+            assert row is not None, "a refused compare-and-swap carries the row"
+            return RowChanged(row)
+        return Committed(done, row)

@@ -1,8 +1,8 @@
-"""What happens to logs though nobody asks: ages, abandoned owners, ledgers that nobody names.
+"""Background work for logs: rolls and retention by age, logs of lost owners, ledgers without a log.
 
-Every gateway sweeps all logs. The owner rolls by time and keeps the retention; a log whose owner
-is gone is sealed, so that its records are readable (docs/guides/logs.md); a sealed log keeps its retention too.
-Two sweeps at once do no harm: the compare-and-swap decides.
+Every gateway sweeps all logs. The owner rolls by time and applies the retention; a log whose owner is
+gone is sealed, so that its records are readable (docs/guides/logs.md); the retention applies to sealed
+logs too. Two sweeps at once do no harm: the compare-and-swap decides.
 """
 
 import asyncio
@@ -14,16 +14,15 @@ from typing import Final
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.ports import LogChanged, LogStore
+from services.gateway.logs.store import MetadataLogs
 
 log = logging.getLogger(__name__)
 
 _PAGE: Final = 1000
 
-
 ORPHAN_AGE_S: Final = 300.0
-"""Longer than any roll or takeover waits for its compare-and-swap; what a transaction has written
-and not published counts as older."""
+"""Longer than any roll or takeover waits for its compare-and-swap. The unpublished ledgers of a
+transaction that has ended count as older."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,15 @@ class SweepTimes:
 class Sweep:
     """The background work of one gateway."""
 
-    def __init__(self, logs: LogManager, store: LogStore, times: SweepTimes | None = None) -> None:
+    def __init__(
+        self, logs: LogManager, store: MetadataLogs, times: SweepTimes | None = None
+    ) -> None:
+        """`run` sweeps."""
         self._logs, self._store = logs, store
         self._times = times or SweepTimes()
 
     async def run(self) -> None:
-        """For ever; failures are tried again with the next round."""
+        """Sweep for ever; the next round retries failures."""
         loop = asyncio.get_running_loop()
         orphans_at = loop.time() + self._times.orphans_every_s * random.random()  # noqa: S311
         while True:
@@ -53,15 +55,15 @@ class Sweep:
                 await self.sweep_logs()
                 if loop.time() >= orphans_at:
                     orphans_at = loop.time() + self._times.orphans_every_s
-                    await self.sweep_orphans(older_than_s=self._times.orphan_age_s)
+                    await self._logs.delete_orphans(older_than_s=self._times.orphan_age_s)
             except QuorumLogError as error:
                 log.warning("log-sweep-failed", extra={"error": repr(error)})
             except Exception:
-                # A defect in one round must not end all that come.
+                # A defect in one round must not end the later rounds.
                 log.exception("log-sweep-broke")
 
     async def sweep_logs(self) -> None:
-        """Look at every log once."""
+        """Sweep every log once."""
         after: str | None = None
         alive: dict[str, bool] = {}
         while True:
@@ -69,33 +71,30 @@ class Sweep:
             for row in rows:
                 try:
                     await self._sweep_log(row, alive)
-                except (QuorumLogError, LogChanged) as error:
+                except QuorumLogError as error:
                     log.warning("log-not-swept", extra={"log": row.name, "error": repr(error)})
             if after is None:
                 return
 
     async def _sweep_log(self, row: LogMetadata, alive: dict[str, bool]) -> None:
-        is_owned = self._logs.ownership.tick(row)
+        ownership = self._logs.ownership
+        is_owned = ownership.tick(row)
         last = row.last_item
         if not is_owned and row.state is LogState.OPEN and last and last.last_offset is None:
-            writer = await self._logs.ownership.writer_of(last.ledger_id)
+            writer = await ownership.writer_of(last.ledger_id)
             if writer is not None and writer.id not in alive:
-                alive[writer.id] = await self._logs.ownership.is_other_alive(writer)
+                alive[writer.id] = await ownership.is_other_alive(writer)
             if writer is None or not alive[writer.id]:
-                await self._logs.ownership.heal(row.name, last.ledger_id)
-        # By the clock that ledgers were sealed by, not this gateway's: what it deletes is gone.
+                await ownership.handle(row.name).heal(last.ledger_id)
+        # By the clock of the ledgers' seals, not this gateway's: a deletion is final.
         before = retained_from(row, now_ms=self._store.database_ms() or 0)
         if before > row.first_offset and (is_owned or not row.unsealed):
             await self._logs.truncate(row.name, before)
 
-    async def sweep_orphans(self, *, older_than_s: float) -> None:
-        """Delete ledgers that were made for a log and that no log names (rule 22)."""
-        await self._logs.delete_orphans(older_than_s=older_than_s)
-
 
 def retained_from(row: LogMetadata, *, now_ms: int) -> int:
-    """Up to where the settings let records go: whole sealed ledgers, the oldest first, that are too
-    old, or without which there are bytes enough. Of a log that is archived, only what is archived.
+    """The offset below which the settings let records go: whole sealed ledgers, the oldest first,
+    that are too old or exceed the log's bytes. Of an archived log only archived records go.
     """
     sealed = [item for item in row.items[:-1] if item.last_offset is not None]
     kept_bytes = sum(item.bytes for item in row.items)

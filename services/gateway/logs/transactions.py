@@ -1,14 +1,14 @@
 """Transactions as this gateway serves them: begin, write, end.
 
-A transaction's ledgers are written by task attempts, each by one process, and sealed. They hold
-record batches, as the log will. Nobody sees them before the commit has put them onto the log, which
-the log's owner does (rule 28); what is not published is fenced and deleted.
+Task attempts write and seal a transaction's ledgers, each in one process. The ledgers store record
+batches, as the log does. Readers see them once the commit has put them onto the log, which the log's
+owner does (rule 28); ledgers that are not published are fenced and deleted.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from quorumlog.errors import (
@@ -21,14 +21,16 @@ from quorumlog.errors import (
 )
 from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.batch import Record
+from quorumlog.protocol.log.messages import RowChanged
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
 from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.gateway.engine import Engine
-from services.gateway.interface import Appended, LedgerOptions
+from services.gateway.interface import Appended
 from services.gateway.logs.driver import options_of
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.ports import LogStore, Publish
+from services.gateway.logs.ports import Publish
+from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.sweep import ORPHAN_AGE_S
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,7 @@ EXPIRES_IN_S: Final = 3600
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Whose ledger it is: a transaction's, for one attempt at one partition."""
+    """What a ledger is written by: a transaction's attempt at one partition."""
 
     transaction: str
     partition: int | None = None
@@ -54,30 +56,19 @@ class Transactions:
         *,
         engine: Engine,
         logs: LogManager,
-        store: LogStore,
+        store: MetadataLogs,
         client: TransactionClient,
         orphan_age_s: float = ORPHAN_AGE_S,
     ) -> None:
-        """`orphan_age_s`: as the sweep's, for ledgers that no log names."""
+        """`orphan_age_s` is the sweep's."""
         self._engine, self._logs, self._store, self._client = engine, logs, store, client
         self._orphan_age_s = orphan_age_s
         self._checks = _Checks(client)
+        self.begin = client.begin
+        self.get = client.get
         self._clearing: asyncio.Task[None] | None = None
         self.published_ledgers = 0
         """Ledgers that came onto a log by commits that were answered here."""
-
-    async def begin(
-        self, name: str, *, app: str | None, version: int | None, expires_in_s: int
-    ) -> tuple[Transaction, bool]:
-        """A new transaction on a log, and True; or the one there is of this app and version.
-
-        Raises: NoSuchLog, LogClosed.
-        """
-        return await self._client.begin(name, app=app, version=version, expires_in_s=expires_in_s)
-
-    async def get(self, transaction_id: str) -> Transaction:
-        """One transaction. Raises: NoSuchTransaction."""
-        return await self._client.get(transaction_id)
 
     async def create_ledger(
         self,
@@ -86,7 +77,7 @@ class Transactions:
         custom: tuple[tuple[str, str], ...] = (),
         idempotency_key: str | None = None,
     ) -> LedgerMetadata:
-        """A ledger like the log's own ones, whose only writer is this process.
+        """Create a ledger with the log's settings, whose only writer is this process.
 
         Raises: NoSuchTransaction, TransactionAborted, TransactionCommitted, NoSuchLog,
         NotEnoughBookies.
@@ -96,16 +87,11 @@ class Transactions:
             raise _ended(found.state)
         options = options_of(await self._store.get(found.log))
         return await self._engine.create(
-            LedgerOptions(
-                ensemble_size=options.ensemble_size,
-                write_quorum=options.write_quorum,
-                ack_quorum=options.ack_quorum,
-                digest=options.digest,
+            replace(
+                options,
                 custom=tuple(sorted({**dict(options.custom), **dict(custom)}.items())),
-                allow_degraded=options.allow_degraded,
                 idempotency_key=idempotency_key,
                 tags=tags_of(whose),
-                log=found.log,
             )
         )
 
@@ -119,14 +105,14 @@ class Transactions:
     ) -> Appended:
         """Append records as one entry of a transaction's ledger.
 
-        Whether the transaction is OPEN is asked after the call began, so what was ended before
-        refuses it. Raises: TransactionAborted, TransactionCommitted, and what appends raise.
+        The transaction's state is read after the call began, so a transaction that ended before
+        refuses the append. Raises: TransactionAborted, TransactionCommitted, and what appends raise.
         """
         check = asyncio.ensure_future(self._checks.check(transaction_id))
         try:
             done = await self._engine.append_records(ledger_id, records, expect=expect)
         except QuorumLogError:
-            # That it was ended says more: its ledgers are fenced and deleted then.
+            # The end of the transaction explains more: its ledgers are fenced and deleted then.
             await check
             raise
         finally:
@@ -142,37 +128,39 @@ class Transactions:
         overwrite: bool = False,
         token: int | None = None,
     ) -> Transaction:
-        """Put these ledgers onto the log, once, and drop the other ones of the transaction.
+        """Put these ledgers onto the log, once, and drop the transaction's other ledgers.
 
         A repeat gets the first answer. Raises: NoSuchTransaction, TransactionAborted, LogFenced,
-        InvalidRequest, NoSuchLog, LogClosed; TransactionCommitted when others were published.
+        InvalidRequest, NoSuchLog, LogClosed; TransactionCommitted if other ledgers were published.
         """
         found = await self._client.get(transaction_id)
         if found.is_open:
             _check_names(found, ledgers)
-            call = Publish(transaction_id, ledgers, overwrite, token)
+        if found.is_open and (ledgers or overwrite):
             try:
-                done = await self._commit_open(found.log, call)
+                call = Publish(transaction_id, ledgers, overwrite, token)
+                done = await self._logs.publish(found.log, call)
+                self.published_ledgers += len(done.ledgers)
             except InvalidRequest:
                 if (await self._client.get(transaction_id)).is_open:
                     raise
-                # It was ended meanwhile, and its ledgers went.
-                done, _ = await self._store.commit(transaction_id, ledgers, None)
+                # The transaction ended meanwhile, and its ledgers were deleted.
+                done = await self._commit_nothing(transaction_id, ledgers)
         else:
-            done, _ = await self._store.commit(transaction_id, ledgers, None)
+            done = await self._commit_nothing(transaction_id, ledgers)
         self.clear()
         return done
 
-    async def _commit_open(self, name: str, call: Publish) -> Transaction:
-        if not call.ledgers and not call.overwrite:
-            done, _ = await self._store.commit(call.transaction, (), None)
-            return done
-        done = await self._logs.publish(name, call)
-        self.published_ledgers += len(done.ledgers)
-        return done
+    async def _commit_nothing(
+        self, transaction_id: str, ledgers: tuple[Sealed, ...]
+    ) -> Transaction:
+        """End a transaction that publishes nothing, or get the answer of one that has ended."""
+        done = await self._store.commit(transaction_id, ledgers, None)
+        assert not isinstance(done, RowChanged), "no row was to be changed"
+        return done.transaction
 
     async def abort(self, transaction_id: str) -> Transaction:
-        """End it; nothing of it is published. Again is the same.
+        """Abort: nothing is published. Idempotent.
 
         Raises: NoSuchTransaction; TransactionCommitted, and nothing is changed.
         """
@@ -181,16 +169,14 @@ class Transactions:
         return done
 
     def clear(self) -> None:
-        """Delete what was not published soon; the sweep does what this does not reach."""
+        """Delete unpublished ledgers in the background, unless that runs; the sweep does the rest."""
         if self._clearing is None or self._clearing.done():
-            self._clearing = self._logs.ownership.task(self._clear())
-
-    async def _clear(self) -> None:
-        await self._logs.delete_orphans(older_than_s=self._orphan_age_s)
+            work = self._logs.delete_orphans(older_than_s=self._orphan_age_s)
+            self._clearing = self._logs.ownership.task(work)
 
 
 class _Checks:
-    """Asks whether transactions are OPEN, once for all appends that came before the question."""
+    """Asks whether transactions are OPEN, once for all appends that arrived before the question."""
 
     def __init__(self, client: TransactionClient) -> None:
         self._client = client
@@ -198,7 +184,7 @@ class _Checks:
         self._next: dict[str, asyncio.Task[TransactionState]] = {}
 
     async def check(self, transaction_id: str) -> None:
-        """Raise unless it is OPEN, by a question that is asked after this call began."""
+        """Raise unless the transaction is OPEN, by a question that is sent after this call began."""
         following = self._next.get(transaction_id)
         if following is None:
             following = asyncio.create_task(self._ask(transaction_id))
@@ -206,7 +192,7 @@ class _Checks:
         try:
             state = await asyncio.shield(following)
         except MetadataUnavailable as error:
-            # The records may be in the ledger; whether that counts, nobody can say now.
+            # The records may be in the ledger; nobody can say now whether they count.
             raise MetadataUnavailable(error.detail, outcome=UNKNOWN) from error
         if state is not TransactionState.OPEN:
             raise _ended(state)
@@ -215,7 +201,7 @@ class _Checks:
         running = self._running.get(transaction_id)
         if running is not None:
             await asyncio.wait({running})
-        # Who comes from here on shares the next question.
+        # Later callers share the next question.
         task = self._next.pop(transaction_id)
         task.add_done_callback(_retrieved)
         self._running[transaction_id] = task
@@ -227,7 +213,7 @@ class _Checks:
 
 
 def tags_of(whose: Attempt) -> tuple[tuple[str, str], ...]:
-    """How a ledger's row names its transaction."""
+    """The tags by which a ledger's row names its transaction."""
     tags = [(TRANSACTION_TAG, whose.transaction)]
     if whose.partition is not None:
         tags.append((PARTITION_TAG, str(whose.partition)))
@@ -237,8 +223,8 @@ def tags_of(whose: Attempt) -> tuple[tuple[str, str], ...]:
 
 
 def _check_names(found: Transaction, ledgers: Sequence[Sealed]) -> None:
-    """Raise InvalidRequest where a commit names what is none of its ledgers, before the log's
-    owner drains for it.
+    """Raise InvalidRequest if a commit names a ledger that is not its own, or one twice: before the
+    log's owner drains for the commit.
     """
     known = {ledger.ledger_id for ledger in found.ledgers}
     seen: set[int] = set()
@@ -263,6 +249,6 @@ def _ended(state: TransactionState) -> QuorumLogError:
 
 
 def _retrieved(task: "asyncio.Future[None] | asyncio.Task[TransactionState]") -> None:
-    """An error that nobody waits for any more is not told as forgotten."""
+    """Keep asyncio from logging an error as never retrieved: its waiter may be gone."""
     if not task.cancelled():
         task.exception()

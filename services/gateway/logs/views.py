@@ -1,7 +1,7 @@
-"""Logs as clients see them: rows of the metadata service, with what only their owners know.
+"""Logs as clients see them: rows of the metadata service, with the ends that only owners know.
 
-A page asks each gateway once which of the page's logs it owns, and where they end. Only what nobody answers for is
-asked log by log: its owner is gone, or changes just now.
+A page asks each gateway once which of the page's logs it owns and where they end. The other logs are
+asked about one by one: the owner is gone, or is changing.
 """
 
 import asyncio
@@ -14,9 +14,11 @@ from quorumlog.errors import NoSuchLedger, NoSuchLog, QuorumLogError
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.metadata import State, Writer
+from services.gateway.engine import Engine
 from services.gateway.logs.ownership import Ownership
-from services.gateway.logs.ports import LogEngine, LogStore, PeerLost, Peers
+from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.reading import LogReader
+from services.gateway.logs.store import MetadataLogs
 
 _AT_ONCE: Final = 32
 """Logs of a page whose ends are asked for one by one at once."""
@@ -37,20 +39,20 @@ class LogViews:
 
     def __init__(
         self,
-        *,
-        engine: LogEngine,
-        store: LogStore,
-        peers: Peers,
+        engine: Engine,
+        store: MetadataLogs,
+        peers: LogPeers,
         ownership: Ownership,
         reader: LogReader,
     ) -> None:
+        """Keeps no state."""
         self._engine, self._store, self._peers = engine, store, peers
         self._ownership, self._reader = ownership, reader
 
     async def page(self, *, after: str | None, limit: int) -> tuple[list[LogView], str | None]:
         """One page by name, and the `after` of the next one."""
         rows, following = await self._store.list(after=after, limit=limit)
-        # What was acknowledged before the page was asked for is below the ends, which are read after the rows.
+        # The ends are read after the rows: they are above all that was acknowledged before this call.
         found = await self._of_owners(rows)
         room = asyncio.Semaphore(_AT_ONCE)
 
@@ -63,35 +65,34 @@ class LogViews:
         return [found[row.name] for row in rows if row.name in found], following
 
     async def view(self, row: LogMetadata) -> LogView:
-        """One log, of this row. Raises: NoSuchLog."""
+        """One log, by this row. Raises: NoSuchLog."""
         states = {item.ledger_id: State.CLOSED for item in row.items}
-        owner: Writer | None = None
+        writer: Writer | None = None
         for item in row.unsealed:
             with contextlib.suppress(NoSuchLedger):
                 ledger = await self._engine.get(item.ledger_id)
                 states[item.ledger_id] = ledger.state
                 if item is row.last_item and ledger.state is State.OPEN:
-                    owner = ledger.writer
-        handle = self._ownership.known(row.name)
-        mine = None if handle is None else handle.owner
+                    writer = ledger.writer
         end = row.end_offset
-        if end is None and mine is not None and mine.is_mine(row):
-            end = mine.acknowledged_offset
+        owner = self._ownership.owner(row.name)
+        if end is None and owner is not None and owner.is_mine(row):
+            end = owner.acknowledged_offset
         if end is None:
             end = await self._reader.end(row.name, row)
-        return LogView(row, end, owner, states)
+        return LogView(row, end, writer, states)
 
     def ends_here(self, heads: Iterable[LogHead]) -> dict[str, int]:
-        """The ends of those logs of which this process writes the ledger that the head names as the last."""
+        """The ends of those logs of which this process writes the ledger that the head names last."""
         ends = {}
         for head in heads:
-            handle = self._ownership.known(head.name)
-            mine = None if handle is None else handle.owner
-            if mine is not None and _is_of(mine.log, head):
-                ends[head.name] = mine.acknowledged_offset
+            owner = self._ownership.owner(head.name)
+            if owner is not None and _is_of(owner.log, head):
+                ends[head.name] = owner.acknowledged_offset
         return ends
 
     async def _of_owners(self, rows: Sequence[LogMetadata]) -> dict[str, LogView]:
+        """The views of those logs whose owners answer, by name."""
         heads = {row.name: LogHead.of(row) for row in rows if row.unsealed == row.items[-1:] != ()}
         here = self.ends_here(heads.values())
         owners: dict[Writer, Mapping[str, int]] = {self._engine.writer: here}
@@ -101,7 +102,7 @@ class LogViews:
             with contextlib.suppress(QuorumLogError):
                 others = await self._engine.gateways()
             others = [other for other in others if other.id != self._engine.writer.id]
-            answers = await asyncio.gather(*(self._ends_of(other, left) for other in others))
+            answers = await asyncio.gather(*(self._peers.ends(other, left) for other in others))
             owners |= zip(others, answers, strict=True)
         by_name = {row.name: row for row in rows}
         return {
@@ -111,15 +112,9 @@ class LogViews:
             if name in heads
         }
 
-    async def _ends_of(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
-        try:
-            return await self._peers.ends(owner, heads)
-        except (PeerLost, QuorumLogError):
-            return {}
-
 
 def _is_of(mine: LogMetadata, head: LogHead) -> bool:
-    """Whether a row names the same last ledger, for the same writer, as the owner's."""
+    """Whether a head names the same last ledger, for the same writer, as the owner's row."""
     own = LogHead.of(mine)
     return (own.last_ledger, own.writer_token) == (head.last_ledger, head.writer_token)
 

@@ -210,9 +210,7 @@ async def gateway(
     config = EngineConfig(f"http://127.0.0.1:{port}", (metadata_url,), **settings)
     async with AsyncExitStack() as ends:
         engine = await ends.enter_async_context(Engine.running(config))
-        logs, _ = await ends.enter_async_context(
-            running_logs(engine, (metadata_url,), sweep_times=sweep_times or NO_SWEEP)
-        )
+        logs, _ = await ends.enter_async_context(running_logs(engine, sweep_times or NO_SWEEP))
         app = build_app(engine, limits or Limits(), logs=logs)
         add_internal_routes(app, engine, logs)
         listen = ListenLimits(drain_timeout_s=0.1)

@@ -235,14 +235,14 @@ async def test_a_create_answered_after_the_ledgers_end_makes_no_handle(
     the ledger.
     """
     async with world_of(stores, gateways=1) as world:
-        create = world.engine._metadata.create
+        create = world.engine.metadata.create
 
         async def late(draft: LedgerMetadata, **how: Any) -> LedgerMetadata:
             row = await create(draft, **how)
             await world.metadata.cas(row.closed(last_entry=-1, length=0))
             return await create(draft, **how)
 
-        world.engine._metadata.create = late  # type: ignore[method-assign]
+        world.engine.metadata.create = late  # type: ignore[method-assign]
 
         row = await ledger(world.engine)
 

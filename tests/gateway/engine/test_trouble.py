@@ -402,11 +402,11 @@ async def test_another_process_at_the_writers_address_is_not_the_writer(stores: 
         stranger = Writer("another-instance", world.engine.writer.url)
 
         with pytest.raises(WriterLost):
-            await world.other._peers.append(
+            await world.other.peers.append(
                 stranger, row.ledger_id, [b"x"], password=None, expect=None
             )
 
-        assert stranger.id in world.other._peers._gone
+        assert stranger.id in world.other.peers._gone
         assert await payloads(world.engine, row.ledger_id) == []
 
 
@@ -604,6 +604,7 @@ async def test_a_writers_missed_entries_are_repaired_after_another_ends_its_ledg
         away.is_silent = True
         for number in range(1, 5):
             await world.engine.append(row.ledger_id, [b"%d" % number])
+        assert set(away.entries(row.ledger_id)) < set(range(5))
         away.is_silent = False
 
         await world.other.recover(row.ledger_id)
@@ -621,7 +622,6 @@ async def test_a_writers_missed_entries_are_repaired_after_another_ends_its_ledg
             return lacking | set(away.entries(row.ledger_id)) >= set(range(5))
 
         await until(is_queued, "what the third bookie lacks is queued")
-        assert set(away.entries(row.ledger_id)) < set(range(5))
 
 
 async def test_a_write_handle_that_breaks_ends_every_append_and_its_ledger_is_recovered(

@@ -28,7 +28,7 @@ from services.autorecovery.worker import Done, Workers
 from services.autorecovery.writers import Writers
 from services.gateway.engine import Engine, EngineConfig
 from services.gateway.engine.engine import _HEARTBEAT_S
-from services.gateway.engine.internal import Bodies, routes
+from services.gateway.engine.internal import InternalBodies, routes
 from services.gateway.engine.peers import Peers
 from tests.sim.plan import MS, SECOND
 from tests.sim.services.judge import Judge
@@ -42,7 +42,7 @@ SILENCE = 15 * SECOND
 """Three heartbeats of a stream of changes (net/metadata_client.py)."""
 
 
-_BODIES = Bodies(
+_BODIES = InternalBodies(
     read=lambda request, _bytes_max: request.read(),
     bytes_max=64 << 20,
     entry_bytes_max=1 << 20,
@@ -120,7 +120,7 @@ class Gateway(Process):
                 re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.operation.path)),
                 route.handle,
             )
-            for route in routes(self.engine, _BODIES)
+            for route in routes(self.engine, self.engine.writer.id, _BODIES)
         ]
         net.listeners[self.url] = self, self.handle
 

@@ -1,0 +1,92 @@
+"""Routes for the other gateways: requests about logs that this process owns. Not in the public OpenAPI
+document.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from aiohttp import web
+
+from quorumlog.errors import InvalidRequest
+from quorumlog.net.json_bodies import parsed
+from quorumlog.net.operations import Route, route
+from quorumlog.net.parameters import Given, path_text, query_integer
+from quorumlog.protocol.batch import ProducerSeq
+from quorumlog.protocol.heads import LogHead
+from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.log import LogState
+from quorumlog.protocol.log.messages import Append, Publish
+from quorumlog.wire.bodies import LOG_NAME
+from quorumlog.wire.transaction_bodies import TransactionRow
+from services.gateway.engine.internal import (
+    EXPECT,
+    WRITER,
+    InternalBodies,
+    InternalRoutes,
+    read_batch,
+)
+from services.gateway.logs.manager import LogManager
+from services.gateway.logs.peers import EndsBody, PublishBody
+
+NAME: Final = path_text("name", LOG_NAME, "The log.")
+TOKEN: Final = query_integer("token", 0, ID_MAX, "The writer token.")
+SINCE: Final = query_integer("since", 0, ID_MAX, "The log's end before the producer began.", 0)
+
+
+def routes(logs: LogManager, instance: str, bodies: InternalBodies) -> Iterable[Route]:
+    """The routes for other gateways; the application's middleware handles errors."""
+    inner = _LogRoutes(logs, instance, bodies)
+    log = "/internal/logs/{name}"
+    asked = (NAME, WRITER)
+    return (
+        route("POST", "/internal/log-ends", inner.ends, WRITER),
+        route("POST", log + "/append", inner.append, *asked, EXPECT, TOKEN, SINCE),
+        route("POST", log + "/roll", inner.roll, *asked),
+        route("POST", log + "/publish", inner.publish, *asked),
+    )
+
+
+class _LogRoutes(InternalRoutes):
+    def __init__(self, logs: LogManager, instance: str, bodies: InternalBodies) -> None:
+        super().__init__(instance, bodies)
+        self._logs = logs
+
+    async def append(self, request: web.Request, given: Given) -> web.Response:
+        """Append to a log that this process owns."""
+        self.check_instance(given)
+        head, records = await read_batch(request, self.bodies)
+        producer = _checked(head.producer)
+        call = Append(tuple(records), producer, given[EXPECT], given[TOKEN], given[SINCE])
+        return self.answer(await self._logs.append_here(given[NAME], call))
+
+    async def ends(self, request: web.Request, given: Given) -> web.Response:
+        """The ends of those of the named logs that this process owns."""
+        self.check_instance(given)
+        body = parsed(await self.bodies.read(request, self.bodies.bytes_max), EndsBody)
+        heads = (LogHead(name, 0, LogState.OPEN, token, last) for name, last, token in body.logs)
+        return self.answer({"ends": self._logs.ends_here(heads)})
+
+    async def roll(self, _request: web.Request, given: Given) -> web.Response:
+        """Roll a log that this process owns."""
+        self.check_instance(given)
+        await self._logs.roll_here(given[NAME])
+        return self.answer({})
+
+    async def publish(self, request: web.Request, given: Given) -> web.Response:
+        """Publish a transaction onto a log that this process owns."""
+        self.check_instance(given)
+        body = parsed(await self.bodies.read(request, self.bodies.bytes_max), PublishBody)
+        ledgers = tuple(sealed.to_core() for sealed in body.ledgers)
+        call = Publish(body.transaction, ledgers, body.overwrite, body.token)
+        done = await self._logs.publish_here(given[NAME], call)
+        return self.answer(TransactionRow.from_core(done).model_dump(mode="json"))
+
+
+def _checked(producer: ProducerSeq | None) -> ProducerSeq | None:
+    """A producer within the bounds of the public headers: a log's row can keep no other."""
+    if producer is not None:
+        if not producer.id or "\0" in producer.id:
+            raise InvalidRequest("a producer's id must have 1 to 255 bytes, and no NUL")
+        if producer.epoch < 0 or producer.seq < 0:
+            raise InvalidRequest("a producer's epoch and sequence number must not be negative")
+    return producer
