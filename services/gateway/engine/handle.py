@@ -17,13 +17,14 @@ from quorumlog.errors import (
     UNKNOWN,
     LedgerClosed,
     LedgerFenced,
+    NoSuchLedger,
     Outcome,
     Overloaded,
     QuorumLogError,
     UnexpectedEntryId,
     WriterLost,
-    by_code,
 )
+from quorumlog.net.conclude import error_of
 from quorumlog.net.driver import Driver, Told
 from quorumlog.net.ports import LacPort, Ports
 from quorumlog.protocol.heads import LedgerHead
@@ -165,11 +166,6 @@ class WriteHandle:
         return None if self._failure is None else self._failure.code
 
     @property
-    def is_closing(self) -> bool:
-        """Whether the writer's own close is under way."""
-        return self._close is not None and not self._close.done()
-
-    @property
     def is_closing_row(self) -> bool:
         """Whether its own close of the row is under way: then CLOSED may be its own change."""
         return self._machine.is_closing_row
@@ -243,13 +239,8 @@ class WriteHandle:
 
     def closed_by_other(self, row: LedgerMetadata) -> None:
         """Somebody else closed the ledger; noticed before a bookie answered fenced."""
-        if not self.is_closing:
+        if self._close is None or self._close.done():
             self._ended(row)
-
-    def deleted(self) -> None:
-        """The ledger was deleted."""
-        self._driver.stop()
-        self._fail(Failed("no-such-ledger", detail="the ledger was deleted"), is_final=True)
 
     def learn(self, head: LedgerHead) -> None:
         """Apply a row of the primary. If its version is above the writer's and it names another
@@ -258,25 +249,24 @@ class WriteHandle:
         if not self.is_live or head.version <= self.row.version:
             return
         if head.state is None:
-            self.deleted()
+            self._stop(NoSuchLedger, "the ledger was deleted")
         elif self.is_closing_row:
             pass  # the answer to its own close tells who closed the ledger
         elif head.state is not State.OPEN or not self._is_writer(head):
-            self._end_superseded(head)
+            self._stop(LedgerFenced, f"the row of version {head.version} is {head.state}")
 
     def _is_writer(self, head: LedgerHead) -> bool:
         mine = self.access_row.writer
         return mine is None or head.writer_id == mine.id
 
-    def _end_superseded(self, head: LedgerHead) -> None:
-        self._driver.stop()
-        detail = f"the row of version {head.version} is {head.state}"
-        self._fail(Failed(LedgerFenced.code, detail=detail), is_final=True)
-
     def abandon(self) -> None:
         """The process ends: pending appends have an unknown outcome."""
+        self._stop(WriterLost, "the writer's process ends")
+
+    def _stop(self, reason: type[QuorumLogError], detail: str) -> None:
+        """End without the machine."""
         self._driver.stop()
-        self._fail(Failed("writer-lost", detail="the writer's process ends"), is_final=True)
+        self._fail(Failed(reason.code, detail=detail), is_final=True)
 
     def _flush_gathered(self) -> None:
         """Send the appends of one turn of the event loop as one run."""
@@ -291,9 +281,8 @@ class WriteHandle:
         except Exception:
             # A defect: nobody can say what was sent, and no event would answer the waiters.
             log.exception("handle-broke", extra={"ledger": self.ledger_id})
-            self._driver.stop()
             self._sent = self._next
-            self._fail(Failed(QuorumLogError.code, detail="the write handle broke"), is_final=True)
+            self._stop(QuorumLogError, "the write handle broke")
 
     def _send_gathered(self) -> None:
         while self._gathered and self._may_send():
@@ -407,20 +396,14 @@ class WriteHandle:
         self._runs_bytes = 0
 
     def _error(self, failed: Failed, outcome: Outcome) -> QuorumLogError:
-        return by_code(failed.code)(
-            failed.detail,
-            ledger_id=self.ledger_id,
-            entry_id=failed.entry_id,
-            bookie=failed.bookie,
-            outcome=outcome,
-        )
+        return error_of(failed, self.ledger_id).with_outcome(outcome)
 
     def _ended(self, row: LedgerMetadata) -> None:
         if self._closed_row is not None:
             return
         self._closed_row = row
         end = f"the ledger ends at {row.last_entry}"
-        self._drop_waiters(Failed("ledger-closed", detail=end))
+        self._drop_waiters(Failed(LedgerClosed.code, detail=end))
         if self._close is not None and not self._close.done():
             self._close.set_result(row)
         self.tails.wake_all()

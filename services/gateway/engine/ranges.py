@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 from typing import Final
 
-from quorumlog.errors import QuorumLogError, by_code
+from quorumlog.net.conclude import error_of
 from quorumlog.net.driver import Driver, Told
 from quorumlog.net.ports import Ports
 from quorumlog.protocol.messages import Begin, EntriesRead, Failed
@@ -37,7 +37,7 @@ async def read_range(
             if runs:
                 end.set_result(None)
             else:
-                end.set_exception(_error(news, row.ledger_id))
+                end.set_exception(error_of(news, row.ledger_id))
 
     reader = RangeReader(
         row, first=first, last=last, max_bytes=max(bytes_max, 1), turn=row.ledger_id
@@ -50,9 +50,3 @@ async def read_range(
     finally:
         driver.stop()
     return runs
-
-
-def _error(failed: Failed, ledger_id: int) -> QuorumLogError:
-    return by_code(failed.code)(
-        failed.detail, ledger_id=ledger_id, entry_id=failed.entry_id, bookie=failed.bookie
-    )

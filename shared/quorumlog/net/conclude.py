@@ -24,7 +24,7 @@ async def conclude(
         if isinstance(news, Closed | Repaired):
             end.set_result(news.metadata)
         elif isinstance(news, Failed):
-            end.set_exception(_error(news, ledger_id))
+            end.set_exception(error_of(news, ledger_id))
 
     driver = Driver(machine, ledger_id, ports, told)
     try:
@@ -41,7 +41,8 @@ async def conclude(
             end.exception()
 
 
-def _error(failed: Failed, ledger_id: int) -> QuorumLogError:
+def error_of(failed: Failed, ledger_id: int) -> QuorumLogError:
+    """The error of a failed machine."""
     return by_code(failed.code)(
         failed.detail, ledger_id=ledger_id, entry_id=failed.entry_id, bookie=failed.bookie
     )
