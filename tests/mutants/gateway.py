@@ -21,7 +21,7 @@ from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine import ledger_reads
 from services.gateway.engine.handle import WriteHandle
 from services.gateway.engine.ledger_reads import LedgerReads
-from services.gateway.engine.rows import Rows
+from services.gateway.engine.rows import LedgerRows
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.sweep import Sweep
 from services.gateway.rereads import Rereads
@@ -343,7 +343,7 @@ def from_the_cache(original: Any) -> Any:
 def whatever_comes(_original: Any) -> Any:
     """The cache keeps the row that came last."""
 
-    def put(self: Rows, row: LedgerMetadata) -> None:
+    def put(self: LedgerRows, row: LedgerMetadata) -> None:
         self._rows[row.ledger_id] = row
 
     return put
@@ -448,7 +448,9 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
     ),
     (
         Mutant(
-            "a cached row goes back in version", "rule 5", (Patch(Rows, "put", whatever_comes),)
+            "a cached row goes back in version",
+            "rule 5",
+            (Patch(LedgerRows, "put", whatever_comes),),
         ),
         a_cached_row_never_goes_back,
     ),

@@ -20,7 +20,7 @@ from services.gateway.edge.payloads import (
     base64_of,
     entry_too_large,
 )
-from services.gateway.logs.ports import LogRecord
+from services.gateway.logs.ports import ReadRecord
 
 _FORMS: Final = ("data", "text", "json")
 _FIELDS: Final = frozenset((*_FORMS, "key", "headers", "timestamp"))
@@ -152,12 +152,12 @@ def time_of(milliseconds: int) -> str:
     return f"{text.rjust(19, '0')}.{rest:03d}Z"
 
 
-def records_json(records: Iterable[LogRecord], encoding: str) -> list[bytes]:
+def records_json(records: Iterable[ReadRecord], encoding: str) -> list[bytes]:
     """Each record as a JSON object."""
     return [record_json(record, encoding) for record in records]
 
 
-def record_json(found: LogRecord, encoding: str) -> bytes:
+def record_json(found: ReadRecord, encoding: str) -> bytes:
     """One record as a JSON object."""
     record = found.record
     return b'{"offset":%d,"timestamp":"%b","ledger_id":%d,"entry_id":%d,%b,"headers":%b,%b}' % (
@@ -171,7 +171,7 @@ def record_json(found: LogRecord, encoding: str) -> bytes:
     )
 
 
-def records_frames(records: Iterable[LogRecord]) -> bytes:
+def records_frames(records: Iterable[ReadRecord]) -> bytes:
     """The values of records as (u64 offset, u32 length, value), repeated."""
     parts: list[bytes] = []
     for found in records:

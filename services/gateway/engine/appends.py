@@ -17,7 +17,7 @@ from services.gateway.engine.handle import WriteHandle
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.peers import Peers
-from services.gateway.engine.rows import Rows, is_closed
+from services.gateway.engine.rows import LedgerRows, is_closed
 from services.gateway.interface import Appended
 
 
@@ -37,7 +37,9 @@ def check_not_of_log(row: LedgerMetadata, instead: str) -> None:
 class Appends:
     """The appends that this gateway takes. Keeps no state."""
 
-    def __init__(self, handles: Handles, rows: Rows, peers: Peers, gatekeeper: Gatekeeper) -> None:
+    def __init__(
+        self, handles: Handles, rows: LedgerRows, peers: Peers, gatekeeper: Gatekeeper
+    ) -> None:
         """`handles` are the ledgers of this process, `peers` the other gateways."""
         self._handles, self._rows = handles, rows
         self._peers, self._gatekeeper = peers, gatekeeper

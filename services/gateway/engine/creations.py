@@ -12,7 +12,7 @@ from quorumlog.protocol.quorum import Quorum
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import new_keys
 from services.gateway.engine.placing import Placing
-from services.gateway.engine.rows import Rows
+from services.gateway.engine.rows import LedgerRows
 from services.gateway.interface import DEGRADED, LedgerOptions
 
 _RETRY_S: Final = 1.0
@@ -27,7 +27,7 @@ class Creations:
         self,
         handles: Handles,
         *,
-        rows: Rows,
+        rows: LedgerRows,
         metadata: MetadataClient,
         placing: Placing,
         tasks: TasksPort,

@@ -41,11 +41,11 @@ from services.gateway.engine.creations import Creations
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.ledger_reads import LedgerReads
-from services.gateway.engine.losses import Losses
+from services.gateway.engine.losses import LossAcceptance
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.placing import Placing
 from services.gateway.engine.recoveries import Recoveries
-from services.gateway.engine.rows import Rows, ThrottledMetadata, is_closed
+from services.gateway.engine.rows import LedgerRows, ThrottledMetadata, is_closed
 from services.gateway.interface import EngineInterface, LedgerOptions, LedgerPage, LedgerQuery
 
 _HEARTBEAT_S: Final = 1.0
@@ -73,11 +73,11 @@ class Engine:
         self.placing = Placing(
             directory, zones_min=config.zones_min, enforces_zones=config.enforces_zones
         )
-        self._rows = Rows(metadata, self._row_changed, self._ledger_ended)
+        self._rows = LedgerRows(metadata, self._row_changed, self._ledger_ended)
         self.on_gap = self._rows.on_gap
         """Called at gaps in the stream of changes (rule 16a)."""
         self._recoveries = Recoveries(self._rows, ports)
-        self._losses = Losses(self._rows, self.throttled, holdings)
+        self._losses = LossAcceptance(self._rows, self.throttled, holdings)
         self._gatekeeper = Gatekeeper()
         self.handles = Handles(
             self.writer,

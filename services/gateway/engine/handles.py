@@ -26,7 +26,7 @@ from services.gateway.engine.config import EngineConfig
 from services.gateway.engine.handle import InFlightBytes, WriteHandle
 from services.gateway.engine.missed import queue_missed
 from services.gateway.engine.recoveries import Recoveries
-from services.gateway.engine.rows import Rows, is_closed
+from services.gateway.engine.rows import LedgerRows, is_closed
 from services.gateway.rereads import Rereads
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Handles:
         writer: Writer,
         config: EngineConfig,
         *,
-        rows: Rows,
+        rows: LedgerRows,
         recoveries: Recoveries,
         metadata: MetadataClient,
         ports: Ports,

@@ -69,7 +69,7 @@ class InternalBodies:
 
 def routes(engine: Engine, instance: str, bodies: InternalBodies) -> Iterable[Route]:
     """The routes of an engine; the application's middleware handles errors."""
-    inner = _LedgerRoutes(engine, instance, bodies)
+    inner = _InternalLedgerRoutes(engine, instance, bodies)
     ledger = "/internal/ledgers/{ledger_id}"
     asked = (LEDGER_ID, WRITER)
     return (
@@ -107,7 +107,7 @@ class InternalRoutes:
         )
 
 
-class _LedgerRoutes(InternalRoutes):
+class _InternalLedgerRoutes(InternalRoutes):
     def __init__(self, engine: Engine, instance: str, bodies: InternalBodies) -> None:
         super().__init__(instance, bodies)
         self._engine = engine

@@ -26,7 +26,7 @@ from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.ranges import read_range
-from services.gateway.engine.rows import Rows, is_closed
+from services.gateway.engine.rows import LedgerRows, is_closed
 from services.gateway.engine.tails import Tails
 from services.gateway.interface import Confirmation, EntryResult, ReadResult
 
@@ -39,7 +39,7 @@ class LedgerReads:
     def __init__(
         self,
         handles: Handles,
-        rows: Rows,
+        rows: LedgerRows,
         ports: Ports,
         peers: Peers,
         gatekeeper: Gatekeeper,

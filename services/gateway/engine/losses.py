@@ -11,7 +11,7 @@ from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.bodies import LOST_RANGES_MAX
-from services.gateway.engine.rows import Rows, is_closed
+from services.gateway.engine.rows import LedgerRows, is_closed
 
 log = logging.getLogger(__name__)
 
@@ -19,12 +19,12 @@ _REFUSED_RANGES_MAX: Final = 100
 """How many ranges a refusal names (taste)."""
 
 
-class Losses:
-    """Losses accepted by operators. Invariant: an entry is declared lost only while all possible
+class LossAcceptance:
+    """Accepts losses. Invariant: an entry is declared lost only while all possible
     holders deny it or are declared gone for ever.
     """
 
-    def __init__(self, rows: Rows, metadata: MetadataPort, holdings: HoldingsClient) -> None:
+    def __init__(self, rows: LedgerRows, metadata: MetadataPort, holdings: HoldingsClient) -> None:
         """Keeps no state."""
         self._rows = rows
         self._metadata = metadata

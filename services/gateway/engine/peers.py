@@ -40,12 +40,12 @@ _APPEND_BEYOND_S: Final = 5.0
 """Added to the quorum timeout, so that the writer answers first."""
 _CLOSE_S: Final = 30.0
 _LAC_S: Final = 5.0
-"""Long, so that a busy writer does not look gone: the bookies' LAC is older (rule 5)."""
+"""Long, so that a busy writer does not look gone: the LAC that bookies know is older (rule 5)."""
 _HUNG_S: Final = 2.0
 """How long readers skip a writer that did not answer in time (taste)."""
 _CONNECT_S: Final = 2.0
 _GONE_MAX: Final = 10_000
-"""Replaced instances that are remembered, which spares a request; of one beyond it is asked again."""
+"""Replaced instances that are remembered. A forgotten one is asked again, which costs a request."""
 _U32: Final = struct.Struct(">I")
 
 

@@ -11,7 +11,7 @@ from quorumlog.net.ports import Ports
 from quorumlog.protocol.messages import RecoverRequested
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.recovery import Recovery
-from services.gateway.engine.rows import Rows, is_closed
+from services.gateway.engine.rows import LedgerRows, is_closed
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 class Recoveries:
     """Runs recoveries. Invariant: at most one machine per ledger."""
 
-    def __init__(self, rows: Rows, ports: Ports) -> None:
+    def __init__(self, rows: LedgerRows, ports: Ports) -> None:
         """No recovery runs yet."""
         self._rows = rows
         self._ports = ports

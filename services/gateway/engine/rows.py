@@ -38,7 +38,7 @@ class _PendingReads:
     has_gap: bool = False
 
 
-class Rows:
+class LedgerRows:
     """The cache.
 
     Invariants: a cached row never goes back to a lower version; a row older than a version heard

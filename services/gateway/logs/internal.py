@@ -35,7 +35,7 @@ SINCE: Final = query_integer("since", 0, ID_MAX, "The log's end before the produ
 
 def routes(logs: LogManager, instance: str, bodies: InternalBodies) -> Iterable[Route]:
     """The routes for other gateways; the application's middleware handles errors."""
-    inner = _LogRoutes(logs, instance, bodies)
+    inner = _InternalLogRoutes(logs, instance, bodies)
     log = "/internal/logs/{name}"
     asked = (NAME, WRITER)
     return (
@@ -46,7 +46,7 @@ def routes(logs: LogManager, instance: str, bodies: InternalBodies) -> Iterable[
     )
 
 
-class _LogRoutes(InternalRoutes):
+class _InternalLogRoutes(InternalRoutes):
     def __init__(self, logs: LogManager, instance: str, bodies: InternalBodies) -> None:
         super().__init__(instance, bodies)
         self._logs = logs

@@ -1,8 +1,7 @@
-"""Where an offset is: from the place of a record in its ledger to the entry that holds it.
+"""Where an offset is: from the place of a record in its ledger to the entry that holds the record.
 
-Each batch says how many records precede it, so a search over entries needs no index. What was read
-once is kept, sparsely, and narrows the next search; batches of one size are found at the first
-guess.
+Each batch says how many records precede it, so a search over entries needs no index. Known places are
+kept, sparsely, and narrow the next search. Among batches of one size the first guess finds the entry.
 """
 
 import bisect
@@ -13,35 +12,35 @@ from typing import Final
 from quorumlog.protocol.batch import BatchHead
 
 POINTS_MAX: Final = 512
-"""Points that are kept of one ledger; every other one goes when there are more, so that they are
+"""Points that are kept of one ledger. Beyond this every second one is dropped, so that points are
 densest where a tail is read."""
 
 LEDGERS_MAX: Final = 4096
-"""Ledgers of which points are kept; the one that was asked for longest ago goes first."""
+"""Ledgers whose points are kept; the least recently used one is dropped first."""
 
 ReadHead = Callable[[int], Awaitable[BatchHead]]
 
 
 class Points:
-    """Known places of one ledger: (records before an entry, the entry), ascending in both."""
+    """Known places of one ledger: the number of records before an entry, and the entry; both ascend."""
 
     def __init__(self) -> None:
         self._places: list[int] = [0]
         self._entries: list[int] = [0]
 
     def __len__(self) -> int:
-        """Points that are kept."""
+        """The number of points."""
         return len(self._places)
 
     def add(self, place: int, entry_id: int) -> None:
-        """Entry `entry_id` begins at `place`, or will when it is written."""
+        """Add that entry `entry_id` begins at `place`, or will begin there once it is written."""
         at = bisect.bisect_left(self._places, place)
         if at < len(self._places) and self._places[at] == place:
             return
         self._places.insert(at, place)
         self._entries.insert(at, entry_id)
         if len(self._places) > POINTS_MAX:
-            # The first and the last one stay: the start, and where a tail reads on.
+            # The first and the last point stay: the start, and where a tail continues.
             self._places[1:-1] = self._places[1:-1:2]
             self._entries[1:-1] = self._entries[1:-1:2]
 
@@ -55,7 +54,7 @@ class Points:
 
 
 class OffsetIndex:
-    """The points of the ledgers that were read or written here last."""
+    """The points of the ledgers that were used last in this process."""
 
     def __init__(self) -> None:
         self._ledgers: OrderedDict[int, Points] = OrderedDict()
@@ -78,10 +77,10 @@ class OffsetIndex:
 async def find_entry(
     points: Points, place: int, *, last_entry: int, read_head: ReadHead
 ) -> int | None:
-    """The entry that holds the record at `place`; None when that is beyond `last_entry`.
+    """The entry that holds the record at `place`; None if that is beyond `last_entry`.
 
-    `last_entry` is confirmed. Reads O(log n) heads, and one or none where batches are of one size
-    or the reader comes in order.
+    `last_entry` is confirmed. Reads O(log n) heads; one or none if batches have one size or the
+    reader reads in order.
     """
     (low_place, low), above = points.around(place)
     if low > last_entry:

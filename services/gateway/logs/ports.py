@@ -10,7 +10,7 @@ __all__ = ["Append", "LogAppended", "Publish"]
 
 
 @dataclass(frozen=True, slots=True)
-class LogRecord:
+class ReadRecord:
     """One record as a reader gets it. `timestamp_ms` is the record's own, else that of its append."""
 
     offset: int
@@ -26,7 +26,7 @@ class LogRead:
     `closed` says that the log is closed and that `next` is its end.
     """
 
-    records: tuple[LogRecord, ...]
+    records: tuple[ReadRecord, ...]
     next: int
     first_offset: int
     closed: bool

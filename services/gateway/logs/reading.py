@@ -22,7 +22,7 @@ from services.gateway.interface import Confirmation
 from services.gateway.logs.ends import damaged, read_head
 from services.gateway.logs.offsets import find_entry
 from services.gateway.logs.ownership import Ownership
-from services.gateway.logs.ports import LogBatch, LogBatches, LogRead, LogRecord
+from services.gateway.logs.ports import LogBatch, LogBatches, LogRead, ReadRecord
 from services.gateway.logs.store import MetadataLogs
 
 Start = int | Literal["earliest", "latest"]
@@ -67,7 +67,7 @@ class _Records(_Page):
 
     def __init__(self, limit: int, bytes_left: int) -> None:
         super().__init__(limit, bytes_left)
-        self.records: list[LogRecord] = []
+        self.records: list[ReadRecord] = []
 
     def unpack(self, item: LogItem, entry_id: int, data: bytes) -> batch.BatchHead:
         """Decode the entry."""
@@ -77,7 +77,7 @@ class _Records(_Page):
             if offset == self.at and not self.is_full:
                 own = record.timestamp_ms
                 time = head.append_time_ms if own is None else own
-                self.records.append(LogRecord(offset, time, record, item.ledger_id, entry_id))
+                self.records.append(ReadRecord(offset, time, record, item.ledger_id, entry_id))
                 self.bytes_left -= record.size + _RECORD_BYTES
                 self.count += 1
                 self.at = offset + 1

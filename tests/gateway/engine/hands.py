@@ -13,7 +13,7 @@ from quorumlog.protocol.quorum import Quorum
 from services.gateway.engine.handle import InFlightBytes, WriteHandle
 from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.ledger_reads import LedgerReads
-from services.gateway.engine.rows import Rows
+from services.gateway.engine.rows import LedgerRows
 
 ME = Writer("me", "http://me")
 MEMBERS = ("b1@1", "b2@1", "b3@1")
@@ -109,11 +109,11 @@ class Primary:
         return self.row
 
 
-def rows_of(primary: Primary) -> Rows:
-    return Rows(cast(Any, primary), lambda _ledger: None, lambda _ledger: None)
+def rows_of(primary: Primary) -> LedgerRows:
+    return LedgerRows(cast(Any, primary), lambda _ledger: None, lambda _ledger: None)
 
 
-def reading_of(rows: Rows, handles: Mapping[int, Any]) -> LedgerReads:
+def reading_of(rows: LedgerRows, handles: Mapping[int, Any]) -> LedgerReads:
     """Reads by a process that asks nobody else."""
     here = SimpleNamespace(writer=ME, by_ledger=handles)
     return LedgerReads(cast(Any, here), rows, Hand().ports, cast(Any, None), Gatekeeper())

@@ -10,7 +10,7 @@ from quorumlog.errors import DatabaseWentBack, NoSuchLedger
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from services.gateway.engine import rows as rows_module
-from services.gateway.engine.rows import Rows
+from services.gateway.engine.rows import LedgerRows
 from tests.gateway.engine.hands import ROW, Primary, rows_of
 from tests.gateway.engine.hands import closed as closed_at
 from tests.metadata.support import DRAFT, Service, serving
@@ -48,7 +48,7 @@ async def test_a_change_that_overtakes_a_rows_answer_makes_the_row_stale(
         row = await service.client.create(DRAFT)
         late = LateAnswers(service.url)
         ended: set[int] = set()
-        rows = Rows(late, lambda _ledger: None, ended.add)
+        rows = LedgerRows(late, lambda _ledger: None, ended.add)
         if is_known:
             late.comes.set()
             await rows.fresh(row.ledger_id)
