@@ -5,7 +5,7 @@ May use `interface` and `rereads` of the gateway; it knows nothing of logs and o
 """
 
 from services.gateway.engine.config import EngineConfig
-from services.gateway.engine.engine import Engine, EngineForLogs
+from services.gateway.engine.engine import Engine
 from services.gateway.engine.metrics import add_metrics
 
-__all__ = ["Engine", "EngineConfig", "EngineForLogs", "add_metrics"]
+__all__ = ["Engine", "EngineConfig", "add_metrics"]

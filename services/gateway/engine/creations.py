@@ -45,7 +45,7 @@ class Creations:
         if options.log is None:
             places.take(peer)
         else:
-            places.back(peer)  # a log that could not roll would lose appends of all its clients
+            places.back(peer)  # a roll or a takeover of a log is never refused
         is_kept = False
         try:
             draft = await self._draft(options)

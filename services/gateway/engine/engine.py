@@ -323,23 +323,6 @@ class Engine:
         self.handles.ledger_ended(ledger_id)
 
 
-class EngineForLogs:
-    """The engine as logs use it: without passwords, and with the right to close logs' ledgers."""
-
-    def __init__(self, engine: Engine) -> None:
-        """A view."""
-        self.writer = engine.writer
-        self.create = engine.create
-        self.get = engine.get
-        self.submit = engine.submit
-        self.recover = engine.recover
-        self.close = engine.close_for_log
-        self.read = engine.read
-        self.last_add_confirmed = engine.last_add_confirmed
-        self.bookies = engine.bookies
-        self.gateways = engine.gateways
-
-
 def _members(row: LedgerMetadata, names: Sequence[str]) -> tuple[str, ...]:
     """The ledger's members that these names of members or bookies denote."""
     members = sorted(row.all_members)

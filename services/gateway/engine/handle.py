@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from quorumlog.errors import (
@@ -92,16 +93,14 @@ class HandleOwner(Protocol):
         ...
 
 
+@dataclass(slots=True)
 class _Waiter:
     """One append request."""
 
-    __slots__ = ("first", "future", "last", "size")
-
-    def __init__(self, first: int, last: int, size: int, future: asyncio.Future[Appended]) -> None:
-        self.first = first
-        self.last = last
-        self.size = size
-        self.future = future
+    first: int
+    last: int
+    size: int
+    future: asyncio.Future[Appended]
 
 
 class WriteHandle:
