@@ -222,13 +222,8 @@ class LogManager:
         """
         sizes = await sizes_of(call.ledgers, self._engine)
         handle = self.ownership.handle(name)
-        try:
-            return await self._answer(handle, handle.publish(call, sizes, is_forwarded=False))
-        except QuorumLogError as error:
-            if error.outcome == UNKNOWN:
-                # A repeat gets the outcome.
-                raise error.replace(retryable=True) from error
-            raise
+        future = handle.publish(call, sizes, is_forwarded=False)
+        return await self._answer(handle, future, is_repeatable=True)
 
     async def publish_here(self, name: str, call: Publish) -> Transaction:
         """Publish for another gateway. Raises: WriterLost, not done, if this is not the owner."""
@@ -238,36 +233,37 @@ class LogManager:
 
     async def append(self, name: str, call: Append) -> LogAppended:
         """Append records as one batch, through the log's owner."""
-        try:
-            handle = self.ownership.handle(name)
-            return await self._answer(handle, handle.append(call, is_forwarded=False))
-        except QuorumLogError as error:
-            if (
-                call.producer is not None
-                and error.outcome == UNKNOWN
-                and not isinstance(error, ExpiredProducer)
-            ):
-                # A repeat gets the first answer, if there was one.
-                raise error.replace(retryable=True) from error
-            raise
+        handle = self.ownership.handle(name)
+        future = handle.append(call, is_forwarded=False)
+        return await self._answer(handle, future, is_repeatable=call.producer is not None)
 
     async def append_here(self, name: str, call: Append) -> LogAppended:
         """Append for another gateway. Raises: WriterLost, not done, if this is not the owner."""
         handle = self.ownership.handle(name)
         return await self._answer(handle, handle.append(call, is_forwarded=True))
 
-    async def _answer(self, handle: LogHandle, future: asyncio.Future[T]) -> T:
-        """The answer to a request. Raises: QuorumTimeout."""
+    async def _answer(
+        self, handle: LogHandle, future: asyncio.Future[T], *, is_repeatable: bool = False
+    ) -> T:
+        """The answer to a request; a repeat of one that `is_repeatable` gets the first answer.
+
+        Raises: QuorumTimeout, and the log's errors.
+        """
         try:
             async with asyncio.timeout(self.times.append_s):
                 return await future
         except asyncio.CancelledError:
             handle.abandon(future)
             raise
-        except TimeoutError as error:
+        except TimeoutError:
             handle.abandon(future)
             detail = f"the log did not answer within {self.times.append_s:g} s"
-            raise QuorumTimeout(detail, log=handle.name) from error
+            error: QuorumLogError = QuorumTimeout(detail, log=handle.name)
+        except QuorumLogError as failed:
+            error = failed
+        if is_repeatable and error.outcome == UNKNOWN and not isinstance(error, ExpiredProducer):
+            error = error.replace(retryable=True)
+        raise error
 
 
 def _wall_ms() -> int:

@@ -8,9 +8,11 @@ import pytest
 from loadtest.stores import Stores
 from quorumlog.errors import (
     NOT_DONE,
+    UNKNOWN,
     InvalidRequest,
     LedgerClosed,
     LedgerExists,
+    MetadataUnavailable,
     NoSuchEntry,
     NoSuchLedger,
     NotEnoughBookies,
@@ -286,4 +288,28 @@ async def test_ledgers_created_at_once_do_not_exceed_the_limit_of_open_ledgers(
         for _ in range(2):  # a creation that fails frees its place
             with pytest.raises(InvalidRequest):
                 await ledger(world.engine, digest=DigestKind.HMAC_SHA256)
+        await ledger(world.engine)
+
+
+async def test_a_creation_of_unknown_outcome_keeps_its_place_until_its_ledger_ends(
+    stores: Stores,
+) -> None:
+    async with world_of(stores, gateways=1, open_ledgers_max=1) as world:
+        create = world.engine.metadata.create
+
+        async def without_answer(draft: LedgerMetadata, **how: Any) -> LedgerMetadata:
+            world.engine.metadata.create = create  # type: ignore[method-assign]
+            await create(draft, **how)
+            raise MetadataUnavailable(outcome=UNKNOWN)
+
+        world.engine.metadata.create = without_answer  # type: ignore[method-assign]
+        with pytest.raises(MetadataUnavailable):
+            await ledger(world.engine)
+
+        with pytest.raises(Overloaded):
+            await ledger(world.engine)
+        await until(lambda: world.engine.handles.live, "the creation is settled")
+        with pytest.raises(Overloaded):
+            await ledger(world.engine)
+        await world.engine.close(world.engine.handles.live[0].ledger_id)
         await ledger(world.engine)
