@@ -216,7 +216,7 @@ class Collector:
         try:
             if await self._disposal(ledger_id) is disposal:
                 keep_stub = disposal is Disposal.DROP_KEEP_STUB
-                self._store.drop(ledger_id, keep_stub=keep_stub)
+                self._store.moves.drop(ledger_id, keep_stub=keep_stub)
                 self._has_dropped = True
                 log.info("ledger-dropped", extra={"ledger": ledger_id, "stub": keep_stub})
         finally:

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Iterator
+from heapq import merge
+from operator import itemgetter
 from typing import Final
 
 from quorumlog.protocol.ranges import Ranges
@@ -60,22 +62,16 @@ class Holdings:
 
     def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:
         """All ledgers known here with ids above `after`, ascending."""
-        indexed = self._index.ledgers(after)
-        mine = iter(sorted(item for item in self._ledgers if item > after))
-        theirs = next(indexed, None)
-        memory = next(mine, None)
-        while theirs is not None or memory is not None:
-            if memory is not None and (theirs is None or memory <= theirs[0]):
-                if theirs is not None and theirs[0] == memory:
-                    theirs = next(indexed, None)
-                row = self.row(memory)
-                if row is not None:
-                    yield memory, row
-                memory = next(mine, None)
-            else:
-                assert theirs is not None
-                yield theirs
-                theirs = next(indexed, None)
+        mine = ((item, None) for item in sorted(self._ledgers) if item > after)
+        last_id = -1
+        for ledger_id, indexed in merge(mine, self._index.ledgers(after), key=itemgetter(0)):
+            # `merge` yields the ledger in memory before its row in the index.
+            if ledger_id == last_id:
+                continue
+            last_id = ledger_id
+            row = self.row(ledger_id) if indexed is None else indexed
+            if row is not None:
+                yield ledger_id, row
 
     def row(self, ledger_id: int) -> LedgerRow | None:
         """A ledger's row; None if the ledger was never seen or is deleted."""

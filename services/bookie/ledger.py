@@ -8,7 +8,9 @@ change made in between stays dirty.
 import logging
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from heapq import merge
+from itertools import islice
 
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.ranges import Ranges
@@ -130,14 +132,11 @@ class Ledger:
         """
         if first > self.highest:
             return [], last
-        if first <= self._indexed_highest:
-            return self._find_both(first, last, bytes_max)
-        recent = self.recent
-        at = self._recent_start(first)
+        recent = islice(self.recent, self._recent_start(first), None)
+        is_indexed = first <= self._indexed_highest
         found: list[Part] = []
         size = 0
-        for place in range(at, len(recent)):
-            part = recent[place]
+        for part in self._with_indexed(recent, first, last) if is_indexed else recent:
             if part.first > last:
                 break
             if not part.has_any(first, last):
@@ -153,35 +152,16 @@ class Ledger:
         at = bisect_right(self.recent, first - self.sparse_span, key=_first)
         return max(0, at - 1)
 
-    def _find_both(self, first: int, last: int, bytes_max: int) -> tuple[list[Part], int]:
-        recent = iter(self.recent[self._recent_start(first) :])
-        old = self._index.parts(self.ledger_id, first, last, self.sparse_span)
-        mine = next(recent, None)
-        theirs = next(old, None)
-        found: list[Part] = []
-        size = 0
-        while True:
-            if theirs is not None and (theirs.first in self.hidden or theirs.first in self._hiding):
-                theirs = next(old, None)
-                continue
-            if mine is not None and theirs is not None and mine.first == theirs.first:
-                # The index has it already, and the running checkpoint is not finished.
-                theirs = next(old, None)
-                continue
-            if mine is not None and (theirs is None or mine.first < theirs.first):
-                part, mine = mine, next(recent, None)
-            elif theirs is not None:
-                part, theirs = theirs, next(old, None)
-            else:
-                return found, last
-            if part.first > last:
-                return found, last
-            if not part.has_any(first, last):
-                continue
-            size += part.size or len(part.body or b"")
-            if size > bytes_max and _has_entry(found, first, part.first - 1):
-                return found, part.first - 1
-            found.append(part)
+    def _with_indexed(self, recent: Iterable[Part], first: int, last: int) -> Iterator[Part]:
+        """Recent parts and those of the index, ascending by first."""
+        last_first = NO_ENTRY
+        indexed = self._index.parts(self.ledger_id, first, last, self.sparse_span)
+        current = (p for p in indexed if p.first not in self.hidden and p.first not in self._hiding)
+        for part in merge(recent, current, key=_first):
+            # During a checkpoint a part may be in both; `merge` yields the recent one first.
+            if part.first != last_first:
+                last_first = part.first
+                yield part
 
     def _insert(self, part: Part) -> None:
         if part.first <= self.highest:

@@ -127,6 +127,10 @@ class StoredRecord(NamedTuple):
     crc: int
     body: bytes
 
+    def again(self) -> LogRecord:
+        """The same record, to be written at another place."""
+        return LogRecord(self.kind, self.ledger_id, (self.body,), self.size, self.flags)
+
 
 class Batch(NamedTuple):
     """A batch read back, with all checksums valid."""

@@ -179,7 +179,7 @@ def _last_segment(
         _apply(number, batch, apply)
     previous_end = tail[0].offset if tail else end
     first_sequence = next_sequence - len(tail)
-    copies: list[list[LogRecord]] = [[_copied(r) for r in batch.records] for batch in tail]
+    copies: list[list[LogRecord]] = [[r.again() for r in batch.records] for batch in tail]
 
     def fill(new_head: SegmentHead) -> list[bytes]:
         buffers: list[bytes] = []
@@ -233,10 +233,6 @@ def _judge(segments: Segments, head: SegmentHead, data: bytes, start: int, stop:
 def _apply(segment: int, batch: Batch, apply: Callable[[Placed], None]) -> None:
     for record in batch.records:
         apply(Placed(segment, record))
-
-
-def _copied(record: StoredRecord) -> LogRecord:
-    return LogRecord(record.kind, record.ledger_id, (record.body,), record.size, record.flags)
 
 
 def _message(segments: Segments, segment: int, offset: int, reason: str) -> str:

@@ -148,9 +148,6 @@ def _records(segments: Segments, number: int, report: Salvaged) -> Iterable[LogR
                     if not is_blank(segments, number, start, end):
                         report.unreadable.append(f"segment {number}, {start} to {end}")
                     continue
-                for record in batch.records:
-                    yield LogRecord(
-                        record.kind, record.ledger_id, (record.body,), record.size, record.flags
-                    )
+                yield from (record.again() for record in batch.records)
         except (OSError, LogDamaged) as error:
             report.unreadable.append(f"segment {number}: {error}")

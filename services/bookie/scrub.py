@@ -15,7 +15,7 @@ from typing import Final
 
 import google_crc32c
 
-from services.bookie.damage import Stretch
+from services.bookie.bodies import DamagedStretch
 from services.bookie.extents import Extent, read_blocking
 from services.bookie.log import LogDamaged
 from services.bookie.pace import Pace
@@ -31,7 +31,7 @@ _STEP_BYTES: Final = 1024 * 1024
 
 
 @dataclass(slots=True)
-class Progress:
+class ScrubProgress:
     """The scrubber's progress."""
 
     segment: int = 0
@@ -51,7 +51,7 @@ class Scrubber:
         self._pace = pace
         self._bytes_per_s = bytes_per_s
         self._pass_s = pass_s
-        self.progress = Progress(_resume_segment(store))
+        self.progress = ScrubProgress(_resume_segment(store))
 
     async def run(self) -> None:
         """Run passes for ever."""
@@ -118,7 +118,9 @@ class Scrubber:
         store = self._store
         self.progress.damaged += 1
         store.counters["scrub_damages"] += 1
-        store.damages.note_stretch(Stretch(segment, start, end, reason))
+        store.damages.note_stretch(
+            DamagedStretch(segment=segment, start=start, end=end, reason=reason)
+        )
         log.error(
             "log-damaged",
             extra={"segment": segment, "start": start, "end": end, "reason": reason},

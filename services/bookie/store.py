@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from quorumlog.errors import Overloaded
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.ranges import Ranges
@@ -55,10 +56,6 @@ class ReadAnswer:
     last_add_confirmed: int
     run: bytes | None
     absent: Ranges
-
-
-class Overloaded(Exception):
-    """More is queued for the disk than may stay in memory."""
 
 
 class Store:
@@ -184,7 +181,7 @@ class Store:
         """
         run = asked.run
         if self.pending.is_over_limit:
-            raise Overloaded
+            raise Overloaded("too much is queued for the disk")
         if run.ledger_id in self._withheld or self._is_ending:
             done(Verdict(Status.UNKNOWN))
             return
@@ -252,24 +249,13 @@ class Store:
             verdict = Verdict(Status.UNKNOWN)
         ledger.when_synced(verdict.after, lambda: done(verdict))
 
-    def fence(self, ledger_id: int, asked: FenceAsked, done: Callable[[Verdict], None]) -> None:
-        """Fence the ledger; `done` is called when the fence is on disk."""
-        self._ask(ledger_id, asked, done)
-
-    def read_lac(self, ledger_id: int, asked: LacAsked, done: Callable[[Verdict], None]) -> None:
-        """Answer with the LAC."""
-        self._ask(ledger_id, asked, done)
-
-    def write_lac(self, ledger_id: int, asked: LacTold, done: Callable[[Verdict], None]) -> None:
-        """Store an explicit LAC."""
-        self._ask(ledger_id, asked, done)
-
-    def _ask(
+    def ask(
         self,
         ledger_id: int,
         asked: FenceAsked | LacAsked | LacTold,
         done: Callable[[Verdict], None],
     ) -> None:
+        """Fence a ledger, or read or store its LAC; `done` is called when the answer may leave."""
         ledger = self.ledger(ledger_id)
         verdict = ledger.replica.step(asked)
         self.pending.submit(ledger, verdict)
@@ -360,10 +346,6 @@ class Store:
             await self.pending.wait_synced(self.ledger(ledger_id))
         ledger = self.ledger(ledger_id)
         return await self._reads.examine(ledger, first, last, bytes_max, from_disk=from_disk)
-
-    def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
-        """Drop a ledger's entries (moves.py)."""
-        self.moves.drop(ledger_id, keep_stub=keep_stub)
 
     def withhold(self, ledger_id: int, *, withheld: bool) -> None:
         """Answer nothing about a ledger while its drop is decided, lest a repair count on it."""

@@ -95,21 +95,21 @@ async def add(
 async def fence(store: Store, ledger_id: int, *, member: str = ME, key: bytes = KEY) -> Verdict:
     """A fence, answered."""
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    store.fence(ledger_id, FenceAsked(member, key), answered.set_result)
+    store.ask(ledger_id, FenceAsked(member, key), answered.set_result)
     return await answered
 
 
 async def read_lac(store: Store, ledger_id: int) -> Verdict:
     """A LAC read, answered."""
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    store.read_lac(ledger_id, LacAsked(ME), answered.set_result)
+    store.ask(ledger_id, LacAsked(ME), answered.set_result)
     return await answered
 
 
 async def write_lac(store: Store, ledger_id: int, lac: int) -> Verdict:
     """An explicit LAC, answered."""
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    store.write_lac(ledger_id, LacTold(ME, lac, KEY), answered.set_result)
+    store.ask(ledger_id, LacTold(ME, lac, KEY), answered.set_result)
     return await answered
 
 
