@@ -1,4 +1,4 @@
-"""What an autorecovery process is made of, and how long its parts live."""
+"""The parts of an autorecovery process, and their lifetimes."""
 
 import asyncio
 import contextlib
@@ -33,12 +33,12 @@ from services.autorecovery.writers import Writers
 
 _HEARTBEAT_S: Final = 1.0
 _COPY_BYTES: Final = 1 << 20
-"""Read at a time: with a limit on the rate, no more than this goes out at once."""
+"""Read at a time, so that with a limit on the rate no larger burst is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the handlers work on; built once by `running`."""
+    """The parts that handlers use; `running` builds them once."""
 
     auditor: Auditor
     checker: Checker
@@ -112,6 +112,6 @@ async def running(config: Config) -> AsyncIterator[Parts]:
 
 async def _send_heartbeats(metadata: MetadataClient, name: str, url: str) -> None:
     while True:
-        with contextlib.suppress(QuorumLogError):  # its own log line says that it is away
+        with contextlib.suppress(QuorumLogError):  # the client logs that the service is away
             await metadata.service_lives("autorecovery", name, ServiceHeartbeat(url=url))
         await asyncio.sleep(_HEARTBEAT_S)
