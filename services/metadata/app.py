@@ -56,8 +56,9 @@ ROUTES: Final = (
 _WATCH_S: Final = 1.0
 _RETRY_S: Final = 0.5
 _NEWER_RETRY_S: Final = 5.0
-_MIGRATION_S: Final = 60.0
-"""A migration may wait for another process's, or rewrite a table."""
+_MIGRATION_S: Final = 3600.0
+"""A migration may rewrite the largest table (0011 reads every body), or wait for another process's: under a
+shorter limit the tables of a large cluster would never reach this version."""
 
 
 def build(config: Config) -> web.Application:
@@ -111,9 +112,6 @@ def build(config: Config) -> web.Application:
         [route.operation for route in ROUTES], title="quorumlog metadata", version="1"
     )
 
-    async def end_streams(_app: web.Application) -> None:
-        await changes.end()
-
     add_shared_routes(
         app,
         ready=database.probe,
@@ -121,7 +119,7 @@ def build(config: Config) -> web.Application:
         drain=changes.end,
         hosts=config.hosts,
     )
-    app.on_shutdown.append(end_streams)
+    app.on_shutdown.append(lambda _app: changes.end())
     add_routes(app, ROUTES)
     app.cleanup_ctx.append(background)
     app[_REQUEST_METRICS] = _RequestMetrics(app, database, liveness, changes)

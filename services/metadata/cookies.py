@@ -3,12 +3,11 @@
 from typing import Final
 
 import asyncpg
-import orjson
 
 from quorumlog.errors import InvalidRequest, NoSuchBookie, VersionConflict
-from quorumlog.wire.bodies import BookieUses, CookiePut, CookieRow, LedgerUse, LogEnd
+from quorumlog.wire.bodies import BookieUses, Cookie, CookiePut, CookieRow, LedgerUse, LogEnd
+from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, Database
-from services.metadata.ledgers import is_applied, record_attempt, record_change
 
 _ROW: Final = "name, version, cookie::text AS cookie, log_end"
 
@@ -150,18 +149,11 @@ class CookieStore:
                 return
             if now is None or now["version"] != version:
                 raise StillNamed(f"{name} was registered just now", bookie=name)
+            # Without the table's lock: creates and ensemble changes would wait while many ledgers are
+            # counted. Once none is left, the count below is quick.
+            await _check_unused(connection, name)
             await _lock_members(connection)
-            found = await _uses(connection, name, _USES_MAX)
-            if found.ledgers or found.repairs:
-                some = ", ".join(dict.fromkeys(str(use.ledger_id) for use in found.first))
-                raise StillNamed(
-                    f"{found.ledgers} ledgers and {found.repairs} items of the repair queue name"
-                    f" {name}; first ledgers: {some or 'none'}",
-                    bookie=name,
-                    ledgers=found.ledgers,
-                    repairs=found.repairs,
-                    first=[use.ledger_id for use in found.first],
-                )
+            await _check_unused(connection, name)
             await connection.execute(
                 # No ledger is placed at it, so it may return with an empty directory.
                 "UPDATE cookies SET retired_at = now(), version = version + 1,"
@@ -209,26 +201,35 @@ async def _lock_members(connection: Connection) -> None:
     await connection.execute("LOCK TABLE ledger_members IN SHARE MODE")
 
 
+async def _check_unused(connection: Connection, name: str) -> None:
+    """Raise StillNamed if a ledger or a repair names a bookie."""
+    found = await _uses(connection, name, _USES_MAX)
+    if found.ledgers or found.repairs:
+        some = ", ".join(dict.fromkeys(str(use.ledger_id) for use in found.first))
+        raise StillNamed(
+            f"{found.ledgers} ledgers and {found.repairs} items of the repair queue name"
+            f" {name}; first ledgers: {some or 'none'}",
+            bookie=name,
+            ledgers=found.ledgers,
+            repairs=found.repairs,
+            first=[use.ledger_id for use in found.first],
+        )
+
+
 async def _uses(connection: Connection, name: str, limit: int) -> BookieUses:
     records = await connection.fetch(USES, name, limit)
     return BookieUses(
         bookie=name,
         ledgers=await connection.fetchval(USES_COUNT, name),
         repairs=await connection.fetchval(REPAIRS_COUNT, name),
-        first=tuple(
-            LedgerUse.model_validate_json(orjson.dumps(dict(record))) for record in records
-        ),
+        first=tuple(LedgerUse.model_validate(dict(record), strict=False) for record in records),
     )
 
 
 def _row_of(record: asyncpg.Record) -> CookieRow:
-    return CookieRow.model_validate_json(
-        orjson.dumps(
-            {
-                "name": record["name"],
-                "version": record["version"],
-                "cookie": orjson.loads(record["cookie"]),
-                "log_end": record["log_end"],
-            }
-        )
+    return CookieRow(
+        name=record["name"],
+        version=record["version"],
+        cookie=Cookie.model_validate_json(record["cookie"]),
+        log_end=record["log_end"],
     )

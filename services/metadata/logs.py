@@ -8,25 +8,17 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import asyncpg
-import orjson
 
 from quorumlog.errors import InvalidRequest, LogExists, NoSuchLog, VersionConflict
 from quorumlog.protocol.changes import check_log
 from quorumlog.wire.log_bodies import LogChange, LogCreate, LogDelete, LogHeadBody, LogRow
+from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, Database
-from services.metadata.ledgers import (
-    is_applied,
-    json_of,
-    leave_tombstone,
-    leave_tombstones,
-    lock_ledger,
-    record_attempt,
-    record_change,
-)
-from services.metadata.sql import UTC_CREATED_AT, has_more, page_of
+from services.metadata.ledgers import leave_tombstone, leave_tombstones, lock_ledger
+from services.metadata.sql import has_more, json_rest, page_of, utc
 
 _ROW: Final = (
-    f"name, version, body::text AS body, {UTC_CREATED_AT},"
+    f"name, version, body::text AS body, {utc('created_at')},"
     " (extract(epoch FROM now()) * 1000)::bigint AS read_ms"
 )
 """`read_ms` is the database's clock: a record's age is judged by it, and never by a gateway's (rule
@@ -53,12 +45,9 @@ class LogStore:
     async def page(self, *, after: str, limit: int) -> tuple[list[bytes], str | None]:
         """One page by name, each row as its JSON, and the `after` of the next page."""
         records = await self._database.list(lambda connection: connection.fetch(PAGE, after, limit))
-        rows = [
-            b'{"name":"%b","read_ms":%d,%b'
-            % (record["name"].encode(), record["read_ms"], json_of(record))
-            for record in records
-        ]
-        return rows, records[-1]["name"] if has_more(records) else None
+        return [_json_of(record) for record in records], records[-1]["name"] if has_more(
+            records
+        ) else None
 
     async def heads(self, names: Sequence[str]) -> Sequence[LogHeadBody]:
         """The version and the writer of each row, present or deleted."""
@@ -210,16 +199,15 @@ ORPHANS: Final = (
 def _row_of(record: asyncpg.Record | None, name: str = "") -> LogRow:
     if record is None or record["body"] is None:
         raise NoSuchLog(f"there is no log {name}", log=name)
-    return LogRow.model_validate_json(
-        orjson.dumps(
-            orjson.loads(record["body"])
-            | {
-                "name": record["name"],
-                "version": record["version"],
-                "created_at": record["created_at"],
-                "read_ms": record["read_ms"],
-            }
-        )
+    return LogRow.model_validate_json(_json_of(record))
+
+
+def _json_of(record: asyncpg.Record) -> bytes:
+    """A row's JSON."""
+    return b'{"name":"%b","read_ms":%d,%b' % (
+        record["name"].encode(),
+        record["read_ms"],
+        json_rest(record),
     )
 
 

@@ -4,11 +4,11 @@ An item changes only under its version. Each claim, failure and new range draws 
 was never used before. So a worker whose claim expired, or whose ledger got new ranges meanwhile,
 cannot clear entries that it has not copied, not even of a later item.
 
-A transaction that takes several items takes them by ledger and member (in byte order), or skips
+A transaction that locks several items locks them by ledger and member (in byte order), or skips
 items that others hold, so that no deadlock arises.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import asyncpg
@@ -24,7 +24,7 @@ from quorumlog.wire.repair_bodies import (
     RepairSummary,
 )
 from services.metadata.database import Connection, Database
-from services.metadata.sql import UTC_CREATED_AT, has_more, page_of
+from services.metadata.sql import has_more, page_of, utc
 
 _UNCOUNTED: Final = 32767
 """Stands for "survivors not counted", and sorts last."""
@@ -33,7 +33,7 @@ _PAUSE_S_MAX: Final = 300
 
 _ROW: Final = (
     "ledger_id, member, ranges, version, survivors, failures, detail, worker, moves, "
-    + UTC_CREATED_AT
+    + utc("created_at")
 )
 
 # Materialised: a join would run the pick again and lock more than its limit.
@@ -120,30 +120,7 @@ class RepairStore:
 
     async def add(self, items: Iterable[RepairAdd]) -> None:
         """Add missed ranges; deleted ledgers are skipped."""
-        merged: dict[tuple[int, str], RepairAdd] = {}
-        for item in items:
-            # One statement may change a row only once.
-            before = merged.setdefault((item.ledger_id, item.member), item)
-            if before is not item:
-                ranges, moves = before.ranges + item.ranges, before.moves or item.moves
-                both = before.model_copy(update={"ranges": ranges, "moves": moves})
-                merged[item.ledger_id, item.member] = both
-        if not merged:
-            return
-        # Sorted, so that two transactions cannot deadlock on each other's rows.
-        wanted = [merged[key] for key in sorted(merged)]
-
-        async def work(connection: Connection) -> None:
-            await connection.execute(
-                ADD,
-                [item.ledger_id for item in wanted],
-                [item.member for item in wanted],
-                [_text_of(item.ranges) for item in wanted],
-                [_UNCOUNTED if i.survivors is None else i.survivors for i in wanted],
-                [item.moves for item in wanted],
-            )
-
-        await self._database.transact(work)
+        await self._database.transact(lambda connection: add_repairs(connection, items))
 
     async def summary(self) -> RepairSummary:
         """Numbers about the queue."""
@@ -184,7 +161,7 @@ class RepairStore:
         async def work(connection: Connection) -> Ranges:
             await _lock(connection, ledger_id, member, request.worker, request.version)
             record = await connection.fetchrow(
-                "UPDATE repairs SET ranges = ranges - $3, failures = 0,"
+                "UPDATE repairs SET ranges = ranges - $3::text::int8multirange, failures = 0,"
                 " next_try_at = clock_timestamp() + make_interval(secs => $4)"
                 f" WHERE ledger_id = $1 AND member = $2 RETURNING {_ROW}",
                 ledger_id,
@@ -222,35 +199,37 @@ class RepairStore:
         await self._database.transact(work)
 
 
-async def queue_repair(
-    connection: Connection,
-    ledger_id: int,
-    member: str,
-    ranges: Ranges,
-    survivors: int | None = None,
-    *,
-    moves: bool = False,
-) -> None:
-    """Merge ranges into an item, or create it; a deleted ledger is skipped."""
+async def add_repairs(connection: Connection, items: Iterable[RepairAdd]) -> None:
+    """Merge missed ranges into the queue's items, or create items; deleted ledgers are skipped."""
+    merged: dict[tuple[int, str], RepairAdd] = {}
+    for item in items:
+        # One statement may change a row only once.
+        before = merged.setdefault((item.ledger_id, item.member), item)
+        if before is not item:
+            ranges, moves = before.ranges + item.ranges, before.moves or item.moves
+            both = before.model_copy(update={"ranges": ranges, "moves": moves})
+            merged[item.ledger_id, item.member] = both
+    if not merged:
+        return
+    wanted = [merged[key] for key in sorted(merged)]
     await connection.execute(
-        "INSERT INTO repairs (ledger_id, member, ranges, survivors, moves)"
-        " SELECT ledger_id, $2, $3, $4, $5 FROM ledgers WHERE ledger_id = $1 AND body IS NOT NULL"
-        f" FOR KEY SHARE {_MERGE}",
-        ledger_id,
-        member,
-        _multirange(ranges),
-        _UNCOUNTED if survivors is None else survivors,
-        moves,
+        ADD,
+        [item.ledger_id for item in wanted],
+        [item.member for item in wanted],
+        [_multirange(item.ranges) for item in wanted],
+        [_UNCOUNTED if item.survivors is None else item.survivors for item in wanted],
+        [item.moves for item in wanted],
     )
 
 
-async def drop_repairs(connection: Connection, ledger_id: int) -> None:
-    """Delete the items of a ledger, whose row is locked: it is about to be deleted."""
+async def drop_repairs(connection: Connection, ledger_ids: Sequence[int]) -> None:
+    """Delete the items of ledgers whose rows are locked: the ledgers are about to be deleted."""
     await connection.execute(
-        'SELECT FROM repairs WHERE ledger_id = $1 ORDER BY member COLLATE "C" FOR UPDATE',
-        ledger_id,
+        "SELECT FROM repairs WHERE ledger_id = ANY($1::bigint[])"
+        ' ORDER BY ledger_id, member COLLATE "C" FOR UPDATE',
+        ledger_ids,
     )
-    await connection.execute("DELETE FROM repairs WHERE ledger_id = $1", ledger_id)
+    await connection.execute("DELETE FROM repairs WHERE ledger_id = ANY($1::bigint[])", ledger_ids)
 
 
 async def _lock(
@@ -272,11 +251,7 @@ async def _lock(
         )
 
 
-def _multirange(ranges: Ranges) -> list[asyncpg.Range[int]]:
-    return [asyncpg.Range(first, last, upper_inc=True) for first, last in ranges]
-
-
-def _text_of(ranges: Ranges) -> str:
+def _multirange(ranges: Ranges) -> str:
     """A multirange in Postgres syntax."""
     return "{" + ",".join(f"[{first},{last}]" for first, last in ranges) + "}"
 

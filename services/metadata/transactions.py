@@ -36,11 +36,11 @@ from quorumlog.wire.transaction_bodies import (
     TransactionLedgerBody,
     TransactionRow,
 )
+from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, Database
-from services.metadata.ledgers import is_applied, record_attempt, record_change
 from services.metadata.logs import change_row, check_version, lock_log
+from services.metadata.sql import utc
 
-_TIME: Final = "to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS {0}"
 _WRITTEN: Final = (
     "(SELECT coalesce(jsonb_agg(jsonb_build_object('ledger_id', w.ledger_id,"
     " 'partition', w.partition, 'attempt', w.attempt) ORDER BY w.ledger_id), '[]')"
@@ -49,7 +49,7 @@ _WRITTEN: Final = (
 _ROW: Final = (
     "id, log, app, app_version, state, is_duplicate, requested,"
     f" CASE WHEN state = 'OPEN' THEN {_WRITTEN} ELSE published END::text AS ledgers, "
-    f"{_TIME.format('created_at')}, {_TIME.format('expires_at')}"
+    f"{utc('created_at')}, {utc('expires_at')}"
 )
 """One statement reads the state and the ledgers, so that both are of one moment: otherwise an OPEN
 transaction without ledgers might be one that ended between two reads."""
@@ -146,7 +146,7 @@ class TransactionStore:
         """
 
         async def work(connection: Connection) -> tuple[TransactionRow, bool]:
-            record = await _lock(connection, transaction_id)
+            record = await _get(connection, transaction_id, lock=True)
             if record["state"] == TransactionState.COMMITTED:
                 raise TransactionCommitted(log=record["log"])
             has_changed = record["state"] == TransactionState.OPEN
@@ -231,17 +231,11 @@ async def _commit(
 ) -> tuple[TransactionDone, bool]:
     seen = await _get(connection, transaction_id)
     if seen["state"] != TransactionState.OPEN:
-        # The state is final; but if this attempt ended the transaction, the log's row is its
-        # answer.
-        applied = await _row_if_applied(connection, seen, request)
-        repeat = _answer_repeat(seen, request)
-        return TransactionDone(transaction=repeat, row=applied), False
+        return await _answer_ended(connection, seen, request), False
     log = await lock_log(connection, seen["log"])
-    record = await _lock(connection, transaction_id)
+    record = await _get(connection, transaction_id, lock=True)
     if record["state"] != TransactionState.OPEN:
-        applied = await _row_if_applied(connection, record, request)
-        repeat = _answer_repeat(record, request)
-        return TransactionDone(transaction=repeat, row=applied), False
+        return await _answer_ended(connection, record, request), False
     if record["app"] is not None:
         last = await _last_version(connection, record["log"], record["app"])
         if last is not None and last["version"] >= record["app_version"]:
@@ -268,20 +262,23 @@ async def _commit(
     return TransactionDone(transaction=ended, row=row), True
 
 
-async def _row_if_applied(
+async def _answer_ended(
     connection: Connection, record: asyncpg.Record, request: TransactionCommit
-) -> LogRow | None:
-    if request.row is None:
-        return None
-    if await is_applied(connection, request.attempt, f"transaction {record['id']}"):
+) -> TransactionDone:
+    """The answer to a commit of an ended transaction: to a repeat of the commit that ended it, with
+    the log's row.
+    """
+    row: LogRow | None = None
+    target = f"transaction {record['id']}"
+    if request.row is not None and await is_applied(connection, request.attempt, target):
         # The log may have been deleted since; the transaction is committed nevertheless.
         with contextlib.suppress(NoSuchLog):
-            return await lock_log(connection, record["log"])
-    return None
+            row = await lock_log(connection, record["log"])
+    return TransactionDone(transaction=_repeated(record, request), row=row)
 
 
-def _answer_repeat(record: asyncpg.Record, request: TransactionCommit) -> TransactionRow:
-    """The answer to a commit of an ended transaction."""
+def _repeated(record: asyncpg.Record, request: TransactionCommit) -> TransactionRow:
+    """The ended transaction. Raises: TransactionAborted, TransactionCommitted."""
     if record["state"] == TransactionState.ABORTED:
         raise TransactionAborted(log=record["log"])
     row = _row(record)
@@ -415,7 +412,7 @@ async def _find_earlier_try(
     connection: Connection, request: TransactionBegin
 ) -> TransactionRow | None:
     """The transaction that an earlier try of this request began. Raises: InvalidRequest."""
-    found = await _find(connection, "id = $1", request.id)
+    found = await _find(connection, request.id)
     if found is None:
         return None
     begun = (found["log"], found["app"], found["app_version"])
@@ -463,19 +460,20 @@ async def _last_version(connection: Connection, log: str, app: str) -> asyncpg.R
     )
 
 
-async def _find(connection: Connection, condition: str, *values: object) -> asyncpg.Record | None:
-    return await connection.fetchrow(f"SELECT {_ROW} FROM transactions WHERE {condition}", *values)
+async def _find(
+    connection: Connection, transaction_id: str, *, lock: bool = False
+) -> asyncpg.Record | None:
+    return await connection.fetchrow(
+        f"SELECT {_ROW} FROM transactions WHERE id = $1 {'FOR UPDATE' if lock else ''}",
+        transaction_id,
+    )
 
 
-async def _get(connection: Connection, transaction_id: str) -> asyncpg.Record:
-    found = await _find(connection, "id = $1", transaction_id)
-    if found is None:
-        raise _missing(transaction_id)
-    return found
-
-
-async def _lock(connection: Connection, transaction_id: str) -> asyncpg.Record:
-    found = await _find(connection, "id = $1 FOR UPDATE", transaction_id)
+async def _get(
+    connection: Connection, transaction_id: str, *, lock: bool = False
+) -> asyncpg.Record:
+    """A transaction, locked if asked. Raises: NoSuchTransaction."""
+    found = await _find(connection, transaction_id, lock=lock)
     if found is None:
         raise _missing(transaction_id)
     return found

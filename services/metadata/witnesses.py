@@ -7,8 +7,8 @@ from typing import Final
 from quorumlog.errors import InvalidRequest
 from quorumlog.wire.bodies import MissingWitness, WitnessState
 from quorumlog.wire.witnesses import token_of, witness_of
+from services.metadata.attempts import record_change
 from services.metadata.database import Connection, Database
-from services.metadata.ledgers import record_change
 from services.metadata.memory import PRESENTED
 
 log = logging.getLogger(__name__)
