@@ -20,10 +20,10 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.repair_bodies import RepairAdd
-from services.autorecovery.check import Lack, ReplicaCheck, Report
+from services.autorecovery.check import Lack, ReplicaCheck, ReplicaReport
 from services.autorecovery.config import Config
 from services.autorecovery.findings import missing_zones
-from services.autorecovery.losses import Losses
+from services.autorecovery.losses import KnownLosses
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Checker:
         repairs: RepairClient,
         directory: Directory,
         session: aiohttp.ClientSession,
-        losses: Losses,
+        losses: KnownLosses,
     ) -> None:
         """No ledger is checked yet."""
         self._config = config
@@ -110,7 +110,7 @@ class Checker:
         self.passes += 1
         log.info("all-checked", extra={"took_s": round(self.pass_s, 3), "lacking": self.lacking})
 
-    async def verify(self, ledger_id: int, *, queue: bool) -> Report:
+    async def verify(self, ledger_id: int, *, queue: bool) -> ReplicaReport:
         """Check one ledger now. Raises: NoSuchLedger, MetadataUnavailable."""
         return await self._verify(await self._metadata.get(ledger_id), queue=queue)
 
@@ -130,7 +130,7 @@ class Checker:
         self.differing += len(report.differing)
         self.unknown += len(report.silent)
 
-    async def _verify(self, row: LedgerMetadata, *, queue: bool) -> Report:
+    async def _verify(self, row: LedgerMetadata, *, queue: bool) -> ReplicaReport:
         report = await self._replicas.check(row)
         report.lost = await self._losses.recheck(row, tuple(report.suspects))
         if report.lacks:

@@ -11,10 +11,10 @@ from quorumlog.net.operations import route
 from quorumlog.net.parameters import Given, Parameter, path_id, query_text
 from quorumlog.wire.bodies import BOOKIE_NAME, Body
 from quorumlog.wire.repair_bodies import REPAIR_PLACE, RepairList, RepairSettingsPut
-from services.autorecovery.check import Report
+from services.autorecovery.check import ReplicaReport
 from services.autorecovery.drains import Drain, decommissioned, drain_of
 from services.autorecovery.losses import answers_json
-from services.autorecovery.parts import PARTS, Parts
+from services.autorecovery.parts import PARTS, AutorecoveryParts
 
 
 class Delay(Body):
@@ -97,7 +97,7 @@ async def patch_settings(request: web.Request, _given: Given) -> web.Response:
     return web.json_response(await _status_json(parts))
 
 
-async def _status_json(parts: Parts) -> dict[str, Any]:
+async def _status_json(parts: AutorecoveryParts) -> dict[str, Any]:
     auditor, steering = parts.auditor, parts.steering
     return {
         "auditor": auditor.is_auditor,
@@ -130,7 +130,7 @@ async def _status_json(parts: Parts) -> dict[str, Any]:
     }
 
 
-def _report_json(report: Report) -> dict[str, Any]:
+def _report_json(report: ReplicaReport) -> dict[str, Any]:
     return {
         "ledger_id": report.ledger_id,
         "whole": report.is_whole,

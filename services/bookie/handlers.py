@@ -52,7 +52,7 @@ from services.bookie.bodies import (
     ScrubBody,
     VerdictBody,
 )
-from services.bookie.index import LedgerRow
+from services.bookie.index import IndexRow
 from services.bookie.pending import resolve
 from services.bookie.runtime import Bookie
 from services.bookie.scrub import ScrubProgress
@@ -365,7 +365,7 @@ async def _digest(store: Store, asked: DigestsAsked, ledger_id: int, span: Range
     )
 
 
-def _held(store: Store, ledger_id: int, row: LedgerRow) -> HeldBody:
+def _held(store: Store, ledger_id: int, row: IndexRow) -> HeldBody:
     return HeldBody(
         bookie=store.me,
         ledger_id=ledger_id,

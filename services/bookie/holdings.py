@@ -7,8 +7,8 @@ from operator import itemgetter
 from typing import Final
 
 from quorumlog.protocol.ranges import Ranges
-from services.bookie.index import Index, LedgerChange, LedgerRow
-from services.bookie.ledger import Ledger
+from services.bookie.index import Index, IndexChange, IndexRow
+from services.bookie.ledger import StoredLedger
 from services.bookie.log import Kind
 from services.bookie.parts import present_in
 from services.bookie.records import apply_stored, deleted_in
@@ -24,7 +24,7 @@ REPLAY_CHUNK: Final = 100_000
 RANGES_AT_ONCE_BYTES: Final = 1024 * 1024
 
 
-class Holdings:
+class LedgerTable:
     """The ledgers. Owned by the event loop.
 
     Invariant: all callers share one object per ledger in memory; two objects would miss each
@@ -36,7 +36,7 @@ class Holdings:
         self._me = me
         self._index = index
         self._is_deferred = is_deferred
-        self._ledgers: dict[int, Ledger] = {}
+        self._ledgers: dict[int, StoredLedger] = {}
         self._deleted: set[int] = set()
         """Deleted ledgers of which a replay found nothing else, until the index knows them."""
         self._applied_count = 0
@@ -47,11 +47,11 @@ class Holdings:
         for ledger in self._ledgers.values():
             ledger.replica.me = me
 
-    def ledger(self, ledger_id: int) -> Ledger:
+    def ledger(self, ledger_id: int) -> StoredLedger:
         """A ledger, from memory or from the index."""
         ledger = self._ledgers.get(ledger_id)
         if ledger is None:
-            ledger = self._ledgers[ledger_id] = Ledger(
+            ledger = self._ledgers[ledger_id] = StoredLedger(
                 ledger_id,
                 self._me,
                 self._index,
@@ -60,7 +60,7 @@ class Holdings:
             )
         return ledger
 
-    def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:
+    def ledgers(self, after: int = -1) -> Iterator[tuple[int, IndexRow]]:
         """All ledgers known here with ids above `after`, ascending."""
         mine = ((item, None) for item in sorted(self._ledgers) if item > after)
         last_id = -1
@@ -73,7 +73,7 @@ class Holdings:
             if row is not None:
                 yield ledger_id, row
 
-    def row(self, ledger_id: int) -> LedgerRow | None:
+    def row(self, ledger_id: int) -> IndexRow | None:
         """A ledger's row; None if the ledger was never seen or is deleted."""
         held = self._ledgers.get(ledger_id)
         if held is not None and held.replica.is_deleted:
@@ -158,12 +158,12 @@ class Holdings:
         """Deleted ledgers that a replay found and the index does not know yet."""
         return self._deleted
 
-    def changes(self) -> list[tuple[Ledger, LedgerChange]]:
+    def changes(self) -> list[tuple[StoredLedger, IndexChange]]:
         """The changes that a checkpoint has to write."""
         dirty = [ledger for ledger in self._ledgers.values() if ledger.is_dirty]
         return [(ledger, ledger.change()) for ledger in dirty]
 
-    def checkpointed(self, changes: list[tuple[Ledger, LedgerChange]]) -> None:
+    def checkpointed(self, changes: list[tuple[StoredLedger, IndexChange]]) -> None:
         """`changes` and `deleted` are on disk; the index remembers deleted ledgers from now on."""
         self._deleted.clear()
         for ledger, change in changes:

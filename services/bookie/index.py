@@ -47,7 +47,7 @@ WRITE_BUFFER_BYTES: Final = 16 * 1024 * 1024
 
 
 @dataclass(slots=True)
-class LedgerRow:
+class IndexRow:
     """The index's row of a ledger, beside its parts."""
 
     ledger_key: bytes | None = None
@@ -77,10 +77,10 @@ class LedgerRow:
         )
 
 
-def decode_row(value: bytes) -> LedgerRow:
+def decode_row(value: bytes) -> IndexRow:
     """The inverse of `encode`."""
     has_key, key, fenced, limbo, counter, lac, highest, span, count, stored = _ROW.unpack(value)
-    return LedgerRow(
+    return IndexRow(
         key if has_key else None,
         bool(fenced),
         bool(limbo),
@@ -94,11 +94,11 @@ def decode_row(value: bytes) -> LedgerRow:
 
 
 @dataclass(slots=True)
-class LedgerChange:
+class IndexChange:
     """One ledger's changes in a checkpoint."""
 
     ledger_id: int
-    row: LedgerRow | None
+    row: IndexRow | None
     """None: the ledger is deleted, and only its id is kept (rule 16a)."""
     parts: list[Part]
     hidden: list[int]
@@ -144,7 +144,7 @@ class Index:
     def write(
         self,
         position: Position | None,
-        changes: Iterable[LedgerChange],
+        changes: Iterable[IndexChange],
         deleted: Iterable[int] = (),
     ) -> None:
         """Write one checkpoint atomically; on disk when it returns. Any thread.
@@ -189,7 +189,7 @@ class Index:
             self.is_failed = True
             raise
 
-    def row(self, ledger_id: int) -> LedgerRow | None:
+    def row(self, ledger_id: int) -> IndexRow | None:
         """A ledger's row."""
         was_failed = self.is_failed
         try:
@@ -221,7 +221,7 @@ class Index:
         """Note a failed read, unless the database is being reopened: then it is only unknown."""
         self.is_suspect = self.is_suspect or not (was_failed or self.is_failed)
 
-    def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:
+    def ledgers(self, after: int = -1) -> Iterator[tuple[int, IndexRow]]:
         """All ledgers with ids above `after`, ascending."""
         cursor = self._db.iter()
         cursor.seek(_LEDGER_KEY.pack(b"L", after + 1))

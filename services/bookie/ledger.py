@@ -15,7 +15,7 @@ from itertools import islice
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.replica import LimboSet, Replica, RunStored
-from services.bookie.index import Index, LedgerChange, LedgerRow
+from services.bookie.index import Index, IndexChange, IndexRow
 from services.bookie.parts import Part, part_of, present_in
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def _has_entry(parts: list[Part], first: int, last: int) -> bool:
     return any(part.has_any(first, last) for part in parts)
 
 
-class Ledger:
+class StoredLedger:
     """What the bookie stores of one ledger: `recent` parts in memory, all others in the index.
 
     Invariants:
@@ -94,7 +94,7 @@ class Ledger:
         self._cached_lookup: tuple[int, int, list[Part]] | None = None
         self._dirty_count = 0
         found = index.row(ledger_id)
-        row = found or LedgerRow()
+        row = found or IndexRow()
         self.replica.restore(
             ledger_key=row.ledger_key,
             is_fenced=row.is_fenced,
@@ -284,7 +284,7 @@ class Ledger:
         if self._replaced:
             self._replaced = [item for item in self._replaced if item[0].segment < 0]
 
-    def row(self) -> LedgerRow:
+    def row(self) -> IndexRow:
         """The ledger's present row, without entries that are not on disk yet."""
         replica = self.replica
         self._prune()
@@ -295,7 +295,7 @@ class Ledger:
             if old.segment >= 0
         )
         limbo = replica.limbo
-        return LedgerRow(
+        return IndexRow(
             replica.ledger_key,
             replica.is_fenced,
             limbo.limbo,
@@ -307,7 +307,7 @@ class Ledger:
             self._stored_bytes - sum(len(part.body or b"") for part in pending),
         )
 
-    def change(self) -> LedgerChange:
+    def change(self) -> IndexChange:
         """What a checkpoint has to write. The row may be ahead of the checkpoint's log position:
         its fields are monotone, so replaying the same records again is harmless.
         """
@@ -325,9 +325,9 @@ class Ledger:
         still = {part.first for part in kept}
         self._hiding, self.hidden = self.hidden - still, still
         row = None if self.is_deletion_synced else self.row()
-        return LedgerChange(self.ledger_id, row, parts, list(self._hiding))
+        return IndexChange(self.ledger_id, row, parts, list(self._hiding))
 
-    def checkpointed(self, change: LedgerChange) -> None:
+    def checkpointed(self, change: IndexChange) -> None:
         """The checkpoint made of `change` is on disk."""
         self._is_in_checkpoint = False
         written = set(map(id, change.parts))

@@ -14,8 +14,8 @@ from quorumlog.protocol.replica import (
     Record,
     RunStored,
 )
-from services.bookie.ledger import Ledger
-from services.bookie.log import KEY_BYTES, REPLACES, Kind, LogRecord, StoredRecord
+from services.bookie.ledger import StoredLedger
+from services.bookie.log import KEY_BYTES, REPLACES, Kind, QueuedRecord, StoredRecord
 from services.bookie.parts import Part
 from services.bookie.replay import Placed
 
@@ -27,7 +27,7 @@ IDS_MAX: Final = 65_536
 """Deleted ledgers that one record names: half a megabyte, which a replay and a scan read at once."""
 
 
-def to_log(ledger: Ledger, record: Record, part: Part | None) -> LogRecord:
+def to_log(ledger: StoredLedger, record: Record, part: Part | None) -> QueuedRecord:
     """A record of the rules as one of the log; its tag says whose it is, and its part."""
     flags = 0
     kind: Kind
@@ -48,13 +48,13 @@ def to_log(ledger: Ledger, record: Record, part: Part | None) -> LogRecord:
         case LedgerDeleted():
             kind, parts = Kind.DELETE, (b"",)
     size = sum(map(len, parts))
-    return LogRecord(kind, ledger.ledger_id, parts, size, flags, tag=(ledger, part))
+    return QueuedRecord(kind, ledger.ledger_id, parts, size, flags, tag=(ledger, part))
 
 
-def packed(ledger_ids: Sequence[int]) -> LogRecord:
+def packed(ledger_ids: Sequence[int]) -> QueuedRecord:
     """Deleted ledgers, some at least and at most IDS_MAX, as one record (rule 16a)."""
     body = struct.pack(f">{len(ledger_ids)}q", *ledger_ids)
-    return LogRecord(Kind.DELETED, ledger_ids[0], (body,), len(body))
+    return QueuedRecord(Kind.DELETED, ledger_ids[0], (body,), len(body))
 
 
 def deleted_in(record: StoredRecord) -> Sequence[int]:
@@ -66,14 +66,14 @@ def deleted_in(record: StoredRecord) -> Sequence[int]:
     return ()
 
 
-def owner_of(record: LogRecord) -> tuple[Ledger, Part | None]:
+def owner_of(record: QueuedRecord) -> tuple[StoredLedger, Part | None]:
     """The ledger and the part that `to_log` noted."""
     assert isinstance(record.tag, tuple)
     ledger, part = record.tag
     return ledger, part
 
 
-def apply_stored(ledger: Ledger, placed: Placed) -> None:
+def apply_stored(ledger: StoredLedger, placed: Placed) -> None:
     """Take over a record that was read back, of a ledger that is not deleted."""
     stored = placed.record
     key = stored.body[:KEY_BYTES]
@@ -81,7 +81,7 @@ def apply_stored(ledger: Ledger, placed: Placed) -> None:
         case Kind.RUN:
             run = Run(stored.body[KEY_BYTES:])
             part = ledger.replica.apply(RunStored(run, key, bool(stored.flags & REPLACES)))
-            assert isinstance(part, Part), "Ledger.accept made it"
+            assert isinstance(part, Part), "StoredLedger.accept made it"
             part.segment, part.offset = placed.segment, stored.offset
             part.size, part.crc, part.body = stored.size, stored.crc, None
         case Kind.FENCE:

@@ -30,13 +30,13 @@ from services.bookie.damage import Damages
 from services.bookie.directory import lock_directory, open_index
 from services.bookie.disk import Disk
 from services.bookie.extents import join
-from services.bookie.holdings import Holdings
-from services.bookie.index import LedgerRow
-from services.bookie.ledger import Ledger
+from services.bookie.holdings import LedgerTable
+from services.bookie.index import IndexRow
+from services.bookie.ledger import StoredLedger
 from services.bookie.moves import Moves
 from services.bookie.options import StoreOptions
 from services.bookie.parts import split_run
-from services.bookie.pending import Pending, resolve
+from services.bookie.pending import PendingWrites, resolve
 from services.bookie.reads import Found, Reads
 from services.bookie.replay import Replayed, replay_log
 from services.bookie.segments import Segments, sync_directory
@@ -96,7 +96,7 @@ class Store:
             self.disk = Disk(directory, options)
             self.index = open_index(directory / "index")
             undo.callback(self.index.close)
-            self.holdings = Holdings(me, self.index, is_deferred=options.is_deferred)
+            self.holdings = LedgerTable(me, self.index, is_deferred=options.is_deferred)
             self.replayed: Replayed = replay_log(
                 self.segments, self.index.checkpoint(), self.holdings.apply_stored, on_segment
             )
@@ -105,7 +105,7 @@ class Store:
         self._checkpoints = Checkpoints(
             self.holdings, self.index, self.disk, self.counters, lambda: self.position
         )
-        self.pending = Pending(
+        self.pending = PendingWrites(
             options.pending_bytes_max,
             self.replayed.position,
             self.counters,
@@ -358,15 +358,15 @@ class Store:
         """Whether requests about a ledger are not answered just now."""
         return ledger_id in self._withheld
 
-    def ledger(self, ledger_id: int) -> Ledger:
+    def ledger(self, ledger_id: int) -> StoredLedger:
         """A ledger, from memory or from the index."""
         return self.holdings.ledger(ledger_id)
 
-    def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:
+    def ledgers(self, after: int = -1) -> Iterator[tuple[int, IndexRow]]:
         """All ledgers known here with ids above `after`, ascending."""
         return self.holdings.ledgers(after)
 
-    def row(self, ledger_id: int) -> LedgerRow | None:
+    def row(self, ledger_id: int) -> IndexRow | None:
         """A ledger's row; None if the ledger was never seen or is deleted."""
         return self.holdings.row(ledger_id)
 

@@ -32,7 +32,7 @@ from services.metadata.cookies import CookieStore
 from services.metadata.database import Database
 from services.metadata.expiry import Expiry
 from services.metadata.gauges import ClusterGauges
-from services.metadata.handlers import PARTS, Parts
+from services.metadata.handlers import PARTS, MetadataParts
 from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerStore
 from services.metadata.liveness import Liveness
@@ -78,7 +78,7 @@ def build(config: Config) -> web.Application:
         middlewares=[_measure, witness_handlers.presents_witnesses, answers_problems],
         client_max_size=config.body_bytes_max,
     )
-    app[PARTS] = Parts(
+    app[PARTS] = MetadataParts(
         ledgers=LedgerStore(database),
         cookies=CookieStore(database),
         liveness=liveness,

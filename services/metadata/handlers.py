@@ -79,7 +79,7 @@ SERVICE_ID: Final = path_text("id", _SERVICE, "The id of the service's process."
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class MetadataParts:
     """The stores that handlers use; `app.py` builds them once."""
 
     ledgers: LedgerStore
@@ -95,7 +95,7 @@ class Parts:
     change_heartbeat_s: float
 
 
-PARTS: Final = web.AppKey("parts", Parts)
+PARTS: Final = web.AppKey("parts", MetadataParts)
 
 
 async def create_ledger(request: web.Request, _given: Given) -> web.Response:

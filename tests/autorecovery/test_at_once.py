@@ -31,7 +31,7 @@ from quorumlog.wire.repair_bodies import Repair, RepairSettingsPut
 from services.autorecovery import auditor as auditor_module
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.config import Config
-from services.autorecovery.losses import Losses
+from services.autorecovery.losses import KnownLosses
 from services.autorecovery.steering import Steering
 from services.autorecovery.worker import Done, Worker
 from services.autorecovery.writers import WriterPresence, Writers
@@ -174,7 +174,7 @@ async def two_bookies(state: BookieState) -> AsyncIterator[Two]:
             row = Row()
             times = Times(quorum_s=PATIENT_S, hedge_s=PATIENT_S)
             ports = Ports(bookies, row, directory, timers, tasks, times)
-            losses = Losses(HoldingsClient(directory, session))
+            losses = KnownLosses(HoldingsClient(directory, session))
             parts: Any = (None, directory, ports, session, Done(), losses)
             yield Two(Worker(*parts), {name: one.store for name, one in served.items()}, row)
             await tasks.close()
@@ -189,7 +189,7 @@ async def two() -> AsyncIterator[Two]:
 
 async def test_entries_a_bookie_is_about_to_drop_are_copied_to_it_again(two: Two) -> None:
     """It has looked for the last time, and is not named; then a repair names it (rules 18 and 20)."""
-    two.row.steps[1] = lambda: two.target.drop(7, keep_stub=True)
+    two.row.steps[1] = lambda: two.target.moves.drop(7, keep_stub=True)
 
     await two.mend()
 
@@ -249,7 +249,7 @@ async def a_target_that_was_dropped_meanwhile_is_filled_again() -> None:
 
         def unmark() -> None:
             two.row.row = replace(two.row.row, repairs=(), version=two.row.row.version + 1)
-            two.target.drop(7, keep_stub=True)
+            two.target.moves.drop(7, keep_stub=True)
 
         two.row.before[2] = unmark
         seen: list[list[int]] = []

@@ -22,7 +22,7 @@ from quorumlog.protocol.replica import ReadAsked
 from services.bookie import cookie, registration, replay
 from services.bookie.collect import Collector, Disposal
 from services.bookie.holder import Presence
-from services.bookie.ledger import Ledger
+from services.bookie.ledger import StoredLedger
 from services.bookie.moves import Moves
 from services.bookie.registration import Registration
 from services.bookie.segments import Segments
@@ -248,7 +248,7 @@ def nothing_later(_original: Any) -> Any:
 def idle_in_checkpoints(_original: Any) -> Any:
     """What a checkpoint is writing counts as known to the index."""
 
-    def is_idle(self: Ledger) -> bool:
+    def is_idle(self: StoredLedger) -> bool:
         return not (self.recent or self.is_dirty or self._waiting)
 
     return property(is_idle)
@@ -257,7 +257,7 @@ def idle_in_checkpoints(_original: Any) -> Any:
 def taken_at_once(_original: Any) -> Any:
     """What took the place of a copy counts as on disk."""
 
-    def prune(self: Ledger) -> None:
+    def prune(self: StoredLedger) -> None:
         self._replaced = []
 
     return prune
@@ -404,7 +404,7 @@ def unnamed(_original: Any) -> Any:
 def idle_in_queues(_original: Any) -> Any:
     """Records that nobody waits for may be forgotten before they are on disk."""
 
-    def is_idle(self: Ledger) -> bool:
+    def is_idle(self: StoredLedger) -> bool:
         is_busy = self.recent or self.is_dirty or self._is_in_checkpoint or self._waiting
         return not is_busy
 
@@ -463,7 +463,7 @@ CRASH_MUTANTS: Final = (
     StorageMutant(
         "rule 16a",
         "the index knows that a ledger is deleted before the log does",
-        Ledger,
+        StoredLedger,
         "is_deletion_synced",
         gone_at_once,
         knows_too_soon,
@@ -479,7 +479,7 @@ CRASH_MUTANTS: Final = (
     StorageMutant(
         "I13",
         "what a checkpoint is writing is forgotten in memory",
-        Ledger,
+        StoredLedger,
         "is_idle",
         idle_in_checkpoints,
         forgets_a_fence,
@@ -487,7 +487,7 @@ CRASH_MUTANTS: Final = (
     StorageMutant(
         "rule 3",
         "the index gives a copy up before the one in its place is on disk",
-        Ledger,
+        StoredLedger,
         "_prune",
         taken_at_once,
         gives_up_too_soon,
@@ -621,7 +621,7 @@ GUARD_MUTANTS: Final = (
     StorageMutant(
         "rules 16, 17",
         "what was dropped meanwhile is moved",
-        Ledger,
+        StoredLedger,
         "holds",
         lambda _original: lambda _self, _part: True,
         brings_back,
@@ -629,7 +629,7 @@ GUARD_MUTANTS: Final = (
     StorageMutant(
         "I13",
         "a record that nobody waits for is forgotten before it is on disk",
-        Ledger,
+        StoredLedger,
         "is_idle",
         idle_in_queues,
         forgets_a_stub,

@@ -22,7 +22,7 @@ from quorumlog.protocol.replica import AddAsked, FenceAsked, ReadAsked, Verdict
 from services.bookie import extents, reads
 from services.bookie import writer as writers
 from services.bookie.directory import DirectoryInUse
-from services.bookie.log import LogRecord
+from services.bookie.log import QueuedRecord
 from services.bookie.store import ReadAnswer
 from tests.bookie.support import (
     KEY,
@@ -473,7 +473,7 @@ async def test_records_reach_the_writer_in_order(root: Path) -> None:
     order: list[int] = []
     on_synced = store.pending._on_synced
 
-    def noted(records: list[LogRecord], position: writers.Position) -> None:
+    def noted(records: list[QueuedRecord], position: writers.Position) -> None:
         order.extend(record.ledger_id for record in records)
         on_synced(records, position)
 
