@@ -38,7 +38,7 @@ from services.metadata.attempts import (
     try_record,
     used_otherwise,
 )
-from services.metadata.database import Connection, Database
+from services.metadata.database import Connection, RowStore, listing, proven, transactional
 from services.metadata.repairs import add_repairs, drop_repairs
 from services.metadata.sql import has_more, json_rest, page_of, utc
 
@@ -63,28 +63,25 @@ class LedgerFilter:
     metadata: Mapping[str, str] | None = None
 
 
-class LedgerStore:
+class LedgerStore(RowStore):
     """The ledgers' rows."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def get(self, ledger_id: int) -> LedgerRow:
+    @proven
+    async def get(self, connection: Connection, ledger_id: int) -> LedgerRow:
         """One row. Raises: NoSuchLedger."""
-        record = await self._database.read(
-            lambda connection: connection.fetchrow(
-                f"SELECT {_ROW} FROM ledgers WHERE ledger_id = $1", ledger_id
-            )
+        record = await connection.fetchrow(
+            f"SELECT {_ROW} FROM ledgers WHERE ledger_id = $1", ledger_id
         )
         return row_of(record, ledger_id)
 
-    async def heads(self, ledger_ids: Sequence[int]) -> Sequence[LedgerHeadBody]:
+    @proven
+    async def heads(
+        self, connection: Connection, ledger_ids: Sequence[int]
+    ) -> Sequence[LedgerHeadBody]:
         """The version and the writer of each row, present or deleted."""
         # Handles and owners end on this answer, so it must be of the database that the caller knows
         # (rule 18a).
-        records = await self._database.read(
-            lambda connection: connection.fetch(_HEADS, sorted(set(ledger_ids)))
-        )
+        records = await connection.fetch(_HEADS, sorted(set(ledger_ids)))
         return [LedgerHeadBody.model_validate(dict(record), strict=False) for record in records]
 
     async def create(self, request: LedgerCreate) -> LedgerRow:
@@ -94,57 +91,62 @@ class LedgerStore:
         """
         check_new_ledger(request.row.core(ledger_id=0, version=1, created_at=""))
         try:
-            return await self._database.transact(lambda connection: _create(connection, request))
+            return await self.database.transact(lambda connection: _create(connection, request))
         except _AlreadyCreated as repeated:
             return await self.get(repeated.ledger_id)
 
+    @transactional
     async def change(
-        self, row: LedgerRow, *, attempt: str, missed: Iterable[MissedBody] = ()
+        self,
+        connection: Connection,
+        row: LedgerRow,
+        *,
+        attempt: str,
+        missed: Iterable[MissedBody] = (),
     ) -> LedgerRow:
         """Compare-and-swap on `row.version`; returns the changed row.
 
         Raises: NoSuchLedger, VersionConflict (with `current`), InvalidRequest.
         """
-
-        async def work(connection: Connection) -> LedgerRow:
-            old = await lock_ledger(connection, row.ledger_id)
-            target = f"ledger {row.ledger_id}"
-            if await is_applied(connection, attempt, target):
-                return old
-            if old.version != row.version:
-                raise conflict(old)
-            check_ledger(old.to_core(), row.to_core())
-            # The condition decides; the lock above only saves the losers' work.
-            record = await connection.fetchrow(
-                "UPDATE ledgers SET version = version + 1, body = $3::text::jsonb,"
-                " changed_at = now() WHERE ledger_id = $1 AND version = $2 AND body IS NOT NULL"
-                f" RETURNING {_ROW}",
-                row.ledger_id,
-                row.version,
-                body_of(row),
+        old = await lock_ledger(connection, row.ledger_id)
+        target = f"ledger {row.ledger_id}"
+        if await is_applied(connection, attempt, target):
+            return old
+        if old.version != row.version:
+            raise conflict(old)
+        check_ledger(old.to_core(), row.to_core())
+        # The condition decides; the lock above only saves the losers' work.
+        record = await connection.fetchrow(
+            "UPDATE ledgers SET version = version + 1, body = $3::text::jsonb,"
+            " changed_at = now() WHERE ledger_id = $1 AND version = $2 AND body IS NOT NULL"
+            f" RETURNING {_ROW}",
+            row.ledger_id,
+            row.version,
+            body_of(row),
+        )
+        await record_attempt(connection, attempt, target)
+        if (row.fragments, row.repairs) != (old.fragments, old.repairs):
+            await connection.execute(
+                "DELETE FROM ledger_members WHERE ledger_id = $1", row.ledger_id
             )
-            await record_attempt(connection, attempt, target)
-            if (row.fragments, row.repairs) != (old.fragments, old.repairs):
-                await connection.execute(
-                    "DELETE FROM ledger_members WHERE ledger_id = $1", row.ledger_id
+            await _index_members(connection, row.ledger_id, row)
+        await add_repairs(
+            connection,
+            [
+                RepairAdd(
+                    ledger_id=row.ledger_id,
+                    member=gap.member,
+                    ranges=((gap.first, gap.last),),
                 )
-                await _index_members(connection, row.ledger_id, row)
-            await add_repairs(
-                connection,
-                [
-                    RepairAdd(
-                        ledger_id=row.ledger_id,
-                        member=gap.member,
-                        ranges=((gap.first, gap.last),),
-                    )
-                    for gap in missed
-                ],
-            )
-            return row_of(record, row.ledger_id)
+                for gap in missed
+            ],
+        )
+        return row_of(record, row.ledger_id)
 
-        return await self._database.transact(work)
-
-    async def delete(self, ledger_id: int, *, version: int, attempt: str) -> None:
+    @transactional
+    async def delete(
+        self, connection: Connection, ledger_id: int, *, version: int, attempt: str
+    ) -> None:
         """Replace the row by a tombstone.
 
         A ledger named by a log is deleted only with its log. A ledger that was created for a log
@@ -152,39 +154,37 @@ class LedgerStore:
         22).
         Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest when it is not CLOSED.
         """
+        target = f"delete ledger {ledger_id}"
+        try:
+            old = await lock_ledger(connection, ledger_id)
+        except NoSuchLedger:
+            if await is_applied(connection, attempt, target):
+                return
+            raise
+        if old.version != version:
+            raise conflict(old)
+        if old.log is None and old.state is not State.CLOSED:
+            raise InvalidRequest(
+                "only a CLOSED ledger is deleted: recover it first", ledger_id=ledger_id
+            )
+        await leave_tombstone(connection, old)
+        await record_attempt(connection, attempt, target)
 
-        async def work(connection: Connection) -> None:
-            target = f"delete ledger {ledger_id}"
-            try:
-                old = await lock_ledger(connection, ledger_id)
-            except NoSuchLedger:
-                if await is_applied(connection, attempt, target):
-                    return
-                raise
-            if old.version != version:
-                raise conflict(old)
-            if old.log is None and old.state is not State.CLOSED:
-                raise InvalidRequest(
-                    "only a CLOSED ledger is deleted: recover it first", ledger_id=ledger_id
-                )
-            await leave_tombstone(connection, old)
-            await record_attempt(connection, attempt, target)
-
-        await self._database.transact(work)
-
-    async def naming(self, bookie: str, *, after: int, limit: int) -> Sequence[int]:
+    @listing
+    async def naming(
+        self, connection: Connection, bookie: str, *, after: int, limit: int
+    ) -> Sequence[int]:
         """Ledgers with ids above `after` that name a bookie in any incarnation, ascending."""
-        records = await self._database.list(
-            lambda connection: connection.fetch(NAMING, bookie, after, limit)
-        )
+        records = await connection.fetch(NAMING, bookie, after, limit)
         return [record["ledger_id"] for record in records]
 
+    @listing
     async def list(
-        self, wanted: LedgerFilter, *, after: int | None, limit: int
+        self, connection: Connection, wanted: LedgerFilter, *, after: int | None, limit: int
     ) -> tuple[list[bytes], int | None]:
         """One page by ledger id, each row as its JSON, and the `after` of the next page."""
         query, values = list_query(wanted, after=after, limit=limit)
-        records = await self._database.list(lambda connection: connection.fetch(query, *values))
+        records = await connection.fetch(query, *values)
         rows = [_json_of(record) for record in records if record["is_match"]]
         return rows, records[-1]["ledger_id"] if has_more(records) else None
 

@@ -23,7 +23,7 @@ from quorumlog.wire.repair_bodies import (
     RepairProgress,
     RepairSummary,
 )
-from services.metadata.database import Connection, Database
+from services.metadata.database import Connection, RowStore, listing, transactional
 from services.metadata.sql import has_more, page_of, utc
 
 _UNCOUNTED: Final = 32767
@@ -102,47 +102,42 @@ ADD: Final = (
 )
 
 
-class RepairStore:
+class RepairStore(RowStore):
     """The repair queue's rows."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+    @listing
     async def page(
-        self, *, after: tuple[int, str], limit: int
+        self, connection: Connection, *, after: tuple[int, str], limit: int
     ) -> tuple[list[Repair], tuple[int, str] | None]:
         """One page by ledger and member, and the `after` of the next page."""
-        records = await self._database.list(
-            lambda connection: connection.fetch(PAGE, *after, limit)
-        )
+        records = await connection.fetch(PAGE, *after, limit)
         found = [_repair_of(record) for record in records]
         return found, (found[-1].ledger_id, found[-1].member) if has_more(records) else None
 
-    async def add(self, items: Iterable[RepairAdd]) -> None:
+    @transactional
+    async def add(self, connection: Connection, items: Iterable[RepairAdd]) -> None:
         """Add missed ranges; deleted ledgers are skipped."""
-        await self._database.transact(lambda connection: add_repairs(connection, items))
+        await add_repairs(connection, items)
 
-    async def summary(self) -> RepairSummary:
+    @listing
+    async def summary(self, connection: Connection) -> RepairSummary:
         """Numbers about the queue."""
-        record = await self._database.list(lambda connection: connection.fetchrow(SUMMARY))
+        record = await connection.fetchrow(SUMMARY)
         assert record is not None
         return RepairSummary(**dict(record))
 
     async def hurry(self) -> None:
         """Retry now the items that wait after a failure, some at a time; may be repeated."""
         while True:
-            done = await self._database.run(lambda connection: connection.execute(HURRY))
+            done = await self.database.run(lambda connection: connection.execute(HURRY))
             if done == "UPDATE 0":
                 return
 
-    async def claim(self, request: RepairClaim) -> list[Repair]:
+    # A transaction, since no work may rest on rows of a database that went back (rule 18a).
+    @transactional
+    async def claim(self, connection: Connection, request: RepairClaim) -> list[Repair]:
         """Claim unclaimed items for one worker until its lease ends."""
-        # A transaction, since no work may rest on rows of a database that went back (rule 18a).
-        records = await self._database.transact(
-            lambda connection: connection.fetch(
-                CLAIM, request.worker, request.lease_s, request.limit
-            )
-        )
+        records = await connection.fetch(CLAIM, request.worker, request.lease_s, request.limit)
         return sorted(
             (_repair_of(record) for record in records),
             key=lambda item: (
@@ -152,51 +147,49 @@ class RepairStore:
             ),
         )
 
-    async def progress(self, ledger_id: int, member: str, request: RepairProgress) -> Ranges:
+    @transactional
+    async def progress(
+        self, connection: Connection, ledger_id: int, member: str, request: RepairProgress
+    ) -> Ranges:
         """Remove finished ranges and keep the claim on the rest; an item without a rest is deleted.
 
         Raises: NoSuchRepair, VersionConflict (with `current`).
         """
-
-        async def work(connection: Connection) -> Ranges:
-            await _lock(connection, ledger_id, member, request.worker, request.version)
-            record = await connection.fetchrow(
-                "UPDATE repairs SET ranges = ranges - $3::text::int8multirange, failures = 0,"
-                " next_try_at = clock_timestamp() + make_interval(secs => $4)"
-                f" WHERE ledger_id = $1 AND member = $2 RETURNING {_ROW}",
-                ledger_id,
-                member,
-                _multirange(request.ranges),
-                request.lease_s,
+        await _lock(connection, ledger_id, member, request.worker, request.version)
+        record = await connection.fetchrow(
+            "UPDATE repairs SET ranges = ranges - $3::text::int8multirange, failures = 0,"
+            " next_try_at = clock_timestamp() + make_interval(secs => $4)"
+            f" WHERE ledger_id = $1 AND member = $2 RETURNING {_ROW}",
+            ledger_id,
+            member,
+            _multirange(request.ranges),
+            request.lease_s,
+        )
+        remaining = _repair_of(record).ranges
+        if not remaining:
+            await connection.execute(
+                "DELETE FROM repairs WHERE ledger_id = $1 AND member = $2", ledger_id, member
             )
-            remaining = _repair_of(record).ranges
-            if not remaining:
-                await connection.execute(
-                    "DELETE FROM repairs WHERE ledger_id = $1 AND member = $2", ledger_id, member
-                )
-            return remaining
+        return remaining
 
-        return await self._database.transact(work)
-
-    async def fail(self, ledger_id: int, member: str, request: RepairFail) -> None:
+    @transactional
+    async def fail(
+        self, connection: Connection, ledger_id: int, member: str, request: RepairFail
+    ) -> None:
         """Release an item until a pause has passed, which doubles with each failure.
 
         Raises: NoSuchRepair, VersionConflict (with `current`).
         """
-
-        async def work(connection: Connection) -> None:
-            await _lock(connection, ledger_id, member, request.worker, request.version)
-            await connection.execute(
-                "UPDATE repairs SET worker = NULL, version = nextval('repair_versions'), failures = failures + 1,"
-                " detail = $3, next_try_at = clock_timestamp()"
-                f" + make_interval(secs => least({_PAUSE_S_MAX}, power(2, least(failures, 20))))"
-                " WHERE ledger_id = $1 AND member = $2",
-                ledger_id,
-                member,
-                request.detail,
-            )
-
-        await self._database.transact(work)
+        await _lock(connection, ledger_id, member, request.worker, request.version)
+        await connection.execute(
+            "UPDATE repairs SET worker = NULL, version = nextval('repair_versions'), failures = failures + 1,"
+            " detail = $3, next_try_at = clock_timestamp()"
+            f" + make_interval(secs => least({_PAUSE_S_MAX}, power(2, least(failures, 20))))"
+            " WHERE ledger_id = $1 AND member = $2",
+            ledger_id,
+            member,
+            request.detail,
+        )
 
 
 async def add_repairs(connection: Connection, items: Iterable[RepairAdd]) -> None:
