@@ -32,7 +32,7 @@ from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerStore
 from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
-from services.metadata.metrics import REQUEST_METRICS, Metrics, measures
+from services.metadata.metrics import REQUEST_METRICS, MetadataMetrics, measures
 from services.metadata.migrate import migrate
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
@@ -117,7 +117,7 @@ def build(config: Config) -> web.Application:
     app.on_shutdown.append(lambda _app: changes.end())
     add_routes(app, ROUTES)
     app.cleanup_ctx.append(background)
-    app[REQUEST_METRICS] = Metrics(app, app[PARTS], database, expiry)
+    app[REQUEST_METRICS] = MetadataMetrics(app, app[PARTS], database, expiry)
     return app
 
 

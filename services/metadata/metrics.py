@@ -32,7 +32,7 @@ _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", 
 """The methods that metrics tell apart: a label per word that a client makes up would grow for ever."""
 
 
-class Metrics(Collector):
+class MetadataMetrics(Collector):
     """The metrics of one service; its gauges are read at each scrape."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Metrics(Collector):
         yield bookies
 
 
-REQUEST_METRICS: Final = web.AppKey("request_metrics", Metrics)
+REQUEST_METRICS: Final = web.AppKey("request_metrics", MetadataMetrics)
 
 
 @web.middleware
