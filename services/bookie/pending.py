@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CROWDED_PART: Final = 4
-"""Channels are not read while more than this part of `bytes_max` is queued: some 50 ms of a disk.
-TCP slows their peers down; plain HTTP is refused only at the whole."""
+"""Channels are not read while more than this part of `bytes_max` is queued, which a disk writes in some
+50 ms: TCP then slows their peers down. Adds by plain HTTP are refused only above `bytes_max`."""
 
 
 def resolve(waiting: "asyncio.Future[T]", answer: T) -> None:
@@ -52,8 +52,8 @@ class PendingWrites:
         self._room_waiters: list[asyncio.Future[None]] = []
 
     def start(self, writer: LogWriter, on_fatal: Callable[[BaseException], None]) -> None:
-        """Send records to `writer`, which reports each batch to `on_batch_synced`. `on_fatal`: what
-        waits for the disk can't be told any more.
+        """Send records to `writer`, which reports each batch to `on_batch_synced`. `on_fatal` is called
+        if those who wait for the disk can no longer be answered.
         """
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()

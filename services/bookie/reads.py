@@ -6,9 +6,10 @@ store.py decides what may be told; this module fetches, checks and cuts.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.ranges import Ranges, ranges_of
@@ -97,35 +98,26 @@ class Reads:
             found += good
         return found, []
 
-    async def fetch_rest(
+    async def deliver(
         self,
         ledger: StoredLedger,
-        found: Found,
-        missing: list[Extent],
+        reading: Coroutine[Any, Any, Found],
         answer: Callable[[Found], None],
-        *,
-        is_advised: bool,
     ) -> None:
-        """Read the missing extents, and answer with all runs."""
-        try:
-            found += await self._read(ledger, missing, is_advised=is_advised)
-        except Exception:
-            # Unreadable entries are unknown: the answer does not name them.
-            log.exception("read-failed", extra={"ledger": ledger.ledger_id})
-            found = []
-        answer(found)
-
-    async def fetch_from_disk(
-        self, ledger: StoredLedger, parts: list[Part], answer: Callable[[Found], None]
-    ) -> None:
-        """Read parts from the disk, and answer with those that are valid there (rule 20a)."""
+        """Wait for a read, and answer with its runs."""
         found: Found = []
         try:
-            found = await self.fetch(ledger, parts, from_disk=True)
+            found = await reading
         except Exception:
             # Unreadable entries are unknown: the answer does not name them.
             log.exception("read-failed", extra={"ledger": ledger.ledger_id})
         answer(found)
+
+    async def fetch_rest(
+        self, ledger: StoredLedger, found: Found, missing: list[Extent], *, is_advised: bool
+    ) -> Found:
+        """The runs that `fetch_cached` found, and those of the missing extents."""
+        return found + await self._read(ledger, missing, is_advised=is_advised)
 
     async def fetch(
         self, ledger: StoredLedger, parts: list[Part], *, from_disk: bool = False

@@ -1,4 +1,4 @@
-"""The rules' records as the log's, both ways."""
+"""Conversion between the records of a replica's rules and those of the log, both ways."""
 
 import struct
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ _LIMBO: Final = struct.Struct(">QB")
 _ID_BYTES: Final = 8
 
 IDS_MAX: Final = 65_536
-"""Deleted ledgers that one record names: half a megabyte, which a replay and a scan read at once."""
+"""Deleted ledgers in one record: half a megabyte, which a replay and a scan read at once."""
 
 
 def to_log(ledger: StoredLedger, record: Record, part: Part | None) -> QueuedRecord:
-    """A record of the rules as one of the log; its tag says whose it is, and its part."""
+    """Encode a record of the rules; its tag holds the ledger and the part."""
     flags = 0
     kind: Kind
     parts: tuple[bytes, ...]
@@ -52,13 +52,13 @@ def to_log(ledger: StoredLedger, record: Record, part: Part | None) -> QueuedRec
 
 
 def packed(ledger_ids: Sequence[int]) -> QueuedRecord:
-    """Deleted ledgers, some at least and at most IDS_MAX, as one record (rule 16a)."""
+    """One record of deleted ledgers (rule 16a): at least one, at most IDS_MAX."""
     body = struct.pack(f">{len(ledger_ids)}q", *ledger_ids)
     return QueuedRecord(Kind.DELETED, ledger_ids[0], (body,), len(body))
 
 
 def deleted_in(record: StoredRecord) -> Sequence[int]:
-    """The ledgers that a record says are deleted."""
+    """The ledgers that a record marks as deleted."""
     if record.kind is Kind.DELETE:
         return (record.ledger_id,)
     if record.kind is Kind.DELETED:
@@ -67,14 +67,14 @@ def deleted_in(record: StoredRecord) -> Sequence[int]:
 
 
 def owner_of(record: QueuedRecord) -> tuple[StoredLedger, Part | None]:
-    """The ledger and the part that `to_log` noted."""
+    """The ledger and the part in a tag of `to_log`."""
     assert isinstance(record.tag, tuple)
     ledger, part = record.tag
     return ledger, part
 
 
 def apply_stored(ledger: StoredLedger, placed: Placed) -> None:
-    """Take over a record that was read back, of a ledger that is not deleted."""
+    """Apply a record that was read back to its ledger, which is not deleted."""
     stored = placed.record
     key = stored.body[:KEY_BYTES]
     match stored.kind:

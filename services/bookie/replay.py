@@ -5,7 +5,7 @@ behind that point is never read again.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.bookie.log import (
@@ -42,7 +42,6 @@ class Replayed:
     was_clean: bool
     copied_records: int = 0
     cut_bytes: int = 0
-    notes: list[str] = field(default_factory=list)
 
 
 def replay_log(

@@ -321,17 +321,16 @@ class Store:
                 done(unknown)
 
         def begin() -> None:
+            reads = self._reads
             if asked.from_disk:
-                self._spawn(self._reads.fetch_from_disk(ledger, parts, answer))
-                return
-            found, missing = self._reads.fetch_cached(ledger, parts)
-            if missing:
-                reading = self._reads.fetch_rest(
-                    ledger, found, missing, answer, is_advised=is_advised
-                )
-                self._spawn(reading)
+                reading = reads.fetch(ledger, parts, from_disk=True)
             else:
-                answer(found)
+                found, missing = reads.fetch_cached(ledger, parts)
+                if not missing:
+                    answer(found)
+                    return
+                reading = reads.fetch_rest(ledger, found, missing, is_advised=is_advised)
+            self._spawn(reads.deliver(ledger, reading, answer))
 
         ledger.when_synced(verdict.after, fetch)
 

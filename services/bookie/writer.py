@@ -83,7 +83,6 @@ class LogWriter:
         self._is_ending = threading.Event()
         self.is_full = False
         """The writer waits for room on the disk."""
-        self.batch_count = 0
 
     def start(self) -> None:
         """Start writing."""
@@ -157,7 +156,6 @@ class LogWriter:
         self._offset = end
         self._filled = max(self._filled, end)
         self._sequence += 1
-        self.batch_count += 1
 
     def _sync(self) -> None:
         """Sync what was written. An error ends the log (rule 3)."""
