@@ -143,11 +143,11 @@ class Auditor:
     async def _audit(self) -> None:
         triggers = self._triggers
         now = awake().time()
-        self._lost.delay_s = self._steering.lost_bookie_delay_s
+        self._lost.grace_s = self._steering.lost_bookie_delay_s
         found = await self._metadata.bookies()
         await self._hurry_repairs_for_returned(found.bookies)
         # Rule 21: liveness recorded for less than a grace period proves no absence.
-        is_old_enough = not found.stale and found.liveness_age_s >= self._lost.delay_s
+        is_old_enough = not found.stale and found.liveness_age_s >= self._lost.grace_s
         share = self._config.lost_share_max
         if is_old_enough and is_believable(found.bookies, share_max=share):
             self.lost = self._lost.update(found.bookies, now)

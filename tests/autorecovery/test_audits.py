@@ -101,7 +101,7 @@ async def audits(service: Service) -> AsyncIterator[Audits]:
 
 def since(auditor: Auditor, ledger_id: int) -> tuple[float, float]:
     """Since when it has seen the writer and the bookie missing."""
-    return auditor._refused.since[ledger_id], auditor._lost.away_since["b1@1"]
+    return auditor._refused.since[ledger_id], auditor._lost.since["b1@1"]
 
 
 def blind(auditor: Auditor) -> tuple[float | None, float | None]:
