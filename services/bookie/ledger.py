@@ -10,7 +10,6 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
-from itertools import islice
 
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.ranges import Ranges
@@ -28,6 +27,15 @@ def _first(part: Part) -> int:
 def _has_entry(parts: list[Part], first: int, last: int) -> bool:
     """Whether a lookup may stop at `last`: an answer needs an entry, and parts may interleave."""
     return any(part.has_any(first, last) for part in parts)
+
+
+def _without_repeats(parts: Iterable[Part]) -> Iterator[Part]:
+    """During a checkpoint a part may be recent and in the index; the recent one comes first."""
+    last_first = NO_ENTRY
+    for part in parts:
+        if part.first != last_first:
+            last_first = part.first
+            yield part
 
 
 class StoredLedger:
@@ -132,7 +140,8 @@ class StoredLedger:
         """
         if first > self.highest:
             return [], last
-        recent = islice(self.recent, self._recent_start(first), None)
+        # Neither copied nor skipped one by one: there may be many before and behind.
+        recent = map(self.recent.__getitem__, range(self._recent_start(first), len(self.recent)))
         is_indexed = first <= self._indexed_highest
         found: list[Part] = []
         size = 0
@@ -152,16 +161,13 @@ class StoredLedger:
         at = bisect_right(self.recent, first - self.sparse_span, key=_first)
         return max(0, at - 1)
 
-    def _with_indexed(self, recent: Iterable[Part], first: int, last: int) -> Iterator[Part]:
+    def _with_indexed(self, recent: Iterable[Part], first: int, last: int) -> Iterable[Part]:
         """Recent parts and those of the index, ascending by first."""
-        last_first = NO_ENTRY
+        hidden, hiding = self.hidden, self._hiding
         indexed = self._index.parts(self.ledger_id, first, last, self.sparse_span)
-        current = (p for p in indexed if p.first not in self.hidden and p.first not in self._hiding)
-        for part in merge(recent, current, key=_first):
-            # During a checkpoint a part may be in both; `merge` yields the recent one first.
-            if part.first != last_first:
-                last_first = part.first
-                yield part
+        if hidden or hiding:
+            indexed = (p for p in indexed if p.first not in hidden and p.first not in hiding)
+        return _without_repeats(merge(recent, indexed, key=_first)) if self.recent else indexed
 
     def _insert(self, part: Part) -> None:
         if part.first <= self.highest:
