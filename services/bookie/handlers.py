@@ -250,7 +250,7 @@ async def process(request: web.Request, _given: Given) -> web.StreamResponse:
 
 
 async def info(request: web.Request, _given: Given) -> web.StreamResponse:
-    """This bookie."""
+    """The state of this bookie."""
     bookie = request.app[BOOKIE]
     store = _store(request)
     position = store.position

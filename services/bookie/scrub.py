@@ -21,7 +21,7 @@ from services.bookie.log import LogDamaged
 from services.bookie.pace import Pace
 from services.bookie.parts import Part
 from services.bookie.scan import Scanned, scan
-from services.bookie.segments import write_durably
+from services.bookie.segments import SegmentFile, write_durably
 from services.bookie.store import Store
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,8 @@ class Scrubber:
             if part.segment != segment or not start <= part.offset < end:
                 continue
             try:
-                file = store.segments.open_unshared(segment)
+                # Not the shared file, which belongs to the loop's thread.
+                file = SegmentFile(store.segments.path(segment))
             except OSError:
                 file = None
             data = read_blocking(Extent(file, part.offset, part.offset + part.size, [part]))
