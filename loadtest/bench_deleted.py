@@ -134,7 +134,7 @@ def delete(directory: Path, _count: int) -> dict[str, Any]:
         chance = random.Random(3)
         began = clock()
         for number in range(ONE_BY_ONE):
-            store.drop(chance.getrandbits(62), keep_stub=False)
+            store.moves.drop(chance.getrandbits(62), keep_stub=False)
             if number % 1000 == 999:
                 await store.checkpoint()
         took = clock() - began

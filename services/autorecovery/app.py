@@ -1,4 +1,4 @@
-"""Builds autorecovery: one auditor, some workers, and what an operator may ask of them."""
+"""Builds autorecovery: an auditor, a checker, workers, and the routes for operators."""
 
 from collections.abc import AsyncIterator
 
@@ -14,7 +14,7 @@ from services.autorecovery.parts import PARTS, running
 
 
 def build(config: Config) -> web.Application:
-    """The application; its work begins with it and ends with it."""
+    """Build the application, which runs its background work from startup to cleanup."""
     app = web.Application(middlewares=[answers_problems])
 
     async def work(app: web.Application) -> AsyncIterator[None]:

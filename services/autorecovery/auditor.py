@@ -7,7 +7,7 @@ harm, since queueing twice equals queueing once and every change is a compare-an
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Container, Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable
 from typing import Final
 
 from quorumlog.errors import QuorumLogError
@@ -37,18 +37,18 @@ log = logging.getLogger(__name__)
 _PAGE: Final = 1000
 _RECOVERY_S: Final = 60.0
 _DRAIN_SHARE: Final = 20
-"""The auditor spends one part in so many of its time on drains, and one on open ledgers: with very
-many of them it checks less often."""
+"""The auditor spends at most one part in so many of its time on drains, and as much on open ledgers:
+the more there are, the less often it checks them."""
 _PAUSE_MAX_S: Final = 30.0
-"""The longest pause that this makes: a check that waited for a slow metadata service is no measure of
-how many ledgers there are."""
+"""The longest such pause: a check that waited for a slow metadata service took long whatever the number
+of ledgers."""
 _BLOCKED_MAX: Final = 100
-"""Blocked recoveries that are told with their reasons; all are counted, and each try is logged."""
+"""Blocked recoveries reported with their reasons; all are counted, and each try is logged."""
 _LEASE: Final = "auditor"
 
 
 class Auditor:
-    """Audits, queues repairs, and recovers abandoned ledgers.
+    """Finds lost members and abandoned ledgers; queues repairs of the former, and recovers the latter.
 
     Invariant: an open ledger is not changed while its writer answers (rule 21).
     """
@@ -91,7 +91,7 @@ class Auditor:
         self.blocked: dict[int, QuorumLogError] = {}
         """Why recoveries are blocked: the errors name the bookie and the entry."""
         self.blocked_ledgers: set[int] = set()
-        """The ledgers of all of them."""
+        """The ledgers of all blocked recoveries."""
         self.lost: tuple[str, ...] = ()
         self.draining: tuple[str, ...] = ()
 
@@ -113,7 +113,7 @@ class Auditor:
                     await self.audit()
                 else:
                     self._note_unobserved()
-                    self._keep_blocked(())  # the process that audits knows
+                    self._keep_blocked(())  # the auditing process reports them
             except QuorumLogError as error:
                 self._note_unobserved()
                 log.warning("audit-put-off", extra={"why": error.detail})
@@ -143,11 +143,11 @@ class Auditor:
     async def _audit(self) -> None:
         triggers = self._triggers
         now = awake().time()
-        self._lost.delay_s = self._steering.lost_bookie_delay_s
+        self._lost.grace_s = self._steering.lost_bookie_delay_s
         found = await self._metadata.bookies()
         await self._hurry_repairs_for_returned(found.bookies)
         # Rule 21: liveness recorded for less than a grace period proves no absence.
-        is_old_enough = not found.stale and found.liveness_age_s >= self._lost.delay_s
+        is_old_enough = not found.stale and found.liveness_age_s >= self._lost.grace_s
         share = self._config.lost_share_max
         if is_old_enough and is_believable(found.bookies, share_max=share):
             self.lost = self._lost.update(found.bookies, now)
@@ -222,7 +222,7 @@ class Auditor:
         """
         count = 0
         items: list[RepairAdd] = []
-        async for row in self._rows(bookie=member):
+        async for row in self._metadata.rows(bookie=member):
             ranges = tuple(limbo.places(row, member))
             if ranges and (row.ledger_id, member) not in but:
                 items.append(
@@ -244,7 +244,9 @@ class Auditor:
 
     async def _check_open_ledgers(self, now: float, liveness_age_s: float) -> None:
         # Only what is needed of each: rows may hold 16 KiB of custom metadata.
-        open_ledgers = {row.ledger_id: row.writer async for row in self._rows(state=State.OPEN)}
+        open_ledgers = {
+            row.ledger_id: row.writer async for row in self._metadata.rows(state=State.OPEN)
+        }
         writers = {writer for writer in open_ledgers.values() if writer is not None}
         answers = dict(
             zip(writers, await asyncio.gather(*map(self._presence_of, writers)), strict=True)
@@ -261,7 +263,7 @@ class Auditor:
                 silent[ledger_id] = ledger_id
         stuck: dict[Hashable, int] = {
             (row.ledger_id, row.version): row.ledger_id
-            async for row in self._rows(state=State.IN_RECOVERY)
+            async for row in self._metadata.rows(state=State.IN_RECOVERY)
         }
         self._keep_blocked({*open_ledgers, *stuck.values()})
         has_been_silent = frozenset(self._silent.expired(silent, now))
@@ -328,23 +330,10 @@ class Auditor:
         self.blocked.pop(ledger_id, None)
         self.blocked_ledgers.discard(ledger_id)
 
-    def _keep_blocked(self, unended: Container[int]) -> None:
-        """Forget what is blocked no more, whoever has recovered or deleted it."""
-        for ledger_id in [each for each in self.blocked_ledgers if each not in unended]:
+    def _keep_blocked(self, open_ledgers: Container[int]) -> None:
+        """Forget blocked ledgers that another process has recovered or deleted."""
+        for ledger_id in [each for each in self.blocked_ledgers if each not in open_ledgers]:
             self._ended(ledger_id)
-
-    async def _rows(
-        self, *, state: State | None = None, bookie: str | None = None
-    ) -> AsyncIterator[LedgerMetadata]:
-        after: int | None = None
-        while True:
-            rows, after = await self._metadata.list(
-                state=state, bookie=bookie, after=after, limit=_PAGE
-            )
-            for row in rows:
-                yield row
-            if after is None:
-                return
 
 
 def _pause_s(spent_s: float) -> float:

@@ -47,7 +47,7 @@ class Lack:
 
 
 @dataclass(slots=True)
-class Report:
+class ReplicaReport:
     """The result of checking one ledger."""
 
     ledger_id: int
@@ -95,9 +95,9 @@ class ReplicaCheck:
         self._directory = directory
         self._session = session
 
-    async def check(self, row: LedgerMetadata) -> Report:
+    async def check(self, row: LedgerMetadata) -> ReplicaReport:
         """Check one ledger by its row. `recheck` must confirm the findings."""
-        report = Report(row.ledger_id)
+        report = ReplicaReport(row.ledger_id)
         if row.fragment_last(len(row.fragments) - 1) is None:
             report.open_from = row.fragments[-1].first_entry
         silent: dict[str, None] = {}

@@ -5,9 +5,10 @@ is queued. Damage that bookies report is checked in the same way.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 import aiohttp
@@ -19,14 +20,13 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.repair_bodies import RepairAdd
-from services.autorecovery.check import Lack, ReplicaCheck, Report
+from services.autorecovery.check import Lack, ReplicaCheck, ReplicaReport
 from services.autorecovery.config import Config
 from services.autorecovery.findings import missing_zones
-from services.autorecovery.losses import Losses
+from services.autorecovery.losses import KnownLosses
 
 log = logging.getLogger(__name__)
 
-_PAGE: Final = 500
 _CHECKS_AT_ONCE: Final = 4
 _ASK_S: Final = 10.0
 _MISPLACED_MAX: Final = 10
@@ -42,7 +42,7 @@ class Checker:
         repairs: RepairClient,
         directory: Directory,
         session: aiohttp.ClientSession,
-        losses: Losses,
+        losses: KnownLosses,
     ) -> None:
         """No ledger is checked yet."""
         self._config = config
@@ -71,11 +71,9 @@ class Checker:
         """Check for ever, whenever this process audits."""
         due = time.monotonic() + self._config.check_s
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.damage_s):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
             try:
                 await self._recheck_losses()
                 if self._wake.is_set() or (is_auditor() and time.monotonic() >= due):
@@ -96,7 +94,7 @@ class Checker:
         misplaced: list[int] = []
         running: set[asyncio.Task[Any]] = set()
         try:
-            async for row in self._rows():
+            async for row in self._metadata.rows():
                 if missing_zones(row, self._directory.bookies):
                     misplaced.append(row.ledger_id)
                 if len(running) >= _CHECKS_AT_ONCE:
@@ -112,7 +110,7 @@ class Checker:
         self.passes += 1
         log.info("all-checked", extra={"took_s": round(self.pass_s, 3), "lacking": self.lacking})
 
-    async def verify(self, ledger_id: int, *, queue: bool) -> Report:
+    async def verify(self, ledger_id: int, *, queue: bool) -> ReplicaReport:
         """Check one ledger now. Raises: NoSuchLedger, MetadataUnavailable."""
         return await self._verify(await self._metadata.get(ledger_id), queue=queue)
 
@@ -132,7 +130,7 @@ class Checker:
         self.differing += len(report.differing)
         self.unknown += len(report.silent)
 
-    async def _verify(self, row: LedgerMetadata, *, queue: bool) -> Report:
+    async def _verify(self, row: LedgerMetadata, *, queue: bool) -> ReplicaReport:
         report = await self._replicas.check(row)
         report.lost = await self._losses.recheck(row, tuple(report.suspects))
         if report.lacks:
@@ -201,12 +199,3 @@ class Checker:
             return {int(item["ledger_id"]) for item in found["entries"]}
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
             return set()
-
-    async def _rows(self) -> AsyncIterator[LedgerMetadata]:
-        after: int | None = None
-        while True:
-            rows, after = await self._metadata.list(after=after, limit=_PAGE)
-            for row in rows:
-                yield row
-            if after is None:
-                return

@@ -35,12 +35,14 @@ class Config(ServiceSettings):
     damage_s: float = Field(
         10.0, gt=0, description="interval of checking damage reported by bookies"
     )
-    lease_s: float = Field(10.0, gt=1, description="a silent auditor is replaced after this")
-    workers: int = Field(2, ge=1, le=64, description="repairs at a time")
-    copy_bytes_per_s: int = Field(
-        0, ge=0, description="limit of all processes together; 0: no limit"
+    lease_s: float = Field(
+        10.0, gt=1, description="time without renewal after which another process may audit"
     )
-    recoveries: int = Field(4, ge=1, le=64, description="recoveries at a time (rule 21)")
+    workers: int = Field(2, ge=1, le=64, description="concurrent repairs of this process")
+    copy_bytes_per_s: int = Field(
+        0, ge=0, description="copy rate limit of all processes together; 0: no limit"
+    )
+    recoveries: int = Field(4, ge=1, le=64, description="concurrent recoveries (rule 21)")
     lost_share_max: float = Field(
         0.5,
         gt=0,

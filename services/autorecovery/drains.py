@@ -36,7 +36,7 @@ class Drain(Body):
 
 
 async def drain_of(name: str, metadata: MetadataClient) -> Drain:
-    """How far a bookie is emptied. Raises: NoSuchBookie, MetadataUnavailable."""
+    """How far a bookie is drained. Raises: NoSuchBookie, MetadataUnavailable."""
     _check(name)
     uses = await metadata.uses(name)
     states = {member_name(b.id): b.state for b in (await metadata.bookies()).bookies}
@@ -68,10 +68,14 @@ async def decommissioned(name: str, metadata: MetadataClient) -> None:
 
 def _check(name: str) -> None:
     if not re.fullmatch(BOOKIE_NAME, name):
-        raise NoSuchBookie("that is no bookie's name (it has no @incarnation)", bookie=name)
+        raise NoSuchBookie("a bookie's name is expected, without @incarnation", bookie=name)
 
 
 def _reason(use: LedgerUse) -> str:
     if use.detail:
         return f"{use.detail} ({use.failures} tries)"
-    return "its writer is told" if use.state is State.OPEN else "waits for its turn"
+    return (
+        "waits for its writer to replace the bookie"
+        if use.state is State.OPEN
+        else "waits for a worker"
+    )

@@ -1,11 +1,14 @@
 """Conclusions of an audit from rows and liveness. Pure: no clock, no requests."""
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from quorumlog.protocol.ids import member_incarnation, member_name, member_of
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.bodies import BookieInfo
+
+V = TypeVar("V")
 
 
 def survivors_of(row: LedgerMetadata, gone: Iterable[str]) -> int:
@@ -27,46 +30,6 @@ def missing_zones(row: LedgerMetadata, bookies: Iterable[BookieInfo]) -> int:
     return worst
 
 
-@dataclass(slots=True)
-class LostMembers:
-    """The members that count as lost, and since when each has been away.
-
-    Invariant: a member is lost only after this auditor itself observed `delay_s` without a sign of
-    life, or beside another absent member; a bookie's earlier incarnations are lost as soon as a
-    later one lives.
-    """
-
-    delay_s: float
-    away_since: dict[str, float] = field(default_factory=dict)
-    unobserved_since: float | None = None
-
-    def note_unobserved(self, now: float) -> None:
-        """Absences are unobserved from now on; after `delay_s` of that, observations expire."""
-        self.unobserved_since = now if self.unobserved_since is None else self.unobserved_since
-
-    def update(self, bookies: Iterable[BookieInfo], now: float) -> tuple[str, ...]:
-        """The lost members at a time (monotonic seconds), in order."""
-        lost: list[str] = []
-        away = {}
-        if self.unobserved_since is not None and now - self.unobserved_since >= self.delay_s:
-            self.away_since = {}
-        self.unobserved_since = None
-        for bookie in bookies:
-            name, incarnation = member_name(bookie.id), member_incarnation(bookie.id)
-            if bookie.state == "lost":
-                since = away[bookie.id] = self.away_since.get(bookie.id, now)
-                if now - since >= self.delay_s:
-                    lost.append(bookie.id)
-            else:
-                lost += [member_of(name, earlier) for earlier in range(1, incarnation)]
-        if len(away) > 1:
-            # A second loss during the delay of a first: waiting longer would risk the third
-            # (BookKeeper: lostBookieRecoveryDelay).
-            lost = [*dict.fromkeys((*lost, *away))]
-        self.away_since = away
-        return tuple(lost)
-
-
 def is_believable(bookies: Iterable[BookieInfo], *, share_max: float) -> bool:
     """Whether so few bookies are away that liveness itself is probably right (I31)."""
     states = [bookie.state for bookie in bookies]
@@ -85,12 +48,36 @@ class GracePeriod:
         """Nothing is observed from now on; after `grace_s` of that, observations expire."""
         self.unobserved_since = now if self.unobserved_since is None else self.unobserved_since
 
-    def expired(self, seen: Mapping[Hashable, int], now: float) -> Iterator[int]:
+    def expired(self, seen: Mapping[Hashable, V], now: float) -> list[V]:
         """The values of keys observed for the grace period; absent keys are forgotten."""
         if self.unobserved_since is not None and now - self.unobserved_since >= self.grace_s:
             self.since = {}
         self.unobserved_since = None
         self.since = {key: self.since.get(key, now) for key in seen}
-        for key, value in seen.items():
-            if now - self.since[key] >= self.grace_s:
-                yield value
+        return [value for key, value in seen.items() if now - self.since[key] >= self.grace_s]
+
+
+class LostMembers(GracePeriod):
+    """The members that count as lost, by how long each has been away.
+
+    Invariant: a member is lost only after this auditor itself observed `grace_s` without a sign of
+    life, or beside another absent member; a bookie's earlier incarnations are lost as soon as a
+    later one lives.
+    """
+
+    __slots__ = ()
+
+    def update(self, bookies: Iterable[BookieInfo], now: float) -> tuple[str, ...]:
+        """The lost members at a time (monotonic seconds)."""
+        away: dict[Hashable, str] = {}
+        earlier: list[str] = []
+        for bookie in bookies:
+            if bookie.state == "lost":
+                away[bookie.id] = bookie.id
+            else:
+                name, incarnation = member_name(bookie.id), member_incarnation(bookie.id)
+                earlier += [member_of(name, number) for number in range(1, incarnation)]
+        expired = self.expired(away, now)
+        # A second loss during the grace period of a first: waiting longer would risk the third
+        # (BookKeeper: lostBookieRecoveryDelay).
+        return (*(expired if len(away) < 2 else away.values()), *earlier)

@@ -1,4 +1,4 @@
-"""What an operator may ask of autorecovery."""
+"""The routes of autorecovery, for operators."""
 
 from typing import Any, Final
 
@@ -11,14 +11,14 @@ from quorumlog.net.operations import route
 from quorumlog.net.parameters import Given, Parameter, path_id, query_text
 from quorumlog.wire.bodies import BOOKIE_NAME, Body
 from quorumlog.wire.repair_bodies import REPAIR_PLACE, RepairList, RepairSettingsPut
-from services.autorecovery.check import Report
+from services.autorecovery.check import ReplicaReport
 from services.autorecovery.drains import Drain, decommissioned, drain_of
 from services.autorecovery.losses import answers_json
-from services.autorecovery.parts import PARTS, Parts
+from services.autorecovery.parts import PARTS, AutorecoveryParts
 
 
 class Delay(Body):
-    """`PUT /v1/lost-bookie-delay`: the same value again means: look now."""
+    """`PUT /v1/lost-bookie-delay`. Each request also starts a full audit."""
 
     seconds: float = Field(ge=0, le=86_400, strict=False)
 
@@ -27,28 +27,28 @@ LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
 BOOKIE: Final = Parameter(
     "bookie",
     "path",
-    lambda text, _pointer: text,  # another text is no bookie: 404
+    lambda text, _pointer: text,  # any other text names no bookie: 404
     {"type": "string", "pattern": f"^{BOOKIE_NAME}$"},
-    "The bookie, without an incarnation.",
+    "The bookie's name, without an incarnation.",
     "",
     "bookie-1",
 )
-AFTER: Final = query_text("after", REPAIR_PLACE, "Items after this one: `ledger_id:member`.")
+AFTER: Final = query_text("after", REPAIR_PLACE, "Only items after this one: `ledger_id:member`.")
 
 
 async def get_status(request: web.Request, _given: Given) -> web.Response:
-    """What this process does and has done."""
+    """State and counters of this process."""
     return web.json_response(await _status_json(request.app[PARTS]))
 
 
 async def list_repairs(request: web.Request, given: Given) -> web.Response:
-    """What lacks copies, and why it still does."""
+    """Items of the repair queue, with the reasons of failures."""
     items, following = await request.app[PARTS].repairs.list(after=given[AFTER])
     return answer(RepairList(repairs=items, next=following))
 
 
 async def check_all(request: web.Request, _given: Given) -> web.Response:
-    """Compare all copies of all ledgers now."""
+    """Start a comparison of all copies of all ledgers."""
     request.app[PARTS].checker.trigger()
     return web.json_response({}, status=202)
 
@@ -60,13 +60,13 @@ async def check_ledger(request: web.Request, given: Given) -> web.Response:
 
 
 async def mend_ledger(request: web.Request, given: Given) -> web.Response:
-    """Compare a ledger's copies, and have mended what lacks."""
+    """Compare a ledger's copies, and queue repairs of what members lack."""
     report = await request.app[PARTS].checker.verify(given[LEDGER_ID], queue=True)
     return web.json_response(_report_json(report))
 
 
 async def get_drain(request: web.Request, given: Given) -> web.Response:
-    """What still names a bookie, and why."""
+    """Which ledgers still name a bookie, and why."""
     return answer(await drain_of(given[BOOKIE], request.app[PARTS].metadata))
 
 
@@ -77,13 +77,13 @@ async def decommission(request: web.Request, given: Given) -> web.Response:
 
 
 async def trigger_audit(request: web.Request, _given: Given) -> web.Response:
-    """Look at everything now, and try again what waits."""
+    """Start a full audit, and retry waiting repairs."""
     await request.app[PARTS].repairs.trigger()
     return web.json_response({}, status=202)
 
 
 async def put_delay(request: web.Request, _given: Given) -> web.Response:
-    """How long a bookie may be away."""
+    """Set how long a bookie may be away before its ledgers are copied."""
     parts, delay = request.app[PARTS], parsed(await bodies.read(request), Delay)
     await parts.steering.change(RepairSettingsPut(lost_bookie_delay_s=delay.seconds))
     await parts.repairs.trigger()
@@ -91,13 +91,13 @@ async def put_delay(request: web.Request, _given: Given) -> web.Response:
 
 
 async def patch_settings(request: web.Request, _given: Given) -> web.Response:
-    """Pause, resume, limit; for all processes."""
+    """Pause, resume or limit repairs in all processes."""
     parts = request.app[PARTS]
     await parts.steering.change(parsed(await bodies.read(request), RepairSettingsPut))
     return web.json_response(await _status_json(parts))
 
 
-async def _status_json(parts: Parts) -> dict[str, Any]:
+async def _status_json(parts: AutorecoveryParts) -> dict[str, Any]:
     auditor, steering = parts.auditor, parts.steering
     return {
         "auditor": auditor.is_auditor,
@@ -130,7 +130,7 @@ async def _status_json(parts: Parts) -> dict[str, Any]:
     }
 
 
-def _report_json(report: Report) -> dict[str, Any]:
+def _report_json(report: ReplicaReport) -> dict[str, Any]:
     return {
         "ledger_id": report.ledger_id,
         "whole": report.is_whole,

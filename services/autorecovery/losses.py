@@ -18,7 +18,7 @@ _LEDGERS_MAX: Final = 1000
 """How many ledgers are remembered; the one checked longest ago is dropped first (taste)."""
 
 
-class Losses:
+class KnownLosses:
     """Lost entries by ledger. Invariant: all possible holders have denied each of them."""
 
     def __init__(self, holdings: HoldingsClient) -> None:

@@ -1,4 +1,4 @@
-"""What autorecovery tells Prometheus."""
+"""The Prometheus metrics of autorecovery."""
 
 from collections.abc import Iterable
 
@@ -10,10 +10,10 @@ from services.autorecovery.parts import PARTS
 
 
 class Measures(Collector):
-    """What operators watch, read when somebody scrapes."""
+    """Metrics of this process, read at each scrape."""
 
     def __init__(self, app: web.Application) -> None:
-        """Nothing is told until the application has its parts."""
+        """There are no metrics until the application has its parts."""
         self._app = app
 
     def collect(self) -> Iterable[Metric]:
@@ -23,30 +23,50 @@ class Measures(Collector):
             return
         gauges: tuple[tuple[str, str, float], ...] = (
             ("is_auditor", "This process audits", parts.auditor.is_auditor),
-            ("lost_bookies", "Bookies whose copies are made again", len(parts.auditor.lost)),
-            ("draining_bookies", "Bookies that are being emptied", len(parts.auditor.draining)),
+            ("lost_bookies", "Bookies whose entries are copied to others", len(parts.auditor.lost)),
+            (
+                "draining_bookies",
+                "Bookies whose ledgers are moved away",
+                len(parts.auditor.draining),
+            ),
             ("paused", "1: nothing is copied", parts.steering.is_paused),
             ("working", "Repairs under way", parts.workers.working),
             ("audit_seconds", "How long the last audit took", parts.auditor.audit_s),
             ("check_seconds", "How long the last check of all copies took", parts.checker.pass_s),
-            ("lost_entries", "Nobody can serve them: accept it", parts.losses.entries),
-            ("misplaced_ledgers", "In fewer zones than possible", parts.checker.misplaced_count),
-            ("copy_limit_bytes", "Bytes a second; 0: no limit", parts.steering.bytes_per_s or 0),
+            (
+                "lost_entries",
+                "Entries that no bookie can serve: accept the loss",
+                parts.losses.entries,
+            ),
+            (
+                "misplaced_ledgers",
+                "Ledgers whose copies are in fewer zones than possible",
+                parts.checker.misplaced_count,
+            ),
+            (
+                "copy_limit_bytes",
+                "Copy limit in bytes per second; 0: no limit",
+                parts.steering.bytes_per_s or 0,
+            ),
         )
         for name, text, value in gauges:
             yield GaugeMetricFamily(f"quorumlog_autorecovery_{name}", text, value=value)
         counters: tuple[tuple[str, str, float], ...] = (
-            ("repaired", "Items mended", parts.done.repaired),
-            ("failed", "Items put off", parts.done.failed),
+            ("repaired", "Repairs completed", parts.done.repaired),
+            ("failed", "Repairs that failed and will be retried", parts.done.failed),
             ("copied_bytes", "Bytes written to repaired members", parts.pace.copied_bytes),
-            ("copied_entries", "Entries of these", parts.pace.copied_entries),
+            ("copied_entries", "Entries written to repaired members", parts.pace.copied_entries),
             ("checked_ledgers", "Ledgers whose copies were compared", parts.checker.checked),
             ("lacking_ranges", "Ranges found lacking by a check", parts.checker.lacking),
             ("differing_ranges", "Ranges whose copies differ: an alarm", parts.checker.differing),
-            ("checks_unanswered", "Members that a check heard nothing of", parts.checker.unknown),
+            ("checks_unanswered", "Members that did not answer a check", parts.checker.unknown),
             ("audits", "Audits", parts.auditor.audits),
             ("recoveries", "Abandoned ledgers recovered", parts.auditor.recovered),
-            ("recoveries_failed", "Recoveries that were put off", parts.auditor.blocked_count),
+            (
+                "recoveries_failed",
+                "Recoveries that failed and will be retried",
+                parts.auditor.blocked_count,
+            ),
         )
         for name, text, value in counters:
             yield CounterMetricFamily(f"quorumlog_autorecovery_{name}", text, value=value)

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, Final
 
 from quorumlog.net.bookie_client import BookieClient
-from quorumlog.net.ports import AddDone, LacDone, ReadDone
+from quorumlog.net.ports import AddDone
 from quorumlog.net.timers import Timers
 from quorumlog.protocol.record import Run
 
@@ -23,8 +23,9 @@ class PacedBookies:
     """
 
     def __init__(self, bookies: BookieClient) -> None:
-        """Not limited at first."""
+        """Not limited at first. Only adds are paced: a paced add follows each read."""
         self._bookies = bookies
+        self.fence, self.read_lac, self.read = bookies.fence, bookies.read_lac, bookies.read
         self._loop = asyncio.get_running_loop()
         self._queue: deque[tuple[int, int, Callable[[], None]]] = deque()
         self._wake = asyncio.Event()
@@ -77,38 +78,6 @@ class PacedBookies:
         send = partial(self._bookies.add, member, ledger_key, run, done, recovery=recovery)
         self._queue.append((len(run.body), run.count, send))
         self._wake.set()
-
-    def fence(self, member: str, ledger_id: int, ledger_key: bytes, done: LacDone) -> None:
-        """Not paced."""
-        self._bookies.fence(member, ledger_id, ledger_key, done)
-
-    def read_lac(self, member: str, ledger_id: int, done: LacDone) -> None:
-        """Not paced."""
-        self._bookies.read_lac(member, ledger_id, done)
-
-    def read(
-        self,
-        member: str,
-        ledger_id: int,
-        first: int,
-        last: int,
-        done: ReadDone,
-        *,
-        bytes_max: int,
-        fence_key: bytes | None = None,
-        from_disk: bool = False,
-    ) -> None:
-        """Not paced: each read is followed by a paced add."""
-        self._bookies.read(
-            member,
-            ledger_id,
-            first,
-            last,
-            done,
-            bytes_max=bytes_max,
-            fence_key=fence_key,
-            from_disk=from_disk,
-        )
 
 
 class EndlessTimers:

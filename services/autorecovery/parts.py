@@ -1,4 +1,4 @@
-"""What an autorecovery process is made of, and how long its parts live."""
+"""The parts of an autorecovery process, and their lifetimes."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from quorumlog.wire.bodies import ServiceHeartbeat
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.checker import Checker
 from services.autorecovery.config import Config
-from services.autorecovery.losses import Losses
+from services.autorecovery.losses import KnownLosses
 from services.autorecovery.pace import EndlessTimers, PacedBookies
 from services.autorecovery.steering import Steering
 from services.autorecovery.worker import Done, Workers
@@ -33,17 +33,17 @@ from services.autorecovery.writers import Writers
 
 _HEARTBEAT_S: Final = 1.0
 _COPY_BYTES: Final = 1 << 20
-"""Read at a time: with a limit on the rate, no more than this goes out at once."""
+"""Read at a time, so that with a limit on the rate no larger burst is sent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What the handlers work on; built once by `running`."""
+class AutorecoveryParts:
+    """The parts that handlers use; `running` builds them once."""
 
     auditor: Auditor
     checker: Checker
     done: Done
-    losses: Losses
+    losses: KnownLosses
     metadata: MetadataClient
     pace: PacedBookies
     repairs: RepairClient
@@ -51,11 +51,11 @@ class Parts:
     workers: Workers
 
 
-PARTS: Final = web.AppKey("parts", Parts)
+PARTS: Final = web.AppKey("parts", AutorecoveryParts)
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Parts]:
+async def running(config: Config) -> AsyncIterator[AutorecoveryParts]:
     """One auditor, a checker and some workers, at work until the end of the block."""
     name = str(uuid4())
     tasks, timers = Tasks(), Timers(asyncio.get_running_loop(), awake().time)
@@ -79,8 +79,8 @@ async def running(config: Config) -> AsyncIterator[Parts]:
         done = Done()
         repairs = RepairClient(metadata, name)
         steering = Steering(config, metadata, repairs, pace)
-        losses = Losses(HoldingsClient(directory, session))
-        parts = Parts(
+        losses = KnownLosses(HoldingsClient(directory, session))
+        parts = AutorecoveryParts(
             Auditor(name, config, metadata, repairs, ports, Writers(session), steering),
             Checker(config, metadata, repairs, directory, session, losses),
             done,
@@ -112,6 +112,6 @@ async def running(config: Config) -> AsyncIterator[Parts]:
 
 async def _send_heartbeats(metadata: MetadataClient, name: str, url: str) -> None:
     while True:
-        with contextlib.suppress(QuorumLogError):  # its own log line says that it is away
+        with contextlib.suppress(QuorumLogError):  # the client logs that the service is away
             await metadata.service_lives("autorecovery", name, ServiceHeartbeat(url=url))
         await asyncio.sleep(_HEARTBEAT_S)

@@ -30,7 +30,7 @@ from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.repair import FragmentRepair, Part, parts
 from quorumlog.wire.repair_bodies import Repair
 from services.autorecovery.check import ReplicaCheck
-from services.autorecovery.losses import Losses
+from services.autorecovery.losses import KnownLosses
 from services.autorecovery.steering import Steering
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Workers:
         session: aiohttp.ClientSession,
         done: Done,
         steering: Steering,
-        losses: Losses,
+        losses: KnownLosses,
     ) -> None:
         """`ports` are those of repair: paced, and without a quorum timer."""
         self._worker = Worker(repairs, directory, ports, session, done, losses)
@@ -122,7 +122,7 @@ class Worker:
         ports: Ports,
         session: aiohttp.ClientSession,
         done: Done,
-        losses: Losses,
+        losses: KnownLosses,
     ) -> None:
         self._repairs = repairs
         self._directory = directory

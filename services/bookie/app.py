@@ -11,12 +11,11 @@ from prometheus_client.registry import Collector
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
+from services.bookie.channel import MESSAGE_BYTES_MAX
 from services.bookie.config import Config
 from services.bookie.handlers import BOOKIE
 from services.bookie.routes import ROUTES
 from services.bookie.runtime import Bookie, end_process
-
-BODY_BYTES_MAX: Final = 80 * 1024 * 1024
 
 _COUNTERS: Final = (
     "log_bytes",
@@ -34,7 +33,7 @@ _COUNTERS: Final = (
 
 def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> web.Application:
     """Build the application. It listens at once and is ready once the bookie is registered."""
-    app = web.Application(middlewares=[answers_problems], client_max_size=BODY_BYTES_MAX)
+    app = web.Application(middlewares=[answers_problems], client_max_size=MESSAGE_BYTES_MAX)
     app[BOOKIE] = Bookie(config, end=end)
 
     async def live(app: web.Application) -> AsyncIterator[None]:
@@ -49,13 +48,10 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
     app.on_shutdown.append(end_channels)
     app.cleanup_ctx.append(live)
 
-    async def ready() -> None:
-        await app[BOOKIE].ready()
-
     description = describe(
         [route.operation for route in ROUTES], title="quorumlog bookie", version="1"
     )
-    add_shared_routes(app, ready=ready, openapi=lambda: description, hosts=config.hosts)
+    add_shared_routes(app, ready=app[BOOKIE].ready, openapi=lambda: description, hosts=config.hosts)
     app[METRICS].register(_StoreMetrics(app))
     add_routes(app, ROUTES)
     return app

@@ -14,6 +14,7 @@ from typing import Final
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from quorumlog.errors import Overloaded
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.replica import (
     AddAsked,
@@ -25,7 +26,7 @@ from quorumlog.protocol.replica import (
 )
 from quorumlog.wire import frames
 from quorumlog.wire.frames import Answer, BadFrame, Op, Request
-from services.bookie.store import Overloaded, ReadAnswer, Store
+from services.bookie.store import ReadAnswer, Store
 
 log = logging.getLogger(__name__)
 
@@ -200,9 +201,8 @@ def dispatch(
                 found,
             )
         case Op.FENCE:
-            store.fence(ledger_id, FenceAsked(member, request.ledger_key), verdict)
+            store.ask(ledger_id, FenceAsked(member, request.ledger_key), verdict)
         case Op.READ_LAC:
-            store.read_lac(ledger_id, LacAsked(member), verdict)
+            store.ask(ledger_id, LacAsked(member), verdict)
         case Op.WRITE_LAC:
-            asked = LacTold(member, request.last, request.ledger_key)
-            store.write_lac(ledger_id, asked, verdict)
+            store.ask(ledger_id, LacTold(member, request.last, request.ledger_key), verdict)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from services.bookie.directory import is_disk_full_error
 from services.bookie.disk import Disk
-from services.bookie.holdings import Holdings
+from services.bookie.holdings import LedgerTable
 from services.bookie.index import Index
 from services.bookie.writer import Position
 
@@ -28,7 +28,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        holdings: Holdings,
+        holdings: LedgerTable,
         index: Index,
         disk: Disk,
         counters: Counter[str],

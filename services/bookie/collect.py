@@ -20,7 +20,7 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import NO_ENTRY, member_name
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from services.bookie.index import LedgerRow
+from services.bookie.index import IndexRow
 from services.bookie.pace import Pace
 from services.bookie.space import COMPACT_BYTES_PER_S, LIVE_SHARE_MIN, Space
 from services.bookie.store import Store
@@ -186,7 +186,7 @@ class Collector:
             log.error("another-cluster", extra={"ours": self._cluster_id})
         return is_ours
 
-    async def _examine(self, ledger_id: int, row: LedgerRow, *, is_named: bool) -> None:
+    async def _examine(self, ledger_id: int, row: IndexRow, *, is_named: bool) -> None:
         disposal = Disposal.KEEP if is_named else await self._disposal(ledger_id)
         is_stub = row.highest == NO_ENTRY
         now = asyncio.get_running_loop().time()
@@ -216,7 +216,7 @@ class Collector:
         try:
             if await self._disposal(ledger_id) is disposal:
                 keep_stub = disposal is Disposal.DROP_KEEP_STUB
-                self._store.drop(ledger_id, keep_stub=keep_stub)
+                self._store.moves.drop(ledger_id, keep_stub=keep_stub)
                 self._has_dropped = True
                 log.info("ledger-dropped", extra={"ledger": ledger_id, "stub": keep_stub})
         finally:

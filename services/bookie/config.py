@@ -22,7 +22,9 @@ class Config(ServiceSettings):
     metadata_urls: tuple[str, ...] = Field(
         min_length=1, description="any metadata service of the cluster"
     )
-    cluster_id: str = Field("", description="refuse every other cluster; empty: the first one met")
+    cluster_id: str = Field(
+        "", description="the only cluster to join; empty: the one that is met first"
+    )
     zone: str = Field("", max_length=100, description="placement spreads copies over zones")
     durability: Literal["fsync", "deferred"] = Field(
         "fsync", description="deferred: entries are acknowledged before they are synced (BP-46)"
@@ -31,21 +33,36 @@ class Config(ServiceSettings):
         False, description="after a loss of data, start as a new incarnation instead of refusing"
     )
     segment_bytes: int = Field(
-        64 * _MIB, ge=64 * 1024, le=4096 * _MIB, description="a file of the log; freed as a whole"
+        64 * _MIB,
+        ge=64 * 1024,
+        le=4096 * _MIB,
+        description="size of a log file, which is freed as a whole",
     )
     checkpoint_bytes: int = Field(
-        64 * _MIB, ge=64 * 1024, description="the most that a start replays (below a second)"
+        64 * _MIB,
+        ge=64 * 1024,
+        description="log bytes between checkpoints, which a start replays (below a second)",
     )
-    warn_below_bytes: int = Field(1024 * _MIB, ge=0, description="below this room it warns")
+    warn_below_bytes: int = Field(
+        1024 * _MIB, ge=0, description="free space below which the bookie warns"
+    )
     read_only_below_bytes: int = Field(
-        512 * _MIB, ge=0, description="below this room it takes adds of recovery and repair only"
+        512 * _MIB,
+        ge=0,
+        description="free space below which it takes adds of recovery and repair only",
     )
-    reserve_bytes: int = Field(16 * _MIB, ge=0, description="set aside for fences on a full disk")
+    reserve_bytes: int = Field(
+        16 * _MIB, ge=0, description="disk space reserved for fences on a full disk"
+    )
     data_bytes_max: int = Field(0, ge=0, description="maximum size of the log; 0: the disk's size")
     pending_bytes_max: int = Field(
-        64 * _MIB, ge=_MIB, description="queued for the disk; beyond it, adds are answered unknown"
+        64 * _MIB,
+        ge=_MIB,
+        description="adds queued for the disk; beyond it adds are answered unknown",
     )
-    read_bytes_max: int = Field(4 * _MIB, ge=64 * 1024, description="size of one read's answer")
+    read_bytes_max: int = Field(
+        4 * _MIB, ge=64 * 1024, description="size limit of one read's answer"
+    )
     holder_s: float = Field(
         30.0, ge=0, description="how long a start waits for another process of this name to end"
     )

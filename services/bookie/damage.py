@@ -5,36 +5,15 @@ a restart, reads and the scrubber find it again.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
-from quorumlog.protocol.ranges import Ranges
+from services.bookie.bodies import DamagedEntries, DamagedStretch
 from services.bookie.parts import Part, present_in
 
 DAMAGES_MAX: Final = 10_000
-"""Places kept in memory. What is found beyond them is told by `is_cut`, until a whole pass of the
-scrubber has had room for all that it found.
+"""Places kept in memory. `is_cut` reports that more were found, until a whole pass of the scrubber had
+room for all that it found.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Bytes of a segment that fail their checksum."""
-
-    segment: int
-    start: int
-    end: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Entries in the index whose copy is unreadable."""
-
-    ledger_id: int
-    ranges: Ranges
-    segment: int
-    offset: int
 
 
 class Damages:
@@ -43,7 +22,7 @@ class Damages:
     def __init__(self, find: Callable[[int, int, int], list[Part]]) -> None:
         self._find = find
         self._parts: dict[tuple[int, int, int], tuple[int, int]] = {}
-        self._stretches: dict[tuple[int, int], Stretch] = {}
+        self._stretches: dict[tuple[int, int], DamagedStretch] = {}
         self.is_cut = False
         """More damage was found than is kept."""
         self._is_cut_in_pass = False
@@ -59,7 +38,7 @@ class Damages:
             self.is_cut = self._is_cut_in_pass = True
         return True
 
-    def note_stretch(self, stretch: Stretch) -> None:
+    def note_stretch(self, stretch: DamagedStretch) -> None:
         """Record an unreadable stretch of a segment."""
         place = (stretch.segment, stretch.start)
         if place in self._stretches or len(self._stretches) < DAMAGES_MAX:
@@ -72,7 +51,7 @@ class Damages:
         self._is_cut_in_pass = False
 
     def pass_ends(self) -> None:
-        """The scrubber has looked at the whole log: what it found again and had room for is known."""
+        """The scrubber has looked at the whole log: whatever it had no room for sets `is_cut`."""
         self.is_cut = self._is_cut_in_pass
 
     def segment_removed(self, segment: int) -> None:
@@ -80,17 +59,22 @@ class Damages:
         for place in [place for place in self._stretches if place[0] == segment]:
             del self._stretches[place]
 
-    def stretches(self) -> list[Stretch]:
+    def stretches(self) -> list[DamagedStretch]:
         """Damaged bytes of the log, by place."""
         return [self._stretches[place] for place in sorted(self._stretches)]
 
-    def lost(self) -> Iterator[Lost]:
+    def lost(self) -> Iterator[DamagedEntries]:
         """Unreadable entries by ledger; repaired ones are forgotten."""
         for place in sorted(self._parts):
             first, last = self._parts[place]
             named = self._parts_at(place, first, last)
             if named:
-                yield Lost(place[0], present_in(named, first, last), place[1], place[2])
+                yield DamagedEntries(
+                    ledger_id=place[0],
+                    ranges=present_in(named, first, last),
+                    segment=place[1],
+                    offset=place[2],
+                )
             else:
                 del self._parts[place]
 

@@ -2,12 +2,13 @@
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import struct
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
-from typing import Final
+from typing import Final, TypeVar
 
 from aiohttp import web
 
@@ -16,7 +17,6 @@ from quorumlog.errors import (
     EntryUnavailable,
     InvalidRequest,
     NoSuchLedger,
-    Overloaded,
     ReadOnly,
 )
 from quorumlog.net import bodies
@@ -33,16 +33,14 @@ from quorumlog.net.parameters import (
 )
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.messages import Status
+from quorumlog.protocol.ranges import union
 from quorumlog.protocol.record import BadRun, Entry, Run
 from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, ReadAsked, Verdict
 from quorumlog.wire.bodies import BookieStatePut
 from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, Range, RangeDigest
 from services.bookie import channel
-from services.bookie import store as stores
 from services.bookie.bodies import (
     DamageBody,
-    DamagedEntries,
-    DamagedStretch,
     EntriesBody,
     EntryBody,
     HeldBody,
@@ -54,10 +52,10 @@ from services.bookie.bodies import (
     ScrubBody,
     VerdictBody,
 )
-from services.bookie.index import LedgerRow
+from services.bookie.index import IndexRow
 from services.bookie.pending import resolve
 from services.bookie.runtime import Bookie
-from services.bookie.scrub import Progress
+from services.bookie.scrub import ScrubProgress
 from services.bookie.store import ReadAnswer, Store
 
 BOOKIE: Final = web.AppKey("bookie", Bookie)
@@ -66,7 +64,7 @@ BOOKIE: Final = web.AppKey("bookie", Bookie)
 def _key_of(text: str, pointer: str) -> bytes:
     try:
         key = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         key = b""
     if len(key) != 32:
         raise invalid(pointer, "must be 32 bytes in base64")
@@ -80,7 +78,7 @@ KEY: Final = Parameter(
     "header",
     _key_of,
     {"type": "string", "contentEncoding": "base64"},
-    "The ledger's key, 32 bytes; all of them 0 where it is not given.",
+    "The ledger's key, 32 bytes; zeros by default.",
     bytes(32),
 )
 MEMBER: Final[Parameter[str | None]] = Parameter(
@@ -88,19 +86,21 @@ MEMBER: Final[Parameter[str | None]] = Parameter(
     "header",
     lambda text, pointer: matching(text, pointer, _MEMBER),
     {"type": "string", "pattern": f"^{_MEMBER}$"},
-    "The incarnation of the bookie that is meant: `name@incarnation`; the one that runs.",
+    "The incarnation to ask, as `name@incarnation`; by default the running one.",
     None,
 )
 KIND: Final = query_choice(
     "kind",
     ("normal", "recovery", "repair"),
-    "Who adds: the writer, a recovery, a repair.",
+    "Who adds: the writer (normal), a recovery or a repair.",
     "normal",
 )
 FROM: Final = query_integer("from", 0, ID_MAX, "The first entry.", 0)
-TO: Final = query_integer("to", 0, ID_MAX, "The last entry, inclusive; the first one.")
-AFTER: Final = query_integer("after", NO_ENTRY, ID_MAX, "Ledgers above this id.", NO_ENTRY)
-LIMIT: Final = query_integer("limit", 1, 10_000, "Ledgers of a page.", 100)
+TO: Final = query_integer("to", 0, ID_MAX, "The last entry, inclusive; by default `from`.")
+AFTER: Final = query_integer(
+    "after", NO_ENTRY, ID_MAX, "Only ledgers with ids above this one.", NO_ENTRY
+)
+LIMIT: Final = query_integer("limit", 1, 10_000, "Maximum number of ledgers in the page.", 100)
 
 _HTTP_STATUS: Final = {
     Status.OK: 200,
@@ -114,7 +114,10 @@ _HTTP_STATUS: Final = {
 }
 _DIGEST_HEAD: Final = struct.Struct(">qqqI")
 _RANGES_MAX: Final = 1000
-_DIGEST_READ_BYTES: Final = 1024 * 1024
+_READ_BYTES: Final = 1024 * 1024
+"""Entries of one JSON answer, or read at a time for a digest."""
+
+T = TypeVar("T")
 
 
 async def open_channel(request: web.Request, _given: Given) -> web.StreamResponse:
@@ -143,29 +146,23 @@ async def add_entries(request: web.Request, given: Given) -> web.StreamResponse:
         raise BadRequest(f"the body is not a run: {error}") from error
     if run.ledger_id != ledger_id:
         raise InvalidRequest(f"the run is of ledger {run.ledger_id}")
-    answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
     asked = AddAsked(
         given[MEMBER] or store.me, run, given[KEY], kind == "recovery", kind == "repair"
     )
-    try:
-        store.add(asked, partial(resolve, answered))
-    except stores.Overloaded:
-        raise Overloaded("too much is queued for the disk") from None
-    return _verdict(store, ledger_id, run.first, run.last, await answered)
+    verdict = await _answered(partial(store.add, asked))
+    return _verdict(store, ledger_id, run.first, run.last, verdict)
 
 
 async def read_entries(request: web.Request, given: Given) -> web.StreamResponse:
-    """Entries `from` to `to`: those stored, those absent, and by omission those unknown."""
+    """Entries `from` to `to`: those stored, and ids known to be absent. All other ids are unknown."""
     store = _store(request)
     ledger_id = given[LEDGER_ID]
     first, to = given[FROM], given[TO]
     last = first if to is None else to
     if last < first:
         raise invalid(TO.pointer, f"must not be below from, {first}")
-    answered: asyncio.Future[ReadAnswer] = asyncio.get_running_loop().create_future()
     asked = ReadAsked(given[MEMBER] or store.me, first, last)
-    store.read(ledger_id, asked, 1 << 20, partial(resolve, answered))
-    found = await answered
+    found: ReadAnswer = await _answered(partial(store.read, ledger_id, asked, _READ_BYTES))
     run = None if found.run is None else Run(found.run)
     entries = () if run is None else tuple(map(_entry_body, run.entries()))
     body = EntriesBody(
@@ -184,24 +181,17 @@ async def read_entries(request: web.Request, given: Given) -> web.StreamResponse
 async def fence(request: web.Request, given: Given) -> web.StreamResponse:
     """Fence a ledger, durably."""
     store = _store(request)
-    ledger_id = given[LEDGER_ID]
-    answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    asked = FenceAsked(given[MEMBER] or store.me, given[KEY])
-    store.fence(ledger_id, asked, partial(resolve, answered))
-    return _verdict(store, ledger_id, NO_ENTRY, NO_ENTRY, await answered)
+    return await _ask(store, given, FenceAsked(given[MEMBER] or store.me, given[KEY]))
 
 
 async def last_add_confirmed(request: web.Request, given: Given) -> web.StreamResponse:
-    """The highest LAC known here."""
+    """The highest LAC that this bookie knows."""
     store = _store(request)
-    ledger_id = given[LEDGER_ID]
-    answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    store.read_lac(ledger_id, LacAsked(given[MEMBER] or store.me), partial(resolve, answered))
-    return _verdict(store, ledger_id, NO_ENTRY, NO_ENTRY, await answered)
+    return await _ask(store, given, LacAsked(given[MEMBER] or store.me))
 
 
 async def list_ledgers(request: web.Request, given: Given) -> web.StreamResponse:
-    """Ledgers with data here, by id."""
+    """Ledgers stored here, by id."""
     store = _store(request)
     held: list[HeldBody] = []
     more = None
@@ -214,15 +204,11 @@ async def list_ledgers(request: web.Request, given: Given) -> web.StreamResponse
 
 
 async def get_ledger(request: web.Request, given: Given) -> web.StreamResponse:
-    """What is held of a ledger."""
+    """What this bookie stores of a ledger."""
     store = _store(request)
     ledger_id = given[LEDGER_ID]
-    if store.is_withheld(ledger_id):
-        # A repair would count entries that are about to be dropped.
-        raise EntryUnavailable(
-            f"{store.me} is deciding whether to drop the ledger", ledger_id=ledger_id
-        )
-    _not_deleted(store, ledger_id)
+    _check_not_withheld(store, ledger_id)
+    _check_not_deleted(store, ledger_id)
     row = store.row(ledger_id)
     if row is None:
         raise NoSuchLedger(f"{store.me} holds nothing of ledger {ledger_id}", ledger_id=ledger_id)
@@ -235,13 +221,10 @@ async def digest_ranges(request: web.Request, given: Given) -> web.StreamRespons
     store = _store(request)
     ledger_id = given[LEDGER_ID]
     asked = parsed(await bodies.read(request), DigestsAsked)
-    _not_deleted(store, ledger_id)
+    _check_not_deleted(store, ledger_id)
     digests = [await _digest(store, asked, ledger_id, span) for span in asked.ranges]
-    if store.is_withheld(ledger_id):
-        # Nobody may count on entries that are about to be dropped.
-        raise EntryUnavailable(
-            f"{store.me} is deciding whether to drop the ledger", ledger_id=ledger_id
-        )
+    # The withholding may have begun while the digests were computed.
+    _check_not_withheld(store, ledger_id)
     row = store.row(ledger_id)
     body = DigestsBody(
         bookie=store.me,
@@ -261,13 +244,13 @@ async def put_state(request: web.Request, given: Given) -> web.StreamResponse:
 
 
 async def process(request: web.Request, _given: Given) -> web.StreamResponse:
-    """The process that answers here, during startup too: another of this name asks (rule 15a)."""
+    """The process that answers here, even during startup: a newcomer of this name asks (rule 15a)."""
     bookie = request.app[BOOKIE]
     return answer(ProcessBody(bookie=bookie.config.bookie_name, process=bookie.process))
 
 
 async def info(request: web.Request, _given: Given) -> web.StreamResponse:
-    """This bookie."""
+    """The state of this bookie."""
     bookie = request.app[BOOKIE]
     store = _store(request)
     position = store.position
@@ -286,7 +269,7 @@ async def info(request: web.Request, _given: Given) -> web.StreamResponse:
             pending_bytes=store.pending.bytes,
             was_clean=store.replayed.was_clean,
             copied_records=store.replayed.copied_records,
-            limbo=_limbo(bookie),
+            limbo=_limbo(bookie, store),
             scrub=_scrub(bookie),
             damages=store.damages.count,
             counters=dict(store.counters),
@@ -295,30 +278,14 @@ async def info(request: web.Request, _given: Given) -> web.StreamResponse:
 
 
 async def damage(request: web.Request, _given: Given) -> web.StreamResponse:
-    """Damaged entries and stretches with their places, to be repaired from peers."""
+    """Damaged entries and stretches of the log, to be repaired from peers."""
     store = _store(request)
     damages = store.damages
     return answer(
         DamageBody(
             bookie=store.me,
-            entries=tuple(
-                DamagedEntries(
-                    ledger_id=lost.ledger_id,
-                    ranges=lost.ranges,
-                    segment=lost.segment,
-                    offset=lost.offset,
-                )
-                for lost in damages.lost()
-            ),
-            stretches=tuple(
-                DamagedStretch(
-                    segment=stretch.segment,
-                    start=stretch.start,
-                    end=stretch.end,
-                    reason=stretch.reason,
-                )
-                for stretch in damages.stretches()
-            ),
+            entries=tuple(damages.lost()),
+            stretches=tuple(damages.stretches()),
             is_cut=damages.is_cut,
         )
     )
@@ -337,32 +304,27 @@ async def put_maintenance(request: web.Request, given: Given) -> web.StreamRespo
 
 
 def _scrub(bookie: Bookie) -> ScrubBody:
-    progress = bookie.scrubber.progress if bookie.scrubber is not None else Progress()
-    return ScrubBody(
-        paused=bookie.pace.is_paused,
-        segment=progress.segment,
-        checked_bytes=progress.checked_bytes,
-        passes=progress.passes,
-        damaged=progress.damaged,
-    )
+    progress = bookie.scrubber.progress if bookie.scrubber is not None else ScrubProgress()
+    return ScrubBody(paused=bookie.pace.is_paused, **asdict(progress))
 
 
-def _limbo(bookie: Bookie) -> LimboBody | None:
+def _limbo(bookie: Bookie, store: Store) -> LimboBody | None:
     if bookie.limbo is None:
         return None
-    assert bookie.store is not None, "it serves"
-    progress = bookie.limbo.progress
-    return LimboBody(
-        ledgers=progress.ledgers,
-        cleared=progress.cleared,
-        checked_entries=progress.checked_entries,
-        copied_entries=bookie.store.counters["limbo_copied_entries"],
-        missing_entries=progress.missing_entries,
-    )
+    copied = store.counters["limbo_copied_entries"]
+    return LimboBody(copied_entries=copied, **asdict(bookie.limbo.progress))
 
 
-def _not_deleted(store: Store, ledger_id: int) -> None:
-    """Refuse: missing entries of a deleted ledger prove nothing (rule 16a). Raises NoSuchLedger."""
+def _check_not_withheld(store: Store, ledger_id: int) -> None:
+    """Raise EntryUnavailable while a drop is decided: a repair would count dropped entries."""
+    if store.is_withheld(ledger_id):
+        raise EntryUnavailable(
+            f"{store.me} is deciding whether to drop the ledger", ledger_id=ledger_id
+        )
+
+
+def _check_not_deleted(store: Store, ledger_id: int) -> None:
+    """Raise NoSuchLedger: missing entries of a deleted ledger prove nothing (rule 16a)."""
     if store.holdings.is_deleted(ledger_id):
         raise NoSuchLedger(
             f"ledger {ledger_id} was deleted at {store.me}", ledger_id=ledger_id, deleted=True
@@ -380,7 +342,7 @@ async def _digest(store: Store, asked: DigestsAsked, ledger_id: int, span: Range
     at = first
     while at <= last:
         expected, run, known_to = await store.examine(
-            ledger_id, at, last, _DIGEST_READ_BYTES, from_disk=asked.from_disk
+            ledger_id, at, last, _READ_BYTES, from_disk=asked.from_disk
         )
         present += expected
         missing = set(chain.from_iterable(range(low, high + 1) for low, high in expected))
@@ -397,24 +359,13 @@ async def _digest(store: Store, asked: DigestsAsked, ledger_id: int, span: Range
         first=first,
         last=last,
         entries=count,
-        present=_merged(present)[:_RANGES_MAX],
+        present=union(present)[:_RANGES_MAX],
         digest=sha.hexdigest(),
-        damaged=_merged(damaged)[:_RANGES_MAX],
+        damaged=union(damaged)[:_RANGES_MAX],
     )
 
 
-def _merged(ranges: list[Range]) -> tuple[Range, ...]:
-    """Adjacent ranges merged."""
-    found: list[Range] = []
-    for low, high in ranges:
-        if found and found[-1][1] == low - 1:
-            found[-1] = (found[-1][0], high)
-        else:
-            found.append((low, high))
-    return tuple(found)
-
-
-def _held(store: Store, ledger_id: int, row: LedgerRow) -> HeldBody:
+def _held(store: Store, ledger_id: int, row: IndexRow) -> HeldBody:
     return HeldBody(
         bookie=store.me,
         ledger_id=ledger_id,
@@ -442,6 +393,20 @@ def _store(request: web.Request) -> Store:
     if store is None:
         raise ReadOnly("this bookie is starting")
     return store
+
+
+async def _answered(ask: Callable[[Callable[[T], None]], None]) -> T:
+    """What `ask` hands to its callback."""
+    answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    ask(partial(resolve, answer))
+    return await answer
+
+
+async def _ask(store: Store, given: Given, asked: FenceAsked | LacAsked) -> web.Response:
+    """The verdict on a request about a whole ledger."""
+    ledger_id = given[LEDGER_ID]
+    verdict = await _answered(partial(store.ask, ledger_id, asked))
+    return _verdict(store, ledger_id, NO_ENTRY, NO_ENTRY, verdict)
 
 
 def _verdict(store: Store, ledger_id: int, first: int, last: int, verdict: Verdict) -> web.Response:

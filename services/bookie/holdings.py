@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator
+from heapq import merge
+from operator import itemgetter
 from typing import Final
 
 from quorumlog.protocol.ranges import Ranges
-from services.bookie.index import Index, LedgerChange, LedgerRow
-from services.bookie.ledger import Ledger
+from services.bookie.index import Index, IndexChange, IndexRow
+from services.bookie.ledger import StoredLedger
 from services.bookie.log import Kind
 from services.bookie.parts import present_in
 from services.bookie.records import apply_stored, deleted_in
@@ -22,7 +24,7 @@ REPLAY_CHUNK: Final = 100_000
 RANGES_AT_ONCE_BYTES: Final = 1024 * 1024
 
 
-class Holdings:
+class LedgerTable:
     """The ledgers. Owned by the event loop.
 
     Invariant: all callers share one object per ledger in memory; two objects would miss each
@@ -34,7 +36,7 @@ class Holdings:
         self._me = me
         self._index = index
         self._is_deferred = is_deferred
-        self._ledgers: dict[int, Ledger] = {}
+        self._ledgers: dict[int, StoredLedger] = {}
         self._deleted: set[int] = set()
         """Deleted ledgers of which a replay found nothing else, until the index knows them."""
         self._applied_count = 0
@@ -45,11 +47,11 @@ class Holdings:
         for ledger in self._ledgers.values():
             ledger.replica.me = me
 
-    def ledger(self, ledger_id: int) -> Ledger:
+    def ledger(self, ledger_id: int) -> StoredLedger:
         """A ledger, from memory or from the index."""
         ledger = self._ledgers.get(ledger_id)
         if ledger is None:
-            ledger = self._ledgers[ledger_id] = Ledger(
+            ledger = self._ledgers[ledger_id] = StoredLedger(
                 ledger_id,
                 self._me,
                 self._index,
@@ -58,26 +60,20 @@ class Holdings:
             )
         return ledger
 
-    def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:
+    def ledgers(self, after: int = -1) -> Iterator[tuple[int, IndexRow]]:
         """All ledgers known here with ids above `after`, ascending."""
-        indexed = self._index.ledgers(after)
-        mine = iter(sorted(item for item in self._ledgers if item > after))
-        theirs = next(indexed, None)
-        memory = next(mine, None)
-        while theirs is not None or memory is not None:
-            if memory is not None and (theirs is None or memory <= theirs[0]):
-                if theirs is not None and theirs[0] == memory:
-                    theirs = next(indexed, None)
-                row = self.row(memory)
-                if row is not None:
-                    yield memory, row
-                memory = next(mine, None)
-            else:
-                assert theirs is not None
-                yield theirs
-                theirs = next(indexed, None)
+        mine = ((item, None) for item in sorted(self._ledgers) if item > after)
+        last_id = -1
+        for ledger_id, indexed in merge(mine, self._index.ledgers(after), key=itemgetter(0)):
+            # `merge` yields the ledger in memory before its row in the index.
+            if ledger_id == last_id:
+                continue
+            last_id = ledger_id
+            row = self.row(ledger_id) if indexed is None else indexed
+            if row is not None:
+                yield ledger_id, row
 
-    def row(self, ledger_id: int) -> LedgerRow | None:
+    def row(self, ledger_id: int) -> IndexRow | None:
         """A ledger's row; None if the ledger was never seen or is deleted."""
         held = self._ledgers.get(ledger_id)
         if held is not None and held.replica.is_deleted:
@@ -162,12 +158,12 @@ class Holdings:
         """Deleted ledgers that a replay found and the index does not know yet."""
         return self._deleted
 
-    def changes(self) -> list[tuple[Ledger, LedgerChange]]:
+    def changes(self) -> list[tuple[StoredLedger, IndexChange]]:
         """The changes that a checkpoint has to write."""
         dirty = [ledger for ledger in self._ledgers.values() if ledger.is_dirty]
         return [(ledger, ledger.change()) for ledger in dirty]
 
-    def checkpointed(self, changes: list[tuple[Ledger, LedgerChange]]) -> None:
+    def checkpointed(self, changes: list[tuple[StoredLedger, IndexChange]]) -> None:
         """`changes` and `deleted` are on disk; the index remembers deleted ledgers from now on."""
         self._deleted.clear()
         for ledger, change in changes:

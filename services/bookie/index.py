@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from rocksdict import AccessType, Options, Rdict, WriteBatch, WriteOptions
 
@@ -27,7 +27,7 @@ from services.bookie.writer import Position
 
 _PART_KEY: Final = struct.Struct(">cQq")
 _LEDGER_KEY: Final = struct.Struct(">cQ")
-_ROW: Final = struct.Struct(">B32sBBQqqQQQ")
+_ROW: Final = struct.Struct(">?32s??QqqQQQ")
 _POSITION: Final = struct.Struct(">QQQ")
 
 FORMAT: Final = b"2"
@@ -46,8 +46,7 @@ WRITE_BUFFER_BYTES: Final = 16 * 1024 * 1024
 """Two buffers bound RocksDB's memory beside its block cache of 8 MiB."""
 
 
-@dataclass(slots=True)
-class LedgerRow:
+class IndexRow(NamedTuple):
     """The index's row of a ledger, beside its parts."""
 
     ledger_key: bytes | None = None
@@ -63,42 +62,22 @@ class LedgerRow:
 
     def encode(self) -> bytes:
         """The row as bytes."""
-        return _ROW.pack(
-            self.ledger_key is not None,
-            self.ledger_key or b"",
-            self.is_fenced,
-            self.is_limbo,
-            self.limbo_counter,
-            self.last_add_confirmed,
-            self.highest,
-            self.sparse_span,
-            self.entry_count,
-            self.stored_bytes,
-        )
+        ledger_key, *rest = self
+        return _ROW.pack(ledger_key is not None, ledger_key or b"", *rest)
 
 
-def decode_row(value: bytes) -> LedgerRow:
+def decode_row(value: bytes) -> IndexRow:
     """The inverse of `encode`."""
-    has_key, key, fenced, limbo, counter, lac, highest, span, count, stored = _ROW.unpack(value)
-    return LedgerRow(
-        key if has_key else None,
-        bool(fenced),
-        bool(limbo),
-        counter,
-        lac,
-        highest,
-        span,
-        count,
-        stored,
-    )
+    has_key, ledger_key, *rest = _ROW.unpack(value)
+    return IndexRow(ledger_key if has_key else None, *rest)
 
 
 @dataclass(slots=True)
-class LedgerChange:
+class IndexChange:
     """One ledger's changes in a checkpoint."""
 
     ledger_id: int
-    row: LedgerRow | None
+    row: IndexRow | None
     """None: the ledger is deleted, and only its id is kept (rule 16a)."""
     parts: list[Part]
     hidden: list[int]
@@ -144,7 +123,7 @@ class Index:
     def write(
         self,
         position: Position | None,
-        changes: Iterable[LedgerChange],
+        changes: Iterable[IndexChange],
         deleted: Iterable[int] = (),
     ) -> None:
         """Write one checkpoint atomically; on disk when it returns. Any thread.
@@ -189,7 +168,7 @@ class Index:
             self.is_failed = True
             raise
 
-    def row(self, ledger_id: int) -> LedgerRow | None:
+    def row(self, ledger_id: int) -> IndexRow | None:
         """A ledger's row."""
         was_failed = self.is_failed
         try:
@@ -221,7 +200,7 @@ class Index:
         """Note a failed read, unless the database is being reopened: then it is only unknown."""
         self.is_suspect = self.is_suspect or not (was_failed or self.is_failed)
 
-    def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:
+    def ledgers(self, after: int = -1) -> Iterator[tuple[int, IndexRow]]:
         """All ledgers with ids above `after`, ascending."""
         cursor = self._db.iter()
         cursor.seek(_LEDGER_KEY.pack(b"L", after + 1))

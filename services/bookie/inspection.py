@@ -17,7 +17,7 @@ import google_crc32c
 from quorumlog.protocol.record import BadRun, Run
 from services.bookie.cookie import CookieRefused, read_cookie
 from services.bookie.index import Index
-from services.bookie.log import KEY_BYTES, SEGMENT_HEAD, Batch, Kind, LogDamaged, read_batches
+from services.bookie.log import KEY_BYTES, SEGMENT_HEAD, Kind, LogBatch, LogDamaged, read_batches
 from services.bookie.parts import Part
 from services.bookie.records import deleted_in
 from services.bookie.replay import read_tail
@@ -32,7 +32,7 @@ PartProgress = Callable[[Iterator[tuple[int, Part]]], Iterable[tuple[int, Part]]
 
 
 @dataclass
-class Report:
+class LogReport:
     """The result of verifying log and index."""
 
     segments: int = 0
@@ -47,7 +47,9 @@ class Report:
     """How the log ends: cleanly or not."""
 
 
-def batches_of(segments: Segments, progress: SegmentProgress) -> Iterator[tuple[int, Batch | str]]:
+def batches_of(
+    segments: Segments, progress: SegmentProgress
+) -> Iterator[tuple[int, LogBatch | str]]:
     """The whole log in order, with segment numbers: valid batches, and problems as text."""
     present, gone = segments.numbers(), segments.gone()
     try:
@@ -72,7 +74,7 @@ def batches_of(segments: Segments, progress: SegmentProgress) -> Iterator[tuple[
             yield number, str(error)
 
 
-def _sealed_segment(segments: Segments, number: int) -> Iterator[Batch | str]:
+def _sealed_segment(segments: Segments, number: int) -> Iterator[LogBatch | str]:
     for start, end, batch in scan(segments, number):
         if batch is not None:
             yield batch
@@ -80,22 +82,22 @@ def _sealed_segment(segments: Segments, number: int) -> Iterator[Batch | str]:
             yield f"segment {number}, {start} to {end}: a CRC is wrong, or it can't be read"
 
 
-def _last_segment(segments: Segments, number: int) -> Iterator[Batch]:
+def _last_segment(segments: Segments, number: int) -> Iterator[LogBatch]:
     """Raises LogDamaged after the last valid batch if a start would refuse the log."""
     head = segments.head(number)
     for item in read_batches(
         head, segments.read_from(number, SEGMENT_HEAD.size), SEGMENT_HEAD.size
     ):
-        if isinstance(item, Batch):
+        if isinstance(item, LogBatch):
             yield item
     read_tail(segments, number, None)
 
 
 def verify_directory(
     directory: Path, progress: SegmentProgress = iter, part_progress: PartProgress = iter
-) -> Report:
+) -> LogReport:
     """Read the whole log and index, and check each part of the index against the log."""
-    report = Report()
+    report = LogReport()
     segments = Segments(directory / "log", 0)
     report.segments = len(segments.numbers())
     kinds: Counter[str] = Counter()
@@ -145,7 +147,7 @@ def _tail(segments: Segments) -> str:
 def _verify_index(
     directory: Path,
     segments: Segments,
-    report: Report,
+    report: LogReport,
     deleted: "dict[int, array[int]]",
     part_progress: PartProgress,
 ) -> None:

@@ -8,12 +8,13 @@ change made in between stays dirty.
 import logging
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from heapq import merge
 
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.replica import LimboSet, Replica, RunStored
-from services.bookie.index import Index, LedgerChange, LedgerRow
+from services.bookie.index import Index, IndexChange, IndexRow
 from services.bookie.parts import Part, part_of, present_in
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,16 @@ def _has_entry(parts: list[Part], first: int, last: int) -> bool:
     return any(part.has_any(first, last) for part in parts)
 
 
-class Ledger:
+def _without_repeats(parts: Iterable[Part]) -> Iterator[Part]:
+    """During a checkpoint a part may be recent and in the index; the recent one comes first."""
+    last_first = NO_ENTRY
+    for part in parts:
+        if part.first != last_first:
+            last_first = part.first
+            yield part
+
+
+class StoredLedger:
     """What the bookie stores of one ledger: `recent` parts in memory, all others in the index.
 
     Invariants:
@@ -92,7 +102,7 @@ class Ledger:
         self._cached_lookup: tuple[int, int, list[Part]] | None = None
         self._dirty_count = 0
         found = index.row(ledger_id)
-        row = found or LedgerRow()
+        row = found or IndexRow()
         self.replica.restore(
             ledger_key=row.ledger_key,
             is_fenced=row.is_fenced,
@@ -130,14 +140,12 @@ class Ledger:
         """
         if first > self.highest:
             return [], last
-        if first <= self._indexed_highest:
-            return self._find_both(first, last, bytes_max)
-        recent = self.recent
-        at = self._recent_start(first)
+        # Neither copied nor skipped one by one: there may be many before and behind.
+        recent = map(self.recent.__getitem__, range(self._recent_start(first), len(self.recent)))
+        is_indexed = first <= self._indexed_highest
         found: list[Part] = []
         size = 0
-        for place in range(at, len(recent)):
-            part = recent[place]
+        for part in self._with_indexed(recent, first, last) if is_indexed else recent:
             if part.first > last:
                 break
             if not part.has_any(first, last):
@@ -153,35 +161,13 @@ class Ledger:
         at = bisect_right(self.recent, first - self.sparse_span, key=_first)
         return max(0, at - 1)
 
-    def _find_both(self, first: int, last: int, bytes_max: int) -> tuple[list[Part], int]:
-        recent = iter(self.recent[self._recent_start(first) :])
-        old = self._index.parts(self.ledger_id, first, last, self.sparse_span)
-        mine = next(recent, None)
-        theirs = next(old, None)
-        found: list[Part] = []
-        size = 0
-        while True:
-            if theirs is not None and (theirs.first in self.hidden or theirs.first in self._hiding):
-                theirs = next(old, None)
-                continue
-            if mine is not None and theirs is not None and mine.first == theirs.first:
-                # The index has it already, and the running checkpoint is not finished.
-                theirs = next(old, None)
-                continue
-            if mine is not None and (theirs is None or mine.first < theirs.first):
-                part, mine = mine, next(recent, None)
-            elif theirs is not None:
-                part, theirs = theirs, next(old, None)
-            else:
-                return found, last
-            if part.first > last:
-                return found, last
-            if not part.has_any(first, last):
-                continue
-            size += part.size or len(part.body or b"")
-            if size > bytes_max and _has_entry(found, first, part.first - 1):
-                return found, part.first - 1
-            found.append(part)
+    def _with_indexed(self, recent: Iterable[Part], first: int, last: int) -> Iterable[Part]:
+        """Recent parts and those of the index, ascending by first."""
+        hidden, hiding = self.hidden, self._hiding
+        indexed = self._index.parts(self.ledger_id, first, last, self.sparse_span)
+        if hidden or hiding:
+            indexed = (p for p in indexed if p.first not in hidden and p.first not in hiding)
+        return _without_repeats(merge(recent, indexed, key=_first)) if self.recent else indexed
 
     def _insert(self, part: Part) -> None:
         if part.first <= self.highest:
@@ -304,7 +290,7 @@ class Ledger:
         if self._replaced:
             self._replaced = [item for item in self._replaced if item[0].segment < 0]
 
-    def row(self) -> LedgerRow:
+    def row(self) -> IndexRow:
         """The ledger's present row, without entries that are not on disk yet."""
         replica = self.replica
         self._prune()
@@ -315,7 +301,7 @@ class Ledger:
             if old.segment >= 0
         )
         limbo = replica.limbo
-        return LedgerRow(
+        return IndexRow(
             replica.ledger_key,
             replica.is_fenced,
             limbo.limbo,
@@ -327,7 +313,7 @@ class Ledger:
             self._stored_bytes - sum(len(part.body or b"") for part in pending),
         )
 
-    def change(self) -> LedgerChange:
+    def change(self) -> IndexChange:
         """What a checkpoint has to write. The row may be ahead of the checkpoint's log position:
         its fields are monotone, so replaying the same records again is harmless.
         """
@@ -345,9 +331,9 @@ class Ledger:
         still = {part.first for part in kept}
         self._hiding, self.hidden = self.hidden - still, still
         row = None if self.is_deletion_synced else self.row()
-        return LedgerChange(self.ledger_id, row, parts, list(self._hiding))
+        return IndexChange(self.ledger_id, row, parts, list(self._hiding))
 
-    def checkpointed(self, change: LedgerChange) -> None:
+    def checkpointed(self, change: IndexChange) -> None:
         """The checkpoint made of `change` is on disk."""
         self._is_in_checkpoint = False
         written = set(map(id, change.parts))

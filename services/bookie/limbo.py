@@ -26,7 +26,7 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.metadata_client import MetadataClient
@@ -54,49 +54,8 @@ _REQUEUE_S: Final = 600.0
 again takes it from its worker."""
 
 
-class Rows(Protocol):
-    """The queries that limbo makes to the metadata service."""
-
-    def placed_here(self, bookie: str) -> AsyncIterator[list[LedgerMetadata]]:
-        """The rows that name a bookie in any incarnation, page by page."""
-
-    async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
-        """A row, from the primary."""
-
-    async def queue(self, items: list[RepairAdd]) -> None:
-        """Add repairs to autorecovery's queue."""
-
-
-class PlacedRows:
-    """The metadata service."""
-
-    def __init__(self, client: MetadataClient, bookie: str) -> None:
-        """Reads through `client`."""
-        self._client = client
-        self._repairs = RepairClient(client, bookie)
-
-    async def placed_here(self, bookie: str) -> AsyncIterator[list[LedgerMetadata]]:
-        """The rows that name a bookie."""
-        after: int | None = None
-        while True:
-            rows, after = await self._client.list(bookie=bookie, after=after, limit=_PAGE)
-            yield rows
-            if after is None:
-                return
-
-    async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
-        """A row, from the primary. Later denials rest on it, so it must be of the database that
-        this bookie knows (rule 18a).
-        """
-        return await self._client.read(ledger_id, proof=True)
-
-    async def queue(self, items: list[RepairAdd]) -> None:
-        """Add to the repair queue."""
-        await self._repairs.add(items)
-
-
 @dataclass(slots=True)
-class Progress:
+class LimboProgress:
     """Progress since this process started."""
 
     ledgers: int = 0
@@ -116,13 +75,14 @@ class Limbo:
     directory exists whenever a ledger is in limbo.
     """
 
-    def __init__(self, store: Store, rows: Rows, *, rest_s: float) -> None:
+    def __init__(self, store: Store, metadata: MetadataClient, *, rest_s: float) -> None:
         """`rest_s`: the least pause between two rounds of phase two."""
         self._store = store
-        self._rows = rows
+        self._metadata = metadata
+        self._repairs = RepairClient(metadata, member_name(store.me))
         self._rest_s = rest_s
         self._queued_at: dict[tuple[int, bool], float] = {}
-        self.progress = Progress()
+        self.progress = LimboProgress()
 
     @property
     def _mark_file(self) -> Path:
@@ -136,7 +96,7 @@ class Limbo:
         store, me = self._store, self._store.me
         write_durably(self._mark_file, me.encode())
         count = 0
-        async for rows in self._rows.placed_here(member_name(me)):
+        async for rows in self._placed_here():
             lost = [row for row in rows if limbo.older_members(row, me)]
             await asyncio.gather(*map(self._enter_ledger, lost))
             count += len(lost)
@@ -144,6 +104,15 @@ class Limbo:
             store.holdings.evict_idle()
         self.progress.ledgers = count
         log.warning("limbo-entered", extra={"member": me, "ledgers": count})
+
+    async def _placed_here(self) -> AsyncIterator[list[LedgerMetadata]]:
+        """The rows that name this bookie in any incarnation, page by page."""
+        name, after = member_name(self._store.me), None
+        while True:
+            rows, after = await self._metadata.list(bookie=name, after=after, limit=_PAGE)
+            yield rows
+            if after is None:
+                return
 
     async def _enter_ledger(self, row: LedgerMetadata) -> None:
         is_fenced = row.state is not State.OPEN
@@ -169,7 +138,7 @@ class Limbo:
         left = {ledger_id async for ledger_id in self._in_limbo()}
         before, self.progress.ledgers = self.progress.ledgers, len(left)
         waiting: set[int] = set()
-        async for rows in self._rows.placed_here(member_name(self._store.me)):
+        async for rows in self._placed_here():
             lost = [
                 row
                 for row in rows
@@ -204,7 +173,7 @@ class Limbo:
             for member in limbo.older_members(row, self._store.me)
         ]
         if items:
-            await self._rows.queue(items)
+            await self._repairs.add(items)
         self._note_queued([(row.ledger_id, False) for row in due])
 
     def _is_due(self, key: tuple[int, bool]) -> bool:
@@ -221,7 +190,9 @@ class Limbo:
         """End a ledger's limbo if every expected entry is here; else queue missing ones."""
         checked = 0
         missing: Ranges = ()
-        status, row = await self._rows.read(ledger_id)
+        # Later denials rest on the row, so it must be of the database that this bookie knows (rule
+        # 18a).
+        status, row = await self._metadata.read(ledger_id, proof=True)
         if status is not CasStatus.MISSING:  # a ledger with a tombstone has no readers
             if row is None or limbo.older_members(row, self._store.me):
                 return
@@ -236,7 +207,7 @@ class Limbo:
             return
         if self._is_due((ledger_id, True)):
             item = RepairAdd(ledger_id=ledger_id, member=self._store.me, ranges=missing)
-            await self._rows.queue([item])
+            await self._repairs.add([item])
             self._note_queued([(ledger_id, True)])
             count = sum(last - first + 1 for first, last in missing)
             self.progress.missing_entries += count

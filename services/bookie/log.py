@@ -99,7 +99,7 @@ def parse_segment_head(data: bytes) -> SegmentHead | None:
 
 
 @dataclass(slots=True)
-class LogRecord:
+class QueuedRecord:
     """A record on its way to the disk. The writer fills in its place."""
 
     kind: Kind
@@ -127,8 +127,12 @@ class StoredRecord(NamedTuple):
     crc: int
     body: bytes
 
+    def again(self) -> QueuedRecord:
+        """The same record, to be written at another place."""
+        return QueuedRecord(self.kind, self.ledger_id, (self.body,), self.size, self.flags)
 
-class Batch(NamedTuple):
+
+class LogBatch(NamedTuple):
     """A batch read back, with all checksums valid."""
 
     flags: int
@@ -164,7 +168,7 @@ def encode_batch(
     offset: int,
     sequence: int,
     synced_below: int,
-    records: list[LogRecord],
+    records: list[QueuedRecord],
     flags: int = 0,
 ) -> list[bytes]:
     """The buffers of a batch. Sets each record's place and CRC."""
@@ -199,12 +203,12 @@ def encode_batch(
     return buffers
 
 
-def batch_bytes(records: list[LogRecord]) -> int:
+def batch_bytes(records: list[QueuedRecord]) -> int:
     """The size of a batch of these records."""
     return BATCH_HEAD.size + sum(_RECORD_HEAD.size + record.size for record in records)
 
 
-def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> Batch | None:
+def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> LogBatch | None:
     """The valid batch at `at` of `data`, which begins at offset `base`, or None."""
     parsed = _parse_heads(head, data, at, base)
     if parsed is None:
@@ -224,12 +228,12 @@ def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> Batch | N
             StoredRecord(Kind(kind), record_flags, ledger_id, base + body_at, body_bytes, crc, body)
         )
         body_at += body_bytes
-    return Batch(flags, base + at, base + at + size, sequence, synced_below, tuple(records))
+    return LogBatch(flags, base + at, base + at + size, sequence, synced_below, tuple(records))
 
 
 def read_batches(
     head: SegmentHead, data: bytes, base: int, end: int | None = None
-) -> Iterator[Batch | Stop]:
+) -> Iterator[LogBatch | Stop]:
     """The batches of `data`, which begins at offset `base`. The last item is a Stop if reading
     ended before `end` (None: the end is unknown).
     """

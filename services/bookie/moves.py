@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.record import Run
-from services.bookie.holdings import Holdings
-from services.bookie.ledger import Ledger
+from services.bookie.holdings import LedgerTable
+from services.bookie.ledger import StoredLedger
 from services.bookie.parts import Part
-from services.bookie.pending import Pending
+from services.bookie.pending import PendingWrites
 from services.bookie.reads import Reads
 from services.bookie.records import packed
 
@@ -18,7 +18,7 @@ class Moves:
     """Drops ledgers, and rewrites parts and ledger states at the end of the log."""
 
     def __init__(
-        self, holdings: Holdings, pending: Pending, reads: Reads, counters: Counter[str]
+        self, holdings: LedgerTable, pending: PendingWrites, reads: Reads, counters: Counter[str]
     ) -> None:
         """Used on the event loop's thread."""
         self._holdings = holdings
@@ -43,7 +43,7 @@ class Moves:
         bodies = await asyncio.gather(
             *[self._reads.fetch(ledger_of(ledger_id), [part]) for ledger_id, part in parts]
         )
-        moved: set[Ledger] = set()
+        moved: set[StoredLedger] = set()
         for (ledger_id, part), found in zip(parts, bodies, strict=True):
             ledger = ledger_of(ledger_id)
             # The part may have been replaced or dropped during the read.

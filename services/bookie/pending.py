@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from quorumlog.protocol.replica import Verdict
-from services.bookie.ledger import Ledger
-from services.bookie.log import LogRecord
+from services.bookie.ledger import StoredLedger
+from services.bookie.log import QueuedRecord
 from services.bookie.parts import Part
 from services.bookie.records import owner_of, to_log
 from services.bookie.writer import LogWriter, Position
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CROWDED_PART: Final = 4
-"""Channels are not read while more than this part of `bytes_max` is queued: some 50 ms of a disk.
-TCP slows their peers down; plain HTTP is refused only at the whole."""
+"""Channels are not read while more than this part of `bytes_max` is queued, which a disk writes in some
+50 ms: TCP then slows their peers down. Adds by plain HTTP are refused only above `bytes_max`."""
 
 
 def resolve(waiting: "asyncio.Future[T]", answer: T) -> None:
@@ -28,7 +28,7 @@ def resolve(waiting: "asyncio.Future[T]", answer: T) -> None:
         waiting.set_result(answer)
 
 
-class Pending:
+class PendingWrites:
     """Records that were given to the writer and are not on disk yet.
 
     Invariant: a ledger learns of its records in the order of submission.
@@ -52,35 +52,35 @@ class Pending:
         self._room_waiters: list[asyncio.Future[None]] = []
 
     def start(self, writer: LogWriter, on_fatal: Callable[[BaseException], None]) -> None:
-        """Send records to `writer`, which reports each batch to `on_batch_synced`. `on_fatal`: what
-        waits for the disk can't be told any more.
+        """Send records to `writer`, which reports each batch to `on_batch_synced`. `on_fatal` is called
+        if those who wait for the disk can no longer be answered.
         """
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._writer = writer
         writer.start()
 
-    def submit(self, ledger: Ledger, verdict: Verdict) -> None:
+    def submit(self, ledger: StoredLedger, verdict: Verdict) -> None:
         """Queue the records of a verdict."""
         part = verdict.made
-        assert part is None or isinstance(part, Part), "Ledger.accept made it"
+        assert part is None or isinstance(part, Part), "StoredLedger.accept made it"
         for record in verdict.records:
             self.put(to_log(ledger, record, part))
 
-    def put(self, made: LogRecord) -> None:
+    def put(self, made: QueuedRecord) -> None:
         """Queue a record of the log."""
         assert self._writer is not None
         self.bytes += made.size
         self._writer.append(made)
 
-    async def write(self, record: LogRecord) -> None:
+    async def write(self, record: QueuedRecord) -> None:
         """Queue a record of no single ledger; on disk when it returns."""
         assert self._loop is not None
         record.tag = synced = self._loop.create_future()
         self.put(record)
         await synced
 
-    async def wait_synced(self, ledger: Ledger) -> None:
+    async def wait_synced(self, ledger: StoredLedger) -> None:
         """Wait until all records of a ledger are on disk."""
         assert self._loop is not None
         synced: asyncio.Future[None] = self._loop.create_future()
@@ -105,12 +105,12 @@ class Pending:
             self._room_waiters.append(room)
             await room
 
-    def on_batch_synced(self, records: list[LogRecord], position: Position) -> None:
+    def on_batch_synced(self, records: list[QueuedRecord], position: Position) -> None:
         """In the writer's thread: notify the loop, once per batch."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._on_synced, records, position)
 
-    def _on_synced(self, records: list[LogRecord], position: Position) -> None:
+    def _on_synced(self, records: list[QueuedRecord], position: Position) -> None:
         try:
             self._note_synced(records, position)
         except Exception as error:
@@ -118,8 +118,8 @@ class Pending:
             log.exception("batch-not-noted")
             self._on_fatal(error)
 
-    def _note_synced(self, records: list[LogRecord], position: Position) -> None:
-        counts: dict[Ledger, int] = {}
+    def _note_synced(self, records: list[QueuedRecord], position: Position) -> None:
+        counts: dict[StoredLedger, int] = {}
         size = 0
         for record in records:
             size += record.size

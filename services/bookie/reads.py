@@ -6,9 +6,10 @@ store.py decides what may be told; this module fetches, checks and cuts.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.ranges import Ranges, ranges_of
@@ -26,7 +27,7 @@ from services.bookie.extents import (
     read_from_disk,
     scratch,
 )
-from services.bookie.ledger import Ledger
+from services.bookie.ledger import StoredLedger
 from services.bookie.parts import Part, present_in
 from services.bookie.segments import Segments
 
@@ -57,7 +58,7 @@ class Reads:
         self._advisor.shutdown(wait=True)
 
     def note_read(
-        self, ledger: Ledger, first: int, last: int, parts: list[Part], bytes_max: int
+        self, ledger: StoredLedger, first: int, last: int, parts: list[Part], bytes_max: int
     ) -> bool:
         """Note a read, and read ahead for a sequential reader. True: the range was read ahead."""
         is_in_order = ledger.read_to == first - 1
@@ -70,7 +71,7 @@ class Reads:
         return is_in_order and last <= ledger.ahead_to
 
     def _read_ahead(
-        self, ledger: Ledger, first: int, last: int, parts: list[Part], bytes_max: int
+        self, ledger: StoredLedger, first: int, last: int, parts: list[Part], bytes_max: int
     ) -> None:
         """Ask the kernel to fetch these parts and the next ones: it sees jumps from run to run, and
         does not notice that a ledger is read in order.
@@ -82,7 +83,7 @@ class Reads:
         stored = [part for part in (*wanted, *ahead) if part.body is None]
         self._advisor.submit(advise, extents(self._segments, stored))
 
-    def fetch_cached(self, ledger: Ledger, parts: list[Part]) -> tuple[Found, list[Extent]]:
+    def fetch_cached(self, ledger: StoredLedger, parts: list[Part]) -> tuple[Found, list[Extent]]:
         """The runs of parts in memory (here or in the page cache), and the others' extents."""
         found: Found = [(part, part.body) for part in parts if part.body is not None]
         stored = [part for part in parts if part.body is None]
@@ -97,37 +98,30 @@ class Reads:
             found += good
         return found, []
 
-    async def fetch_rest(
+    async def deliver(
         self,
-        ledger: Ledger,
-        found: Found,
-        missing: list[Extent],
+        ledger: StoredLedger,
+        reading: Coroutine[Any, Any, Found],
         answer: Callable[[Found], None],
-        *,
-        is_advised: bool,
     ) -> None:
-        """Read the missing extents, and answer with all runs."""
-        try:
-            found += await self._read(ledger, missing, is_advised=is_advised)
-        except Exception:
-            # Unreadable entries are unknown: the answer does not name them.
-            log.exception("read-failed", extra={"ledger": ledger.ledger_id})
-            found = []
-        answer(found)
-
-    async def fetch_from_disk(
-        self, ledger: Ledger, parts: list[Part], answer: Callable[[Found], None]
-    ) -> None:
-        """Read parts from the disk, and answer with those that are valid there (rule 20a)."""
+        """Wait for a read, and answer with its runs."""
         found: Found = []
         try:
-            found = await self.fetch(ledger, parts, from_disk=True)
+            found = await reading
         except Exception:
             # Unreadable entries are unknown: the answer does not name them.
             log.exception("read-failed", extra={"ledger": ledger.ledger_id})
         answer(found)
 
-    async def fetch(self, ledger: Ledger, parts: list[Part], *, from_disk: bool = False) -> Found:
+    async def fetch_rest(
+        self, ledger: StoredLedger, found: Found, missing: list[Extent], *, is_advised: bool
+    ) -> Found:
+        """The runs that `fetch_cached` found, and those of the missing extents."""
+        return found + await self._read(ledger, missing, is_advised=is_advised)
+
+    async def fetch(
+        self, ledger: StoredLedger, parts: list[Part], *, from_disk: bool = False
+    ) -> Found:
         """The runs of parts, without damaged ones. `from_disk`: without parts that are not on disk
         yet, and never from memory (rule 20a).
         """
@@ -140,7 +134,7 @@ class Reads:
             found += await self._read(ledger, wanted, from_disk=from_disk)
         return found
 
-    async def stored(self, ledger: Ledger, ranges: Ranges) -> tuple[Run | None, Ranges]:
+    async def stored(self, ledger: StoredLedger, ranges: Ranges) -> tuple[Run | None, Ranges]:
         """The readable entries of stored ranges, and the unreadable ids."""
         runs: list[Run] = []
         damaged: list[int] = []
@@ -159,7 +153,7 @@ class Reads:
         return merge(runs), ranges_of(damaged)
 
     async def examine(
-        self, ledger: Ledger, first: int, last: int, bytes_max: int, *, from_disk: bool
+        self, ledger: StoredLedger, first: int, last: int, bytes_max: int, *, from_disk: bool
     ) -> tuple[Ranges, Run | None, int]:
         """The stored ids of the beginning of a range, the readable entries of them, and the last id
         covered: about `bytes_max` at a time. Bypasses the rules (audit).
@@ -171,7 +165,7 @@ class Reads:
 
     async def _read(
         self,
-        ledger: Ledger,
+        ledger: StoredLedger,
         wanted: list[Extent],
         *,
         is_advised: bool = False,
@@ -184,7 +178,7 @@ class Reads:
         self._note_damage(ledger, [part for extent in wanted for part in extent.parts], found)
         return found
 
-    def _note_damage(self, ledger: Ledger, parts: list[Part], read: Found) -> None:
+    def _note_damage(self, ledger: StoredLedger, parts: list[Part], read: Found) -> None:
         if len(read) == len(parts):
             return
         good = {id(part) for part, _ in read}

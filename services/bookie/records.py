@@ -1,4 +1,4 @@
-"""The rules' records as the log's, both ways."""
+"""Conversion between the records of a replica's rules and those of the log, both ways."""
 
 import struct
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from quorumlog.protocol.replica import (
     Record,
     RunStored,
 )
-from services.bookie.ledger import Ledger
-from services.bookie.log import KEY_BYTES, REPLACES, Kind, LogRecord, StoredRecord
+from services.bookie.ledger import StoredLedger
+from services.bookie.log import KEY_BYTES, REPLACES, Kind, QueuedRecord, StoredRecord
 from services.bookie.parts import Part
 from services.bookie.replay import Placed
 
@@ -24,11 +24,11 @@ _LIMBO: Final = struct.Struct(">QB")
 _ID_BYTES: Final = 8
 
 IDS_MAX: Final = 65_536
-"""Deleted ledgers that one record names: half a megabyte, which a replay and a scan read at once."""
+"""Deleted ledgers in one record: half a megabyte, which a replay and a scan read at once."""
 
 
-def to_log(ledger: Ledger, record: Record, part: Part | None) -> LogRecord:
-    """A record of the rules as one of the log; its tag says whose it is, and its part."""
+def to_log(ledger: StoredLedger, record: Record, part: Part | None) -> QueuedRecord:
+    """Encode a record of the rules; its tag holds the ledger and the part."""
     flags = 0
     kind: Kind
     parts: tuple[bytes, ...]
@@ -48,17 +48,17 @@ def to_log(ledger: Ledger, record: Record, part: Part | None) -> LogRecord:
         case LedgerDeleted():
             kind, parts = Kind.DELETE, (b"",)
     size = sum(map(len, parts))
-    return LogRecord(kind, ledger.ledger_id, parts, size, flags, tag=(ledger, part))
+    return QueuedRecord(kind, ledger.ledger_id, parts, size, flags, tag=(ledger, part))
 
 
-def packed(ledger_ids: Sequence[int]) -> LogRecord:
-    """Deleted ledgers, some at least and at most IDS_MAX, as one record (rule 16a)."""
+def packed(ledger_ids: Sequence[int]) -> QueuedRecord:
+    """One record of deleted ledgers (rule 16a): at least one, at most IDS_MAX."""
     body = struct.pack(f">{len(ledger_ids)}q", *ledger_ids)
-    return LogRecord(Kind.DELETED, ledger_ids[0], (body,), len(body))
+    return QueuedRecord(Kind.DELETED, ledger_ids[0], (body,), len(body))
 
 
 def deleted_in(record: StoredRecord) -> Sequence[int]:
-    """The ledgers that a record says are deleted."""
+    """The ledgers that a record marks as deleted."""
     if record.kind is Kind.DELETE:
         return (record.ledger_id,)
     if record.kind is Kind.DELETED:
@@ -66,22 +66,22 @@ def deleted_in(record: StoredRecord) -> Sequence[int]:
     return ()
 
 
-def owner_of(record: LogRecord) -> tuple[Ledger, Part | None]:
-    """The ledger and the part that `to_log` noted."""
+def owner_of(record: QueuedRecord) -> tuple[StoredLedger, Part | None]:
+    """The ledger and the part in a tag of `to_log`."""
     assert isinstance(record.tag, tuple)
     ledger, part = record.tag
     return ledger, part
 
 
-def apply_stored(ledger: Ledger, placed: Placed) -> None:
-    """Take over a record that was read back, of a ledger that is not deleted."""
+def apply_stored(ledger: StoredLedger, placed: Placed) -> None:
+    """Apply a record that was read back to its ledger, which is not deleted."""
     stored = placed.record
     key = stored.body[:KEY_BYTES]
     match stored.kind:
         case Kind.RUN:
             run = Run(stored.body[KEY_BYTES:])
             part = ledger.replica.apply(RunStored(run, key, bool(stored.flags & REPLACES)))
-            assert isinstance(part, Part), "Ledger.accept made it"
+            assert isinstance(part, Part), "StoredLedger.accept made it"
             part.segment, part.offset = placed.segment, stored.offset
             part.size, part.crc, part.body = stored.size, stored.crc, None
         case Kind.FENCE:

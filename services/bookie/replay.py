@@ -5,15 +5,15 @@ behind that point is never read again.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.bookie.log import (
     CLEAN_END,
     SEGMENT_HEAD,
-    Batch,
+    LogBatch,
     LogDamaged,
-    LogRecord,
+    QueuedRecord,
     SegmentHead,
     Stop,
     StoredRecord,
@@ -42,7 +42,6 @@ class Replayed:
     was_clean: bool
     copied_records: int = 0
     cut_bytes: int = 0
-    notes: list[str] = field(default_factory=list)
 
 
 def replay_log(
@@ -89,7 +88,7 @@ def _start(segments: Segments) -> Position:
 
 def _whole_segments(
     segments: Segments, at: Position, last: int, on_segment: Callable[[], None]
-) -> Iterator[tuple[int, Batch]]:
+) -> Iterator[tuple[int, LogBatch]]:
     """The batches of all segments but the last; each ends where its successor's head says."""
     present = set(segments.numbers())
     for number in range(at.segment, last):
@@ -112,10 +111,10 @@ def _whole_segments(
         on_segment()
 
 
-class Tail(NamedTuple):
+class LogTail(NamedTuple):
     """The last segment, as a start interprets it."""
 
-    batches: list[Batch]
+    batches: list[LogBatch]
     """All valid batches, without the clean end."""
     proven: int
     """Batches below this offset were synced before a later batch was written."""
@@ -125,7 +124,7 @@ class Tail(NamedTuple):
     cut_bytes: int
 
 
-def read_tail(segments: Segments, number: int, checkpoint: Position | None) -> Tail:
+def read_tail(segments: Segments, number: int, checkpoint: Position | None) -> LogTail:
     """Read the last segment from the checkpoint (None: from its beginning) and judge how it ends.
     Changes nothing. Raises LogDamaged.
     """
@@ -136,7 +135,7 @@ def read_tail(segments: Segments, number: int, checkpoint: Position | None) -> T
     data = segments.read_from(number, start)
     if len(data) == 0 and start > segments.path(number).stat().st_size:
         raise LogDamaged(_message(segments, number, start, "it ends before the index's checkpoint"))
-    batches: list[Batch] = []
+    batches: list[LogBatch] = []
     proven, end = start, start
     stop: Stop | None = None
     for item in read_batches(head, data, start):
@@ -162,7 +161,7 @@ def read_tail(segments: Segments, number: int, checkpoint: Position | None) -> T
         # The clean end may be in the page cache only, so this start must not promise it to later
         # ones. Everything before it was synced before it was written.
         end = batches.pop().offset
-    return Tail(batches, proven, end, sequence + len(batches), was_clean, cut_bytes)
+    return LogTail(batches, proven, end, sequence + len(batches), was_clean, cut_bytes)
 
 
 def _last_segment(
@@ -179,7 +178,7 @@ def _last_segment(
         _apply(number, batch, apply)
     previous_end = tail[0].offset if tail else end
     first_sequence = next_sequence - len(tail)
-    copies: list[list[LogRecord]] = [[_copied(r) for r in batch.records] for batch in tail]
+    copies: list[list[QueuedRecord]] = [[r.again() for r in batch.records] for batch in tail]
 
     def fill(new_head: SegmentHead) -> list[bytes]:
         buffers: list[bytes] = []
@@ -230,13 +229,9 @@ def _judge(segments: Segments, head: SegmentHead, data: bytes, start: int, stop:
         raise LogDamaged(_message(segments, head.segment, stop.offset, reason))
 
 
-def _apply(segment: int, batch: Batch, apply: Callable[[Placed], None]) -> None:
+def _apply(segment: int, batch: LogBatch, apply: Callable[[Placed], None]) -> None:
     for record in batch.records:
         apply(Placed(segment, record))
-
-
-def _copied(record: StoredRecord) -> LogRecord:
-    return LogRecord(record.kind, record.ledger_id, (record.body,), record.size, record.flags)
 
 
 def _message(segments: Segments, segment: int, offset: int, reason: str) -> str:

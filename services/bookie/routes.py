@@ -1,4 +1,4 @@
-"""The table of routes: what each handler takes and gives."""
+"""The bookie's routes: parameters, bodies and answers of each handler."""
 
 from typing import Any, Final
 
@@ -25,9 +25,7 @@ _LEDGER: Final = "/v1/ledgers/{ledger_id}"
 def _asking(
     method: str, path: str, handler: Handler, gives: type[Body], *given: Parameter[Any]
 ) -> Route:
-    """A route of the protocol. What a bookie refuses or does not know is a verdict as well, under a
-    status of its own.
-    """
+    """A route of the protocol. Refusals and unknown answers are verdicts too, each with its own status."""
     return route(method, path, handler, LEDGER_ID, *given, MEMBER, gives=gives, refuses_with=gives)
 
 

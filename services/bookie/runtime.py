@@ -26,7 +26,7 @@ from services.bookie.cookie import (
     write_cookie,
 )
 from services.bookie.directory import SUSPECT, DirectoryInUse
-from services.bookie.limbo import Limbo, PlacedRows
+from services.bookie.limbo import Limbo
 from services.bookie.log import LogDamaged
 from services.bookie.pace import Pace
 from services.bookie.registration import Displaced, Registration, retry_until_available
@@ -192,9 +192,7 @@ class Bookie:
         store.set_member(cookie.member)
         self._apply_state(store, _stored_state(directory))
         store.start(self._writer_failed)
-        self.limbo = Limbo(
-            store, PlacedRows(self._metadata, config.bookie_name), rest_s=config.limbo_s
-        )
+        self.limbo = Limbo(store, self._metadata, rest_s=config.limbo_s)
         if is_limbo_due(local, cookie):
             # Before the bookie serves or registers: it must not deny lost entries (BP-46).
             await retry_until_available(self.limbo.enter)

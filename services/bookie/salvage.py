@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from services.bookie.cookie import read_cookie, write_cookie
-from services.bookie.log import LogDamaged, LogRecord
+from services.bookie.log import LogDamaged, QueuedRecord
 from services.bookie.scan import is_blank, scan
 from services.bookie.segments import Segments, sync_directory
 from services.bookie.writer import BATCH_BYTES_MAX, LogWriter, Position
@@ -139,7 +139,7 @@ def _check_room(directory: Path, segments: Segments, segment_bytes: int) -> None
         )
 
 
-def _records(segments: Segments, number: int, report: Salvaged) -> Iterable[LogRecord]:
+def _records(segments: Segments, number: int, report: Salvaged) -> Iterable[QueuedRecord]:
     with contextlib.ExitStack() as stack:
         try:
             batches = stack.enter_context(contextlib.closing(scan(segments, number)))
@@ -148,9 +148,6 @@ def _records(segments: Segments, number: int, report: Salvaged) -> Iterable[LogR
                     if not is_blank(segments, number, start, end):
                         report.unreadable.append(f"segment {number}, {start} to {end}")
                     continue
-                for record in batch.records:
-                    yield LogRecord(
-                        record.kind, record.ledger_id, (record.body,), record.size, record.flags
-                    )
+                yield from (record.again() for record in batch.records)
         except (OSError, LogDamaged) as error:
             report.unreadable.append(f"segment {number}: {error}")

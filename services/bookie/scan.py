@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from services.bookie.log import (
     SEGMENT_HEAD,
-    Batch,
     Kind,
+    LogBatch,
     LogDamaged,
     SegmentHead,
     next_batch,
@@ -30,7 +30,7 @@ class Scanned(NamedTuple):
 
     start: int
     end: int
-    batch: Batch | None
+    batch: LogBatch | None
 
 
 def end_of(segments: Segments, segment: int) -> int:

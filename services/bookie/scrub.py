@@ -15,13 +15,13 @@ from typing import Final
 
 import google_crc32c
 
-from services.bookie.damage import Stretch
+from services.bookie.bodies import DamagedStretch
 from services.bookie.extents import Extent, read_blocking
 from services.bookie.log import LogDamaged
 from services.bookie.pace import Pace
 from services.bookie.parts import Part
 from services.bookie.scan import Scanned, scan
-from services.bookie.segments import write_durably
+from services.bookie.segments import SegmentFile, write_durably
 from services.bookie.store import Store
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _STEP_BYTES: Final = 1024 * 1024
 
 
 @dataclass(slots=True)
-class Progress:
+class ScrubProgress:
     """The scrubber's progress."""
 
     segment: int = 0
@@ -51,7 +51,7 @@ class Scrubber:
         self._pace = pace
         self._bytes_per_s = bytes_per_s
         self._pass_s = pass_s
-        self.progress = Progress(_resume_segment(store))
+        self.progress = ScrubProgress(_resume_segment(store))
 
     async def run(self) -> None:
         """Run passes for ever."""
@@ -118,7 +118,9 @@ class Scrubber:
         store = self._store
         self.progress.damaged += 1
         store.counters["scrub_damages"] += 1
-        store.damages.note_stretch(Stretch(segment, start, end, reason))
+        store.damages.note_stretch(
+            DamagedStretch(segment=segment, start=start, end=end, reason=reason)
+        )
         log.error(
             "log-damaged",
             extra={"segment": segment, "start": start, "end": end, "reason": reason},
@@ -134,7 +136,8 @@ class Scrubber:
             if part.segment != segment or not start <= part.offset < end:
                 continue
             try:
-                file = store.segments.open_unshared(segment)
+                # Not the shared file, which belongs to the loop's thread.
+                file = SegmentFile(store.segments.path(segment))
             except OSError:
                 file = None
             data = read_blocking(Extent(file, part.offset, part.offset + part.size, [part]))

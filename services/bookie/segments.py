@@ -134,7 +134,8 @@ class Segments:
         if not path.exists():
             path = self.gone_path(segment)
         try:
-            data = read_start(path, SEGMENT_HEAD.size)
+            with path.open("rb") as file:
+                data = file.read(SEGMENT_HEAD.size)
         except FileNotFoundError:
             raise LogDamaged(f"{self.path(segment)} is missing") from None
         head = parse_segment_head(data)
@@ -160,10 +161,6 @@ class Segments:
     def sync_entries(self) -> None:
         """Sync the directory: the set of segments is on disk when this returns."""
         sync_directory(self.directory)
-
-    def open_unshared(self, segment: int) -> SegmentFile:
-        """A file of the segment for another thread, not kept open. Raises OSError."""
-        return SegmentFile(self.path(segment))
 
     def remove(self, segment: int) -> None:
         """Remove a segment that no part references. Works on a full disk."""
@@ -200,12 +197,6 @@ class Segments:
     def close(self) -> None:
         """Close all files."""
         self._open.clear()
-
-
-def read_start(path: Path, size: int) -> bytes:
-    """The first bytes of a file."""
-    with path.open("rb") as file:
-        return file.read(size)
 
 
 def allocate(fd: int, size: int) -> None:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from quorumlog.errors import Overloaded
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.ranges import Ranges
@@ -29,13 +30,13 @@ from services.bookie.damage import Damages
 from services.bookie.directory import lock_directory, open_index
 from services.bookie.disk import Disk
 from services.bookie.extents import join
-from services.bookie.holdings import Holdings
-from services.bookie.index import LedgerRow
-from services.bookie.ledger import Ledger
+from services.bookie.holdings import LedgerTable
+from services.bookie.index import IndexRow
+from services.bookie.ledger import StoredLedger
 from services.bookie.moves import Moves
 from services.bookie.options import StoreOptions
 from services.bookie.parts import split_run
-from services.bookie.pending import Pending, resolve
+from services.bookie.pending import PendingWrites, resolve
 from services.bookie.reads import Found, Reads
 from services.bookie.replay import Replayed, replay_log
 from services.bookie.segments import Segments, sync_directory
@@ -55,10 +56,6 @@ class ReadAnswer:
     last_add_confirmed: int
     run: bytes | None
     absent: Ranges
-
-
-class Overloaded(Exception):
-    """More is queued for the disk than may stay in memory."""
 
 
 class Store:
@@ -99,7 +96,7 @@ class Store:
             self.disk = Disk(directory, options)
             self.index = open_index(directory / "index")
             undo.callback(self.index.close)
-            self.holdings = Holdings(me, self.index, is_deferred=options.is_deferred)
+            self.holdings = LedgerTable(me, self.index, is_deferred=options.is_deferred)
             self.replayed: Replayed = replay_log(
                 self.segments, self.index.checkpoint(), self.holdings.apply_stored, on_segment
             )
@@ -108,7 +105,7 @@ class Store:
         self._checkpoints = Checkpoints(
             self.holdings, self.index, self.disk, self.counters, lambda: self.position
         )
-        self.pending = Pending(
+        self.pending = PendingWrites(
             options.pending_bytes_max,
             self.replayed.position,
             self.counters,
@@ -184,7 +181,7 @@ class Store:
         """
         run = asked.run
         if self.pending.is_over_limit:
-            raise Overloaded
+            raise Overloaded("too much is queued for the disk")
         if run.ledger_id in self._withheld or self._is_ending:
             done(Verdict(Status.UNKNOWN))
             return
@@ -252,24 +249,13 @@ class Store:
             verdict = Verdict(Status.UNKNOWN)
         ledger.when_synced(verdict.after, lambda: done(verdict))
 
-    def fence(self, ledger_id: int, asked: FenceAsked, done: Callable[[Verdict], None]) -> None:
-        """Fence the ledger; `done` is called when the fence is on disk."""
-        self._ask(ledger_id, asked, done)
-
-    def read_lac(self, ledger_id: int, asked: LacAsked, done: Callable[[Verdict], None]) -> None:
-        """Answer with the LAC."""
-        self._ask(ledger_id, asked, done)
-
-    def write_lac(self, ledger_id: int, asked: LacTold, done: Callable[[Verdict], None]) -> None:
-        """Store an explicit LAC."""
-        self._ask(ledger_id, asked, done)
-
-    def _ask(
+    def ask(
         self,
         ledger_id: int,
         asked: FenceAsked | LacAsked | LacTold,
         done: Callable[[Verdict], None],
     ) -> None:
+        """Fence a ledger, or read or store its LAC; `done` is called when the answer may leave."""
         ledger = self.ledger(ledger_id)
         verdict = ledger.replica.step(asked)
         self.pending.submit(ledger, verdict)
@@ -335,17 +321,16 @@ class Store:
                 done(unknown)
 
         def begin() -> None:
+            reads = self._reads
             if asked.from_disk:
-                self._spawn(self._reads.fetch_from_disk(ledger, parts, answer))
-                return
-            found, missing = self._reads.fetch_cached(ledger, parts)
-            if missing:
-                reading = self._reads.fetch_rest(
-                    ledger, found, missing, answer, is_advised=is_advised
-                )
-                self._spawn(reading)
+                reading = reads.fetch(ledger, parts, from_disk=True)
             else:
-                answer(found)
+                found, missing = reads.fetch_cached(ledger, parts)
+                if not missing:
+                    answer(found)
+                    return
+                reading = reads.fetch_rest(ledger, found, missing, is_advised=is_advised)
+            self._spawn(reads.deliver(ledger, reading, answer))
 
         ledger.when_synced(verdict.after, fetch)
 
@@ -361,10 +346,6 @@ class Store:
         ledger = self.ledger(ledger_id)
         return await self._reads.examine(ledger, first, last, bytes_max, from_disk=from_disk)
 
-    def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
-        """Drop a ledger's entries (moves.py)."""
-        self.moves.drop(ledger_id, keep_stub=keep_stub)
-
     def withhold(self, ledger_id: int, *, withheld: bool) -> None:
         """Answer nothing about a ledger while its drop is decided, lest a repair count on it."""
         if withheld:
@@ -376,15 +357,15 @@ class Store:
         """Whether requests about a ledger are not answered just now."""
         return ledger_id in self._withheld
 
-    def ledger(self, ledger_id: int) -> Ledger:
+    def ledger(self, ledger_id: int) -> StoredLedger:
         """A ledger, from memory or from the index."""
         return self.holdings.ledger(ledger_id)
 
-    def ledgers(self, after: int = -1) -> Iterator[tuple[int, LedgerRow]]:
+    def ledgers(self, after: int = -1) -> Iterator[tuple[int, IndexRow]]:
         """All ledgers known here with ids above `after`, ascending."""
         return self.holdings.ledgers(after)
 
-    def row(self, ledger_id: int) -> LedgerRow | None:
+    def row(self, ledger_id: int) -> IndexRow | None:
         """A ledger's row; None if the ledger was never seen or is deleted."""
         return self.holdings.row(ledger_id)
 

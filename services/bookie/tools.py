@@ -3,11 +3,12 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import orjson
 import typer
@@ -21,7 +22,6 @@ from services.bookie.directory import DirectoryInUse, lock_directory
 from services.bookie.inspection import dump_records, verify_directory
 from services.bookie.log import LogDamaged
 from services.bookie.options import StoreOptions
-from services.bookie.parts import Part
 from services.bookie.salvage import salvage_log, undo_salvage
 from services.bookie.segments import Segments
 from services.bookie.store import Store
@@ -39,19 +39,14 @@ Directory = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="for programs: JSON instead of tables")]
 
 
-def _with_bar(numbers: Sequence[int]) -> Iterator[int]:
-    """Iterate over segments, with a progress bar on standard error."""
-    yield from _with_progress(numbers, "segments")
-
-
-def _parts_with_bar(parts: Iterator[tuple[int, Part]]) -> Iterator[tuple[int, Part]]:
-    """Iterate over parts; their number is unknown, so the bar shows only activity."""
-    yield from _with_progress(parts, "parts of the index")
-
-
 def _with_progress(items: Iterable[T], what: str) -> Iterable[T]:
+    """Iterate with a progress bar on standard error; an unknown number shows only activity."""
     console = Console(stderr=True)
     return track(items, what, console=console, transient=True, disable=not console.is_terminal)
+
+
+_with_bar: Final = partial(_with_progress, what="segments")
+_parts_with_bar: Final = partial(_with_progress, what="parts of the index")
 
 
 def _lock_or_exit(directory: Path) -> int:

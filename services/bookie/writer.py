@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeVar
 from services.bookie.log import (
     CLEAN_END,
     SEGMENT_HEAD,
-    LogRecord,
+    QueuedRecord,
     SegmentHead,
     batch_bytes,
     encode_batch,
@@ -65,7 +65,7 @@ class LogWriter:
         position: Position,
         *,
         reserve: Path,
-        on_synced: Callable[[list[LogRecord], Position], None],
+        on_synced: Callable[[list[QueuedRecord], Position], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         """Continue at `position` of the segment `head`, whose file is `fd`."""
@@ -78,18 +78,17 @@ class LogWriter:
         self._reserve = reserve
         self._on_synced = on_synced
         self._on_fatal = on_fatal
-        self._queue: SimpleQueue[LogRecord | None] = SimpleQueue()
+        self._queue: SimpleQueue[QueuedRecord | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="log-writer", daemon=True)
         self._is_ending = threading.Event()
         self.is_full = False
         """The writer waits for room on the disk."""
-        self.batch_count = 0
 
     def start(self) -> None:
         """Start writing."""
         self._thread.start()
 
-    def append(self, record: LogRecord) -> None:
+    def append(self, record: QueuedRecord) -> None:
         """Queue a record; `on_synced` reports it once it is on disk."""
         self._queue.put(record)
 
@@ -118,10 +117,10 @@ class LogWriter:
         finally:
             os.close(self._fd)
 
-    def _take(self) -> tuple[list[LogRecord], bool]:
+    def _take(self) -> tuple[list[QueuedRecord], bool]:
         queue = self._queue
         record = queue.get()
-        records: list[LogRecord] = []
+        records: list[QueuedRecord] = []
         size = 0
         try:
             while record is not None:
@@ -134,7 +133,7 @@ class LogWriter:
             return records, False
         return records, True
 
-    def _write(self, records: list[LogRecord], flags: int = 0) -> None:
+    def _write(self, records: list[QueuedRecord], flags: int = 0) -> None:
         size = batch_bytes(records)
         if self._offset + size > self._segments.segment_bytes and self._offset > SEGMENT_HEAD.size:
             self._roll(size)
@@ -157,7 +156,6 @@ class LogWriter:
         self._offset = end
         self._filled = max(self._filled, end)
         self._sequence += 1
-        self.batch_count += 1
 
     def _sync(self) -> None:
         """Sync what was written. An error ends the log (rule 3)."""

@@ -19,7 +19,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -221,13 +220,12 @@ class LocalCluster:
         for name in gateways:
             await self.until_up(name)
 
-        if find_spec("services.autorecovery") is not None:
-            own = {"LOST_BOOKIE_DELAY_S": str(settings.lost_bookie_delay_s)}
-            healers = [f"autorecovery-{number + 1}" for number in range(settings.autorecoveries)]
-            for name in healers:
-                self._launch_service(name, "autorecovery", next(ports), shared | own)
-            for name in healers:
-                await self.until_up(name)
+        own = {"LOST_BOOKIE_DELAY_S": str(settings.lost_bookie_delay_s)}
+        healers = [f"autorecovery-{number + 1}" for number in range(settings.autorecoveries)]
+        for name in healers:
+            self._launch_service(name, "autorecovery", next(ports), shared | own)
+        for name in healers:
+            await self.until_up(name)
 
     async def _count_writable(self, bookies: Sequence[str]) -> int:
         """How many bookies take entries; says why the others do not, since gateways would wait."""

@@ -108,8 +108,9 @@ def set_up_postgres(folder: Path, port: int, *, is_durable: bool = True) -> Post
         password_file.touch(mode=0o600)
         password_file.write_text(secrets.token_hex(16))
     binaries = _postgres_for(data)
-    become = _initialise(binaries, data, password_file, is_durable=is_durable)
+    # Before `_initialise`, which may change the owner of files that a running Postgres uses.
     _await_predecessor(data)
+    become = _initialise(binaries, data, password_file, is_durable=is_durable)
     argv = (
         str(binaries / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(port),
         # No Unix socket: its path may be longer than the 107 bytes that the kernel takes.

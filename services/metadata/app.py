@@ -3,21 +3,17 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
 
 import asyncpg
 from aiohttp import web
-from aiohttp.typedefs import Handler
-from prometheus_client import Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
-from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
+from quorumlog.net.service import add_shared_routes, answers_problems
 from quorumlog.net.timers import restarted
 from services.metadata import (
     handlers,
@@ -31,12 +27,12 @@ from services.metadata.config import Config
 from services.metadata.cookies import CookieStore
 from services.metadata.database import Database
 from services.metadata.expiry import Expiry
-from services.metadata.gauges import ClusterGauges
-from services.metadata.handlers import PARTS, Parts
+from services.metadata.handlers import PARTS, MetadataParts
 from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerStore
 from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
+from services.metadata.metrics import REQUEST_METRICS, MetadataMetrics, measures
 from services.metadata.migrate import migrate
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
@@ -56,8 +52,9 @@ ROUTES: Final = (
 _WATCH_S: Final = 1.0
 _RETRY_S: Final = 0.5
 _NEWER_RETRY_S: Final = 5.0
-_MIGRATION_S: Final = 60.0
-"""A migration may wait for another process's, or rewrite a table."""
+_MIGRATION_S: Final = 3600.0
+"""A migration may rewrite the largest table (0011 reads every body), or wait for another process's: under a
+shorter limit the tables of a large cluster would never reach this version."""
 
 
 def build(config: Config) -> web.Application:
@@ -74,10 +71,10 @@ def build(config: Config) -> web.Application:
     leases, transactions = LeaseStore(database), TransactionStore(database)
     expiry = Expiry(transactions, leases, every_s=config.expiry_every_s)
     app = web.Application(
-        middlewares=[_measure, witness_handlers.presents_witnesses, answers_problems],
+        middlewares=[measures, witness_handlers.presents_witnesses, answers_problems],
         client_max_size=config.body_bytes_max,
     )
-    app[PARTS] = Parts(
+    app[PARTS] = MetadataParts(
         ledgers=LedgerStore(database),
         cookies=CookieStore(database),
         liveness=liveness,
@@ -94,9 +91,8 @@ def build(config: Config) -> web.Application:
     async def background(_app: web.Application) -> AsyncIterator[None]:
         async def work() -> None:
             await _migrate_with_retries(database)
-            gauges = ClusterGauges(app[METRICS], app[PARTS].repairs, app[PARTS].cookies, liveness)
             watch = partial(_watch_database, database)
-            parts = (changes.run, expiry.run, gauges.run, watch)
+            parts = (changes.run, expiry.run, app[REQUEST_METRICS].run, watch)
             await asyncio.gather(*(restarted(part) for part in parts))
 
         task = asyncio.create_task(work(), name="database")
@@ -111,9 +107,6 @@ def build(config: Config) -> web.Application:
         [route.operation for route in ROUTES], title="quorumlog metadata", version="1"
     )
 
-    async def end_streams(_app: web.Application) -> None:
-        await changes.end()
-
     add_shared_routes(
         app,
         ready=database.probe,
@@ -121,11 +114,10 @@ def build(config: Config) -> web.Application:
         drain=changes.end,
         hosts=config.hosts,
     )
-    app.on_shutdown.append(end_streams)
+    app.on_shutdown.append(lambda _app: changes.end())
     add_routes(app, ROUTES)
     app.cleanup_ctx.append(background)
-    app[_REQUEST_METRICS] = _RequestMetrics(app, database, liveness, changes)
-    app[METRICS].register(_TransactionMetrics(transactions, expiry))
+    app[REQUEST_METRICS] = MetadataMetrics(app, app[PARTS], database, expiry)
     return app
 
 
@@ -168,75 +160,3 @@ async def _watch_database(database: Database) -> None:
             pass  # `ready` and the gauges report it
         except Exception:
             log.exception("watch-failed")
-
-
-class _RequestMetrics:
-    """The service's Prometheus metrics of requests and connections."""
-
-    def __init__(
-        self, app: web.Application, database: Database, liveness: Liveness, changes: ChangeHub
-    ) -> None:
-        registry = app[METRICS]
-        self.requests = Counter(
-            "quorumlog_metadata_requests",
-            "Requests by route and status",
-            ("method", "route", "status"),
-            registry=registry,
-        )
-        self.seconds = Histogram(
-            "quorumlog_metadata_request_seconds",
-            "How long requests took, streams excepted",
-            ("method", "route"),
-            registry=registry,
-        )
-        gauges = {
-            "quorumlog_metadata_postgres_up": ("Postgres answered", lambda: database.is_up),
-            "quorumlog_metadata_missing_witnesses": (
-                "Answered changes that Postgres lacks (rule 18a): it went back in time",
-                lambda: len(database.memory.missing),
-            ),
-            "quorumlog_metadata_redis_up": ("Redis answered", lambda: liveness.is_up),
-            "quorumlog_metadata_followers": ("Open streams", lambda: changes.follower_count),
-        }
-        for name, (text, value) in gauges.items():
-            Gauge(name, text, registry=registry).set_function(value)
-
-
-class _TransactionMetrics(Collector):
-    def __init__(self, transactions: TransactionStore, expiry: Expiry) -> None:
-        self._transactions, self._expiry = transactions, expiry
-
-    def collect(self) -> Iterable[Metric]:
-        """The numbers as they are now."""
-        for name, text, count in (
-            ("transactions_open", "Transactions that are OPEN", self._expiry.open),
-            ("orphan_ledgers", "Ledgers that no log names", self._expiry.orphans),
-        ):
-            yield GaugeMetricFamily(f"quorumlog_metadata_{name}", text, count)
-        for how in ("committed", "aborted", "expired"):
-            yield CounterMetricFamily(
-                f"quorumlog_metadata_transactions_{how}",
-                f"Transactions that were {how} through this service",
-                getattr(self._transactions, how),
-            )
-
-
-_METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
-"""The methods that metrics tell apart: a label per word that a client makes up would grow for ever."""
-
-_REQUEST_METRICS: Final = web.AppKey("measures", _RequestMetrics)
-
-
-@web.middleware
-async def _measure(request: web.Request, handler: Handler) -> web.StreamResponse:
-    began = asyncio.get_running_loop().time()
-    response = await handler(request)
-    metrics = request.app[_REQUEST_METRICS]
-    resource = request.match_info.route.resource
-    route = "unknown" if resource is None else resource.canonical
-    method = request.method if request.method in _METHODS else "other"
-    metrics.requests.labels(method, route, response.status).inc()
-    if response.content_length is not None:
-        took_s = asyncio.get_running_loop().time() - began
-        metrics.seconds.labels(method, route).observe(took_s)
-    return response

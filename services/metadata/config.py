@@ -22,15 +22,20 @@ class Config(ServiceSettings):
         1.8,
         gt=0,
         le=60,
-        description="limit of work on Postgres; the client hears metadata-unavailable in 2 s",
+        description="time limit of work on Postgres, so that clients get metadata-unavailable within 2 s",
     )
     redis_deadline_s: float = Field(
-        0.5, gt=0, le=60, description="limit of a wait for Redis, whose answer is advice only"
+        0.5,
+        gt=0,
+        le=60,
+        description="time limit of a query to Redis, whose answers are advice only",
     )
     change_heartbeat_s: float = Field(
         5.0, gt=0, le=60, description="interval of heartbeats on a quiet stream of changes"
     )
     expiry_every_s: float = Field(
-        5.0, gt=0, le=1000, description="interval of looking for expired transactions"
+        5.0, gt=0, le=1000, description="interval of aborting expired transactions"
     )
-    body_bytes_max: int = Field(16 << 20, ge=1 << 16, le=1 << 30, description="largest body")
+    body_bytes_max: int = Field(
+        16 << 20, ge=1 << 16, le=1 << 30, description="size limit of a request body"
+    )

@@ -3,12 +3,11 @@
 from typing import Final
 
 import asyncpg
-import orjson
 
 from quorumlog.errors import InvalidRequest, NoSuchBookie, VersionConflict
-from quorumlog.wire.bodies import BookieUses, CookiePut, CookieRow, LedgerUse, LogEnd
-from services.metadata.database import Connection, Database
-from services.metadata.ledgers import is_applied, record_attempt, record_change
+from quorumlog.wire.bodies import BookieUses, Cookie, CookiePut, CookieRow, LedgerUse, LogEnd
+from services.metadata.attempts import is_applied, record_attempt, record_change
+from services.metadata.database import Connection, RowStore, listing, proven, transactional
 
 _ROW: Final = "name, version, cookie::text AS cookie, log_end"
 
@@ -32,95 +31,77 @@ class StillNamed(VersionConflict):
     title = "The bookie is still needed"
 
 
-class CookieStore:
+class CookieStore(RowStore):
     """The cookies' rows, and the cluster's id, which each cookie contains."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def cluster_id(self) -> str:
+    @proven
+    async def cluster_id(self, connection: Connection) -> str:
         """The cluster's id, drawn when the database was created (rule 18)."""
-        found = await self._database.read(
-            lambda connection: connection.fetchval("SELECT cluster_id::text FROM cluster")
-        )
-        return str(found)
+        return await _cluster_id(connection)
 
-    async def get(self, name: str) -> CookieRow:
+    @proven
+    async def get(self, connection: Connection, name: str) -> CookieRow:
         """One cookie. Raises: NoSuchBookie with the bookie's name."""
-        record = await self._database.read(
-            lambda connection: connection.fetchrow(
-                f"SELECT {_ROW} FROM cookies WHERE name = $1", name
-            )
-        )
-        if record is None:
-            raise NoSuchBookie("no bookie of this name is registered", bookie=name)
-        return _row_of(record)
+        return await _get(connection, name)
 
-    async def list(self) -> list[CookieRow]:
+    @proven
+    async def list(self, connection: Connection) -> list[CookieRow]:
         """All registered bookies that are not decommissioned, by name, in one page."""
-        records = await self._database.read(
-            lambda connection: connection.fetch(
-                f"SELECT {_ROW} FROM cookies WHERE retired_at IS NULL ORDER BY name"
-            )
+        records = await connection.fetch(
+            f"SELECT {_ROW} FROM cookies WHERE retired_at IS NULL ORDER BY name"
         )
         return [_row_of(record) for record in records]
 
-    async def put(self, name: str, request: CookiePut) -> CookieRow:
+    @transactional
+    async def put(self, connection: Connection, name: str, request: CookiePut) -> CookieRow:
         """Create (no version) or compare-and-swap a cookie.
 
         Raises: VersionConflict (with `current`), InvalidRequest.
         """
-
-        async def work(connection: Connection) -> CookieRow:
-            await _lock(connection, name)
-            record = await connection.fetchrow(f"SELECT {_ROW} FROM cookies WHERE name = $1", name)
-            old = None if record is None else _row_of(record)
-            target = f"cookie {name}"
-            if old is not None and await is_applied(connection, request.attempt, target):
-                return old
-            if (None if old is None else old.version) != request.version:
-                raise VersionConflict(
-                    f"the cookie of {name} "
-                    + ("does not exist" if old is None else f"has version {old.version}"),
-                    bookie=name,
-                    current=None if old is None else old.model_dump(mode="json"),
-                )
-            await self._validate(connection, name, old, request)
-            changed = await connection.fetchrow(
-                "INSERT INTO cookies (name, version, cookie) VALUES ($1, 1, $2::text::jsonb)"
-                " ON CONFLICT (name) DO UPDATE SET cookie = excluded.cookie,"
-                " version = cookies.version + 1, changed_at = now(), retired_at = NULL,"
-                # Another instance has another log.
-                " log_end = CASE WHEN cookies.cookie->>'instance' = excluded.cookie->>'instance'"
-                " THEN cookies.log_end ELSE 0 END"
-                f" RETURNING {_ROW}",
-                name,
-                request.cookie.model_dump_json(),
+        await _lock(connection, name)
+        record = await connection.fetchrow(f"SELECT {_ROW} FROM cookies WHERE name = $1", name)
+        old = None if record is None else _row_of(record)
+        target = f"cookie {name}"
+        if old is not None and await is_applied(connection, request.attempt, target):
+            return old
+        if (None if old is None else old.version) != request.version:
+            raise VersionConflict(
+                f"the cookie of {name} "
+                + ("does not exist" if old is None else f"has version {old.version}"),
+                bookie=name,
+                current=None if old is None else old.model_dump(mode="json"),
             )
-            await record_attempt(connection, request.attempt, target)
-            assert changed is not None
-            return _row_of(changed)
+        await self._validate(connection, name, old, request)
+        changed = await connection.fetchrow(
+            "INSERT INTO cookies (name, version, cookie) VALUES ($1, 1, $2::text::jsonb)"
+            " ON CONFLICT (name) DO UPDATE SET cookie = excluded.cookie,"
+            " version = cookies.version + 1, changed_at = now(), retired_at = NULL,"
+            # Another instance has another log.
+            " log_end = CASE WHEN cookies.cookie->>'instance' = excluded.cookie->>'instance'"
+            " THEN cookies.log_end ELSE 0 END"
+            f" RETURNING {_ROW}",
+            name,
+            request.cookie.model_dump_json(),
+        )
+        await record_attempt(connection, request.attempt, target)
+        assert changed is not None
+        return _row_of(changed)
 
-        return await self._database.transact(work)
-
-    async def note_log_end(self, name: str, report: LogEnd) -> CookieRow:
+    @transactional
+    async def note_log_end(self, connection: Connection, name: str, report: LogEnd) -> CookieRow:
         """Store how far a bookie's log is on disk, as reported by the registered process; the value
         never decreases. The version stays: the report conflicts with no other change.
 
         Raises: VersionConflict (with `current`), NoSuchBookie.
         """
-
-        async def work(connection: Connection) -> None:
-            await connection.execute(
-                "UPDATE cookies SET log_end = $3"
-                " WHERE name = $1 AND cookie->>'process' = $2 AND log_end < $3",
-                name,
-                report.process,
-                report.log_end,
-            )
-
-        await self._database.transact(work)
-        registered = await self.get(name)
+        await connection.execute(
+            "UPDATE cookies SET log_end = $3"
+            " WHERE name = $1 AND cookie->>'process' = $2 AND log_end < $3",
+            name,
+            report.process,
+            report.log_end,
+        )
+        registered = await _get(connection, name)
         if registered.cookie.process != report.process:
             raise VersionConflict(
                 f"another process is registered as {name}",
@@ -129,56 +110,47 @@ class CookieStore:
             )
         return registered
 
-    async def uses(self, name: str, *, limit: int) -> BookieUses:
+    @listing
+    async def uses(self, connection: Connection, name: str, *, limit: int) -> BookieUses:
         """The rows and repairs that name a bookie in any incarnation. Raises: NoSuchBookie."""
-        await self.get(name)
-        return await self._database.list(lambda connection: _uses(connection, name, limit))
+        await _get(connection, name)
+        return await _uses(connection, name, limit)
 
-    async def retire(self, name: str, *, version: int) -> None:
+    @transactional
+    async def retire(self, connection: Connection, name: str, *, version: int) -> None:
         """Decommission a bookie that no row or repair names; idempotent. It may return as a later
         incarnation. `version`: of the cookie when the bookie was seen to be dead.
 
         Raises: StillNamed.
         """
-
-        async def work(connection: Connection) -> None:
-            await _lock(connection, name)
-            now = await connection.fetchrow(
-                "SELECT version, retired_at FROM cookies WHERE name = $1", name
-            )
-            if now is not None and now["retired_at"] is not None:
-                return
-            if now is None or now["version"] != version:
-                raise StillNamed(f"{name} was registered just now", bookie=name)
-            await _lock_members(connection)
-            found = await _uses(connection, name, _USES_MAX)
-            if found.ledgers or found.repairs:
-                some = ", ".join(dict.fromkeys(str(use.ledger_id) for use in found.first))
-                raise StillNamed(
-                    f"{found.ledgers} ledgers and {found.repairs} items of the repair queue name"
-                    f" {name}; first ledgers: {some or 'none'}",
-                    bookie=name,
-                    ledgers=found.ledgers,
-                    repairs=found.repairs,
-                    first=[use.ledger_id for use in found.first],
-                )
-            await connection.execute(
-                # No ledger is placed at it, so it may return with an empty directory.
-                "UPDATE cookies SET retired_at = now(), version = version + 1,"
-                " cookie = cookie || '{\"may_fix\": true}'"
-                " WHERE name = $1",
-                name,
-            )
-            await record_change(connection, f"retire {name}")
-
-        await self._database.transact(work)
+        await _lock(connection, name)
+        now = await connection.fetchrow(
+            "SELECT version, retired_at FROM cookies WHERE name = $1", name
+        )
+        if now is not None and now["retired_at"] is not None:
+            return
+        if now is None or now["version"] != version:
+            raise StillNamed(f"{name} was registered just now", bookie=name)
+        # Without the table's lock: creates and ensemble changes would wait while many ledgers are
+        # counted. Once none is left, the count below is quick.
+        await _check_unused(connection, name)
+        await _lock_members(connection)
+        await _check_unused(connection, name)
+        await connection.execute(
+            # No ledger is placed at it, so it may return with an empty directory.
+            "UPDATE cookies SET retired_at = now(), version = version + 1,"
+            " cookie = cookie || '{\"may_fix\": true}'"
+            " WHERE name = $1",
+            name,
+        )
+        await record_change(connection, f"retire {name}")
 
     async def _validate(
         self, connection: Connection, name: str, old: CookieRow | None, request: CookiePut
     ) -> None:
         new = request.cookie
         problems: list[tuple[str, str]] = []
-        cluster_id = await connection.fetchval("SELECT cluster_id::text FROM cluster")
+        cluster_id = await _cluster_id(connection)
         if new.cluster_id != cluster_id:
             problems.append(("/cookie/cluster_id", f"this is cluster {cluster_id} (rule 18)"))
         if old is not None:
@@ -197,6 +169,17 @@ class CookieStore:
             )
 
 
+async def _get(connection: Connection, name: str) -> CookieRow:
+    record = await connection.fetchrow(f"SELECT {_ROW} FROM cookies WHERE name = $1", name)
+    if record is None:
+        raise NoSuchBookie("no bookie of this name is registered", bookie=name)
+    return _row_of(record)
+
+
+async def _cluster_id(connection: Connection) -> str:
+    return str(await connection.fetchval("SELECT cluster_id::text FROM cluster"))
+
+
 async def _lock(connection: Connection, name: str) -> None:
     # The row may not exist yet, so lock the name itself.
     await connection.execute(
@@ -209,26 +192,35 @@ async def _lock_members(connection: Connection) -> None:
     await connection.execute("LOCK TABLE ledger_members IN SHARE MODE")
 
 
+async def _check_unused(connection: Connection, name: str) -> None:
+    """Raise StillNamed if a ledger or a repair names a bookie."""
+    found = await _uses(connection, name, _USES_MAX)
+    if found.ledgers or found.repairs:
+        some = ", ".join(dict.fromkeys(str(use.ledger_id) for use in found.first))
+        raise StillNamed(
+            f"{found.ledgers} ledgers and {found.repairs} items of the repair queue name"
+            f" {name}; first ledgers: {some or 'none'}",
+            bookie=name,
+            ledgers=found.ledgers,
+            repairs=found.repairs,
+            first=[use.ledger_id for use in found.first],
+        )
+
+
 async def _uses(connection: Connection, name: str, limit: int) -> BookieUses:
     records = await connection.fetch(USES, name, limit)
     return BookieUses(
         bookie=name,
         ledgers=await connection.fetchval(USES_COUNT, name),
         repairs=await connection.fetchval(REPAIRS_COUNT, name),
-        first=tuple(
-            LedgerUse.model_validate_json(orjson.dumps(dict(record))) for record in records
-        ),
+        first=tuple(LedgerUse.model_validate(dict(record), strict=False) for record in records),
     )
 
 
 def _row_of(record: asyncpg.Record) -> CookieRow:
-    return CookieRow.model_validate_json(
-        orjson.dumps(
-            {
-                "name": record["name"],
-                "version": record["version"],
-                "cookie": orjson.loads(record["cookie"]),
-                "log_end": record["log_end"],
-            }
-        )
+    return CookieRow(
+        name=record["name"],
+        version=record["version"],
+        cookie=Cookie.model_validate_json(record["cookie"]),
+        log_end=record["log_end"],
     )

@@ -6,8 +6,9 @@ outcome of the work is unknown.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
@@ -28,6 +29,7 @@ else:
     _Connection = asyncpg.Connection
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _PRIMARY_ONLY: Final = SessionAttribute.primary
 """Of a DSN's servers use the primary: a standby may lack answered changes (rule 18)."""
@@ -272,6 +274,46 @@ class Database:
                 self._idle.append(connection)
             else:
                 connection.terminate()
+
+
+class RowStore:
+    """Rows in the database: the base of the stores.
+
+    The decorators below give a store's method its connection; each says by which method of `Database`.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+
+S = TypeVar("S", bound=RowStore)
+Method = Callable[Concatenate[S, Connection, P], Awaitable[T]]
+"""A store's method as it is written, with a connection."""
+Call = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
+"""A store's method as it is called, without one."""
+
+
+def _connected_by(name: str) -> Callable[[Method[S, P, T]], Call[S, P, T]]:
+    def decorated(method: Method[S, P, T]) -> Call[S, P, T]:
+        @wraps(method)
+        async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            connect: Callable[[Callable[[Connection], Awaitable[T]]], Awaitable[T]]
+            connect = getattr(self.database, name)
+            return await connect(lambda connection: method(self, connection, *args, **kwargs))
+
+        return call
+
+    return decorated
+
+
+plain = _connected_by("run")
+"""Outside a transaction."""
+proven = _connected_by("read")
+"""The answer is checked against the request's witnesses."""
+listing = _connected_by("list")
+"""As `proven`, on the connections of listings."""
+transactional = _connected_by("transact")
+"""In one transaction."""
 
 
 def _is_connection_lost(connection: Connection, error: Exception) -> bool:

@@ -44,7 +44,15 @@ from quorumlog.wire.bodies import (
 from quorumlog.wire.log_bodies import LedgerIds
 from services.metadata.changes import ChangeHub
 from services.metadata.cookies import CookieStore, StillNamed
-from services.metadata.http import BOOKIE, IF_MATCH, LEDGER_ID, LIMIT, page_answer, parsed
+from services.metadata.http import (
+    BOOKIE,
+    IF_MATCH,
+    LEDGER_ID,
+    LIMIT,
+    page_answer,
+    parsed,
+    row_answer,
+)
 from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerFilter, LedgerStore
 from services.metadata.liveness import Liveness
@@ -61,18 +69,18 @@ STATE: Final = query_choice("state", tuple(State), "Only ledgers in this state."
 MEMBER: Final = query_text(
     "bookie",
     MEMBER_OR_NAME,
-    "Only ledgers with this bookie in an ensemble: a name, or a name and incarnation.",
+    "Only ledgers with this bookie in an ensemble: `name`, or `name@incarnation`.",
 )
 LOG: Final = query_text("log", LOG_NAME, "Only this log's ledgers.")
-METADATA: Final = query_pairs("metadata", "Only ledgers with these custom metadata.")
-AFTER: Final = query_integer("after", 0, ID_MAX, "Ledgers above this id.")
-KIND: Final = path_text("kind", _SERVICE, "The kind of service.", "gateway")
-SERVICE_ID: Final = path_text("id", _SERVICE, "The process.")
+METADATA: Final = query_pairs("metadata", "Only ledgers with this custom metadata.")
+AFTER: Final = query_integer("after", 0, ID_MAX, "Only ledgers with ids above this one.")
+KIND: Final = path_text("kind", _SERVICE, "The kind of the service.", "gateway")
+SERVICE_ID: Final = path_text("id", _SERVICE, "The id of the service's process.")
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What the handlers work on; built once by `app.py`."""
+class MetadataParts:
+    """The stores that handlers use; `app.py` builds them once."""
 
     ledgers: LedgerStore
     cookies: CookieStore
@@ -87,23 +95,23 @@ class Parts:
     change_heartbeat_s: float
 
 
-PARTS: Final = web.AppKey("parts", Parts)
+PARTS: Final = web.AppKey("parts", MetadataParts)
 
 
 async def create_ledger(request: web.Request, _given: Given) -> web.Response:
-    """Create a ledger; the same attempt or idempotency key again gets the same one."""
+    """Create a ledger; a repeat of the attempt or idempotency key gets the first one."""
     row = await request.app[PARTS].ledgers.create(await parsed(request, LedgerCreate))
-    return answer(row, 201, Location=f"/v1/ledgers/{row.ledger_id}", ETag=f'"{row.version}"')
+    return row_answer(row, 201, Location=f"/v1/ledgers/{row.ledger_id}")
 
 
 async def get_ledger(request: web.Request, given: Given) -> web.Response:
-    """A ledger's row as the primary has it."""
+    """A ledger's row, read from the primary."""
     row = await request.app[PARTS].ledgers.get(given[LEDGER_ID])
-    return answer(row, ETag=f'"{row.version}"')
+    return row_answer(row)
 
 
 async def change_ledger(request: web.Request, given: Given) -> web.Response:
-    """Compare-and-swap a ledger's row; the same attempt again is answered as done."""
+    """Compare-and-swap a ledger's row; a repeat of an applied attempt succeeds."""
     change = await parsed(request, LedgerChange)
     if change.row.ledger_id != given[LEDGER_ID]:
         raise InvalidRequest("the row is of another ledger than the path")
@@ -112,11 +120,11 @@ async def change_ledger(request: web.Request, given: Given) -> web.Response:
     row = await request.app[PARTS].ledgers.change(
         change.row, attempt=change.attempt, missed=change.missed
     )
-    return answer(row, ETag=f'"{row.version}"')
+    return row_answer(row)
 
 
 async def delete_ledger(request: web.Request, given: Given) -> web.Response:
-    """Leave a tombstone in a CLOSED ledger's place."""
+    """Replace a CLOSED ledger's row by a tombstone."""
     body = await parsed(request, LedgerDelete)
     await request.app[PARTS].ledgers.delete(
         given[LEDGER_ID], version=body.version, attempt=body.attempt
@@ -125,7 +133,7 @@ async def delete_ledger(request: web.Request, given: Given) -> web.Response:
 
 
 async def list_ledgers(request: web.Request, given: Given) -> web.Response:
-    """Ledgers in the order of ids, filtered by state, bookie, log, `metadata[key]`."""
+    """Ledgers by id, filtered by state, bookie, log, `metadata[key]`."""
     pairs = given[METADATA]
     wanted = LedgerFilter(
         state=given[STATE], bookie=given[MEMBER], log=given[LOG], metadata=dict(pairs)
@@ -137,14 +145,14 @@ async def list_ledgers(request: web.Request, given: Given) -> web.Response:
 
 
 async def ledger_heads(request: web.Request, _given: Given) -> web.Response:
-    """Of many ledgers at once, who may write to them, as the primary has it."""
+    """The versions and writers of many ledgers, read from the primary."""
     asked = await parsed(request, LedgerHeadsAsk)
     found = await request.app[PARTS].ledgers.heads(asked.ledgers)
     return answer(LedgerHeads(ledgers=tuple(found)))
 
 
 async def follow_changes(request: web.Request, _given: Given) -> web.StreamResponse:
-    """Every change of a ledger from now on, one JSON object a line."""
+    """All changes of ledgers from now on, one JSON object a line."""
     parts = request.app[PARTS]
     response = web.StreamResponse(headers={"Content-Type": _LINES})
     await response.prepare(request)
@@ -161,12 +169,12 @@ async def follow_changes(request: web.Request, _given: Given) -> web.StreamRespo
 
 
 async def get_cluster_id(request: web.Request, _given: Given) -> web.Response:
-    """The cluster's id, drawn when the database was made."""
+    """The cluster's id, drawn when the database was created."""
     return answer(ClusterId(cluster_id=await request.app[PARTS].cookies.cluster_id()))
 
 
 async def list_bookies(request: web.Request, _given: Given) -> web.Response:
-    """Registered bookies with what is known of their liveness."""
+    """Registered bookies and their liveness."""
     parts = request.app[PARTS]
     return answer(await parts.liveness.bookies(await parts.cookies.list()))
 
@@ -174,31 +182,31 @@ async def list_bookies(request: web.Request, _given: Given) -> web.Response:
 async def get_cookie(request: web.Request, given: Given) -> web.Response:
     """A bookie's cookie."""
     row = await request.app[PARTS].cookies.get(given[BOOKIE])
-    return answer(row, ETag=f'"{row.version}"')
+    return row_answer(row)
 
 
 async def put_cookie(request: web.Request, given: Given) -> web.Response:
     """Register a bookie (no version) or compare-and-swap its cookie."""
     body = await parsed(request, CookiePut)
     row = await request.app[PARTS].cookies.put(given[BOOKIE], body)
-    return answer(row, ETag=f'"{row.version}"')
+    return row_answer(row)
 
 
 async def put_log_end(request: web.Request, given: Given) -> web.Response:
-    """Note how far the log of a bookie's registered process is on disk; it never goes back."""
+    """Store how far the log of a bookie's registered process is on disk; it never decreases."""
     row = await request.app[PARTS].cookies.note_log_end(
         given[BOOKIE], await parsed(request, LogEnd)
     )
-    return answer(row, ETag=f'"{row.version}"')
+    return row_answer(row)
 
 
 async def get_uses(request: web.Request, given: Given) -> web.Response:
-    """What names a bookie: how many ledgers, and the first of them with what keeps it there."""
+    """How many ledgers name a bookie, and why the first of them still do."""
     return answer(await request.app[PARTS].cookies.uses(given[BOOKIE], limit=given[LIMIT]))
 
 
 async def list_naming(request: web.Request, given: Given) -> web.Response:
-    """Ledgers above `after` whose rows name a bookie in any incarnation, without the rows."""
+    """Ids above `after` of the ledgers that name a bookie in any incarnation."""
     after = given[AFTER]
     found = await request.app[PARTS].ledgers.naming(
         given[BOOKIE], after=-1 if after is None else after, limit=given[LIMIT]
@@ -207,12 +215,12 @@ async def list_naming(request: web.Request, given: Given) -> web.Response:
 
 
 async def delete_cookie(request: web.Request, given: Given) -> web.Response:
-    """Decommission a bookie that is dead and that nothing names."""
+    """Decommission a dead bookie that no ledger and no repair names."""
     parts, name = request.app[PARTS], given[BOOKIE]
     row = await parts.cookies.get(name)
     found = await parts.liveness.bookies([row])
     if found.stale:
-        raise StillNamed("who lives can't be learned now", bookie=name)
+        raise StillNamed("liveness is unknown now: Redis is away", bookie=name)
     if found.bookies[0].state != "lost":
         raise StillNamed(f"{name} lives: stop it first", bookie=name)
     await parts.cookies.retire(name, version=row.version)
@@ -220,21 +228,21 @@ async def delete_cookie(request: web.Request, given: Given) -> web.Response:
 
 
 async def bookie_lives(request: web.Request, given: Given) -> web.Response:
-    """A bookie's heartbeat; it succeeds while Redis is away too."""
+    """Record a bookie's heartbeat; succeeds even while Redis is away."""
     body = await parsed(request, BookieHeartbeat)
     recorded = await request.app[PARTS].liveness.bookie_lives(given[BOOKIE], body)
     return answer(HeartbeatTaken(recorded=recorded))
 
 
 async def service_lives(request: web.Request, given: Given) -> web.Response:
-    """Any other service's heartbeat."""
+    """Record the heartbeat of any other service."""
     body = await parsed(request, ServiceHeartbeat)
     recorded = await request.app[PARTS].liveness.service_lives(given[KIND], given[SERVICE_ID], body)
     return answer(HeartbeatTaken(recorded=recorded))
 
 
 async def list_services(request: web.Request, _given: Given) -> web.Response:
-    """Services whose heartbeat came in time."""
+    """Services with a recent heartbeat."""
     return answer(await request.app[PARTS].liveness.services())
 
 

@@ -1,4 +1,4 @@
-"""Request bodies for the handlers, and the parameters that several of them take."""
+"""Bodies and answers of the handlers, and the parameters that several of them take."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,8 @@ from quorumlog.errors import UnsupportedMediaType
 from quorumlog.net import bodies, json_bodies
 from quorumlog.net.json_bodies import M
 from quorumlog.net.parameters import Parameter, invalid, path_id, path_text, query_integer
-from quorumlog.wire.bodies import BOOKIE_NAME
+from quorumlog.wire.bodies import BOOKIE_NAME, CookieRow, LedgerRow
+from quorumlog.wire.log_bodies import LogRow
 
 _VERSION: Final = r'"([1-9][0-9]{0,18})"'
 
@@ -25,8 +26,15 @@ async def parsed(request: web.Request, model: type[M]) -> M:
     return json_bodies.parsed(await bodies.read(request), model)
 
 
+def row_answer(
+    row: LedgerRow | LogRow | CookieRow, status: int = 200, **headers: str
+) -> web.Response:
+    """A row, and its version as its ETag."""
+    return json_bodies.answer(row, status, ETag=f'"{row.version}"', **headers)
+
+
 def page_answer(name: str, rows: Sequence[bytes], following: int | str | None) -> web.Response:
-    """A page of rows that are JSON already, and the `after` of the next one."""
+    """A page of rows that are JSON already, and the `after` of the next page."""
     return web.Response(
         body=b'{"%b":[%b],"next":%b}' % (name.encode(), b",".join(rows), orjson.dumps(following)),
         content_type="application/json",
@@ -40,8 +48,10 @@ def _version(text: str, pointer: str) -> int:
 
 
 LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
-BOOKIE: Final = path_text("name", BOOKIE_NAME, "The bookie, without an incarnation.", "bookie-1")
-LIMIT: Final = query_integer("limit", 1, 10_000, "Rows of a page.", 100)
+BOOKIE: Final = path_text(
+    "name", BOOKIE_NAME, "The bookie's name, without an incarnation.", "bookie-1"
+)
+LIMIT: Final = query_integer("limit", 1, 10_000, "Maximum number of rows in the page.", 100)
 IF_MATCH: Final[Parameter[int | None]] = Parameter(
     "If-Match",
     "header",

@@ -6,11 +6,9 @@ looked up, so two tries of one attempt see each other.
 """
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from uuid import uuid4
 
 import asyncpg
 import orjson
@@ -31,23 +29,27 @@ from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import TransactionState
 from quorumlog.wire.bodies import LedgerCreate, LedgerDraft, LedgerHeadBody, LedgerRow, MissedBody
+from quorumlog.wire.repair_bodies import RepairAdd
 from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
-from services.metadata.database import Connection, Database
-from services.metadata.repairs import drop_repairs, queue_repair
-from services.metadata.sql import UTC_CREATED_AT, has_more, page_of
+from services.metadata.attempts import (
+    is_applied,
+    record_attempt,
+    target_of,
+    try_record,
+    used_otherwise,
+)
+from services.metadata.database import Connection, RowStore, listing, proven, transactional
+from services.metadata.repairs import add_repairs, drop_repairs
+from services.metadata.sql import has_more, json_rest, page_of, utc
 
-_ROW: Final = f"ledger_id, version, body::text AS body, {UTC_CREATED_AT}"
+_ROW: Final = f"ledger_id, version, body::text AS body, {utc('created_at')}"
 _HEADS: Final = (
     "SELECT ledger_id, version, state, body -> 'writer' ->> 'id' AS writer_id FROM ledgers"
     " WHERE ledger_id = ANY($1::bigint[]) ORDER BY ledger_id"
 )
 _IDEMPOTENCY_KEY_HOURS: Final = 24
 """How long an idempotency key is remembered (taste: longer than any client retries)."""
-
-
 _CREATE: Final = "create ledger "
-_LEDGER_TABLES: Final = ("ledger_members", "ledger_tags", "repairs")
-"""Tables about a ledger beside its row; their rows are deleted with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +63,25 @@ class LedgerFilter:
     metadata: Mapping[str, str] | None = None
 
 
-class LedgerStore:
+class LedgerStore(RowStore):
     """The ledgers' rows."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def get(self, ledger_id: int) -> LedgerRow:
+    @proven
+    async def get(self, connection: Connection, ledger_id: int) -> LedgerRow:
         """One row. Raises: NoSuchLedger."""
-        record = await self._database.read(
-            lambda connection: connection.fetchrow(
-                f"SELECT {_ROW} FROM ledgers WHERE ledger_id = $1", ledger_id
-            )
+        record = await connection.fetchrow(
+            f"SELECT {_ROW} FROM ledgers WHERE ledger_id = $1", ledger_id
         )
         return row_of(record, ledger_id)
 
-    async def heads(self, ledger_ids: Sequence[int]) -> Sequence[LedgerHeadBody]:
+    @proven
+    async def heads(
+        self, connection: Connection, ledger_ids: Sequence[int]
+    ) -> Sequence[LedgerHeadBody]:
         """The version and the writer of each row, present or deleted."""
         # Handles and owners end on this answer, so it must be of the database that the caller knows
         # (rule 18a).
-        records = await self._database.read(
-            lambda connection: connection.fetch(_HEADS, sorted(set(ledger_ids)))
-        )
+        records = await connection.fetch(_HEADS, sorted(set(ledger_ids)))
         return [LedgerHeadBody.model_validate(dict(record), strict=False) for record in records]
 
     async def create(self, request: LedgerCreate) -> LedgerRow:
@@ -92,47 +91,62 @@ class LedgerStore:
         """
         check_new_ledger(request.row.core(ledger_id=0, version=1, created_at=""))
         try:
-            return await self._database.transact(lambda connection: _create(connection, request))
+            return await self.database.transact(lambda connection: _create(connection, request))
         except _AlreadyCreated as repeated:
             return await self.get(repeated.ledger_id)
 
+    @transactional
     async def change(
-        self, row: LedgerRow, *, attempt: str, missed: Iterable[MissedBody] = ()
+        self,
+        connection: Connection,
+        row: LedgerRow,
+        *,
+        attempt: str,
+        missed: Iterable[MissedBody] = (),
     ) -> LedgerRow:
         """Compare-and-swap on `row.version`; returns the changed row.
 
         Raises: NoSuchLedger, VersionConflict (with `current`), InvalidRequest.
         """
-
-        async def work(connection: Connection) -> LedgerRow:
-            old = await lock_ledger(connection, row.ledger_id)
-            target = f"ledger {row.ledger_id}"
-            if await is_applied(connection, attempt, target):
-                return old
-            if old.version != row.version:
-                raise conflict(old)
-            check_ledger(old.to_core(), row.to_core())
-            # The condition decides; the lock above only saves the losers' work.
-            record = await connection.fetchrow(
-                "UPDATE ledgers SET version = version + 1, body = $3::text::jsonb,"
-                " changed_at = now() WHERE ledger_id = $1 AND version = $2 AND body IS NOT NULL"
-                f" RETURNING {_ROW}",
-                row.ledger_id,
-                row.version,
-                body_of(row),
+        old = await lock_ledger(connection, row.ledger_id)
+        target = f"ledger {row.ledger_id}"
+        if await is_applied(connection, attempt, target):
+            return old
+        if old.version != row.version:
+            raise conflict(old)
+        check_ledger(old.to_core(), row.to_core())
+        # The condition decides; the lock above only saves the losers' work.
+        record = await connection.fetchrow(
+            "UPDATE ledgers SET version = version + 1, body = $3::text::jsonb,"
+            " changed_at = now() WHERE ledger_id = $1 AND version = $2 AND body IS NOT NULL"
+            f" RETURNING {_ROW}",
+            row.ledger_id,
+            row.version,
+            body_of(row),
+        )
+        await record_attempt(connection, attempt, target)
+        if (row.fragments, row.repairs) != (old.fragments, old.repairs):
+            await connection.execute(
+                "DELETE FROM ledger_members WHERE ledger_id = $1", row.ledger_id
             )
-            await record_attempt(connection, attempt, target)
-            if (row.fragments, row.repairs) != (old.fragments, old.repairs):
-                await connection.execute(
-                    "DELETE FROM ledger_members WHERE ledger_id = $1", row.ledger_id
+            await _index_members(connection, row.ledger_id, row)
+        await add_repairs(
+            connection,
+            [
+                RepairAdd(
+                    ledger_id=row.ledger_id,
+                    member=gap.member,
+                    ranges=((gap.first, gap.last),),
                 )
-                await _index_members(connection, row.ledger_id, row)
-            await queue_missed(connection, row.ledger_id, missed)
-            return row_of(record, row.ledger_id)
+                for gap in missed
+            ],
+        )
+        return row_of(record, row.ledger_id)
 
-        return await self._database.transact(work)
-
-    async def delete(self, ledger_id: int, *, version: int, attempt: str) -> None:
+    @transactional
+    async def delete(
+        self, connection: Connection, ledger_id: int, *, version: int, attempt: str
+    ) -> None:
         """Replace the row by a tombstone.
 
         A ledger named by a log is deleted only with its log. A ledger that was created for a log
@@ -140,44 +154,38 @@ class LedgerStore:
         22).
         Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest when it is not CLOSED.
         """
+        target = f"delete ledger {ledger_id}"
+        try:
+            old = await lock_ledger(connection, ledger_id)
+        except NoSuchLedger:
+            if await is_applied(connection, attempt, target):
+                return
+            raise
+        if old.version != version:
+            raise conflict(old)
+        if old.log is None and old.state is not State.CLOSED:
+            raise InvalidRequest(
+                "only a CLOSED ledger is deleted: recover it first", ledger_id=ledger_id
+            )
+        await leave_tombstone(connection, old)
+        await record_attempt(connection, attempt, target)
 
-        async def work(connection: Connection) -> None:
-            target = f"delete ledger {ledger_id}"
-            try:
-                old = await lock_ledger(connection, ledger_id)
-            except NoSuchLedger:
-                if await is_applied(connection, attempt, target):
-                    return
-                raise
-            if old.version != version:
-                raise conflict(old)
-            if old.log is None and old.state is not State.CLOSED:
-                raise InvalidRequest(
-                    "only a CLOSED ledger is deleted: recover it first", ledger_id=ledger_id
-                )
-            await leave_tombstone(connection, old)
-            await record_attempt(connection, attempt, target)
-
-        await self._database.transact(work)
-
-    async def naming(self, bookie: str, *, after: int, limit: int) -> Sequence[int]:
+    @listing
+    async def naming(
+        self, connection: Connection, bookie: str, *, after: int, limit: int
+    ) -> Sequence[int]:
         """Ledgers with ids above `after` that name a bookie in any incarnation, ascending."""
-        records = await self._database.list(
-            lambda connection: connection.fetch(NAMING, bookie, after, limit)
-        )
+        records = await connection.fetch(NAMING, bookie, after, limit)
         return [record["ledger_id"] for record in records]
 
+    @listing
     async def list(
-        self, wanted: LedgerFilter, *, after: int | None, limit: int
+        self, connection: Connection, wanted: LedgerFilter, *, after: int | None, limit: int
     ) -> tuple[list[bytes], int | None]:
         """One page by ledger id, each row as its JSON, and the `after` of the next page."""
         query, values = list_query(wanted, after=after, limit=limit)
-        records = await self._database.list(lambda connection: connection.fetch(query, *values))
-        rows = [
-            b'{"ledger_id":%d,%b' % (record["ledger_id"], json_of(record))
-            for record in records
-            if record["is_match"]
-        ]
+        records = await connection.fetch(query, *values)
+        rows = [_json_of(record) for record in records if record["is_match"]]
         return rows, records[-1]["ledger_id"] if has_more(records) else None
 
 
@@ -227,13 +235,9 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
     return page_of(rows, order="ledger_id", row=row, limit=value(limit)), values
 
 
-def json_of(record: asyncpg.Record) -> bytes:
-    """A row's JSON behind its key. Who reads a page checks it: that takes most of a page's time."""
-    return b'"version":%d,"created_at":"%b",%b' % (
-        record["version"],
-        record["created_at"].encode(),
-        record["body"].removeprefix("{").encode(),
-    )
+def _json_of(record: asyncpg.Record) -> bytes:
+    """A row's JSON."""
+    return b'{"ledger_id":%d,%b' % (record["ledger_id"], json_rest(record))
 
 
 def row_of(record: asyncpg.Record | None, ledger_id: int | None = None) -> LedgerRow:
@@ -244,16 +248,7 @@ def row_of(record: asyncpg.Record | None, ledger_id: int | None = None) -> Ledge
             f"ledger {ledger_id} is deleted" if is_deleted else f"there is no ledger {ledger_id}"
         )
         raise NoSuchLedger(detail, ledger_id=ledger_id, deleted=is_deleted)
-    return LedgerRow.model_validate_json(
-        orjson.dumps(
-            orjson.loads(record["body"])
-            | {
-                "ledger_id": record["ledger_id"],
-                "version": record["version"],
-                "created_at": record["created_at"],
-            }
-        )
-    )
+    return LedgerRow.model_validate_json(_json_of(record))
 
 
 def body_of(row: LedgerDraft) -> str:
@@ -268,45 +263,6 @@ def conflict(current: LedgerRow) -> VersionConflict:
         ledger_id=current.ledger_id,
         current=current.model_dump(mode="json"),
     )
-
-
-async def is_applied(connection: Connection, attempt: str, target: str) -> bool:
-    """Whether this attempt was applied. The caller holds the target's lock (rule 6).
-
-    Raises: InvalidRequest if the token was used for another change.
-    """
-    found = await connection.fetchval("SELECT target FROM attempts WHERE attempt = $1", attempt)
-    if found is not None and found != target:
-        raise InvalidRequest(f"this attempt was used for another change ({found})")
-    return found is not None
-
-
-async def record_attempt(connection: Connection, attempt: str, target: str) -> None:
-    """Record that the present transaction applies this attempt."""
-    try:
-        await connection.execute(
-            "INSERT INTO attempts (attempt, target) VALUES ($1, $2)", attempt, target
-        )
-    except asyncpg.UniqueViolationError as error:
-        raise InvalidRequest("this attempt was used for another change") from error
-    connection.settled = attempt
-
-
-async def record_change(connection: Connection, what: str) -> None:
-    """Record a change that has no attempt, so that its loss is detected (rule 18a)."""
-    await record_attempt(connection, str(uuid4()), what)
-
-
-async def queue_missed(
-    connection: Connection, ledger_id: int, missed: Iterable[MissedBody]
-) -> None:
-    """Queue missed entries for repair; ranges of one member are merged (rule 8)."""
-    ranges: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for item in missed:
-        ranges[item.member].append((item.first, item.last))
-    # Sorted, so that two transactions cannot deadlock on each other's rows.
-    for member in sorted(ranges):
-        await queue_repair(connection, ledger_id, member, tuple(ranges[member]))
 
 
 class _AlreadyCreated(Exception):
@@ -324,15 +280,8 @@ async def _create(connection: Connection, request: LedgerCreate) -> LedgerRow:
     if request.idempotency_key is not None:
         await _claim_key(connection, request.idempotency_key, row.ledger_id)
     # Of two concurrent tries the later one waits here for the earlier one's end.
-    inserted = await connection.fetchval(
-        "INSERT INTO attempts (attempt, target) VALUES ($1, $2)"
-        " ON CONFLICT DO NOTHING RETURNING target",
-        request.attempt,
-        f"{_CREATE}{row.ledger_id}",
-    )
-    if inserted is None:
+    if not await try_record(connection, request.attempt, f"{_CREATE}{row.ledger_id}"):
         await _raise_if_created(connection, request.attempt)
-    connection.settled = request.attempt
     await _index_members(connection, row.ledger_id, request.row)
     if TRANSACTION_TAG in row.extra:
         await _join_transaction(connection, row)
@@ -423,11 +372,11 @@ async def _claim_key(connection: Connection, key: str, ledger_id: int) -> None:
 
 
 async def _raise_if_created(connection: Connection, attempt: str) -> None:
-    target = await connection.fetchval("SELECT target FROM attempts WHERE attempt = $1", attempt)
+    target = await target_of(connection, attempt)
     if target is None:
         return
     if not target.startswith(_CREATE):
-        raise InvalidRequest(f"this attempt was used for another change ({target})")
+        raise used_otherwise(target)
     raise _AlreadyCreated(int(target.removeprefix(_CREATE)))
 
 
@@ -471,15 +420,7 @@ async def leave_tombstone(connection: Connection, row: LedgerRow) -> None:
         )
         if released is None:
             raise OwnedByLog(ledger_id=row.ledger_id, log=row.log)
-    for table in ("ledger_members", "ledger_tags"):
-        await connection.execute(f"DELETE FROM {table} WHERE ledger_id = $1", row.ledger_id)
-    await drop_repairs(connection, row.ledger_id)
-    await connection.execute(
-        "UPDATE ledgers SET version = version + 1, body = NULL, changed_at = now()"
-        " WHERE ledger_id = $1 AND version = $2",
-        row.ledger_id,
-        row.version,
-    )
+    await _bury(connection, [row.ledger_id])
 
 
 async def leave_tombstones(connection: Connection, ledgers: Collection[int]) -> set[int]:
@@ -490,14 +431,19 @@ async def leave_tombstones(connection: Connection, ledgers: Collection[int]) -> 
         sorted(ledgers),
     )
     deleted = [record["ledger_id"] for record in records]
-    for table in _LEDGER_TABLES:
+    await _bury(connection, deleted)
+    return set(deleted)
+
+
+async def _bury(connection: Connection, ledger_ids: Sequence[int]) -> None:
+    """Replace locked rows by tombstones, and delete what other tables have of these ledgers."""
+    for table in ("ledger_members", "ledger_tags"):
         await connection.execute(
-            f"DELETE FROM {table} WHERE ledger_id = ANY($1::bigint[])",
-            deleted,
+            f"DELETE FROM {table} WHERE ledger_id = ANY($1::bigint[])", ledger_ids
         )
+    await drop_repairs(connection, ledger_ids)
     await connection.execute(
         "UPDATE ledgers SET version = version + 1, body = NULL, changed_at = now()"
         " WHERE ledger_id = ANY($1::bigint[])",
-        deleted,
+        ledger_ids,
     )
-    return set(deleted)

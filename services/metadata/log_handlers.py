@@ -21,28 +21,28 @@ from quorumlog.wire.log_bodies import (
     LogRow,
 )
 from services.metadata.handlers import PARTS
-from services.metadata.http import IF_MATCH, LEDGER_ID, LIMIT, page_answer, parsed
+from services.metadata.http import IF_MATCH, LEDGER_ID, LIMIT, page_answer, parsed, row_answer
 
 _AGE_S_MAX: Final = 10 * 365 * 24 * 3600
 
 NAME: Final = path_text("name", LOG_NAME, "The log.", "events")
-AFTER: Final = query_text("after", LOG_NAME, "Logs after this name.")
-ABOVE: Final = query_integer("after", 0, ID_MAX, "Ledgers above this id.")
+AFTER: Final = query_text("after", LOG_NAME, "Only logs after this name.")
+ABOVE: Final = query_integer("after", 0, ID_MAX, "Only ledgers with ids above this one.")
 OLDER_THAN_S: Final = query_integer(
-    "older_than_s", 0, _AGE_S_MAX, "For so long no log has named them.", 0
+    "older_than_s", 0, _AGE_S_MAX, "Only ledgers that no log has named for so long.", 0
 )
 
 
 async def create_log(request: web.Request, _given: Given) -> web.Response:
-    """Create a log; the same attempt again gets the same row."""
+    """Create a log; a repeat of the attempt gets the first row."""
     row = await request.app[PARTS].logs.create(await parsed(request, LogCreate))
-    return answer(row, 201, Location=f"/v1/logs/{row.name}", ETag=f'"{row.version}"')
+    return row_answer(row, 201, Location=f"/v1/logs/{row.name}")
 
 
 async def get_log(request: web.Request, given: Given) -> web.Response:
-    """A log's row as the primary has it."""
+    """A log's row, read from the primary."""
     row = await request.app[PARTS].logs.get(given[NAME])
-    return answer(row, ETag=f'"{row.version}"')
+    return row_answer(row)
 
 
 async def list_logs(request: web.Request, given: Given) -> web.Response:
@@ -54,30 +54,30 @@ async def list_logs(request: web.Request, given: Given) -> web.Response:
 
 
 async def change_log(request: web.Request, given: Given) -> web.Response:
-    """Compare-and-swap a log's row; the same attempt again is answered as done."""
+    """Compare-and-swap a log's row; a repeat of an applied attempt succeeds."""
     change = await parsed(request, LogChange)
     if change.row.name != given[NAME]:
         raise InvalidRequest("the row is of another log than the path")
     if given[IF_MATCH] not in {None, change.row.version}:
         raise InvalidRequest("If-Match names another version than the row")
     row = await request.app[PARTS].logs.change(change)
-    return answer(row, ETag=f'"{row.version}"')
+    return row_answer(row)
 
 
 async def delete_log(request: web.Request, given: Given) -> web.Response:
-    """Free a log's name; no log then names its ledgers."""
+    """Delete a log and free its name; its ledgers become orphans."""
     await request.app[PARTS].logs.delete(given[NAME], await parsed(request, LogDelete))
     return web.Response(status=204)
 
 
 async def log_heads(request: web.Request, _given: Given) -> web.Response:
-    """Of many logs at once, who may write to them, as the primary has it."""
+    """The versions and writers of many logs, read from the primary."""
     asked = await parsed(request, LogHeadsAsk)
     return answer(LogHeads(logs=tuple(await request.app[PARTS].logs.heads(asked.logs))))
 
 
 async def list_orphans(request: web.Request, given: Given) -> web.Response:
-    """Ledgers above `after` that were made for a log and that no log has named for `older_than_s`."""
+    """Ledgers above `after`, created for a log, that no log has named for `older_than_s`."""
     after = given[ABOVE]
     found = await request.app[PARTS].logs.orphans(
         older_than_s=given[OLDER_THAN_S], after=-1 if after is None else after, limit=given[LIMIT]
@@ -86,7 +86,7 @@ async def list_orphans(request: web.Request, given: Given) -> web.Response:
 
 
 async def delete_orphan(request: web.Request, given: Given) -> web.Response:
-    """Delete a ledger that was made for a log, if no log names it in that very transaction."""
+    """Delete a ledger that was created for a log, unless a log names it."""
     await request.app[PARTS].logs.delete_orphan(given[LEDGER_ID])
     return web.Response(status=204)
 

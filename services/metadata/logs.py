@@ -8,25 +8,17 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import asyncpg
-import orjson
 
 from quorumlog.errors import InvalidRequest, LogExists, NoSuchLog, VersionConflict
 from quorumlog.protocol.changes import check_log
 from quorumlog.wire.log_bodies import LogChange, LogCreate, LogDelete, LogHeadBody, LogRow
-from services.metadata.database import Connection, Database
-from services.metadata.ledgers import (
-    is_applied,
-    json_of,
-    leave_tombstone,
-    leave_tombstones,
-    lock_ledger,
-    record_attempt,
-    record_change,
-)
-from services.metadata.sql import UTC_CREATED_AT, has_more, page_of
+from services.metadata.attempts import is_applied, record_attempt, record_change
+from services.metadata.database import Connection, RowStore, listing, proven, transactional
+from services.metadata.ledgers import leave_tombstone, leave_tombstones, lock_ledger
+from services.metadata.sql import has_more, json_rest, page_of, utc
 
 _ROW: Final = (
-    f"name, version, body::text AS body, {UTC_CREATED_AT},"
+    f"name, version, body::text AS body, {utc('created_at')},"
     " (extract(epoch FROM now()) * 1000)::bigint AS read_ms"
 )
 """`read_ms` is the database's clock: a record's age is judged by it, and never by a gateway's (rule
@@ -37,155 +29,139 @@ _TOMBSTONES_MAX: Final = 1000
 deadline. Gateways delete the older ledgers of a longer log afterwards (taste)."""
 
 
-class LogStore:
+class LogStore(RowStore):
     """The logs' rows."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def get(self, name: str) -> LogRow:
+    @proven
+    async def get(self, connection: Connection, name: str) -> LogRow:
         """One row. Raises: NoSuchLog."""
-        record = await self._database.read(
-            lambda connection: connection.fetchrow(f"SELECT {_ROW} FROM logs WHERE name = $1", name)
-        )
+        record = await connection.fetchrow(f"SELECT {_ROW} FROM logs WHERE name = $1", name)
         return _row_of(record, name)
 
-    async def page(self, *, after: str, limit: int) -> tuple[list[bytes], str | None]:
+    @listing
+    async def page(
+        self, connection: Connection, *, after: str, limit: int
+    ) -> tuple[list[bytes], str | None]:
         """One page by name, each row as its JSON, and the `after` of the next page."""
-        records = await self._database.list(lambda connection: connection.fetch(PAGE, after, limit))
-        rows = [
-            b'{"name":"%b","read_ms":%d,%b'
-            % (record["name"].encode(), record["read_ms"], json_of(record))
-            for record in records
-        ]
-        return rows, records[-1]["name"] if has_more(records) else None
+        records = await connection.fetch(PAGE, after, limit)
+        return [_json_of(record) for record in records], records[-1]["name"] if has_more(
+            records
+        ) else None
 
-    async def heads(self, names: Sequence[str]) -> Sequence[LogHeadBody]:
+    @proven
+    async def heads(self, connection: Connection, names: Sequence[str]) -> Sequence[LogHeadBody]:
         """The version and the writer of each row, present or deleted."""
         # Handles and owners end on this answer, so it must be of the database that the caller knows
         # (rule 18a).
-        records = await self._database.read(
-            lambda connection: connection.fetch(_HEADS, sorted(set(names)))
-        )
+        records = await connection.fetch(_HEADS, sorted(set(names)))
         return [LogHeadBody.model_validate(dict(record), strict=False) for record in records]
 
-    async def create(self, request: LogCreate) -> LogRow:
+    @transactional
+    async def create(self, connection: Connection, request: LogCreate) -> LogRow:
         """Create a row; a repeat of the attempt gets the first one.
 
         Raises: LogExists (with `current`), InvalidRequest; NoSuchLog if the first one was deleted
         since.
         """
         row = request.row
-
-        async def work(connection: Connection) -> LogRow:
-            # The first try inserts the row, so that it is locked before anything is looked up.
-            fresh = await connection.fetchval(
-                "INSERT INTO logs (name, version) VALUES ($1, 1) ON CONFLICT DO NOTHING"
-                " RETURNING version",
+        # The first try inserts the row, so that it is locked before anything is looked up.
+        fresh = await connection.fetchval(
+            "INSERT INTO logs (name, version) VALUES ($1, 1) ON CONFLICT DO NOTHING"
+            " RETURNING version",
+            row.name,
+        )
+        old = await connection.fetchrow(
+            f"SELECT {_ROW} FROM logs WHERE name = $1 FOR UPDATE", row.name
+        )
+        target = f"create log {row.name}"
+        if await is_applied(connection, request.attempt, target):
+            # Exclude a later log of this name: times are equal only within one transaction.
+            is_it = await connection.fetchval(
+                "SELECT l.created_at = a.at FROM logs l, attempts a"
+                " WHERE l.name = $1 AND a.attempt = $2",
                 row.name,
+                request.attempt,
             )
-            old = await connection.fetchrow(
-                f"SELECT {_ROW} FROM logs WHERE name = $1 FOR UPDATE", row.name
-            )
-            target = f"create log {row.name}"
-            if await is_applied(connection, request.attempt, target):
-                # Exclude a later log of this name: times are equal only within one transaction.
-                is_it = await connection.fetchval(
-                    "SELECT l.created_at = a.at FROM logs l, attempts a"
-                    " WHERE l.name = $1 AND a.attempt = $2",
-                    row.name,
-                    request.attempt,
-                )
-                return _row_of(old if is_it else None, row.name)
-            if old is not None and old["body"] is not None:
-                current = _row_of(old)
-                raise LogExists(log=row.name, current=current.model_dump(mode="json"))
-            await _claim_ledgers(connection, row.name, (item.ledger_id for item in row.items))
-            record = await connection.fetchrow(
-                "UPDATE logs SET version = version + $3, body = $2::text::jsonb,"
-                f" created_at = now(), changed_at = now() WHERE name = $1 RETURNING {_ROW}",
-                row.name,
-                _body_of(row),
-                0 if fresh else 1,
-            )
-            await record_attempt(connection, request.attempt, target)
-            return _row_of(record, row.name)
+            return _row_of(old if is_it else None, row.name)
+        if old is not None and old["body"] is not None:
+            current = _row_of(old)
+            raise LogExists(log=row.name, current=current.model_dump(mode="json"))
+        await _claim_ledgers(connection, row.name, (item.ledger_id for item in row.items))
+        record = await connection.fetchrow(
+            "UPDATE logs SET version = version + $3, body = $2::text::jsonb,"
+            f" created_at = now(), changed_at = now() WHERE name = $1 RETURNING {_ROW}",
+            row.name,
+            _body_of(row),
+            0 if fresh else 1,
+        )
+        await record_attempt(connection, request.attempt, target)
+        return _row_of(record, row.name)
 
-        return await self._database.transact(work)
-
-    async def change(self, request: LogChange) -> LogRow:
+    @transactional
+    async def change(self, connection: Connection, request: LogChange) -> LogRow:
         """Compare-and-swap on `row.version`; returns the changed row.
 
         Raises: NoSuchLog, VersionConflict (with `current`), InvalidRequest.
         """
         row = request.row
+        old = await lock_log(connection, row.name)
+        target = f"log {row.name}"
+        if await is_applied(connection, request.attempt, target):
+            return old
+        check_version(old, row.version)
+        changed = await change_row(connection, old, row)
+        await record_attempt(connection, request.attempt, target)
+        return changed
 
-        async def work(connection: Connection) -> LogRow:
-            old = await lock_log(connection, row.name)
-            target = f"log {row.name}"
-            if await is_applied(connection, request.attempt, target):
-                return old
-            check_version(old, row.version)
-            changed = await change_row(connection, old, row)
-            await record_attempt(connection, request.attempt, target)
-            return changed
-
-        return await self._database.transact(work)
-
-    async def delete(self, name: str, request: LogDelete) -> None:
+    @transactional
+    async def delete(self, connection: Connection, name: str, request: LogDelete) -> None:
         """Free the name. The log's CLOSED ledgers are deleted with it, so that a reader with the
         old row cannot find them under a new log. The other ledgers become unnamed.
 
         Raises: NoSuchLog, VersionConflict (with `current`).
         """
-
-        async def work(connection: Connection) -> None:
-            target = f"delete log {name}"
-            try:
-                old = await lock_log(connection, name)
-            except NoSuchLog:
-                if await is_applied(connection, request.attempt, target):
-                    return
-                raise
+        target = f"delete log {name}"
+        try:
+            old = await lock_log(connection, name)
+        except NoSuchLog:
             if await is_applied(connection, request.attempt, target):
-                return  # another log was created under the name since
-            check_version(old, request.version)
-            await _end_transactions(connection, name)
-            ledgers = [item.ledger_id for item in old.items]
-            deleted = await leave_tombstones(connection, ledgers[-_TOMBSTONES_MAX:])
-            await _release_ledgers(connection, set(ledgers) - deleted)
-            await connection.execute(
-                "UPDATE logs SET version = version + 1, body = NULL, changed_at = now()"
-                " WHERE name = $1 AND version = $2",
-                name,
-                request.version,
-            )
-            await record_attempt(connection, request.attempt, target)
-
-        await self._database.transact(work)
-
-    async def orphans(self, *, older_than_s: int, after: int, limit: int) -> list[int]:
-        """Ledgers with ids above `after` that no log has named for this long, ascending."""
-        records = await self._database.list(
-            lambda connection: connection.fetch(ORPHANS, older_than_s, after, limit)
+                return
+            raise
+        if await is_applied(connection, request.attempt, target):
+            return  # another log was created under the name since
+        check_version(old, request.version)
+        await _end_transactions(connection, name)
+        ledgers = [item.ledger_id for item in old.items]
+        deleted = await leave_tombstones(connection, ledgers[-_TOMBSTONES_MAX:])
+        await _release_ledgers(connection, set(ledgers) - deleted)
+        await connection.execute(
+            "UPDATE logs SET version = version + 1, body = NULL, changed_at = now()"
+            " WHERE name = $1 AND version = $2",
+            name,
+            request.version,
         )
+        await record_attempt(connection, request.attempt, target)
+
+    @listing
+    async def orphans(
+        self, connection: Connection, *, older_than_s: int, after: int, limit: int
+    ) -> list[int]:
+        """Ledgers with ids above `after` that no log has named for this long, ascending."""
+        records = await connection.fetch(ORPHANS, older_than_s, after, limit)
         return [record["ledger_id"] for record in records]
 
-    async def delete_orphan(self, ledger_id: int) -> None:
+    @transactional
+    async def delete_orphan(self, connection: Connection, ledger_id: int) -> None:
         """Delete a ledger that was created for a log and is not named by it.
 
         It may be open: a writer appends to it only after its log names it.
         Raises: NoSuchLedger, OwnedByLog; InvalidRequest for a ledger of no log.
         """
-
-        async def work(connection: Connection) -> None:
-            row = await lock_ledger(connection, ledger_id)
-            if row.log is None:
-                raise InvalidRequest("this ledger was not made for a log", ledger_id=ledger_id)
-            await leave_tombstone(connection, row)
-            await record_change(connection, f"delete ledger {ledger_id}")
-
-        await self._database.transact(work)
+        row = await lock_ledger(connection, ledger_id)
+        if row.log is None:
+            raise InvalidRequest("this ledger was not made for a log", ledger_id=ledger_id)
+        await leave_tombstone(connection, row)
+        await record_change(connection, f"delete ledger {ledger_id}")
 
 
 _HEADS: Final = (
@@ -210,16 +186,15 @@ ORPHANS: Final = (
 def _row_of(record: asyncpg.Record | None, name: str = "") -> LogRow:
     if record is None or record["body"] is None:
         raise NoSuchLog(f"there is no log {name}", log=name)
-    return LogRow.model_validate_json(
-        orjson.dumps(
-            orjson.loads(record["body"])
-            | {
-                "name": record["name"],
-                "version": record["version"],
-                "created_at": record["created_at"],
-                "read_ms": record["read_ms"],
-            }
-        )
+    return LogRow.model_validate_json(_json_of(record))
+
+
+def _json_of(record: asyncpg.Record) -> bytes:
+    """A row's JSON."""
+    return b'{"name":"%b","read_ms":%d,%b' % (
+        record["name"].encode(),
+        record["read_ms"],
+        json_rest(record),
     )
 
 

@@ -37,7 +37,7 @@ AFTER: Final = Parameter(
     "query",
     _item,
     {"type": "string", "pattern": f"^{REPAIR_PLACE}$"},
-    "Items after this one: `ledger_id:member`.",
+    "Only items after this one: `ledger_id:member`.",
     (-1, ""),
 )
 MEMBER_ID: Final = path_text("member", MEMBER, "The member.", "bookie-1@1")
@@ -45,75 +45,75 @@ LEASE: Final = path_text("name", LOG_NAME, "The lease.", "auditor")
 
 
 async def list_repairs(request: web.Request, given: Given) -> web.Response:
-    """What members lack, by ledger and member; `after` is `ledger_id:member`."""
+    """Items of the queue, by ledger and member; `after` is `ledger_id:member`."""
     found, last = await request.app[PARTS].repairs.page(after=given[AFTER], limit=given[LIMIT])
     following = None if last is None else f"{last[0]}:{last[1]}"
     return answer(RepairList(repairs=tuple(found), next=following))
 
 
 async def add_repairs(request: web.Request, _given: Given) -> web.Response:
-    """Add to what members lack."""
+    """Queue entries that members lack."""
     await request.app[PARTS].repairs.add((await parsed(request, RepairsAdd)).items)
     return web.Response(status=204)
 
 
 async def claim_repairs(request: web.Request, _given: Given) -> web.Response:
-    """Claim items that nobody works on, those with the fewest survivors first."""
+    """Claim unclaimed items, those with the fewest survivors first."""
     found = await request.app[PARTS].repairs.claim(await parsed(request, RepairClaim))
     return answer(RepairList(repairs=tuple(found)))
 
 
 async def progress_repair(request: web.Request, given: Given) -> web.Response:
-    """Take off what is done and hold on to the rest; nothing left ends the item."""
+    """Remove repaired ranges and keep the claim on the rest; an item without a rest is deleted."""
     body = await parsed(request, RepairProgress)
     ranges = await request.app[PARTS].repairs.progress(given[LEDGER_ID], given[MEMBER_ID], body)
     return answer(RepairRemaining(ranges=ranges))
 
 
 async def fail_repair(request: web.Request, given: Given) -> web.Response:
-    """Let go of an item until a pause is over."""
+    """Release an item after a failure; it is retried after a pause."""
     body = await parsed(request, RepairFail)
     await request.app[PARTS].repairs.fail(given[LEDGER_ID], given[MEMBER_ID], body)
     return web.Response(status=204)
 
 
 async def summarize_repairs(request: web.Request, _given: Given) -> web.Response:
-    """The whole queue in numbers."""
+    """Numbers of the whole queue."""
     return answer(await request.app[PARTS].repairs.summary())
 
 
 async def get_repair_settings(request: web.Request, _given: Given) -> web.Response:
-    """What operators set for all of autorecovery."""
+    """Operators' settings for all processes of autorecovery."""
     return answer(await request.app[PARTS].repair_settings.get())
 
 
 async def patch_repair_settings(request: web.Request, _given: Given) -> web.Response:
-    """Change what is named, for all of autorecovery and over restarts."""
+    """Change the given settings of autorecovery, for all processes and over restarts."""
     change = await parsed(request, RepairSettingsPut)
     return answer(await request.app[PARTS].repair_settings.change(change))
 
 
 async def hurry_repairs(request: web.Request, _given: Given) -> web.Response:
-    """Have what waits after a failure tried again now."""
+    """Retry now the items that wait after a failure."""
     await request.app[PARTS].repairs.hurry()
     return web.Response(status=204)
 
 
 async def trigger_repairs(request: web.Request, _given: Given) -> web.Response:
-    """Have everything looked at now, and what waits after a failure tried again."""
+    """Request a full audit, and retry now the items that wait after a failure."""
     parts = request.app[PARTS]
     await parts.repairs.hurry()
     return answer(await parts.repair_settings.trigger())
 
 
 async def take_lease(request: web.Request, given: Given) -> web.Response:
-    """Take a lease that is free, or hold on to one's own; tells who holds it."""
+    """Take a free lease, or renew one's own; returns the present holder."""
     body = await parsed(request, LeaseTake)
     return answer(await request.app[PARTS].leases.take(given[LEASE], body))
 
 
 async def give_lease(request: web.Request, given: Given) -> web.Response:
-    """Give a lease back, if this holder still has it."""
+    """Release a lease, if this holder still has it."""
     await request.app[PARTS].leases.give(given[LEASE], await parsed(request, LeaseGive))
     return web.Response(status=204)
 

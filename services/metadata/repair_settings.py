@@ -6,40 +6,36 @@ import asyncpg
 import orjson
 
 from quorumlog.wire.repair_bodies import RepairSettings, RepairSettingsPut
-from services.metadata.database import Database
+from services.metadata.database import Connection, RowStore, plain
 
 GET: Final = "SELECT body::text AS body, triggers FROM repair_settings WHERE is_only"
 _CHANGED: Final = "changed_at = now() WHERE is_only RETURNING body::text AS body, triggers"
 
 
-class RepairSettingsStore:
+class RepairSettingsStore(RowStore):
     """The row of settings."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def get(self) -> RepairSettings:
+    @plain
+    async def get(self, connection: Connection) -> RepairSettings:
         """The present settings."""
-        return _settings_of(await self._database.run(lambda connection: connection.fetchrow(GET)))
+        return _settings_of(await connection.fetchrow(GET))
 
-    async def change(self, change: RepairSettingsPut) -> RepairSettings:
+    @plain
+    async def change(self, connection: Connection, change: RepairSettingsPut) -> RepairSettings:
         """Change the given fields; concurrent changes of different fields both apply."""
-        given = change.model_dump_json()
         return _settings_of(
-            await self._database.run(
-                lambda connection: connection.fetchrow(
-                    f"UPDATE repair_settings SET body = body || $1::text::jsonb, {_CHANGED}", given
-                )
+            await connection.fetchrow(
+                f"UPDATE repair_settings SET body = body || $1::text::jsonb, {_CHANGED}",
+                change.model_dump_json(),
             )
         )
 
-    async def trigger(self) -> RepairSettings:
+    @plain
+    async def trigger(self, connection: Connection) -> RepairSettings:
         """Ask every process to run a full audit now."""
         return _settings_of(
-            await self._database.run(
-                lambda connection: connection.fetchrow(
-                    f"UPDATE repair_settings SET triggers = triggers + 1, {_CHANGED}"
-                )
+            await connection.fetchrow(
+                f"UPDATE repair_settings SET triggers = triggers + 1, {_CHANGED}"
             )
         )
 

@@ -4,11 +4,11 @@ An item changes only under its version. Each claim, failure and new range draws 
 was never used before. So a worker whose claim expired, or whose ledger got new ranges meanwhile,
 cannot clear entries that it has not copied, not even of a later item.
 
-A transaction that takes several items takes them by ledger and member (in byte order), or skips
+A transaction that locks several items locks them by ledger and member (in byte order), or skips
 items that others hold, so that no deadlock arises.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import asyncpg
@@ -23,8 +23,8 @@ from quorumlog.wire.repair_bodies import (
     RepairProgress,
     RepairSummary,
 )
-from services.metadata.database import Connection, Database
-from services.metadata.sql import UTC_CREATED_AT, has_more, page_of
+from services.metadata.database import Connection, RowStore, listing, transactional
+from services.metadata.sql import has_more, page_of, utc
 
 _UNCOUNTED: Final = 32767
 """Stands for "survivors not counted", and sorts last."""
@@ -33,7 +33,7 @@ _PAUSE_S_MAX: Final = 300
 
 _ROW: Final = (
     "ledger_id, member, ranges, version, survivors, failures, detail, worker, moves, "
-    + UTC_CREATED_AT
+    + utc("created_at")
 )
 
 # Materialised: a join would run the pick again and lock more than its limit.
@@ -102,70 +102,42 @@ ADD: Final = (
 )
 
 
-class RepairStore:
+class RepairStore(RowStore):
     """The repair queue's rows."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+    @listing
     async def page(
-        self, *, after: tuple[int, str], limit: int
+        self, connection: Connection, *, after: tuple[int, str], limit: int
     ) -> tuple[list[Repair], tuple[int, str] | None]:
         """One page by ledger and member, and the `after` of the next page."""
-        records = await self._database.list(
-            lambda connection: connection.fetch(PAGE, *after, limit)
-        )
+        records = await connection.fetch(PAGE, *after, limit)
         found = [_repair_of(record) for record in records]
         return found, (found[-1].ledger_id, found[-1].member) if has_more(records) else None
 
-    async def add(self, items: Iterable[RepairAdd]) -> None:
+    @transactional
+    async def add(self, connection: Connection, items: Iterable[RepairAdd]) -> None:
         """Add missed ranges; deleted ledgers are skipped."""
-        merged: dict[tuple[int, str], RepairAdd] = {}
-        for item in items:
-            # One statement may change a row only once.
-            before = merged.setdefault((item.ledger_id, item.member), item)
-            if before is not item:
-                ranges, moves = before.ranges + item.ranges, before.moves or item.moves
-                both = before.model_copy(update={"ranges": ranges, "moves": moves})
-                merged[item.ledger_id, item.member] = both
-        if not merged:
-            return
-        # Sorted, so that two transactions cannot deadlock on each other's rows.
-        wanted = [merged[key] for key in sorted(merged)]
+        await add_repairs(connection, items)
 
-        async def work(connection: Connection) -> None:
-            await connection.execute(
-                ADD,
-                [item.ledger_id for item in wanted],
-                [item.member for item in wanted],
-                [_text_of(item.ranges) for item in wanted],
-                [_UNCOUNTED if i.survivors is None else i.survivors for i in wanted],
-                [item.moves for item in wanted],
-            )
-
-        await self._database.transact(work)
-
-    async def summary(self) -> RepairSummary:
+    @listing
+    async def summary(self, connection: Connection) -> RepairSummary:
         """Numbers about the queue."""
-        record = await self._database.list(lambda connection: connection.fetchrow(SUMMARY))
+        record = await connection.fetchrow(SUMMARY)
         assert record is not None
         return RepairSummary(**dict(record))
 
     async def hurry(self) -> None:
         """Retry now the items that wait after a failure, some at a time; may be repeated."""
         while True:
-            done = await self._database.run(lambda connection: connection.execute(HURRY))
+            done = await self.database.run(lambda connection: connection.execute(HURRY))
             if done == "UPDATE 0":
                 return
 
-    async def claim(self, request: RepairClaim) -> list[Repair]:
+    # A transaction, since no work may rest on rows of a database that went back (rule 18a).
+    @transactional
+    async def claim(self, connection: Connection, request: RepairClaim) -> list[Repair]:
         """Claim unclaimed items for one worker until its lease ends."""
-        # A transaction, since no work may rest on rows of a database that went back (rule 18a).
-        records = await self._database.transact(
-            lambda connection: connection.fetch(
-                CLAIM, request.worker, request.lease_s, request.limit
-            )
-        )
+        records = await connection.fetch(CLAIM, request.worker, request.lease_s, request.limit)
         return sorted(
             (_repair_of(record) for record in records),
             key=lambda item: (
@@ -175,82 +147,82 @@ class RepairStore:
             ),
         )
 
-    async def progress(self, ledger_id: int, member: str, request: RepairProgress) -> Ranges:
+    @transactional
+    async def progress(
+        self, connection: Connection, ledger_id: int, member: str, request: RepairProgress
+    ) -> Ranges:
         """Remove finished ranges and keep the claim on the rest; an item without a rest is deleted.
 
         Raises: NoSuchRepair, VersionConflict (with `current`).
         """
-
-        async def work(connection: Connection) -> Ranges:
-            await _lock(connection, ledger_id, member, request.worker, request.version)
-            record = await connection.fetchrow(
-                "UPDATE repairs SET ranges = ranges - $3, failures = 0,"
-                " next_try_at = clock_timestamp() + make_interval(secs => $4)"
-                f" WHERE ledger_id = $1 AND member = $2 RETURNING {_ROW}",
-                ledger_id,
-                member,
-                _multirange(request.ranges),
-                request.lease_s,
+        await _lock(connection, ledger_id, member, request.worker, request.version)
+        record = await connection.fetchrow(
+            "UPDATE repairs SET ranges = ranges - $3::text::int8multirange, failures = 0,"
+            " next_try_at = clock_timestamp() + make_interval(secs => $4)"
+            f" WHERE ledger_id = $1 AND member = $2 RETURNING {_ROW}",
+            ledger_id,
+            member,
+            _multirange(request.ranges),
+            request.lease_s,
+        )
+        remaining = _repair_of(record).ranges
+        if not remaining:
+            await connection.execute(
+                "DELETE FROM repairs WHERE ledger_id = $1 AND member = $2", ledger_id, member
             )
-            remaining = _repair_of(record).ranges
-            if not remaining:
-                await connection.execute(
-                    "DELETE FROM repairs WHERE ledger_id = $1 AND member = $2", ledger_id, member
-                )
-            return remaining
+        return remaining
 
-        return await self._database.transact(work)
-
-    async def fail(self, ledger_id: int, member: str, request: RepairFail) -> None:
+    @transactional
+    async def fail(
+        self, connection: Connection, ledger_id: int, member: str, request: RepairFail
+    ) -> None:
         """Release an item until a pause has passed, which doubles with each failure.
 
         Raises: NoSuchRepair, VersionConflict (with `current`).
         """
-
-        async def work(connection: Connection) -> None:
-            await _lock(connection, ledger_id, member, request.worker, request.version)
-            await connection.execute(
-                "UPDATE repairs SET worker = NULL, version = nextval('repair_versions'), failures = failures + 1,"
-                " detail = $3, next_try_at = clock_timestamp()"
-                f" + make_interval(secs => least({_PAUSE_S_MAX}, power(2, least(failures, 20))))"
-                " WHERE ledger_id = $1 AND member = $2",
-                ledger_id,
-                member,
-                request.detail,
-            )
-
-        await self._database.transact(work)
+        await _lock(connection, ledger_id, member, request.worker, request.version)
+        await connection.execute(
+            "UPDATE repairs SET worker = NULL, version = nextval('repair_versions'), failures = failures + 1,"
+            " detail = $3, next_try_at = clock_timestamp()"
+            f" + make_interval(secs => least({_PAUSE_S_MAX}, power(2, least(failures, 20))))"
+            " WHERE ledger_id = $1 AND member = $2",
+            ledger_id,
+            member,
+            request.detail,
+        )
 
 
-async def queue_repair(
-    connection: Connection,
-    ledger_id: int,
-    member: str,
-    ranges: Ranges,
-    survivors: int | None = None,
-    *,
-    moves: bool = False,
-) -> None:
-    """Merge ranges into an item, or create it; a deleted ledger is skipped."""
+async def add_repairs(connection: Connection, items: Iterable[RepairAdd]) -> None:
+    """Merge missed ranges into the queue's items, or create items; deleted ledgers are skipped."""
+    merged: dict[tuple[int, str], RepairAdd] = {}
+    for item in items:
+        # One statement may change a row only once.
+        before = merged.setdefault((item.ledger_id, item.member), item)
+        if before is not item:
+            ranges, moves = before.ranges + item.ranges, before.moves or item.moves
+            both = before.model_copy(update={"ranges": ranges, "moves": moves})
+            merged[item.ledger_id, item.member] = both
+    if not merged:
+        return
+    wanted = [merged[key] for key in sorted(merged)]
     await connection.execute(
-        "INSERT INTO repairs (ledger_id, member, ranges, survivors, moves)"
-        " SELECT ledger_id, $2, $3, $4, $5 FROM ledgers WHERE ledger_id = $1 AND body IS NOT NULL"
-        f" FOR KEY SHARE {_MERGE}",
-        ledger_id,
-        member,
-        _multirange(ranges),
-        _UNCOUNTED if survivors is None else survivors,
-        moves,
+        ADD,
+        [item.ledger_id for item in wanted],
+        [item.member for item in wanted],
+        [_multirange(item.ranges) for item in wanted],
+        [_UNCOUNTED if item.survivors is None else item.survivors for item in wanted],
+        [item.moves for item in wanted],
     )
 
 
-async def drop_repairs(connection: Connection, ledger_id: int) -> None:
-    """Delete the items of a ledger, whose row is locked: it is about to be deleted."""
+async def drop_repairs(connection: Connection, ledger_ids: Sequence[int]) -> None:
+    """Delete the items of ledgers whose rows are locked: the ledgers are about to be deleted."""
     await connection.execute(
-        'SELECT FROM repairs WHERE ledger_id = $1 ORDER BY member COLLATE "C" FOR UPDATE',
-        ledger_id,
+        "SELECT FROM repairs WHERE ledger_id = ANY($1::bigint[])"
+        ' ORDER BY ledger_id, member COLLATE "C" FOR UPDATE',
+        ledger_ids,
     )
-    await connection.execute("DELETE FROM repairs WHERE ledger_id = $1", ledger_id)
+    await connection.execute("DELETE FROM repairs WHERE ledger_id = ANY($1::bigint[])", ledger_ids)
 
 
 async def _lock(
@@ -272,11 +244,7 @@ async def _lock(
         )
 
 
-def _multirange(ranges: Ranges) -> list[asyncpg.Range[int]]:
-    return [asyncpg.Range(first, last, upper_inc=True) for first, last in ranges]
-
-
-def _text_of(ranges: Ranges) -> str:
+def _multirange(ranges: Ranges) -> str:
     """A multirange in Postgres syntax."""
     return "{" + ",".join(f"[{first},{last}]" for first, last in ranges) + "}"
 

@@ -22,7 +22,7 @@ ID: Final = path_text("id", TRANSACTION_ID, "The transaction.")
 
 
 async def begin_transaction(request: web.Request, _given: Given) -> web.Response:
-    """Begin a transaction, or get the one of this app and version."""
+    """Begin a transaction, or get the existing one of this app and version."""
     row, is_new = await request.app[PARTS].transactions.begin(
         await parsed(request, TransactionBegin)
     )
@@ -30,23 +30,23 @@ async def begin_transaction(request: web.Request, _given: Given) -> web.Response
 
 
 async def get_transaction(request: web.Request, given: Given) -> web.Response:
-    """A transaction as the primary has it."""
+    """A transaction, read from the primary."""
     return answer(await request.app[PARTS].transactions.get(given[ID]))
 
 
 async def commit_transaction(request: web.Request, given: Given) -> web.Response:
-    """Publish ledgers onto the log and end the transaction; the same again is answered as done."""
+    """Publish ledgers onto the log and end the transaction; a repeat gets the same answer."""
     body = await parsed(request, TransactionCommit)
     return answer(await request.app[PARTS].transactions.commit(given[ID], body))
 
 
 async def abort_transaction(request: web.Request, given: Given) -> web.Response:
-    """End a transaction; nothing of it is published."""
+    """Abort a transaction: none of its ledgers is published."""
     return answer(await request.app[PARTS].transactions.abort(given[ID]))
 
 
 async def renew_transaction(request: web.Request, given: Given) -> web.Response:
-    """Say that somebody works in it, and learn its state."""
+    """Put off a transaction's expiry, and get its state."""
     return answer(await request.app[PARTS].transactions.renew(given[ID]))
 
 

@@ -36,11 +36,11 @@ from quorumlog.wire.transaction_bodies import (
     TransactionLedgerBody,
     TransactionRow,
 )
-from services.metadata.database import Connection, Database
-from services.metadata.ledgers import is_applied, record_attempt, record_change
+from services.metadata.attempts import is_applied, record_attempt, record_change
+from services.metadata.database import Connection, Database, RowStore, plain, proven, transactional
 from services.metadata.logs import change_row, check_version, lock_log
+from services.metadata.sql import utc
 
-_TIME: Final = "to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS {0}"
 _WRITTEN: Final = (
     "(SELECT coalesce(jsonb_agg(jsonb_build_object('ledger_id', w.ledger_id,"
     " 'partition', w.partition, 'attempt', w.attempt) ORDER BY w.ledger_id), '[]')"
@@ -49,7 +49,7 @@ _WRITTEN: Final = (
 _ROW: Final = (
     "id, log, app, app_version, state, is_duplicate, requested,"
     f" CASE WHEN state = 'OPEN' THEN {_WRITTEN} ELSE published END::text AS ledgers, "
-    f"{_TIME.format('created_at')}, {_TIME.format('expires_at')}"
+    f"{utc('created_at')}, {utc('expires_at')}"
 )
 """One statement reads the state and the ledgers, so that both are of one moment: otherwise an OPEN
 transaction without ledgers might be one that ended between two reads."""
@@ -63,100 +63,94 @@ EXPIRED: Final = (
 )
 
 
-class TransactionStore:
+class TransactionStore(RowStore):
     """The transactions' rows."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self.committed = self.aborted = self.expired = 0
         """Transactions ended by this service since its start."""
 
-    async def begin(self, request: TransactionBegin) -> tuple[TransactionRow, bool]:
+    @transactional
+    async def begin(
+        self, connection: Connection, request: TransactionBegin
+    ) -> tuple[TransactionRow, bool]:
         """Begin a transaction, and True; or the existing one of this app and version, and False.
 
         A version that is not above the app's last one gets a COMMITTED transaction: there is
         nothing to do. Raises: NoSuchLog, LogClosed; InvalidRequest if the id is in use.
         """
-
-        async def work(connection: Connection) -> tuple[TransactionRow, bool]:
-            await _lock_log_shared(connection, request.log)
+        await _lock_log_shared(connection, request.log)
+        known = await _find_earlier_try(connection, request)
+        if known is not None:
+            return known, False
+        if request.app is not None:
+            done = await _last_version(connection, request.log, request.app)
+            if done is not None and done["version"] >= (request.version or 0):
+                return await _answer_old_version(connection, request, done), False
+        while True:
+            made = await _insert(connection, request, state=TransactionState.OPEN)
+            if made is not None:
+                await record_change(connection, f"begin transaction {request.id}")
+                return _row(made), True
             known = await _find_earlier_try(connection, request)
             if known is not None:
+                # A concurrent try of this request has just ended.
                 return known, False
-            if request.app is not None:
-                done = await _last_version(connection, request.log, request.app)
-                if done is not None and done["version"] >= (request.version or 0):
-                    return await _answer_old_version(connection, request, done), False
-            while True:
-                made = await _insert(connection, request, state=TransactionState.OPEN)
-                if made is not None:
-                    await record_change(connection, f"begin transaction {request.id}")
-                    return _row(made), True
-                known = await _find_earlier_try(connection, request)
-                if known is not None:
-                    # A concurrent try of this request has just ended.
-                    return known, False
-                shared = await connection.fetchrow(
-                    f"UPDATE transactions SET expires_at = greatest(expires_at, {_RENEWED})"
-                    " WHERE log = $1 AND app = $2 AND app_version = $3 AND state = 'OPEN'"
-                    f" RETURNING {_ROW}",
-                    request.log,
-                    request.app,
-                    request.version,
-                )
-                # None: the transaction ended meanwhile.
-                if shared is not None:
-                    return _row(shared), False
+            shared = await connection.fetchrow(
+                f"UPDATE transactions SET expires_at = greatest(expires_at, {_RENEWED})"
+                " WHERE log = $1 AND app = $2 AND app_version = $3 AND state = 'OPEN'"
+                f" RETURNING {_ROW}",
+                request.log,
+                request.app,
+                request.version,
+            )
+            # None: the transaction ended meanwhile.
+            if shared is not None:
+                return _row(shared), False
 
-        return await self._database.transact(work)
-
-    async def get(self, transaction_id: str) -> TransactionRow:
+    @proven
+    async def get(self, connection: Connection, transaction_id: str) -> TransactionRow:
         """One transaction. Raises: NoSuchTransaction."""
+        return _row(await _get(connection, transaction_id))
 
-        async def work(connection: Connection) -> TransactionRow:
-            return _row(await _get(connection, transaction_id))
-
-        return await self._database.read(work)
-
-    async def renew(self, transaction_id: str) -> TransactionAlive:
+    @plain
+    async def renew(self, connection: Connection, transaction_id: str) -> TransactionAlive:
         """Renew a transaction, and return its state. Raises: NoSuchTransaction."""
-
-        async def work(connection: Connection) -> TransactionAlive:
-            record = await connection.fetchrow(
-                "SELECT state, expires_at < now() + make_interval(secs => ttl_s * 0.75) AS is_due"
-                " FROM transactions WHERE id = $1",
+        record = await connection.fetchrow(
+            "SELECT state, expires_at < now() + make_interval(secs => ttl_s * 0.75) AS is_due"
+            " FROM transactions WHERE id = $1",
+            transaction_id,
+        )
+        if record is None:
+            raise _missing(transaction_id)
+        if record["state"] == TransactionState.OPEN and record["is_due"]:
+            await connection.execute(
+                f"UPDATE transactions SET expires_at = {_RENEWED} WHERE id = $1 AND state = 'OPEN'",
                 transaction_id,
             )
-            if record is None:
-                raise _missing(transaction_id)
-            if record["state"] == TransactionState.OPEN and record["is_due"]:
-                await connection.execute(
-                    f"UPDATE transactions SET expires_at = {_RENEWED}"
-                    " WHERE id = $1 AND state = 'OPEN'",
-                    transaction_id,
-                )
-            return TransactionAlive(state=TransactionState(record["state"]))
-
-        return await self._database.run(work)
+        return TransactionAlive(state=TransactionState(record["state"]))
 
     async def abort(self, transaction_id: str) -> TransactionRow:
         """Abort a transaction and release its ledgers; idempotent.
 
         Raises: NoSuchTransaction; TransactionCommitted, and nothing is changed.
         """
-
-        async def work(connection: Connection) -> tuple[TransactionRow, bool]:
-            record = await _lock(connection, transaction_id)
-            if record["state"] == TransactionState.COMMITTED:
-                raise TransactionCommitted(log=record["log"])
-            has_changed = record["state"] == TransactionState.OPEN
-            if has_changed:
-                await end_aborted(connection, [transaction_id])
-            return _row(await _get(connection, transaction_id)), has_changed
-
-        row, has_changed = await self._database.transact(work)
+        row, has_changed = await self._abort(transaction_id)
         self.aborted += has_changed
         return row
+
+    @transactional
+    async def _abort(
+        self, connection: Connection, transaction_id: str
+    ) -> tuple[TransactionRow, bool]:
+        record = await _get(connection, transaction_id, lock=True)
+        if record["state"] == TransactionState.COMMITTED:
+            raise TransactionCommitted(log=record["log"])
+        has_changed = record["state"] == TransactionState.OPEN
+        if has_changed:
+            await end_aborted(connection, [transaction_id])
+        return _row(await _get(connection, transaction_id)), has_changed
 
     async def commit(self, transaction_id: str, request: TransactionCommit) -> TransactionDone:
         """Publish the ledgers onto the log and end the transaction, atomically and once.
@@ -164,7 +158,7 @@ class TransactionStore:
         Raises: NoSuchTransaction, TransactionAborted, NoSuchLog, VersionConflict (with the log's
         row as `current`), InvalidRequest; TransactionCommitted if other ledgers were published.
         """
-        done, has_changed = await self._database.transact(
+        done, has_changed = await self.database.transact(
             lambda connection: _commit(connection, transaction_id, request)
         )
         self.committed += has_changed
@@ -172,36 +166,33 @@ class TransactionStore:
 
     async def expire(self, limit: int) -> int:
         """Abort expired transactions and delete old ended ones; returns how many were aborted."""
-
-        async def work(connection: Connection) -> int:
-            records = await connection.fetch(EXPIRED, limit)
-            await end_aborted(connection, [record["id"] for record in records])
-            await connection.execute(
-                "DELETE FROM transactions WHERE id IN (SELECT t.id FROM transactions t"
-                " WHERE t.ended_at < now() - make_interval(secs => $1) AND NOT EXISTS"
-                " (SELECT FROM app_versions a WHERE a.transaction = t.id)"
-                " LIMIT $2 FOR UPDATE SKIP LOCKED)",
-                _KEPT_S,
-                limit,
-            )
-            return len(records)
-
-        ended = await self._database.transact(work)
+        ended = await self._expire(limit)
         self.expired += ended
         return ended
 
-    async def counts(self) -> tuple[int, int]:
+    @transactional
+    async def _expire(self, connection: Connection, limit: int) -> int:
+        records = await connection.fetch(EXPIRED, limit)
+        await end_aborted(connection, [record["id"] for record in records])
+        await connection.execute(
+            "DELETE FROM transactions WHERE id IN (SELECT t.id FROM transactions t"
+            " WHERE t.ended_at < now() - make_interval(secs => $1) AND NOT EXISTS"
+            " (SELECT FROM app_versions a WHERE a.transaction = t.id)"
+            " LIMIT $2 FOR UPDATE SKIP LOCKED)",
+            _KEPT_S,
+            limit,
+        )
+        return len(records)
+
+    @plain
+    async def counts(self, connection: Connection) -> tuple[int, int]:
         """How many transactions are OPEN, and how many ledgers wait for their deletion."""
-
-        async def work(connection: Connection) -> tuple[int, int]:
-            record = await connection.fetchrow(
-                "SELECT (SELECT count(*) FROM transactions WHERE state = 'OPEN') AS open,"
-                " (SELECT count(*) FROM unnamed_ledgers) AS orphans"
-            )
-            assert record is not None
-            return record["open"], record["orphans"]
-
-        return await self._database.run(work)
+        record = await connection.fetchrow(
+            "SELECT (SELECT count(*) FROM transactions WHERE state = 'OPEN') AS open,"
+            " (SELECT count(*) FROM unnamed_ledgers) AS orphans"
+        )
+        assert record is not None
+        return record["open"], record["orphans"]
 
 
 async def end_aborted(connection: Connection, ids: Sequence[str]) -> None:
@@ -231,17 +222,11 @@ async def _commit(
 ) -> tuple[TransactionDone, bool]:
     seen = await _get(connection, transaction_id)
     if seen["state"] != TransactionState.OPEN:
-        # The state is final; but if this attempt ended the transaction, the log's row is its
-        # answer.
-        applied = await _row_if_applied(connection, seen, request)
-        repeat = _answer_repeat(seen, request)
-        return TransactionDone(transaction=repeat, row=applied), False
+        return await _answer_ended(connection, seen, request), False
     log = await lock_log(connection, seen["log"])
-    record = await _lock(connection, transaction_id)
+    record = await _get(connection, transaction_id, lock=True)
     if record["state"] != TransactionState.OPEN:
-        applied = await _row_if_applied(connection, record, request)
-        repeat = _answer_repeat(record, request)
-        return TransactionDone(transaction=repeat, row=applied), False
+        return await _answer_ended(connection, record, request), False
     if record["app"] is not None:
         last = await _last_version(connection, record["log"], record["app"])
         if last is not None and last["version"] >= record["app_version"]:
@@ -268,20 +253,23 @@ async def _commit(
     return TransactionDone(transaction=ended, row=row), True
 
 
-async def _row_if_applied(
+async def _answer_ended(
     connection: Connection, record: asyncpg.Record, request: TransactionCommit
-) -> LogRow | None:
-    if request.row is None:
-        return None
-    if await is_applied(connection, request.attempt, f"transaction {record['id']}"):
+) -> TransactionDone:
+    """The answer to a commit of an ended transaction: to a repeat of the commit that ended it, with
+    the log's row.
+    """
+    row: LogRow | None = None
+    target = f"transaction {record['id']}"
+    if request.row is not None and await is_applied(connection, request.attempt, target):
         # The log may have been deleted since; the transaction is committed nevertheless.
         with contextlib.suppress(NoSuchLog):
-            return await lock_log(connection, record["log"])
-    return None
+            row = await lock_log(connection, record["log"])
+    return TransactionDone(transaction=_repeated(record, request), row=row)
 
 
-def _answer_repeat(record: asyncpg.Record, request: TransactionCommit) -> TransactionRow:
-    """The answer to a commit of an ended transaction."""
+def _repeated(record: asyncpg.Record, request: TransactionCommit) -> TransactionRow:
+    """The ended transaction. Raises: TransactionAborted, TransactionCommitted."""
     if record["state"] == TransactionState.ABORTED:
         raise TransactionAborted(log=record["log"])
     row = _row(record)
@@ -415,7 +403,7 @@ async def _find_earlier_try(
     connection: Connection, request: TransactionBegin
 ) -> TransactionRow | None:
     """The transaction that an earlier try of this request began. Raises: InvalidRequest."""
-    found = await _find(connection, "id = $1", request.id)
+    found = await _find(connection, request.id)
     if found is None:
         return None
     begun = (found["log"], found["app"], found["app_version"])
@@ -463,19 +451,20 @@ async def _last_version(connection: Connection, log: str, app: str) -> asyncpg.R
     )
 
 
-async def _find(connection: Connection, condition: str, *values: object) -> asyncpg.Record | None:
-    return await connection.fetchrow(f"SELECT {_ROW} FROM transactions WHERE {condition}", *values)
+async def _find(
+    connection: Connection, transaction_id: str, *, lock: bool = False
+) -> asyncpg.Record | None:
+    return await connection.fetchrow(
+        f"SELECT {_ROW} FROM transactions WHERE id = $1 {'FOR UPDATE' if lock else ''}",
+        transaction_id,
+    )
 
 
-async def _get(connection: Connection, transaction_id: str) -> asyncpg.Record:
-    found = await _find(connection, "id = $1", transaction_id)
-    if found is None:
-        raise _missing(transaction_id)
-    return found
-
-
-async def _lock(connection: Connection, transaction_id: str) -> asyncpg.Record:
-    found = await _find(connection, "id = $1 FOR UPDATE", transaction_id)
+async def _get(
+    connection: Connection, transaction_id: str, *, lock: bool = False
+) -> asyncpg.Record:
+    """A transaction, locked if asked. Raises: NoSuchTransaction."""
+    found = await _find(connection, transaction_id, lock=lock)
     if found is None:
         raise _missing(transaction_id)
     return found

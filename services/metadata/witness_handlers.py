@@ -1,4 +1,4 @@
-"""The routes of witnesses, and how each request presents its own (rule 18a)."""
+"""The routes of witnesses, and the middleware that takes and returns them (rule 18a)."""
 
 from typing import Final
 
@@ -17,9 +17,9 @@ from services.metadata.memory import PRESENTED, Presented
 
 @web.middleware
 async def presents_witnesses(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Have the database asked for what the request presents, and hand back what stands for it."""
+    """Keep the request's witnesses for the database's check, and return their replacements."""
     given = request.headers.get(HEADER)
-    # A list that can't be read is one witness that counts for nothing, and so is refused.
+    # An unreadable list is treated as one invalid witness, so that the request is refused.
     witnesses = () if not given else from_header(given) or (given,)
     presented = Presented(witnesses, holder=request.remote or "somebody")
     PRESENTED.set(presented)
@@ -30,17 +30,17 @@ async def presents_witnesses(request: web.Request, handler: Handler) -> web.Stre
 
 
 async def confirm_witnesses(request: web.Request, _given: Given) -> web.Response:
-    """See that the database has what the request's header presents; gives what stands for it."""
+    """Check that the database has the changes of the request's witnesses; returns replacements."""
     return answer(await request.app[PARTS].witnesses.confirm())
 
 
 async def get_witnesses(request: web.Request, _given: Given) -> web.Response:
-    """What this service holds, and what the database lacked when it was looked at last."""
+    """The witnesses held by this process, and those that the database lacked at the last check."""
     return answer(request.app[PARTS].witnesses.state())
 
 
 async def accept_lost(request: web.Request, _given: Given) -> web.Response:
-    """Go on without the changes of these witnesses: an operator's word, see the runbook."""
+    """Accept the loss of the changes of these witnesses: an operator decides (see the runbook)."""
     body = await parsed(request, WitnessAccept)
     return answer(await request.app[PARTS].witnesses.accept(body.witnesses))
 

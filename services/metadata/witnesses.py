@@ -7,8 +7,8 @@ from typing import Final
 from quorumlog.errors import InvalidRequest
 from quorumlog.wire.bodies import MissingWitness, WitnessState
 from quorumlog.wire.witnesses import token_of, witness_of
-from services.metadata.database import Connection, Database
-from services.metadata.ledgers import record_change
+from services.metadata.attempts import record_change
+from services.metadata.database import Connection, RowStore, transactional
 from services.metadata.memory import PRESENTED
 
 log = logging.getLogger(__name__)
@@ -22,11 +22,8 @@ ACCEPT: Final = (
 )
 
 
-class WitnessStore:
+class WitnessStore(RowStore):
     """The memory of this process, and its database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def confirm(self) -> WitnessState:
         """Check that the database has what the request presents and what this process holds;
@@ -34,19 +31,20 @@ class WitnessStore:
 
         Raises: DatabaseWentBack.
         """
-        memory = self._database.memory
-
-        async def work(connection: Connection) -> None:
-            known = len(memory.wanted | set(memory.presented(PRESENTED.get())))
-            if not 1 <= known <= _HELD_MAX:
-                await record_change(connection, "mark")
-
-        await self._database.transact(work)
+        await self._mark_if_due()
         return self.state()
+
+    @transactional
+    async def _mark_if_due(self, connection: Connection) -> None:
+        """Make a change of this service's own that stands for all tokens, if none or many are held."""
+        memory = self.database.memory
+        known = len(memory.wanted | set(memory.presented(PRESENTED.get())))
+        if not 1 <= known <= _HELD_MAX:
+            await record_change(connection, "mark")
 
     def state(self) -> WitnessState:
         """The tokens held, and those that the database lacked when last checked."""
-        memory = self._database.memory
+        memory = self.database.memory
         return WitnessState(
             held=memory.witnesses,
             missing=tuple(
@@ -57,12 +55,12 @@ class WitnessStore:
 
     async def accept(self, witnesses: Sequence[str]) -> WitnessState:
         """Continue without these changes, as an operator decided. Raises: InvalidRequest."""
-        cluster_id = self._database.memory.cluster_id
+        cluster_id = self.database.memory.cluster_id
         tokens = [token_of(cluster_id, witness) for witness in witnesses]
         if None in tokens:
             wrong = witnesses[tokens.index(None)]
             raise InvalidRequest(f"{wrong} is no witness of this cluster ({cluster_id})")
-        await self._database.run(lambda connection: connection.execute(ACCEPT, tokens))
+        await self.database.run(lambda connection: connection.execute(ACCEPT, tokens))
         log.warning("loss-of-changes-accepted", extra={"witnesses": list(witnesses)})
-        await self._database.probe()
+        await self.database.probe()
         return self.state()

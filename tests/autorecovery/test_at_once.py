@@ -1,4 +1,4 @@
-"""What comes in between: a drop and a repair, a trigger and an audit, an auditor that looked away."""
+"""Repairs, and what comes in between: a drop, damage, another repair."""
 
 import asyncio
 import contextlib
@@ -12,35 +12,25 @@ import aiohttp
 import google_crc32c
 import pytest
 
-from loadtest.ports import free_ports
-from loadtest.stores import Stores, scratch
-from quorumlog.errors import EntryUnavailable, QuorumLogError, RecoveryBlocked
+from loadtest.stores import scratch
+from quorumlog.errors import EntryUnavailable, QuorumLogError
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import HoldingsClient
-from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports, Times
-from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.timers import Tasks, Timers
 from quorumlog.protocol.messages import CasStatus, MissedRange
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.metadata import Repair as PendingRepair
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
-from quorumlog.wire.repair_bodies import Repair, RepairSettingsPut
-from services.autorecovery import auditor as auditor_module
-from services.autorecovery.auditor import Auditor
-from services.autorecovery.config import Config
-from services.autorecovery.losses import Losses
-from services.autorecovery.steering import Steering
+from quorumlog.wire.repair_bodies import Repair
+from services.autorecovery.losses import KnownLosses
 from services.autorecovery.worker import Done, Worker
-from services.autorecovery.writers import WriterPresence, Writers
 from services.bookie.store import Store
 from tests.bookie.support import KEY, add, ids_of, read, run_of
 from tests.bookie.test_channel import serving as bookie
-from tests.metadata.support import DRAFT, PATIENT_S, Service
-from tests.metadata.support import serving as metadata
-from tests.support.waiting import until
+from tests.metadata.support import PATIENT_S
 
 ROW = LedgerMetadata(
     7,
@@ -174,7 +164,7 @@ async def two_bookies(state: BookieState) -> AsyncIterator[Two]:
             row = Row()
             times = Times(quorum_s=PATIENT_S, hedge_s=PATIENT_S)
             ports = Ports(bookies, row, directory, timers, tasks, times)
-            losses = Losses(HoldingsClient(directory, session))
+            losses = KnownLosses(HoldingsClient(directory, session))
             parts: Any = (None, directory, ports, session, Done(), losses)
             yield Two(Worker(*parts), {name: one.store for name, one in served.items()}, row)
             await tasks.close()
@@ -189,7 +179,7 @@ async def two() -> AsyncIterator[Two]:
 
 async def test_entries_a_bookie_is_about_to_drop_are_copied_to_it_again(two: Two) -> None:
     """It has looked for the last time, and is not named; then a repair names it (rules 18 and 20)."""
-    two.row.steps[1] = lambda: two.target.drop(7, keep_stub=True)
+    two.row.steps[1] = lambda: two.target.moves.drop(7, keep_stub=True)
 
     await two.mend()
 
@@ -249,7 +239,7 @@ async def a_target_that_was_dropped_meanwhile_is_filled_again() -> None:
 
         def unmark() -> None:
             two.row.row = replace(two.row.row, repairs=(), version=two.row.row.version + 1)
-            two.target.drop(7, keep_stub=True)
+            two.target.moves.drop(7, keep_stub=True)
 
         two.row.before[2] = unmark
         seen: list[list[int]] = []
@@ -346,260 +336,3 @@ async def test_a_bookie_answers_nothing_about_a_ledger_while_it_decides_to_drop_
             served.store.withhold(7, withheld=False)
             async with served.session.get(path) as answer:
                 assert (answer.status, (await answer.json())["ranges"]) == (200, [[0, 9]])
-
-
-class Told(MetadataClient):
-    """The metadata service, with liveness as a test has it."""
-
-    bookie_list: BookieList
-    lists = 0
-    listed: Any = staticmethod(lambda: None)
-
-    async def bookies(self) -> BookieList:
-        return self.bookie_list
-
-    async def list(self, **kwargs: Any) -> Any:
-        found = await super().list(**kwargs)
-        if kwargs.get("bookie"):
-            self.lists += 1
-            self.listed()
-        return found
-
-
-@dataclass
-class Audits:
-    """An auditor beside a metadata service; an open ledger's writer refuses connections."""
-
-    auditor: Auditor
-    metadata: Told
-    repairs: RepairClient
-    steering: Steering
-    ledger_id: int
-
-
-def liveness(*states: str, **fields: Any) -> BookieList:
-    return BookieList(
-        bookies=tuple(
-            BookieInfo.model_validate({"id": f"b{number}@1", "state": state, "url": ""})
-            for number, state in enumerate(states, 1)
-        ),
-        **{"liveness_age_s": 1e9} | fields,
-    )
-
-
-@pytest.fixture
-async def service(stores: Stores) -> AsyncIterator[Service]:
-    async with metadata(stores) as running:
-        yield running
-
-
-@pytest.fixture
-async def audits(service: Service) -> AsyncIterator[Audits]:
-    config = Config.read(
-        {
-            "METADATA_URLS": service.url,
-            "PORT": str(free_ports(1)[0]),
-            "LOST_BOOKIE_DELAY_S": "3600",
-            "ABANDONED_S": "3600",
-            "SILENT_S": "3600",
-            "AUDIT_S": "0.01",
-            "LEASE_S": "3000",
-        }
-    )
-    client = Told([service.url], service.session, deadline_s=PATIENT_S, try_s=PATIENT_S)
-    client.bookie_list = liveness("lost", "writable", "writable")
-    writer = Writer("gone", f"http://127.0.0.1:{free_ports(1)[0]}")
-    row = await client.create(replace(DRAFT, writer=writer))
-    repairs = RepairClient(client, "auditor-1")
-    pace: Any = type("Pace", (), {})()
-    steering = Steering(config, client, repairs, pace)
-    tasks: Any = Tasks()
-    ports: Any = type("Only", (), {"tasks": tasks})()
-    writers = Writers(service.session)
-    auditor = Auditor("auditor-1", config, client, repairs, ports, writers, steering)
-    yield Audits(auditor, client, repairs, steering, row.ledger_id)
-    await tasks.close()
-
-
-def since(auditor: Auditor, ledger_id: int) -> tuple[float, float]:
-    """Since when it has seen the writer and the bookie missing."""
-    return auditor._refused.since[ledger_id], auditor._lost.away_since["b1@1"]
-
-
-def blind(auditor: Auditor) -> tuple[float | None, float | None]:
-    """Since when it could not look at writers and at bookies."""
-    return auditor._refused.unobserved_since, auditor._lost.unobserved_since
-
-
-@pytest.mark.parametrize(
-    "seen",
-    [{"stale": True}, {"liveness_age_s": 1.0}],
-    ids=["stale", "liveness-is-young"],
-)
-async def test_an_auditor_tracks_how_long_it_observed_nothing(
-    audits: Audits, seen: dict[str, Any]
-) -> None:
-    auditor, ledger_id = audits.auditor, audits.ledger_id
-    await auditor.audit()
-    first = since(auditor, ledger_id)
-    audits.metadata.bookie_list = liveness("lost", "writable", "writable", **seen)
-    await auditor.audit()
-    begun = blind(auditor)
-    assert None not in begun
-    await auditor.audit()
-    assert blind(auditor) == begun
-
-    # It was for a moment.
-    audits.metadata.bookie_list = liveness("lost", "writable", "writable")
-    auditor.trigger()
-    await auditor.audit()
-    assert (since(auditor, ledger_id), blind(auditor)) == (first, (None, None))
-
-    # It was for longer than the graces: they begin anew.
-    auditor._refused.unobserved_since = auditor._lost.unobserved_since = first[0] - 3600
-    auditor.trigger()
-    await auditor.audit()
-    assert min(since(auditor, ledger_id)) > max(first)
-
-
-async def test_a_silent_writer_gets_the_longer_grace_and_then_its_ledger_is_recovered(
-    audits: Audits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rule 21a. Who is silent and refuses in turn is silent all the time."""
-    auditor, ledger_id = audits.auditor, audits.ledger_id
-    recovered: list[tuple[int, bool]] = []
-    says = [WriterPresence.SILENT]
-
-    async def recover(ledger_id: int, *, is_silence_enough: bool) -> None:
-        recovered.append((ledger_id, is_silence_enough))
-
-    async def presence_of(_writer: Writer) -> WriterPresence:
-        return says[0]
-
-    async def looks(said: WriterPresence) -> None:
-        says[0] = said
-        auditor.trigger()
-        await auditor.audit()
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(auditor, "_recover", recover)
-    monkeypatch.setattr(auditor._writers, "presence_of", presence_of)
-    for said in (WriterPresence.SILENT, WriterPresence.GONE, WriterPresence.SILENT):
-        await looks(said)
-        assert ledger_id in auditor._silent.since
-        assert (ledger_id in auditor._refused.since) is (said is WriterPresence.GONE)
-
-    auditor._silent.since[ledger_id] -= 7200
-    auditor._config = auditor._config.model_copy(update={"abandoned_s": 60.0})
-    audits.metadata.bookie_list = liveness("writable", liveness_age_s=3599.0)
-    await looks(WriterPresence.SILENT)
-    assert not recovered, "Redis is younger than the grace"
-    audits.metadata.bookie_list = liveness("writable")
-    await looks(WriterPresence.SILENT)
-    assert recovered == [(ledger_id, True)]
-
-    auditor._recovering.clear()
-    await looks(WriterPresence.ALIVE)
-    assert ledger_id not in auditor._silent.since
-    await looks(WriterPresence.GONE)
-    auditor._refused.since[ledger_id] -= 3600
-    await looks(WriterPresence.GONE)
-    assert recovered[1:] == [(ledger_id, False)]
-
-
-async def test_a_writer_that_seemed_gone_is_probed_again_before_it_is_fenced(
-    audits: Audits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rule 21a: to be recovered a ledger may wait for long. What proved it must hold then too."""
-    auditor = audits.auditor
-    row = await audits.metadata.get(audits.ledger_id)
-    abandoned: dict[tuple[WriterPresence, bool], bool] = {}
-    for says in WriterPresence:
-
-        async def presence_of(_writer: Writer, says: WriterPresence = says) -> WriterPresence:
-            return says
-
-        monkeypatch.setattr(auditor._writers, "presence_of", presence_of)
-        for enough in (True, False):
-            is_abandoned = await auditor._is_abandoned(row, is_silence_enough=enough)
-            abandoned[says, enough] = is_abandoned
-
-    assert [said for said, is_so in abandoned.items() if is_so] == [
-        (WriterPresence.GONE, True),
-        (WriterPresence.GONE, False),
-        (WriterPresence.SILENT, True),
-    ]
-
-
-async def test_an_auditor_observes_nothing_while_another_one_audits(audits: Audits) -> None:
-    other = RepairClient(audits.metadata, "auditor-2")
-    await audits.auditor.audit()
-    assert blind(audits.auditor) == (None, None)
-    await other.take_lease("auditor", ttl_s=3000)
-    audits.auditor.is_auditor = True
-    running = asyncio.create_task(audits.auditor.run())
-
-    await until(lambda: not audits.auditor.is_auditor, "it sees that another one audits")
-    running.cancel()
-
-    assert None not in blind(audits.auditor)
-
-
-async def test_a_trigger_during_an_audit_starts_another_audit_after_it(
-    audits: Audits,
-) -> None:
-    audits.metadata.bookie_list = liveness("lost", "lost", "draining", "writable", "writable")
-    audits.metadata.listed = audits.auditor.trigger
-    await audits.auditor.audit()
-    lists = audits.metadata.lists
-    assert lists == 3
-    audits.metadata.listed = lambda: None
-
-    await audits.auditor.audit()
-    assert audits.metadata.lists == 2 * lists
-    assert audits.auditor._open_check_due_at > 0
-
-
-async def test_a_change_of_settings_hides_no_trigger(audits: Audits) -> None:
-    triggered: list[bool] = []
-    await audits.steering.refresh(lambda: triggered.append(True))
-    await audits.repairs.trigger()
-
-    await audits.steering.change(RepairSettingsPut(paused=True))
-    await audits.steering.refresh(lambda: triggered.append(True))
-    await audits.steering.refresh(lambda: triggered.append(True))
-
-    assert triggered == [True]
-
-
-async def test_every_blocked_recovery_is_counted_and_none_that_another_one_has_ended(
-    audits: Audits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(auditor_module, "_BLOCKED_MAX", 1)
-    auditor, client = audits.auditor, audits.metadata
-    writer = Writer("gone", "http://127.0.0.1:9")
-    other = (await client.create(replace(DRAFT, writer=writer))).ledger_id
-
-    async def blocked(*_args: object, **_options: object) -> None:
-        raise RecoveryBlocked("b1 is away", bookie="b1@1")
-
-    async def gone(_writer: Writer) -> WriterPresence:
-        return WriterPresence.GONE
-
-    monkeypatch.setattr(auditor_module, "conclude", blocked)
-    monkeypatch.setattr(auditor._writers, "presence_of", gone)
-    for ledger_id in (audits.ledger_id, other):
-        await auditor._recover(ledger_id, is_silence_enough=False)
-    assert (list(auditor.blocked), auditor.blocked_ledgers) == (
-        [audits.ledger_id],
-        {audits.ledger_id, other},
-    )
-
-    row = await client.get(audits.ledger_id)
-    _, recovering = await client.cas(row.in_recovery())
-    assert recovering is not None
-    await client.cas(recovering.closed(last_entry=-1, length=0))
-    auditor.trigger()
-    await auditor.audit()
-
-    assert (auditor.blocked, auditor.blocked_ledgers) == ({}, {other})

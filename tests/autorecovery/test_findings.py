@@ -138,7 +138,7 @@ async def test_of_losses_beyond_the_bound_the_one_looked_at_longest_ago_is_found
         async def lost(self, _row: LedgerMetadata, ranges: Ranges) -> tuple[Answers, ...]:
             return tuple(Answers(first, last, ()) for first, last in ranges)
 
-    losses = losses_module.Losses(cast(Any, Denied()))
+    losses = losses_module.KnownLosses(cast(Any, Denied()))
     for ledger_id in (7, 8):
         row = cast(LedgerMetadata, SimpleNamespace(ledger_id=ledger_id))
         assert len(await losses.recheck(row, ((0, 1),))) == 1

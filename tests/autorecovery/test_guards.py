@@ -44,7 +44,7 @@ def at_once(original: Any) -> Any:
     """Who is away is lost."""
 
     def update(self: LostMembers, bookies: Any, now: float) -> Any:
-        self.delay_s = 0.0
+        self.grace_s = 0.0
         return original(self, bookies, now)
 
     return update

@@ -14,6 +14,9 @@ RUN = run_of(b"x" * 1000)
 class Written:
     """Bookies that take everything at once; remembers when."""
 
+    fence = read_lac = read = None
+    """Handed on, and called by no test."""
+
     def __init__(self) -> None:
         self.at: list[float] = []
 

@@ -190,7 +190,7 @@ class Story:
                 self._doing = "deletion"
                 self._known.going.add(ledger)
                 open_ledgers.remove(ledger)
-                store.drop(ledger, keep_stub=False)
+                store.moves.drop(ledger, keep_stub=False)
                 await store.pending.wait_synced(store.ledger(ledger))
                 self._known.gone.add(ledger)
                 self._doing = "write"

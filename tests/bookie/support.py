@@ -11,7 +11,7 @@ from rocksdict import Checkpoint
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.record import Codec, Entry, Run, make, pack
 from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, LacTold, ReadAsked, Verdict
-from services.bookie.log import SECTOR, SEGMENT_HEAD, Batch, read_batches
+from services.bookie.log import SECTOR, SEGMENT_HEAD, LogBatch, read_batches
 from services.bookie.options import StoreOptions
 from services.bookie.segments import Segments
 from services.bookie.store import ReadAnswer, Store
@@ -95,21 +95,21 @@ async def add(
 async def fence(store: Store, ledger_id: int, *, member: str = ME, key: bytes = KEY) -> Verdict:
     """A fence, answered."""
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    store.fence(ledger_id, FenceAsked(member, key), answered.set_result)
+    store.ask(ledger_id, FenceAsked(member, key), answered.set_result)
     return await answered
 
 
 async def read_lac(store: Store, ledger_id: int) -> Verdict:
     """A LAC read, answered."""
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    store.read_lac(ledger_id, LacAsked(ME), answered.set_result)
+    store.ask(ledger_id, LacAsked(ME), answered.set_result)
     return await answered
 
 
 async def write_lac(store: Store, ledger_id: int, lac: int) -> Verdict:
     """An explicit LAC, answered."""
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    store.write_lac(ledger_id, LacTold(ME, lac, KEY), answered.set_result)
+    store.ask(ledger_id, LacTold(ME, lac, KEY), answered.set_result)
     return await answered
 
 
@@ -158,13 +158,13 @@ def last_segment(directory: Path) -> Path:
     return max((directory / "log").glob("*.log"))
 
 
-def batches_of(path: Path) -> list[Batch]:
+def batches_of(path: Path) -> list[LogBatch]:
     """The right batches of a segment."""
     segments = Segments(path.parent, 0)
     number = int(path.stem)
     data = path.read_bytes()[SEGMENT_HEAD.size :]
     found = read_batches(segments.head(number), data, SEGMENT_HEAD.size)
-    return [batch for batch in found if isinstance(batch, Batch)]
+    return [batch for batch in found if isinstance(batch, LogBatch)]
 
 
 def lose_unsynced(directory: Path, synced: Position, chance: random.Random) -> None:

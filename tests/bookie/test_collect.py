@@ -261,7 +261,7 @@ async def test_a_deleted_ledger_stays_deleted_after_the_index_is_rebuilt(root: P
         # Much of ledger 9 keeps the segments that hold 7 in use.
         await add(store, run_of(7, range(number * 2, number * 2 + 2)))
         await add(store, run_of(9, range(number * 20, number * 20 + 20), "w" * 20))
-    store.drop(7, keep_stub=False)
+    store.moves.drop(7, keep_stub=False)
     for number in range(12):
         await add(store, run_of(8, range(number * 20, number * 20 + 20), "w" * 200))
     rows = Rows()
@@ -289,7 +289,7 @@ async def test_dropped_copies_stay_dropped_after_the_index_is_rebuilt(root: Path
     for number in range(8):
         await add(store, run_of(7, range(number * 2, number * 2 + 2)))
         await add(store, run_of(9, range(number * 20, number * 20 + 20), "w" * 20))
-    store.drop(7, keep_stub=True)
+    store.moves.drop(7, keep_stub=True)
     for number in range(12):
         await add(store, run_of(8, range(number * 20, number * 20 + 20), "w" * 200))
     rows = Rows()

@@ -10,7 +10,7 @@ import pytest
 from quorumlog.protocol.messages import Status
 from quorumlog.wire import frames
 from services.bookie import store as stores
-from services.bookie.ledger import Ledger
+from services.bookie.ledger import StoredLedger
 from services.bookie.reads import Reads
 from services.bookie.store import Store
 from tests.bookie.support import KEY, ME, SMALL, add, opened, read, run_of
@@ -30,7 +30,7 @@ async def test_a_batch_that_can_not_be_noted_ends_the_process(
     fatal: list[BaseException] = []
     store = opened(tmp_path / "d", SMALL)
     store.start(fatal.append)
-    monkeypatch.setattr(Ledger, "on_synced", broken)
+    monkeypatch.setattr(StoredLedger, "on_synced", broken)
 
     adding = asyncio.ensure_future(add(store, run_of(1, [0])))
     await until(lambda: fatal, "whoever ends the process is told")

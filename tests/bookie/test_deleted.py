@@ -50,7 +50,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 def drop(store: Store, *ledger_ids: int) -> None:
     """As on a tombstone."""
     for ledger_id in ledger_ids:
-        store.drop(ledger_id, keep_stub=False)
+        store.moves.drop(ledger_id, keep_stub=False)
 
 
 async def assert_deleted(store: Store, ledger_id: int, *, key: bytes = b"k" * 32) -> None:
@@ -420,7 +420,7 @@ async def test_copies_restored_after_a_drop_survive_every_compaction(root: Path)
     store = started(root / "d")
     await add(store, run_of(7, range(10)))
     await add(store, run_of(9, range(10)))
-    store.drop(7, keep_stub=True)
+    store.moves.drop(7, keep_stub=True)
     store = await again(store)
     await add(store, run_of(7, range(5)), recovery=True)
     for _ in range(3):
@@ -445,7 +445,7 @@ async def test_copies_that_reappear_after_their_drop_was_compacted_are_valid_and
     await add(store, run_of(9, range(20), "w" * 20))
     await fence(store, 7)
     store = await again(store)
-    store.drop(7, keep_stub=True)
+    store.moves.drop(7, keep_stub=True)
     store = await again(store)
     await add(store, run_of(7, range(5)), recovery=True)
     await Collector(store, Rows(), "", grace_s=0, live_share_min=0.2).free_segments()
@@ -457,7 +457,7 @@ async def test_copies_that_reappear_after_their_drop_was_compacted_are_valid_and
     assert_right(found := await read(store, 7, 0, 20), 7)
     assert ids_of(found) == list(range(10))
     assert (await add(store, run_of(7, [50]))).status is Status.FENCED
-    store.drop(7, keep_stub=True)
+    store.moves.drop(7, keep_stub=True)
     store = await again(store, lost_index=True)
     assert ids_of(await read(store, 7, 0, 20)) == []
     await store.stop()

@@ -18,7 +18,7 @@ from services.bookie.log import (
     BATCH_HEAD,
     SECTOR,
     Kind,
-    LogRecord,
+    QueuedRecord,
     SegmentHead,
     Stop,
     encode_batch,
@@ -40,7 +40,7 @@ def folder() -> Iterator[Path]:
 
 def batch(body: bytes) -> bytes:
     """A batch of one record, at the beginning of what is read."""
-    record = LogRecord(Kind.FENCE, 7, (body,), len(body))
+    record = QueuedRecord(Kind.FENCE, 7, (body,), len(body))
     made = encode_batch(HEAD, offset=0, sequence=1, synced_below=0, records=[record])
     return b"".join(made)
 

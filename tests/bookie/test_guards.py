@@ -148,8 +148,8 @@ async def test_a_ledger_dropped_during_a_move_does_not_come_back(
     parts = [(ledger, part) for ledger in (7, 8) for part in store.ledger(ledger).find(0, 500)]
     moving = asyncio.create_task(store.moves.move(parts))
     await reading.wait()
-    store.drop(7, keep_stub=False)
-    store.drop(8, keep_stub=True)
+    store.moves.drop(7, keep_stub=False)
+    store.moves.drop(8, keep_stub=True)
     go_on.set()
 
     assert all(await moving)
@@ -170,13 +170,13 @@ async def test_a_ledger_whose_stub_is_not_on_disk_is_not_evicted(
     await add(store, run_of(7, range(3)))
     gate.open.clear()
     gate.waiting = 0
-    store.drop(7, keep_stub=True)
+    store.moves.drop(7, keep_stub=True)
     await until(lambda: gate.waiting > 0, "the stub is being synced")
     await store.checkpoint()
     store.holdings.evict_idle()
     heard: list[Verdict] = []
 
-    store.fence(7, FenceAsked(ME, KEY), heard.append)
+    store.ask(7, FenceAsked(ME, KEY), heard.append)
 
     told_before = len(heard)
     gate.open.set()

@@ -14,7 +14,7 @@ from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata
 from services.bookie.cookie import LocalCookie
-from services.bookie.limbo import Limbo, PlacedRows
+from services.bookie.limbo import Limbo
 from services.bookie.runtime import is_limbo_due
 from services.bookie.store import Store
 from tests.bookie.support import KEY, add, ids_of, read, run_of, started
@@ -38,7 +38,7 @@ async def root() -> AsyncIterator[Path]:
 
 
 def limbo_of(store: Store, service: Service) -> Limbo:
-    return Limbo(store, PlacedRows(service.client, "b1"), rest_s=0.01)
+    return Limbo(store, service.client, rest_s=0.01)
 
 
 async def changed(service: Service, row: LedgerMetadata) -> LedgerMetadata:

@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.stores import scratch
 from quorumlog.protocol.record import make
-from services.bookie.log import BATCH_HEAD, SECTOR, Kind, LogDamaged, LogRecord, encode_batch
+from services.bookie.log import BATCH_HEAD, SECTOR, Kind, LogDamaged, QueuedRecord, encode_batch
 from services.bookie.segments import Segments
 from services.bookie.store import Store
 from tests.bookie import support
@@ -215,7 +215,7 @@ async def test_a_payload_that_looks_like_a_batch_is_never_parsed_as_one(root: Pa
             offset=store.position.offset + 500,
             sequence=99,
             synced_below=store.position.offset + 499,
-            records=[LogRecord(Kind.RUN, 7, (b"x" * 40,), 40)],
+            records=[QueuedRecord(Kind.RUN, 7, (b"x" * 40,), 40)],
         )
     )
     run = make(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from loadtest.stores import scratch
+from quorumlog.errors import Overloaded
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
@@ -21,8 +22,8 @@ from quorumlog.protocol.replica import AddAsked, FenceAsked, ReadAsked, Verdict
 from services.bookie import extents, reads
 from services.bookie import writer as writers
 from services.bookie.directory import DirectoryInUse
-from services.bookie.log import LogRecord
-from services.bookie.store import Overloaded, ReadAnswer
+from services.bookie.log import QueuedRecord
+from services.bookie.store import ReadAnswer
 from tests.bookie.support import (
     KEY,
     ME,
@@ -85,8 +86,8 @@ async def test_no_answer_leaves_before_the_records_it_rests_on_are_synced(
     await until(lambda: gate.waiting > 0, "the writer syncs")
     store.add(AddAsked(ME, run_of(7, [0]), KEY), lambda _: note("the same add again"))
     store.read(7, ReadAsked(ME, 5, 5), 1000, lambda _: note("negative"))
-    store.fence(7, FenceAsked(ME, KEY), lambda _: note("fence"))
-    store.fence(7, FenceAsked(ME, KEY), lambda _: note("the same fence again"))
+    store.ask(7, FenceAsked(ME, KEY), lambda _: note("fence"))
+    store.ask(7, FenceAsked(ME, KEY), lambda _: note("the same fence again"))
     store.read(7, ReadAsked(ME, 0, 0, True, KEY), 1000, lambda _: note("fencing read"))
     store.add(AddAsked(ME, run_of(7, [1]), KEY), lambda _: note("refusal by the fence"))
     answered: asyncio.Future[ReadAnswer] = asyncio.get_running_loop().create_future()
@@ -427,7 +428,7 @@ async def test_deferred_entries_are_acknowledged_while_the_disk_is_stuck_and_fen
     assert (await add(store, run_of(7, range(5)))).status is Status.OK
     assert ids_of(await read(store, 7, 0, 4)) == list(range(5))
     heard: list[Verdict] = []
-    store.fence(7, FenceAsked(ME, KEY), heard.append)
+    store.ask(7, FenceAsked(ME, KEY), heard.append)
     await until(lambda: gate.waiting > 0, "the writer syncs")
     assert heard == []
 
@@ -472,7 +473,7 @@ async def test_records_reach_the_writer_in_order(root: Path) -> None:
     order: list[int] = []
     on_synced = store.pending._on_synced
 
-    def noted(records: list[LogRecord], position: writers.Position) -> None:
+    def noted(records: list[QueuedRecord], position: writers.Position) -> None:
         order.extend(record.ledger_id for record in records)
         on_synced(records, position)
 

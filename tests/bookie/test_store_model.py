@@ -183,7 +183,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
                 self._store.add(asked, lambda _: answered.release())
                 maybe[ledger] |= set(ids)
             for ledger in fences:
-                self._store.fence(ledger, FenceAsked(ME, KEY), lambda _: answered.release())
+                self._store.ask(ledger, FenceAsked(ME, KEY), lambda _: answered.release())
             for _ in range(len(pending) + len(fences)):
                 await answered.acquire()
 

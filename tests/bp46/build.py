@@ -17,7 +17,7 @@ from services.bookie import registration
 from services.bookie.app import build
 from services.bookie.config import Config
 from services.bookie.cookie import LocalCookie, Situation, decide
-from services.bookie.ledger import Ledger
+from services.bookie.ledger import StoredLedger
 
 _LOOK_S: Final = 0.005
 
@@ -59,10 +59,10 @@ def _loss_is_not_noticed() -> None:
 def _nothing_waits_for_the_disk() -> None:
     """Fences, too, are told before they are on disk, and all that rests on them (rules 3 and 31)."""
 
-    def at_once(_self: Ledger, _after: int, callback: Callable[[], None]) -> None:
+    def at_once(_self: StoredLedger, _after: int, callback: Callable[[], None]) -> None:
         callback()
 
-    setattr(Ledger, "when_synced", at_once)  # noqa: B010 - a patch, not an assignment
+    setattr(StoredLedger, "when_synced", at_once)  # noqa: B010 - a patch, not an assignment
 
 
 BUILDS: Final[dict[str, Callable[[], Any]]] = {

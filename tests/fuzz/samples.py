@@ -11,7 +11,7 @@ from services.bookie.log import (
     CLEAN_END,
     SEGMENT_HEAD,
     Kind,
-    LogRecord,
+    QueuedRecord,
     SegmentHead,
     encode_batch,
 )
@@ -42,7 +42,7 @@ def _segment() -> bytes:
     for sequence in range(3):
         bodies = [(_KEY, b"x" * (sequence * 300)), (_KEY,)]
         records = [
-            LogRecord(Kind(place + 1), 9, parts, sum(map(len, parts)))
+            QueuedRecord(Kind(place + 1), 9, parts, sum(map(len, parts)))
             for place, parts in enumerate(bodies)
         ]
         content += b"".join(

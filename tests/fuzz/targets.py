@@ -22,7 +22,7 @@ from services.bookie.cookie import LocalCookie
 from services.bookie.log import (
     BATCH_HEAD,
     SEGMENT_HEAD,
-    Batch,
+    LogBatch,
     SegmentHead,
     Stop,
     later_sync_point,
@@ -122,7 +122,7 @@ def segments(data: bytes) -> None:
         later_sync_point(_HEAD, content, 0, SEGMENT_HEAD.size)
 
 
-def _check_batch(found: Batch, at: int, content: bytes) -> None:
+def _check_batch(found: LogBatch, at: int, content: bytes) -> None:
     assert found.offset == at
     assert found.end > at
     assert found.end <= SEGMENT_HEAD.size + len(content)

@@ -21,9 +21,20 @@ _COLUMNS = (
 )
 
 
+_DEADLOCK_TIMEOUT = "deadlock_timeout=600000"
+"""A restore locks tables in an order of its own (`app_versions` before `transactions`, say, which the
+service's expiry locks the other way round), as any order of the service's would be wrong for some two
+tables. Postgres ends the session that notices the deadlock: with this it is the service's, which repeats
+its work. The runbook has the services stopped first."""
+
+
 def _run(tool: str, *arguments: str) -> None:
     folder = next(folder for folder in _postgres_folders() if (folder / tool).exists())
-    environment = {**_environment(), "HOME": os.environ.get("HOME", "/")}
+    environment = {
+        **_environment(),
+        "HOME": os.environ.get("HOME", "/"),
+        "PGOPTIONS": f"-c {_DEADLOCK_TIMEOUT}",
+    }
     done = subprocess.run(
         [folder / tool, *arguments], env=environment, check=False, capture_output=True, text=True
     )
@@ -66,6 +77,7 @@ class Copy:
     async def put_back(self, *, by_rows: bool = False) -> None:
         """In the transaction that the caller has begun. By rows it waits for nobody who only reads."""
         execute = self._connection.execute
+        await execute(f"SET LOCAL {_DEADLOCK_TIMEOUT}")
         await execute("SET LOCAL session_replication_role = replica")
         if by_rows:
             for table in self._tables:

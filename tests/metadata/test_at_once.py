@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import asyncpg
 import pytest
@@ -14,7 +15,7 @@ from quorumlog.net.metadata_client import new_attempt
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.ids import NO_ENTRY
-from quorumlog.protocol.log import LogMetadata, LogSettings
+from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import LedgerRow
 from quorumlog.wire.repair_bodies import RepairAdd
@@ -119,12 +120,13 @@ async def test_an_id_taken_by_another_transaction_meanwhile_is_refused(
     assert (status, problem["code"]) == (422, "invalid")
 
 
-@pytest.mark.parametrize("rival", ["add", "delete"])
+@pytest.mark.parametrize("rival", ["add", "delete", "delete its log"])
 async def test_hurrying_all_repairs_locks_items_in_the_common_order(
     service: Service, database: Connection, rival: str
 ) -> None:
     """Each would hold what the other one waits for, and Postgres would end one of them."""
-    row = await service.client.create(DRAFT)
+    has_log = rival == "delete its log"
+    row = await service.client.create(replace(DRAFT, log="a-log") if has_log else DRAFT)
     _, closed = await service.client.cas(row.closed(last_entry=NO_ENTRY, length=0))
     assert closed is not None
     items = [
@@ -142,8 +144,13 @@ async def test_hurrying_all_repairs_locks_items_in_the_common_order(
     if rival == "add":
         asked = (service.send("POST", "/v1/repairs", {"items": items}), hurry)
     else:
-        body = {"version": closed.version, "attempt": new_attempt()}
-        asked = (hurry, service.send("DELETE", f"/v1/ledgers/{row.ledger_id}", body))
+        path, version = f"/v1/ledgers/{row.ledger_id}", closed.version
+        if has_log:
+            named = replace(LOG, items=(LogItem(row.ledger_id, 0, None),))
+            log, _ = await LogClient(service.client).create(named)
+            path, version = "/v1/logs/a-log", log.version
+        body = {"version": version, "attempt": new_attempt()}
+        asked = (hurry, service.send("DELETE", path, body))
     asking = []
     async with uncommitted(database, "UPDATE repairs SET detail = 'x' WHERE member = 'b2@1'"):
         for count, one in enumerate(asked, 1):
@@ -188,6 +195,22 @@ async def test_concurrent_decommissions_of_a_bookie_both_succeed(
 
     assert [status for status, _ in await asyncio.gather(*asking)] == [204, 204]
     assert (await service.client.bookies()).bookies == ()
+
+
+async def test_a_bookie_that_ledgers_name_is_refused_its_decommission_without_a_lock_on_the_table(
+    service: Service, database: Connection
+) -> None:
+    """Creates and ensemble changes write that table: they would wait for the count."""
+    await service.client.put_cookie("b1", await cookie(service), version=None)
+    row = await service.client.create(DRAFT)
+    async with uncommitted(
+        database,
+        "UPDATE ledger_members SET incarnation = 2 WHERE ledger_id = $1 AND name = 'b3'",
+        row.ledger_id,
+    ):
+        status, problem = await service.send("DELETE", "/v1/bookies/b1/cookie")
+
+    assert (status, problem["ledgers"], problem["first"]) == (409, 1, [row.ledger_id])
 
 
 async def test_the_loser_of_a_race_gets_the_row_under_any_default_isolation(

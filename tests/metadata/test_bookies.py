@@ -153,7 +153,7 @@ async def test_a_log_end_is_reported_by_the_registered_process_and_never_decreas
 async def test_an_unreadable_cookie_ends_no_background_task(
     stores: Stores, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("services.metadata.gauges._UPDATE_S", 0.01)
+    monkeypatch.setattr("services.metadata.metrics._UPDATE_S", 0.01)
     async with serving(stores) as service:
         await service.client.put_cookie("b1", await cookie(service), version=None)
         connection = await asyncpg.connect(stores.postgres_dsn)

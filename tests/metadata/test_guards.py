@@ -338,7 +338,7 @@ GUARDS: Final = (
         "a change without an attempt is no witness",
         (
             (transactions, "record_change", nothing),
-            (ledgers, "record_change", nothing),
+            (cookies, "record_change", nothing),
             (logs, "record_change", nothing),
         ),
         changes_without_a_token_count,

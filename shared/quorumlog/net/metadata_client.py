@@ -84,6 +84,7 @@ _SILENCE_S: Final = 15.0
 """A stream of changes that is silent for three heartbeats is broken."""
 _WITNESSES_MAX: Final = 10 * WITNESSES_MAX
 """Witnesses that are remembered: as many as changes were under way at once (taste)."""
+_ROWS: Final = 1000
 _IDS: Final = 10_000
 """Ids of one page."""
 _LINE_BYTES_MAX: Final = 1 << 16
@@ -240,6 +241,18 @@ class MetadataClient:
         }
         page = await self.ask("GET", "/v1/ledgers", gives=LedgerList, query=query)
         return [row.to_core() for row in page.ledgers], page.next
+
+    async def rows(
+        self, *, state: State | None = None, bookie: str | None = None
+    ) -> AsyncGenerator[LedgerMetadata]:
+        """All rows in the order of ids, read page by page. Raises: MetadataUnavailable."""
+        after: int | None = None
+        while True:
+            rows, after = await self.list(state=state, bookie=bookie, after=after, limit=_ROWS)
+            for row in rows:
+                yield row
+            if after is None:
+                return
 
     async def heads(self, ledger_ids: Sequence[int]) -> Mapping[int, LedgerHead]:
         """The state and writer of each of these ledgers, from the primary, by id; for at most HEADS_MAX

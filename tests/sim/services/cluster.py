@@ -21,7 +21,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import BookieList
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.config import Config
-from services.autorecovery.losses import Losses
+from services.autorecovery.losses import KnownLosses
 from services.autorecovery.pace import PacedBookies
 from services.autorecovery.steering import Steering
 from services.autorecovery.worker import Done, Workers
@@ -201,7 +201,7 @@ class Healer(Process):
         steering = Steering(config, metadata, repairs, PacedBookies(bookies))
         writers = Writers(session, _nobody_listens)
         self.auditor = Auditor(name, config, metadata, repairs, marking, writers, steering)
-        losses = Losses(HoldingsClient(directory, session))
+        losses = KnownLosses(HoldingsClient(directory, session))
         workers = Workers(repairs, directory, ports, session, Done(), steering, losses)
         tasks.start(directory.follow())
         if net.plan.has_restores:

@@ -1,0 +1,59 @@
+"""Tokens of applied changes, each written in the transaction of its change.
+
+A client settles a change whose answer was lost by its attempt's token (rule 6). The tokens of the
+latest changes are also the witnesses that show a database which went back in time (rule 18a).
+"""
+
+from uuid import uuid4
+
+from quorumlog.errors import InvalidRequest
+from services.metadata.database import Connection
+
+
+async def target_of(connection: Connection, attempt: str) -> str | None:
+    """The change that used this token, or None."""
+    found: str | None = await connection.fetchval(
+        "SELECT target FROM attempts WHERE attempt = $1", attempt
+    )
+    return found
+
+
+async def is_applied(connection: Connection, attempt: str, target: str) -> bool:
+    """Whether this attempt was applied. The caller holds the target's lock.
+
+    Raises: InvalidRequest if the token was used for another change.
+    """
+    found = await target_of(connection, attempt)
+    if found is not None and found != target:
+        raise used_otherwise(found)
+    return found is not None
+
+
+async def try_record(connection: Connection, attempt: str, target: str) -> bool:
+    """Record that the present transaction applies this attempt; False if another one did.
+
+    Waits for the end of a concurrent transaction that records the same attempt.
+    """
+    recorded = await connection.fetchval(
+        "INSERT INTO attempts (attempt, target) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING true",
+        attempt,
+        target,
+    )
+    connection.settled = attempt
+    return recorded is not None
+
+
+async def record_attempt(connection: Connection, attempt: str, target: str) -> None:
+    """As `try_record`. Raises: InvalidRequest if the token was used for another change."""
+    if not await try_record(connection, attempt, target):
+        raise used_otherwise(await target_of(connection, attempt))
+
+
+async def record_change(connection: Connection, target: str) -> None:
+    """Record a change that has no attempt, so that its loss is detected (rule 18a)."""
+    await record_attempt(connection, str(uuid4()), target)
+
+
+def used_otherwise(target: str | None) -> InvalidRequest:
+    """The refusal of a token that was used for another change."""
+    return InvalidRequest(f"this attempt was used for another change ({target})")

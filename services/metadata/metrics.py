@@ -1,0 +1,140 @@
+"""The service's Prometheus metrics: of its requests, of its databases, and of the whole cluster.
+
+The cluster's gauges are updated periodically, not when scraped, so that scraping is cheap and never
+waits for a database. Every metadata service exports the same values of them: use one service's, or
+the maximum.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final, get_args
+
+import prometheus_client
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from quorumlog.errors import QuorumLogError
+from quorumlog.net.service import METRICS
+from quorumlog.wire.bodies import BookieState
+from quorumlog.wire.repair_bodies import RepairSummary
+from services.metadata.database import Database
+from services.metadata.expiry import Expiry
+from services.metadata.handlers import MetadataParts
+
+log = logging.getLogger(__name__)
+
+_UPDATE_S: Final = 2.0
+_METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
+"""The methods that metrics tell apart: a label per word that a client makes up would grow for ever."""
+
+
+class MetadataMetrics(Collector):
+    """The metrics of one service; its gauges are read at each scrape."""
+
+    def __init__(
+        self, app: web.Application, parts: MetadataParts, database: Database, expiry: Expiry
+    ) -> None:
+        """The queue's gauges are zero until the first update."""
+        self._parts = parts
+        self._database = database
+        self._expiry = expiry
+        self._queue = RepairSummary(ledgers=0, items=0, waiting=0, oldest_s=0.0)
+        self._states: Counter[str] | None = None
+        """How many bookies are in each state; None until the first update."""
+        registry = app[METRICS]
+        registry.register(self)
+        self.requests = prometheus_client.Counter(
+            "quorumlog_metadata_requests",
+            "Requests by route and status",
+            ("method", "route", "status"),
+            registry=registry,
+        )
+        self.seconds = prometheus_client.Histogram(
+            "quorumlog_metadata_request_seconds",
+            "How long requests took, streams excepted",
+            ("method", "route"),
+            registry=registry,
+        )
+
+    async def run(self) -> None:
+        """Update the cluster's gauges for ever; the last known values stay while a database is away."""
+        while True:
+            try:
+                await self._update()
+            except QuorumLogError:
+                pass
+            except Exception:
+                # An unreadable row must not end the tasks beside this one: expiry, changes.
+                log.exception("gauges-failed")
+            await asyncio.sleep(_UPDATE_S)
+
+    async def _update(self) -> None:
+        self._queue = await self._parts.repairs.summary()
+        found = await self._parts.liveness.bookies(await self._parts.cookies.list())
+        self._states = Counter(bookie.state for bookie in found.bookies)
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics as they are now."""
+        parts, queue, memory = self._parts, self._queue, self._database.memory
+        gauges: tuple[tuple[str, str, float], ...] = (
+            ("metadata_postgres_up", "Postgres answered", self._database.is_up),
+            (
+                "metadata_missing_witnesses",
+                "Answered changes that Postgres lacks (rule 18a): it went back in time",
+                len(memory.missing),
+            ),
+            ("metadata_redis_up", "Redis answered", parts.liveness.is_up),
+            ("metadata_followers", "Open streams", parts.changes.follower_count),
+            ("metadata_transactions_open", "Transactions that are OPEN", self._expiry.open),
+            ("metadata_orphan_ledgers", "Ledgers that no log names", self._expiry.orphans),
+            (
+                "under_replicated_ledgers",
+                "Ledgers with a member that lacks entries, now.",
+                queue.ledgers,
+            ),
+            ("repair_items", "Items of the repair queue, now.", queue.items),
+            (
+                "repair_items_waiting",
+                "Items that failed and wait for their next try.",
+                queue.waiting,
+            ),
+            ("repair_oldest_seconds", "Age of the oldest item.", queue.oldest_s),
+        )
+        for name, text, value in gauges:
+            yield GaugeMetricFamily(f"quorumlog_{name}", text, value)
+        for how in ("committed", "aborted", "expired"):
+            yield CounterMetricFamily(
+                f"quorumlog_metadata_transactions_{how}",
+                f"Transactions that were {how} through this service",
+                getattr(parts.transactions, how),
+            )
+        bookies = GaugeMetricFamily(
+            "quorumlog_bookies", "Registered bookies by state.", labels=("state",)
+        )
+        if self._states is not None:
+            for state in get_args(BookieState):
+                bookies.add_metric((state,), self._states[state])
+        yield bookies
+
+
+REQUEST_METRICS: Final = web.AppKey("request_metrics", MetadataMetrics)
+
+
+@web.middleware
+async def measures(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Count each request, and how long it took."""
+    began = asyncio.get_running_loop().time()
+    response = await handler(request)
+    metrics = request.app[REQUEST_METRICS]
+    resource = request.match_info.route.resource
+    route = "unknown" if resource is None else resource.canonical
+    method = request.method if request.method in _METHODS else "other"
+    metrics.requests.labels(method, route, response.status).inc()
+    if response.content_length is not None:
+        took_s = asyncio.get_running_loop().time() - began
+        metrics.seconds.labels(method, route).observe(took_s)
+    return response
