@@ -13,7 +13,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -133,29 +132,34 @@ async def _chunks(file: Path | None) -> AsyncGenerator[bytes, None]:
     ever, and must not delay Ctrl-C.
     """
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[bytes | OSError] = asyncio.Queue(_CHUNKS_AHEAD)
+    queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
+    room, is_over = threading.Semaphore(_CHUNKS_AHEAD), threading.Event()
     source = 0 if file is None else os.open(file, os.O_RDONLY)
 
     def read() -> None:
-        # The event loop may be closed by the time the read returns, or end while the chunk waits.
-        with contextlib.suppress(RuntimeError, CancelledError):
-            while True:
-                try:
-                    chunk: bytes | OSError = os.read(source, _CHUNK)
-                except OSError as error:
-                    chunk = error
-                asyncio.run_coroutine_threadsafe(queue.put(chunk), loop).result()
-                if not chunk or isinstance(chunk, OSError):
-                    return
+        while room.acquire() and not is_over.is_set():
+            try:
+                chunk: bytes | OSError = os.read(source, _CHUNK)
+            except OSError as error:
+                chunk = error
+            # The event loop may be closed by the time the read returns.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(queue.put_nowait, chunk)
+            if not chunk or isinstance(chunk, OSError):
+                break
+        if file is not None:
+            os.close(source)
 
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        chunk = await queue.get()
-        if isinstance(chunk, OSError):
-            raise chunk
-        if not chunk:
-            return
-        yield chunk
+    threading.Thread(target=read, name="quorumlog-input", daemon=True).start()
+    try:
+        while chunk := await queue.get():
+            if isinstance(chunk, OSError):
+                raise chunk
+            room.release()
+            yield chunk
+    finally:
+        is_over.set()
+        room.release()
 
 
 @dataclass(frozen=True, slots=True)
