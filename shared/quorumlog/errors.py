@@ -52,11 +52,31 @@ class QuorumLogError(Exception):
     member_headers: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Members of the document that the answer also has as headers: name to header."""
 
-    def __init_subclass__(cls, *, travels: bool = True) -> None:
-        """Register a class that has a code. A family has none and is never raised; a client's own class
-        does not travel, and is no code of the HTTP API.
+    def __init_subclass__(
+        cls,
+        *,
+        code: str | None = None,
+        status: int | None = None,
+        title: str | None = None,
+        retryable: bool | None = None,
+        outcome: Outcome | None = None,
+        retry_after_s: int | None = None,
+        travels: bool = True,
+    ) -> None:
+        """Set the given attributes of a class, and register a class that has a code. A family has none
+        and is never raised; a client's own class does not travel, and is no code of the HTTP API.
         """
-        code = cls.__dict__.get("code")
+        given = {
+            "code": code,
+            "status": status,
+            "title": title,
+            "retryable": retryable,
+            "outcome": outcome,
+            "retry_after_s": retry_after_s,
+        }
+        for name, value in given.items():
+            if value is not None:
+                setattr(cls, name, value)
         if code is None or not travels:
             return
         if code in _BY_CODE or code == QuorumLogError.code:
@@ -157,69 +177,41 @@ def by_code(code: str) -> type[QuorumLogError]:
 # --- the families --------------------------------------------------------------------------------
 
 
-class Invalid(QuorumLogError):
+class Invalid(QuorumLogError, status=400, outcome=NOT_DONE):
     """The request itself is wrong: the same request fails again."""
 
-    status = 400
-    outcome = NOT_DONE
 
-
-class Refused(QuorumLogError):
+class Refused(QuorumLogError, status=403, outcome=NOT_DONE):
     """The caller is not allowed to do this."""
 
-    status = 403
-    outcome = NOT_DONE
 
-
-class NotFound(QuorumLogError):
+class NotFound(QuorumLogError, status=404, outcome=NOT_DONE):
     """The request names something that does not exist."""
 
-    status = 404
-    outcome = NOT_DONE
 
-
-class Superseded(QuorumLogError):
+class Superseded(QuorumLogError, status=409, outcome=NOT_DONE):
     """Another client or process changed the state; the caller must read it again first."""
 
-    status = 409
-    outcome = NOT_DONE
 
-
-class Unavailable(QuorumLogError):
+class Unavailable(QuorumLogError, status=503, retryable=True, outcome=NOT_DONE, retry_after_s=1):
     """The cluster can't do this now, but may be able to later."""
-
-    status = 503
-    outcome = NOT_DONE
-    retryable = True
-    retry_after_s = 1
 
 
 # --- 4xx: the request ----------------------------------------------------------------------------
 
 
-class BadRequest(Invalid):
+class BadRequest(Invalid, code="bad-request", title="The request can't be parsed"):
     """The request can't be parsed: broken JSON, a number that is no number, a repeated key."""
 
-    code = "bad-request"
-    title = "The request can't be parsed"
 
-
-class InvalidRequest(Invalid):
+class InvalidRequest(Invalid, code="invalid", status=422, title="The request is not valid"):
     """The request was parsed, but a value in it is not allowed. `errors` lists each one with a
     JSON pointer into the body, or with the name of the parameter or header.
     """
 
-    code = "invalid"
-    status = 422
-    title = "The request is not valid"
 
-
-class Unauthenticated(Refused):
+class Unauthenticated(Refused, code="unauthenticated", status=401, title="The caller is not known"):
     """The request names no caller, or an unknown one."""
-
-    code = "unauthenticated"
-    status = 401
-    title = "The caller is not known"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -227,429 +219,341 @@ class Unauthenticated(Refused):
         return {"WWW-Authenticate": 'Bearer realm="quorumlog"', **super().headers}
 
 
-class Forbidden(Refused):
+class Forbidden(Refused, code="forbidden", title="Not allowed"):
     """The caller is not allowed to do this: a page of an origin that is not in `CORS_ORIGINS`, say."""
 
-    code = "forbidden"
-    title = "Not allowed"
 
-
-class ForeignHost(Refused):
+class ForeignHost(
+    Refused, code="foreign-host", status=421, title="The request is for another host"
+):
     """`Host` is a name that the process is not known by, as in requests of a web page whose name was given
     the address of the process (DNS rebinding). Known are loopback names, IP addresses, the host of
     `ADVERTISED_URL`, and `ALLOWED_HOSTS`.
     """
 
-    code = "foreign-host"
-    status = 421
-    title = "The request is for another host"
 
-
-class WrongPassword(Refused):
+class WrongPassword(
+    Refused, code="wrong-password", title="The ledger's password is missing or wrong"
+):
     """The ledger has a password, and the header `Ledger-Password` is missing or wrong."""
 
-    code = "wrong-password"
-    title = "The ledger's password is missing or wrong"
 
-
-class StaleProducer(Refused):
+class StaleProducer(Refused, code="stale-producer", title="A newer epoch of this producer exists"):
     """A producer of the same id has written under a higher epoch since, which `Producer-Epoch` has."""
 
-    code = "stale-producer"
-    title = "A newer epoch of this producer exists"
     member_headers = MappingProxyType({"producer_epoch": header.PRODUCER_EPOCH})
 
 
-class RouteNotFound(NotFound):
+class RouteNotFound(NotFound, code="not-found", title="No such route"):
     """There is no such route."""
 
-    code = "not-found"
-    title = "No such route"
 
-
-class NoSuchLedger(NotFound):
+class NoSuchLedger(NotFound, code="no-such-ledger", title="No such ledger"):
     """There is no ledger with this id, or the ledger was deleted (`deleted` says which)."""
 
-    code = "no-such-ledger"
-    title = "No such ledger"
 
-
-class NoSuchEntry(NotFound):
+class NoSuchEntry(NotFound, code="no-such-entry", title="The ledger ends before this entry"):
     """The ledger is closed and ends before this entry."""
 
-    code = "no-such-entry"
-    title = "The ledger ends before this entry"
 
-
-class NotYetConfirmed(NotFound):
+class NotYetConfirmed(
+    NotFound, code="not-yet-confirmed", title="The entry is not confirmed yet", retryable=True
+):
     """The entry is beyond the last add confirmed of a ledger that is not closed: it may come later."""
 
-    code = "not-yet-confirmed"
-    title = "The entry is not confirmed yet"
-    retryable = True
 
-
-class NoSuchLog(NotFound):
+class NoSuchLog(NotFound, code="no-such-log", title="No such log"):
     """There is no log of this name."""
 
-    code = "no-such-log"
-    title = "No such log"
 
-
-class NoSuchBookie(NotFound):
+class NoSuchBookie(NotFound, code="no-such-bookie", title="No such bookie"):
     """No bookie of this name is registered: it never was, or it was decommissioned."""
 
-    code = "no-such-bookie"
-    title = "No such bookie"
 
-
-class NoSuchRepair(NotFound):
+class NoSuchRepair(NotFound, code="no-such-repair", title="No such item in the queue of repairs"):
     """The queue of repairs has no such item: the repair is done, or the ledger was deleted."""
 
-    code = "no-such-repair"
-    title = "No such item in the queue of repairs"
 
-
-class NoSuchTransaction(NotFound):
+class NoSuchTransaction(NotFound, code="no-such-transaction", title="No such transaction"):
     """There is no transaction with this id."""
 
-    code = "no-such-transaction"
-    title = "No such transaction"
 
-
-class MethodNotAllowed(Invalid):
+class MethodNotAllowed(
+    Invalid, code="method-not-allowed", status=405, title="The route does not have this method"
+):
     """The route exists, but not with this method; `Allow` lists the methods that it has."""
 
-    code = "method-not-allowed"
-    status = 405
-    title = "The route does not have this method"
 
-
-class NotAcceptable(Invalid):
+class NotAcceptable(
+    Invalid,
+    code="not-acceptable",
+    status=406,
+    title="None of the accepted media types is available",
+):
     """None of the media types in `Accept` is one that the route can answer with."""
 
-    code = "not-acceptable"
-    status = 406
-    title = "None of the accepted media types is available"
 
-
-class RequestTimeout(Invalid):
+class RequestTimeout(
+    Invalid,
+    code="request-timeout",
+    status=408,
+    title="The request did not arrive in time",
+    retryable=True,
+):
     """The client took too long to send its headers or its body; the connection is closed."""
 
-    code = "request-timeout"
-    status = 408
-    title = "The request did not arrive in time"
-    retryable = True
 
-
-class TooLarge(Invalid):
+class TooLarge(Invalid, code="too-large", status=413, title="The request is too large"):
     """An entry, a batch or the body is larger than the limit that the detail names."""
 
-    code = "too-large"
-    status = 413
-    title = "The request is too large"
 
-
-class UnsupportedMediaType(Invalid):
+class UnsupportedMediaType(
+    Invalid,
+    code="unsupported-media-type",
+    status=415,
+    title="The body's media type is not supported",
+):
     """The route does not accept the body's `Content-Type`, or the body is compressed."""
 
-    code = "unsupported-media-type"
-    status = 415
-    title = "The body's media type is not supported"
 
-
-class HeadersTooLarge(Invalid):
+class HeadersTooLarge(
+    Invalid, code="headers-too-large", status=431, title="The request's headers are too large"
+):
     """The request line or the headers are larger than the limit."""
-
-    code = "headers-too-large"
-    status = 431
-    title = "The request's headers are too large"
 
 
 # --- 409, 410, 412: somebody else decided --------------------------------------------------------
 
 
-class LedgerClosed(Superseded):
+class LedgerClosed(Superseded, code="ledger-closed", title="The ledger is closed"):
     """The ledger is closed: it takes no more entries, and its last entry is final (`last_entry`)."""
 
-    code = "ledger-closed"
-    title = "The ledger is closed"
 
-
-class LedgerFenced(Superseded):
+class LedgerFenced(Superseded, code="ledger-fenced", title="The ledger is fenced"):
     """The ledger is being recovered, so its writer can't continue. Entries in flight may become part of
     the ledger; the last entry that recovery finds is final.
     """
 
-    code = "ledger-fenced"
-    title = "The ledger is fenced"
 
-
-class LedgerExists(Superseded):
+class LedgerExists(Superseded, code="ledger-exists", title="The ledger's id is taken"):
     """There is, or was, a ledger with this id: ids are used once."""
 
-    code = "ledger-exists"
-    title = "The ledger's id is taken"
 
-
-class OwnedByLog(Superseded):
+class OwnedByLog(Superseded, code="owned-by-log", title="The ledger belongs to a log"):
     """The ledger belongs to a log; append, close and delete through the log."""
 
-    code = "owned-by-log"
-    title = "The ledger belongs to a log"
 
-
-class WriterLost(Superseded):
+class WriterLost(
+    Superseded, code="writer-lost", title="The ledger's writer is gone", outcome=UNKNOWN
+):
     """The process that could write to this ledger is gone. Recover the ledger to learn its end."""
 
-    code = "writer-lost"
-    title = "The ledger's writer is gone"
-    outcome = UNKNOWN
 
-
-class NotTheOwner(WriterLost):
+class NotTheOwner(
+    WriterLost,
+    code="not-the-owner",
+    title="This gateway does not own the log",
+    retryable=True,
+    outcome=NOT_DONE,
+):
     """The gateway that got the request does not own the log, or is shutting down. Nothing was appended;
     the next try finds the owner.
     """
 
-    code = "not-the-owner"
-    title = "This gateway does not own the log"
-    outcome = NOT_DONE
-    retryable = True
 
-
-class EntryConflict(Superseded):
+class EntryConflict(
+    Superseded,
+    code="entry-conflict",
+    title="Other bytes are stored under the entry's id",
+    outcome=UNKNOWN,
+):
     """Bookies store other bytes under an entry's id than its writer sent: the writer can't continue."""
 
-    code = "entry-conflict"
-    title = "Other bytes are stored under the entry's id"
-    outcome = UNKNOWN
 
-
-class LogExists(Superseded):
+class LogExists(Superseded, code="log-exists", title="The log exists with other settings"):
     """There is a log of this name with other settings."""
 
-    code = "log-exists"
-    title = "The log exists with other settings"
 
-
-class LogClosed(Superseded):
+class LogClosed(Superseded, code="log-closed", title="The log is closed"):
     """The log is closed for good."""
 
-    code = "log-closed"
-    title = "The log is closed"
 
-
-class LogFenced(Superseded):
+class LogFenced(Superseded, code="log-fenced", title="A newer writer opened the log"):
     """Another writer has opened the log since; this writer token is no longer valid."""
 
-    code = "log-fenced"
-    title = "A newer writer opened the log"
 
-
-class SequenceGap(Superseded):
+class SequenceGap(
+    Superseded,
+    code="sequence-gap",
+    title="A request of this producer is missing before this one",
+    retryable=True,
+):
     """A request of this producer with a lower sequence number is missing; `Producer-Expected-Seq` has
     that number.
     """
 
-    code = "sequence-gap"
-    title = "A request of this producer is missing before this one"
-    retryable = True
     member_headers = MappingProxyType({"producer_expected_seq": header.PRODUCER_EXPECTED_SEQ})
 
 
-class ExpiredProducer(Superseded):
+class ExpiredProducer(
+    Superseded, code="expired-producer", title="The producer is no longer known", outcome=UNKNOWN
+):
     """The log has forgotten this producer, or this request, so it can't tell whether the request is a
     repeat. Nothing was appended now. A new producer sends in `Producer-Since` where the log ended
     before the producer's first request.
     """
 
-    code = "expired-producer"
-    title = "The producer is no longer known"
-    outcome = UNKNOWN
 
-
-class TransactionCommitted(Superseded):
+class TransactionCommitted(
+    Superseded, code="transaction-committed", title="The transaction is committed"
+):
     """The transaction is committed already."""
 
-    code = "transaction-committed"
-    title = "The transaction is committed"
 
-
-class TransactionAborted(Superseded):
+class TransactionAborted(
+    Superseded, code="transaction-aborted", title="The transaction is aborted"
+):
     """The transaction is aborted."""
 
-    code = "transaction-aborted"
-    title = "The transaction is aborted"
 
-
-class OffsetTruncated(Superseded):
+class OffsetTruncated(
+    Superseded, code="offset-truncated", status=410, title="The records at this offset were dropped"
+):
     """The offset is below the log's first offset (`first_offset`): these records were dropped."""
 
-    code = "offset-truncated"
-    status = 410
-    title = "The records at this offset were dropped"
 
-
-class EntryLost(Superseded):
+class EntryLost(Superseded, code="entry-lost", status=410, title="The entry is lost"):
     """The entry was acknowledged and is lost for ever: no bookie has it, and an operator has accepted
     that. Continue reading at the entry `next`; in a log, at `next_offset`.
     """
 
-    code = "entry-lost"
-    status = 410
-    title = "The entry is lost"
 
-
-class LossNotProven(Superseded):
+class LossNotProven(
+    Superseded, code="loss-not-proven", title="It is not proven that the entries are lost"
+):
     """Entries are given up only if the ledger is CLOSED and every bookie that could hold them answers
     that it does not; `answers` has the answer of each.
     """
 
-    code = "loss-not-proven"
-    title = "It is not proven that the entries are lost"
 
-
-class VersionConflict(Superseded):
+class VersionConflict(
+    Superseded, code="version-conflict", status=412, title="The row changed since"
+):
     """The row has another version than `If-Match` says; `current` is the current row."""
 
-    code = "version-conflict"
-    status = 412
-    title = "The row changed since"
 
-
-class UnexpectedEntryId(Superseded):
+class UnexpectedEntryId(
+    Superseded, code="unexpected-entry-id", status=412, title="The next entry has another id"
+):
     """The first entry would not get the id in `expect`; nothing was written. The header `Next-Entry-Id`
     and the member `next_entry_id` have the id that the next entry gets.
     """
 
-    code = "unexpected-entry-id"
-    status = 412
-    title = "The next entry has another id"
     member_headers = MappingProxyType({"next_entry_id": header.NEXT_ENTRY_ID})
 
 
-class UnexpectedOffset(Superseded):
+class UnexpectedOffset(
+    Superseded, code="unexpected-offset", status=412, title="The next record has another offset"
+):
     """The first record would not get the offset in `expect`; nothing was written. The header
     `Next-Offset` and the member `next_offset` have the offset that the next record gets.
     """
 
-    code = "unexpected-offset"
-    status = 412
-    title = "The next record has another offset"
     member_headers = MappingProxyType({"next_offset": header.NEXT_OFFSET})
 
 
 # --- 429, 503, 504: the cluster ------------------------------------------------------------------
 
 
-class Overloaded(Unavailable):
+class Overloaded(Unavailable, code="overloaded", status=429, title="Too many requests at once"):
     """Too many requests at once; nothing of this request was begun."""
 
-    code = "overloaded"
-    status = 429
-    title = "Too many requests at once"
 
-
-class NotEnoughBookies(Unavailable):
+class NotEnoughBookies(Unavailable, code="not-enough-bookies", title="Not enough bookies"):
     """Fewer bookies take entries than the ledger's ensemble needs: they are lost, or read-only."""
 
-    code = "not-enough-bookies"
-    title = "Not enough bookies"
 
-
-class EntryUnavailable(Unavailable):
+class EntryUnavailable(Unavailable, code="entry-unavailable", title="The entry can't be read now"):
     """The entry may exist, but can't be read now; `answers` has the answer of each bookie."""
 
-    code = "entry-unavailable"
-    title = "The entry can't be read now"
 
-
-class MetadataUnavailable(Unavailable):
+class MetadataUnavailable(
+    Unavailable, code="metadata-unavailable", title="The metadata can't be reached"
+):
     """The metadata service or its database can't be reached."""
 
-    code = "metadata-unavailable"
-    title = "The metadata can't be reached"
 
-
-class MetadataBusy(MetadataUnavailable):
+class MetadataBusy(MetadataUnavailable, code="metadata-busy", title="Too many listings at once"):
     """The metadata service has all that it does at once of listings in work; other requests go on."""
 
-    code = "metadata-busy"
-    title = "Too many listings at once"
 
-
-class DatabaseWentBack(MetadataUnavailable):
+class DatabaseWentBack(
+    MetadataUnavailable,
+    code="database-went-back",
+    title="The database lost changes that it had answered",
+    retryable=False,
+):
     """The metadata's database lacks a change that was answered: the database was restored from a
     backup, or failed over to a standby that lagged. Nothing is changed or deleted until the right
     database is back, or an operator accepts the loss; reads on which no deletion rests continue.
     `witnesses` lists the missing changes. See the runbook.
     """
 
-    code = "database-went-back"
-    title = "The database lost changes that it had answered"
-    retryable = False
 
-
-class RecoveryBlocked(Unavailable):
+class RecoveryBlocked(
+    Unavailable, code="recovery-blocked", title="The ledger's recovery is blocked"
+):
     """A recovery can't finish: too many bookies do not answer, so whether an entry was acknowledged is
     unknown. `bookie` and `entry_id` say where the recovery is blocked.
     """
 
-    code = "recovery-blocked"
-    title = "The ledger's recovery is blocked"
 
-
-class ReadOnly(Unavailable):
+class ReadOnly(Unavailable, code="read-only", title="Bookies are read-only"):
     """Bookies take no new entries now."""
 
-    code = "read-only"
-    title = "Bookies are read-only"
 
-
-class ShuttingDown(ReadOnly):
+class ShuttingDown(ReadOnly, code="shutting-down", title="The process is shutting down"):
     """The process is shutting down and takes no new requests: ask another one."""
 
-    code = "shutting-down"
-    title = "The process is shutting down"
 
-
-class QuorumTimeout(QuorumLogError):
+class QuorumTimeout(
+    QuorumLogError,
+    code="quorum-timeout",
+    status=504,
+    title="The ack quorum did not answer in time",
+    outcome=UNKNOWN,
+):
     """Too few bookies acknowledged in time. The entries may exist, now or later."""
-
-    code = "quorum-timeout"
-    status = 504
-    title = "The ack quorum did not answer in time"
-    outcome = UNKNOWN
 
 
 # --- the client's own ----------------------------------------------------------------------------
 
 
-class ConnectionLost(QuorumLogError, travels=False):
+class ConnectionLost(
+    QuorumLogError,
+    travels=False,
+    code="connection-lost",
+    status=503,
+    title="The connection to the gateway is lost",
+    retryable=True,
+):
     """No gateway could be reached (not-done), or the connection broke under a request (unknown)."""
 
-    code = "connection-lost"
-    title = "The connection to the gateway is lost"
-    status = 503
-    retryable = True
 
-
-class ClientClosed(QuorumLogError, travels=False):
+class ClientClosed(
+    QuorumLogError,
+    travels=False,
+    code="client-closed",
+    status=503,
+    title="The client is not open",
+    outcome=NOT_DONE,
+):
     """The client was used before `with` or after its end (not-done), or it ended under a call
     (unknown).
     """
 
-    code = "client-closed"
-    title = "The client is not open"
-    status = 503
-    outcome = NOT_DONE
 
-
-class ClientBroke(QuorumLogError, travels=False):
+class ClientBroke(QuorumLogError, travels=False, code="client-broke", title="The client failed"):
     """The client itself failed under a call: a defect; the exception is the error's cause. What was
     under way has an unknown outcome; what was queued behind it was not sent.
     """
-
-    code = "client-broke"
-    title = "The client failed"

@@ -75,8 +75,10 @@ def test_errors_survive_pickling(code: str, cls: type[errors.QuorumLogError]) ->
 
 
 def test_two_classes_of_one_code_are_refused() -> None:
-    with pytest.raises(TypeError):
-        type("Twin", (errors.Invalid,), {"code": "bad-request"})
+    with pytest.raises(TypeError, match="two error classes"):
+
+        class Twin(errors.Invalid, code="bad-request"):
+            """A second class of the code."""
 
 
 def test_overload_and_unavailability_say_when_to_come_back() -> None:

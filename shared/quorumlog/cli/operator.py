@@ -12,11 +12,10 @@ from quorumlog.client.transport import Transport
 from quorumlog.errors import NoSuchBookie, NotFound
 
 
-class NoAutorecovery(NotFound, travels=False):
+class NoAutorecovery(
+    NotFound, code="no-autorecovery", title="No process of autorecovery is alive", travels=False
+):
     """No process of autorecovery is alive, so nobody can be asked."""
-
-    code = "no-autorecovery"
-    title = "No process of autorecovery is alive"
 
 
 async def asked(method: str, url: str, body: dict[str, Any] | None = None) -> Any:

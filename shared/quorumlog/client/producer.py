@@ -11,15 +11,17 @@ from quorumlog.client.records import LogAppended, Record, share, size_of
 from quorumlog.errors import NOT_DONE, UNKNOWN, ExpiredProducer, QuorumLogError
 
 
-class Unsettled(QuorumLogError, travels=False):
+class Unsettled(
+    QuorumLogError,
+    code="unsettled",
+    status=409,
+    title="The request before this one is not settled",
+    outcome=NOT_DONE,
+    travels=False,
+):
     """The outcome of the producer's last request is unknown, so no other request may follow: append
     the same records again in one call, or call `settle`.
     """
-
-    code = "unsettled"
-    title = "The request before this one is not settled"
-    status = 409
-    outcome = NOT_DONE
 
 
 class Request(Protocol):
