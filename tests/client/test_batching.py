@@ -1,6 +1,7 @@
 """Appends that travel together: in which batches, in which order, and what fails with what."""
 
 import asyncio
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -8,7 +9,14 @@ import pytest
 
 from quorumlog.client import Batching, ClientBroke, ConnectionLost
 from quorumlog.client.batching import Batcher, Call
-from quorumlog.errors import NOT_DONE, UNKNOWN, LedgerClosed, QuorumTimeout, TooLarge
+from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    LedgerClosed,
+    QuorumTimeout,
+    TooLarge,
+    UnexpectedEntryId,
+)
 from tests.support.waiting import until
 
 
@@ -147,6 +155,50 @@ async def test_nothing_is_sent_that_was_queued_behind_a_failure() -> None:
     assert (failed.value.outcome, not_sent.value.outcome) == (UNKNOWN, NOT_DONE)
     assert server.calls == []
     assert await server.batcher.append([b"c"]) == (0, 1)
+
+
+async def test_an_append_at_another_place_than_expected_stops_no_others() -> None:
+    server = Server()
+    server.refuses = lambda call: UnexpectedEntryId() if call.expect is not None else None
+    server.gate.set()
+    refused = await server.batcher.submit([b"a"], expect=7)
+    behind = await server.batcher.submit([b"b"])
+
+    with pytest.raises(UnexpectedEntryId):
+        await refused
+    assert await behind == (0, 1)
+
+
+async def test_nothing_is_sent_behind_an_expected_append_whose_outcome_is_unknown() -> None:
+    server = Server()
+    server.refuses = lambda call: QuorumTimeout("late") if call.expect is not None else None
+    server.gate.set()
+    late = await server.batcher.submit([b"a"], expect=7)
+    behind = await server.batcher.submit([b"b"])
+
+    with pytest.raises(QuorumTimeout):
+        await late
+    with pytest.raises(QuorumTimeout) as not_sent:
+        await behind
+    assert not_sent.value.outcome == NOT_DONE
+    assert server.calls == []
+
+
+async def test_payloads_are_not_kept_once_they_are_sent() -> None:
+    class Payload(list[int]):
+        """Bytes have no weak references."""
+
+    server = Server()
+    server.gate.set()
+    payload: Any = Payload([1])
+    kept = weakref.ref(payload)
+    await server.batcher.append([payload])
+    await server.batcher.flush()
+
+    server.calls.clear()
+    del payload
+
+    assert kept() is None
 
 
 async def test_each_caller_gets_an_error_of_his_own() -> None:

@@ -1,5 +1,7 @@
 """A producer's request whose outcome is unknown keeps its number until it is settled."""
 
+import asyncio
+
 import pytest
 from aiohttp import web
 
@@ -87,6 +89,22 @@ async def test_a_request_with_an_expected_offset_is_settled_as_it_was_sent() -> 
 
     assert set(log.expected) == {"7"}
     assert {seq for seq, _ in log.sent} == {"0"}
+
+
+async def test_a_request_is_settled_as_it_was_sent_whatever_is_appended_meanwhile() -> None:
+    log = Log()
+    async with serving(log) as url, Client(url) as client:
+        producer = client.log("log").producer("p", epoch=1)
+        with pytest.raises(QuorumTimeout):
+            await producer.append(b"a")
+        log.answer(7, 7)
+        (settling,) = log.replies
+        log.answer(8, 8)
+        log.replies = [settling, *log.replies]
+        settled, after = await asyncio.gather(producer.settle(), producer.append(b"b"))
+
+    assert settled is not None
+    assert (settled.first_offset, after.first_offset) == (7, 8)
 
 
 async def test_a_defect_under_a_request_keeps_it_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def joined(payloads: Sequence[bytes], framing: Framing) -> bytes:
 
 async def records(
     texts: Sequence[str] | None, file: Path | None, framing: Framing
-) -> AsyncIterator[list[bytes]]:
+) -> AsyncGenerator[list[bytes], None]:
     """The records to append: the arguments, or those of a file or of standard input as they arrive.
 
     Raises: CutShort.

@@ -77,6 +77,8 @@ class Submission(Generic[P, R]):
     payloads: Sequence[P]
     size: int
     expect: int | None
+    is_alone: bool
+    """No other submission travels in its request."""
     end: float
     done: Done[R]
 
@@ -184,17 +186,19 @@ class Batcher(Generic[P, A, R]):
 
     # --- what tasks of the event loop call -------------------------------------------------------
 
-    async def submit(self, payloads: Sequence[P], expect: int | None = None) -> asyncio.Future[R]:
+    async def submit(
+        self, payloads: Sequence[P], expect: int | None = None, *, is_alone: bool = False
+    ) -> asyncio.Future[R]:
         """Queue an append; the future is done once the append is durable. Waits while too much is
         queued.
 
-        An append with `expect` is sent alone.
+        An append with `expect` is sent alone, and so is one with `is_alone`.
         """
         given, size = self.checked(payloads, expect)
         loop = asyncio.get_running_loop()
         end = loop.time() + self._background.deadline_s
         done: asyncio.Future[R] = loop.create_future()
-        submission = Submission(given, size, expect, end, done)
+        submission = Submission(given, size, expect, is_alone or expect is not None, end, done)
         if not self.has_room(size):
             await self.wait_for_room(submission)
         self.queue(submission)
@@ -205,9 +209,11 @@ class Batcher(Generic[P, A, R]):
         await self.wait_for_room(submission)
         self.queue(submission)
 
-    async def append(self, payloads: Sequence[P], expect: int | None = None) -> R:
+    async def append(
+        self, payloads: Sequence[P], expect: int | None = None, *, is_alone: bool = False
+    ) -> R:
         """Queue an append and wait until the append is durable."""
-        return await (await self.submit(payloads, expect))
+        return await (await self.submit(payloads, expect, is_alone=is_alone))
 
     async def wait_for_room(self, submission: Submission[P, R]) -> None:
         """Wait until a submission may be queued, in the order of the calls. Raises: ConnectionLost."""
@@ -257,6 +263,7 @@ class Batcher(Generic[P, A, R]):
             self._under_way = self._take()
             if self._under_way:
                 await self._send_all(self._under_way)
+        self._under_way = ()
         self._idle.set()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
@@ -276,7 +283,7 @@ class Batcher(Generic[P, A, R]):
 
     async def _linger(self) -> None:
         """Wait for more submissions unless the next batch is full."""
-        if not self._limits.linger_ms or self._queue[0].expect is not None:
+        if not self._limits.linger_ms or self._queue[0].is_alone:
             return
         try:
             async with asyncio.timeout(self._limits.linger_ms / 1000):
@@ -296,7 +303,7 @@ class Batcher(Generic[P, A, R]):
                 size + first.size > self._limits.bytes_max
                 or count + len(first.payloads) > self._limits.count_max
             )
-            if taken and (is_full or first.expect is not None or taken[0].expect is not None):
+            if taken and (is_full or first.is_alone or taken[0].is_alone):
                 break
             self._drop_first()
             if first.is_wanted():
@@ -322,7 +329,8 @@ class Batcher(Generic[P, A, R]):
             _fail(taken, error)
         except QuorumLogError as error:
             _fail(taken, error)
-            if taken[0].expect is None:
+            # An append that met another place than the expected one leaves no gap behind it.
+            if taken[0].expect is None or error.outcome == UNKNOWN:
                 self._fail_queued(error)
                 return error
         else:

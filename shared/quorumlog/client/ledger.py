@@ -18,8 +18,9 @@ FRAMES: Final = "application/vnd.quorumlog.frames"
 _OCTETS: Final = "application/octet-stream"
 _LENGTH: Final = struct.Struct(">I")
 _HEAD: Final = struct.Struct(">QI")
-PAGE: Final = 1000
-"""Entries of a page that an iterator asks for (taste; the server ends a page by bytes too)."""
+PAGE: Final = 10_000
+"""Entries of a page that an iterator asks for: the most that the API gives. A page ends by bytes too, and
+pages of 1,000 short lines took twice as long (measured)."""
 WAIT_MS: Final = 30_000
 """How long one request waits at a tail for new entries."""
 

@@ -77,7 +77,9 @@ class Portal:
         given, size = batcher.checked(payloads)
         done: Future[T] = Future()
         self._check_callable()
-        submission = Submission(given, size, None, self._loop.time() + batcher.deadline_s, done)
+        submission = Submission(
+            given, size, None, False, self._loop.time() + batcher.deadline_s, done
+        )
         with self._lock:
             self._check_callable()
             if batcher.has_room(size):

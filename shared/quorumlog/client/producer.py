@@ -95,7 +95,9 @@ class Producer:
         """
         await self.batcher.flush()
         asked = self._open
-        return None if asked is None else await self.batcher.append(asked.payloads, asked.expect)
+        if asked is None:
+            return None
+        return await self.batcher.append(asked.payloads, asked.expect, is_alone=True)
 
     async def _send(self, call: Call[bytes | Record]) -> LogAppended:
         if self._open is not None and not _is_same(self._open, call):
