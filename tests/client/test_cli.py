@@ -19,8 +19,8 @@ from uuid import uuid4
 import pytest
 
 from loadtest.cluster import Cluster
-from quorumlog.cli.ends import Stopped
-from quorumlog.cli.pipes import Appended, Submit, send, write
+from quorumlog.cli.ends import EndedEarly
+from quorumlog.cli.pipes import Places, Submit, send, write
 from quorumlog.client import Client, ConnectionLost
 from quorumlog.errors import NOT_DONE
 from services.local.process import Become, in_child
@@ -197,11 +197,11 @@ async def test_what_trickles_in_is_appended_as_it_comes_and_ctrl_c_is_clean(
         )
 
 
-Futures = list[asyncio.Future[Appended]]
+Futures = list[asyncio.Future[Places]]
 
 
 def submits(asked: Futures) -> Submit:
-    async def submit(_group: Sequence[bytes]) -> asyncio.Future[Appended]:
+    async def submit(_group: Sequence[bytes]) -> asyncio.Future[Places]:
         asked.append(asyncio.get_running_loop().create_future())
         return asked[-1]
 
@@ -214,12 +214,12 @@ async def test_ctrl_c_waits_for_the_answers_of_what_was_sent() -> None:
     async def payloads() -> AsyncIterator[list[bytes]]:
         yield [b"a", b"b"]
         yield [b"c"]
-        asked[0].set_result(Appended(5, 6))
+        asked[0].set_result(Places(5, 6))
         # The third record is answered after Ctrl-C. Another writer's record lies between.
-        asyncio.get_running_loop().call_soon(lambda: asked[1].set_result(Appended(8, 8)))
+        asyncio.get_running_loop().call_soon(lambda: asked[1].set_result(Places(8, 8)))
         raise asyncio.CancelledError
 
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(EndedEarly) as stopped:
         await send(payloads(), submits(asked), ("records", "offset"), None)
 
     assert str(stopped.value) == (
@@ -243,11 +243,11 @@ async def test_what_was_sent_behind_a_failure_is_not_hidden(
     async def payloads() -> AsyncIterator[list[bytes]]:
         for value in (b"a", b"b", b"c"):
             yield [value]
-        asked[0].set_result(Appended(0, 0))
+        asked[0].set_result(Places(0, 0))
         asked[1].set_exception(second)
-        asked[2].set_result(Appended(1, 1))
+        asked[2].set_result(Places(1, 1))
 
-    with pytest.raises(Stopped, match="1 records appended, the last at offset 0") as stopped:
+    with pytest.raises(EndedEarly, match="1 records appended, the last at offset 0") as stopped:
         await send(payloads(), submits(asked), ("records", "offset"), None)
 
     assert stopped.value.why is second

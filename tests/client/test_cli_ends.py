@@ -17,7 +17,7 @@ import typer
 from loadtest.ports import free_ports
 from quorumlog.cli import session
 from quorumlog.cli.commands import app
-from quorumlog.cli.ends import Status, run_command
+from quorumlog.cli.ends import ExitStatus, run_command
 from tests.support.waiting import until, within
 
 _SHAPE: Final = {"code", "detail", "retryable", "outcome", "exit_status"}
@@ -80,7 +80,7 @@ def test_each_command_tells_of_a_cluster_that_is_down_in_json(
 
     told = capsys.readouterr()
     error = error_of(told.err)
-    assert (status, error["exit_status"]) == (Status.FAILED, Status.FAILED)
+    assert (status, error["exit_status"]) == (ExitStatus.FAILED, ExitStatus.FAILED)
     assert (error["code"], error["outcome"]) == ("connection-lost", "not-done")
     assert nobody in error["detail"]
     assert told.out == ""
@@ -92,7 +92,7 @@ def test_each_command_tells_of_wrong_usage_in_json(
 ) -> None:
     status = run_command(app, [*command, "--no-such-option", "--json"])
 
-    assert status == Status.USAGE
+    assert status == ExitStatus.USAGE
     assert error_of(capsys.readouterr().err)["code"] == "usage"
 
 
@@ -120,7 +120,7 @@ def test_wrong_arguments_are_usage_errors(
     status = run_command(app, [*given, *form])
 
     said = capsys.readouterr().err
-    assert status == Status.USAGE
+    assert status == ExitStatus.USAGE
     assert "Traceback" not in said
     if form:
         assert error_of(said)["code"] == "usage"
@@ -134,12 +134,12 @@ def test_an_input_that_can_not_be_read_is_an_error(
     status = run_command(app, ["log", "append", "x", "--file", file, "--json"])
 
     assert nobody
-    assert status == Status.FAILED
+    assert status == ExitStatus.FAILED
     assert error_of(capsys.readouterr().err)["code"] == "os-error"
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(app, ["--version"]) == Status.DONE
+    assert run_command(app, ["--version"]) == ExitStatus.DONE
 
     assert capsys.readouterr().out.startswith("quorumlog ")
 
@@ -147,7 +147,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_retry_is_told_at_once_with_its_end_and_once_only(
     nobody: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(app, ["log", "show", "x", "--timeout", "1"]) == Status.FAILED
+    assert run_command(app, ["log", "show", "x", "--timeout", "1"]) == ExitStatus.FAILED
 
     first, last = capsys.readouterr().err.splitlines()
     assert nobody in first
@@ -159,7 +159,7 @@ def test_a_quiet_command_tells_its_error_only(
     nobody: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert nobody
-    assert run_command(app, ["log", "show", "x", "--timeout", "0.1", "-q"]) == Status.FAILED
+    assert run_command(app, ["log", "show", "x", "--timeout", "0.1", "-q"]) == ExitStatus.FAILED
 
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -176,7 +176,7 @@ async def test_a_gateway_that_takes_connections_and_never_answers_is_named(
 
     server = await asyncio.start_server(never, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    await session._look(f"http://127.0.0.1:{port}", session.Given())
+    await session._look(f"http://127.0.0.1:{port}")
     is_over.set()
     server.close()
     await server.wait_closed()
@@ -209,7 +209,7 @@ async def test_ctrl_c_while_more_is_read_than_can_be_sent_is_clean(
             said = (await process.stderr.read()).decode()
             await process.wait()
 
-    assert process.returncode == Status.INTERRUPTED
+    assert process.returncode == ExitStatus.INTERRUPTED
     assert "Traceback" not in said
     if form:
         error = error_of(said)
@@ -226,7 +226,7 @@ def test_a_table_whose_reader_is_gone_ends_quietly() -> None:
             words("--version"), stdout=stdout, stderr=subprocess.PIPE, timeout=240, check=False
         )
 
-    assert (done.returncode, done.stderr) == (Status.PIPE_CLOSED, b"")
+    assert (done.returncode, done.stderr) == (ExitStatus.PIPE_CLOSED, b"")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -236,7 +236,7 @@ def test_an_output_without_room_is_an_error() -> None:
             words("--version"), stdout=stdout, stderr=subprocess.PIPE, timeout=240, check=False
         )
 
-    assert done.returncode == Status.FAILED
+    assert done.returncode == ExitStatus.FAILED
     assert b"No space left" in done.stderr
     assert b"Traceback" not in done.stderr
 
@@ -252,11 +252,11 @@ def test_closed_standard_streams_are_no_tracebacks(nobody: str) -> None:
         check=False,
     )
 
-    assert done.returncode == Status.FAILED
+    assert done.returncode == ExitStatus.FAILED
     assert "standard input is closed" in error_of(done.stderr)["detail"]
 
 
 def test_the_guide_has_every_exit_status() -> None:
     guide = _GUIDE.read_text(encoding="utf-8")
 
-    assert [status for status in Status if f"| {status.value} |" not in guide] == []
+    assert [status for status in ExitStatus if f"| {status.value} |" not in guide] == []

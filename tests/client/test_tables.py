@@ -2,7 +2,7 @@
 
 import pytest
 
-from quorumlog.cli.common import print_object, print_rows
+from quorumlog.cli.printing import print_object, print_rows
 
 LONG = "-".join(f"part{number}" for number in range(40))
 
@@ -13,9 +13,9 @@ def test_a_value_that_is_wider_than_the_terminal_is_printed_whole(
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
 
-    print_object({"name": "b1", "value": LONG}, as_json=False)
+    print_object({"name": "b1", "value": LONG})
     as_object = capsys.readouterr().out
-    print_rows([{"name": "b1", "value": LONG}], ("name", "value"), as_json=False)
+    print_rows([{"name": "b1", "value": LONG}], ("name", "value"))
     as_rows = capsys.readouterr().out
 
     for printed in (as_object, as_rows):

@@ -1,6 +1,6 @@
 """`quorumlog …`: ledgers, logs and the cluster from a shell.
 
-docs/guides/cli.md has the exit statuses (`ends.Status`) and the form of errors.
+docs/guides/cli.md has the exit statuses (`ends.ExitStatus`) and the form of errors.
 
 The folder may use the SDK and the errors, aiohttp, typer and rich, and nothing of the servers: the base
 package carries the folder, the extra `cli` brings what the folder imports.

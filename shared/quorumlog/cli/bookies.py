@@ -10,19 +10,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quorumlog.cli import cookies
-from quorumlog.cli.common import (
-    DEFAULT_GATEWAY,
-    GatewayOption,
-    JsonOption,
-    Out,
+from quorumlog.cli.ends import ExitStatus, print_error
+from quorumlog.cli.operator import asked, autorecoveries, bare, drain_of, found_bookie
+from quorumlog.cli.pipes import is_progress_shown
+from quorumlog.cli.printing import (
+    print_answer,
     print_json,
+    print_line,
     print_object,
     print_rows,
 )
-from quorumlog.cli.ends import Status
-from quorumlog.cli.operator import asked, autorecoveries, bare, drain_of, found_bookie
-from quorumlog.cli.pipes import is_progress_shown
-from quorumlog.cli.session import run
+from quorumlog.cli.session import common_options, run
 from quorumlog.client import Client
 from quorumlog.errors import NoSuchBookie, VersionConflict
 
@@ -42,16 +40,14 @@ TimeoutOption = Annotated[
 
 
 @app.command(name="list")
-def list_(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
+def list_() -> None:
     """Print all bookies with their state."""
-    found = run(gateway, lambda client: client.bookies())
-    print_rows(list(found), ("id", "state", "url", "zone", "free_bytes"), as_json=as_json)
+    found = run(lambda client: client.bookies())
+    print_rows(list(found), ("id", "state", "url", "zone", "free_bytes"))
 
 
 @app.command()
-def info(
-    name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
-) -> None:
+def info(name: BookieArgument) -> None:
     """Print a bookie's own status, and how many ledgers name the bookie."""
 
     async def work(client: Client) -> dict[str, Any]:
@@ -61,13 +57,11 @@ def info(
         left = await drain_of(client, name)
         return known | {"ledgers": left["ledgers"], "repairs": left["repairs"]}
 
-    print_object(run(gateway, work), as_json=as_json)
+    print_object(run(work))
 
 
 @app.command()
-def damage(
-    name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
-) -> None:
+def damage(name: BookieArgument) -> None:
     """Print the damaged entries of a bookie's log, with their places; status 1 if there are any. The
     bookie copies them from other members that have them.
     """
@@ -77,51 +71,33 @@ def damage(
         found: dict[str, Any] = await asked("GET", f"{known['url']}/v1/damage")
         return found
 
-    found = run(gateway, work)
+    found = run(work)
     places = found["entries"] + found["stretches"]
-    if as_json:
+    if common_options().as_json:
         print_json(found)
-    elif places:
-        print_rows(
-            places,
-            ("ledger_id", "ranges", "segment", "offset", "start", "end", "reason"),
-            as_json=False,
-        )
-    elif not found["is_cut"]:
-        Out().print(f"{found['bookie']}: nothing is damaged", markup=False)
-    if found["is_cut"] and not as_json:
-        Console(stderr=True).print(
-            "there is more: run the command again when these are repaired and the next scrub has ended"
-        )
+    else:
+        _print_damage(found, places)
     if places or found["is_cut"]:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 @app.command()
-def pause(
-    name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
-) -> None:
+def pause(name: BookieArgument) -> None:
     """Pause a bookie's scrubbing and compaction until `resume`, or until the bookie restarts."""
-    answer = run(gateway, lambda client: _set_paused(client, name, paused=True))
-    print_object(answer, as_json=as_json)
+    print_object(run(lambda client: _set_paused(client, name, paused=True)))
 
 
 @app.command()
-def resume(
-    name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
-) -> None:
+def resume(name: BookieArgument) -> None:
     """Resume a bookie's scrubbing and compaction."""
-    answer = run(gateway, lambda client: _set_paused(client, name, paused=False))
-    print_object(answer, as_json=as_json)
+    print_object(run(lambda client: _set_paused(client, name, paused=False)))
 
 
 @app.command()
 def drain(
     name: BookieArgument,
-    gateway: GatewayOption = DEFAULT_GATEWAY,
     wait: WaitOption = False,
     timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Drain a live bookie: it takes no new entries, and its entries move to other bookies. Repeat the
     command to see the progress.
@@ -131,39 +107,29 @@ def drain(
         await _set_state(client, name, "draining")
         return await _follow_drain(lambda: drain_of(client, name), 0.0 if not wait else timeout)
 
-    left = run(gateway, work)
-    _print_left(left, as_json=as_json)
+    left = run(work)
+    _print_left(left)
     if wait and not left["done"]:
-        raise typer.Exit(Status.WAITED)
+        raise typer.Exit(ExitStatus.WAITED)
 
 
 @app.command()
-def readonly(
-    name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
-) -> None:
+def readonly(name: BookieArgument) -> None:
     """Make a bookie read-only: it takes no new entries and keeps those it has."""
-    answer = run(gateway, lambda client: _set_state(client, name, "read-only"))
-    if as_json:
-        print_json(answer)
+    print_answer(run(lambda client: _set_state(client, name, "read-only")))
 
 
 @app.command()
-def writable(
-    name: BookieArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
-) -> None:
+def writable(name: BookieArgument) -> None:
     """Make a bookie take entries again. Cancels a drain."""
-    answer = run(gateway, lambda client: _set_state(client, name, "writable"))
-    if as_json:
-        print_json(answer)
+    print_answer(run(lambda client: _set_state(client, name, "writable")))
 
 
 @app.command()
 def decommission(
     name: BookieArgument,
-    gateway: GatewayOption = DEFAULT_GATEWAY,
     wait: WaitOption = False,
     timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Remove a dead bookie from the list; refused while the bookie lives or anything names it."""
 
@@ -181,10 +147,10 @@ def decommission(
 
         return await _follow_drain(tried, timeout)
 
-    left = run(gateway, work)
-    _print_left(left, as_json=as_json)
+    left = run(work)
+    _print_left(left)
     if not left["done"]:
-        raise typer.Exit(Status.WAITED)
+        raise typer.Exit(ExitStatus.WAITED)
 
 
 async def _living_bookie(client: Client, name: str) -> dict[str, Any]:
@@ -233,16 +199,25 @@ async def _follow_drain(
             await asyncio.sleep(_LOOK_S)
 
 
-def _print_left(left: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(left)
-        return
-    console = Out()
+def _print_left(left: dict[str, Any]) -> None:
     if left["done"]:
-        console.print(f"{left['bookie']}: nothing names the bookie", markup=False)
-        return
-    console.print(
-        f"{left['bookie']}: {left['ledgers']} ledgers name the bookie, {left['repairs']} repairs are queued",
-        markup=False,
-    )
-    print_rows(left["first"], ("ledger_id", "bookie", "state", "reason"), as_json=False)
+        text = f"{left['bookie']}: nothing names the bookie"
+    else:
+        text = (
+            f"{left['bookie']}: {left['ledgers']} ledgers name the bookie,"
+            f" {left['repairs']} repairs are queued"
+        )
+    print_answer(left, text)
+    if not left["done"] and not common_options().as_json:
+        print_rows(left["first"], ("ledger_id", "bookie", "state", "reason"))
+
+
+def _print_damage(found: dict[str, Any], places: list[dict[str, Any]]) -> None:
+    if places:
+        print_rows(places, ("ledger_id", "ranges", "segment", "offset", "start", "end", "reason"))
+    if found["is_cut"]:
+        print_error(
+            "there is more: run the command again when these are repaired and the next scrub has ended"
+        )
+    elif not places:
+        print_line(f"{found['bookie']}: nothing is damaged")

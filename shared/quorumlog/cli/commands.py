@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from quorumlog.cli import bookies, clusters, ledgers, logs, repairs
-from quorumlog.cli.common import print_line
+from quorumlog.cli.printing import print_line
 from quorumlog.cli.session import with_common_options
 
 app = typer.Typer(

@@ -13,8 +13,8 @@ from uuid import uuid4
 import orjson
 import typer
 
-from quorumlog.cli.common import JsonOption, Out, print_json, print_object
 from quorumlog.cli.operator import asked, bare
+from quorumlog.cli.printing import print_answer, print_object
 from quorumlog.cli.session import checked, run_async
 
 app = typer.Typer(
@@ -41,7 +41,6 @@ def show(
     name: NameArgument,
     metadata: MetadataOption,
     data_dir: DirectoryOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Print the registered cookie, and beside it the cookie in a directory."""
     row = _ask("GET", name, metadata)
@@ -54,11 +53,11 @@ def show(
             and all(local[field] == row["cookie"][field] for field in ("incarnation", "instance"))
             and _is_own_marker(data_dir, local)
         )
-    print_object(found, as_json=as_json)
+    print_object(found)
 
 
 @app.command()
-def fix(name: NameArgument, metadata: MetadataOption, as_json: JsonOption = False) -> None:
+def fix(name: NameArgument, metadata: MetadataOption) -> None:
     """Permit a bookie's next start to continue without the entries that it lost: the bookie comes back
     as a new incarnation, which denies no entry until it is refilled from its peers. For one start only.
     """
@@ -67,26 +66,20 @@ def fix(name: NameArgument, metadata: MetadataOption, as_json: JsonOption = Fals
         cookie = row["cookie"] | {"may_fix": True}
         body = {"cookie": cookie, "version": row["version"], "attempt": str(uuid4())}
         row = _ask("PUT", name, metadata, body)
-    if as_json:
-        print_json(row)
-    else:
-        Out().print(
-            f"{bare(name)} may start once without the entries that it lost, as incarnation"
-            f" {row['cookie']['incarnation'] + 1} or later",
-            markup=False,
-        )
+    print_answer(
+        row,
+        f"{bare(name)} may start once without the entries that it lost, as incarnation"
+        f" {row['cookie']['incarnation'] + 1} or later",
+    )
 
 
 @app.command()
-def delete(name: NameArgument, metadata: MetadataOption, as_json: JsonOption = False) -> None:
+def delete(name: NameArgument, metadata: MetadataOption) -> None:
     """Remove a bookie from the list; refused while the bookie lives or any ledger names it. An empty
     directory may then register under the name, as a later incarnation.
     """
     _ask("DELETE", name, metadata)
-    if as_json:
-        print_json({"deleted": bare(name)})
-    else:
-        Out().print(f"{bare(name)} is removed from the list", markup=False)
+    print_answer({"deleted": bare(name)}, f"{bare(name)} is removed from the list")
 
 
 def _ask(method: str, name: str, metadata: str, body: dict[str, Any] | None = None) -> Any:

@@ -19,7 +19,7 @@ from quorumlog.errors import NOT_DONE, UNKNOWN, NotFound, QuorumLogError
 T = TypeVar("T")
 
 
-class Status(IntEnum):
+class ExitStatus(IntEnum):
     """The exit statuses of all commands (docs/guides/cli.md)."""
 
     DONE = 0
@@ -38,7 +38,7 @@ class CutShort(Exception):
     """The input is not what it should be: it ends within a record, say."""
 
 
-class Stopped(Exception):
+class EndedEarly(Exception):
     """A long command ended before its end; says how far it came. Its cause is an error, or Ctrl-C."""
 
     def __init__(self, said: str, members: Mapping[str, Any], why: Exception | None) -> None:
@@ -67,17 +67,17 @@ def run_command(command: Callable[..., Any], arguments: Sequence[str]) -> int:
             return end.code if isinstance(end.code, int) else int(bool(end.code))
         except OSError as error:  # standard output on a full disk
             print_error(str(error))
-            return Status.FAILED
-        return Status.DONE
+            return ExitStatus.FAILED
+        return ExitStatus.DONE
     try:
         # Returns the status of typer.Exit, or what the command returns: None.
         return command(args=list(arguments), prog_name="quorumlog", standalone_mode=False) or 0
     except _WRONG_USAGE as error:
-        return _print(Status.USAGE, "usage", error.format_message())  # type: ignore[attr-defined]
+        return _print(ExitStatus.USAGE, "usage", error.format_message())  # type: ignore[attr-defined]
     except typer.Abort:
-        return _print(Status.FAILED, "aborted", "nothing was done")
+        return _print(ExitStatus.FAILED, "aborted", "nothing was done")
     except Exception as error:  # noqa: BLE001  (a defect of ours; a program must still be able to read it)
-        return _print(Status.FAILED, "internal-error", f"{type(error).__name__}: {error}")
+        return _print(ExitStatus.FAILED, "internal-error", f"{type(error).__name__}: {error}")
 
 
 def finished(work: Callable[[], T], *, as_json: bool) -> T:
@@ -87,7 +87,7 @@ def finished(work: Callable[[], T], *, as_json: bool) -> T:
     try:
         return work()
     except KeyboardInterrupt:
-        raise typer.Exit(_tell(Stopped("", {}, None), as_json=as_json)) from None
+        raise typer.Exit(_tell(EndedEarly("", {}, None), as_json=as_json)) from None
     except BrokenPipeError:
         raise typer.Exit(pipe_closed()) from None
     except UnicodeEncodeError as error:
@@ -96,14 +96,14 @@ def finished(work: Callable[[], T], *, as_json: bool) -> T:
         raise
     except ValueError as error:  # what the SDK refuses to send
         raise typer.BadParameter(str(error)) from None
-    except (Stopped, CutShort, OSError, QuorumLogError) as error:
+    except (EndedEarly, CutShort, OSError, QuorumLogError) as error:
         raise typer.Exit(_tell(error, as_json=as_json)) from None
 
 
 def pipe_closed() -> int:
     """The reader of our output has closed it: nothing may be flushed to it at exit."""
     _drop_output()
-    return Status.PIPE_CLOSED
+    return ExitStatus.PIPE_CLOSED
 
 
 def flush_output() -> None:
@@ -120,15 +120,15 @@ def _drop_output() -> None:
 
 def _tell(error: Exception, *, as_json: bool) -> int:
     """Print an error with what was done before it, and return the exit status."""
-    why = error.why if isinstance(error, Stopped) else error
+    why = error.why if isinstance(error, EndedEarly) else error
     status, code, detail = _named(why)
-    so_far = str(error) if isinstance(error, Stopped) else ""
+    so_far = str(error) if isinstance(error, EndedEarly) else ""
     if not as_json:
         if so_far:
             print_error(so_far)
         print_error(f"{code}: {detail}" if isinstance(why, QuorumLogError) else detail)
         return status
-    members = dict(error.members) if isinstance(error, Stopped) else {}
+    members = dict(error.members) if isinstance(error, EndedEarly) else {}
     if isinstance(why, QuorumLogError):
         named = {"ledger_id": why.ledger_id, "entry_id": why.entry_id, "bookie": why.bookie}
         members |= {name: value for name, value in named.items() if value is not None}
@@ -137,23 +137,23 @@ def _tell(error: Exception, *, as_json: bool) -> int:
     return _print(status, code, detail, **members)
 
 
-def _named(why: Exception | None) -> tuple[Status, str, str]:
+def _named(why: Exception | None) -> tuple[ExitStatus, str, str]:
     """The status, the code and the sentence of what ended a command; None: Ctrl-C."""
     if why is None:
-        return Status.INTERRUPTED, "interrupted", "interrupted"
+        return ExitStatus.INTERRUPTED, "interrupted", "interrupted"
     if not isinstance(why, QuorumLogError):
-        return Status.FAILED, "input" if isinstance(why, CutShort) else "os-error", str(why)
+        return ExitStatus.FAILED, "input" if isinstance(why, CutShort) else "os-error", str(why)
     named = {"bookie": why.bookie, "entry": why.entry_id}
     where = ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
     detail = why.detail + (f" ({where})" if where else "")
     if why.outcome == UNKNOWN:
-        return Status.UNKNOWN, why.code, detail
-    return Status.MISSING if isinstance(why, NotFound) else Status.FAILED, why.code, detail
+        return ExitStatus.UNKNOWN, why.code, detail
+    return ExitStatus.MISSING if isinstance(why, NotFound) else ExitStatus.FAILED, why.code, detail
 
 
-def _print(status: Status, code: str, detail: str, **members: Any) -> int:
+def _print(status: ExitStatus, code: str, detail: str, **members: Any) -> int:
     """Print the one shape of all errors: after the API's problem documents, with the exit status."""
-    outcome = UNKNOWN if status in (Status.UNKNOWN, Status.INTERRUPTED) else NOT_DONE
+    outcome = UNKNOWN if status in (ExitStatus.UNKNOWN, ExitStatus.INTERRUPTED) else NOT_DONE
     shown = {
         "code": code,
         "detail": detail,

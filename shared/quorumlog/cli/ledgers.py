@@ -9,23 +9,15 @@ from typing import Annotated, Any, Final
 import orjson
 import typer
 
-from quorumlog.cli.common import (
-    DEFAULT_GATEWAY,
-    GatewayOption,
-    JsonOption,
-    print_json,
-    print_line,
-    print_object,
-    print_rows,
-)
+from quorumlog.cli.ends import ExitStatus
 from quorumlog.cli.operator import asked, autorecoveries
 from quorumlog.cli.pipes import (
-    Appended,
     FileOption,
     FollowOption,
     Framing,
     FramingOption,
     LinesOption,
+    Places,
     is_progress_shown,
     joined,
     records,
@@ -33,8 +25,14 @@ from quorumlog.cli.pipes import (
     size_of,
     write,
 )
-from quorumlog.cli.session import run
-from quorumlog.client import Client, Entry
+from quorumlog.cli.printing import (
+    print_answer,
+    print_object,
+    print_places,
+    print_rows,
+)
+from quorumlog.cli.session import common_options, run
+from quorumlog.client import Client, Entry, Paged
 
 PasswordOption = Annotated[
     str | None,
@@ -48,10 +46,6 @@ app = typer.Typer(no_args_is_help=True, help="Create, append to, read, close led
 WORDS: Final = ("entries", "entry")
 
 
-def _place(entry: Entry) -> int:
-    return entry.entry_id
-
-
 def _form(framing: Framing, *, as_json: bool) -> Callable[[Entry], bytes]:
     def form(entry: Entry) -> bytes:
         if not as_json:
@@ -62,11 +56,14 @@ def _form(framing: Framing, *, as_json: bool) -> Callable[[Entry], bytes]:
     return form
 
 
+async def _write(found: Paged[Entry], framing: Framing, count: int | None = None) -> None:
+    form = _form(framing, as_json=common_options().as_json)
+    await write(found.pages(), form, lambda entry: entry.entry_id, WORDS, count)
+
+
 @app.command()
 def create(
-    gateway: GatewayOption = DEFAULT_GATEWAY,
     password: PasswordOption = None,
-    as_json: JsonOption = False,
     ensemble: Annotated[int | None, typer.Option("--ensemble", "-E")] = None,
     write_quorum: Annotated[int | None, typer.Option("--write-quorum", "-w")] = None,
     ack_quorum: Annotated[int | None, typer.Option("--ack-quorum", "-a")] = None,
@@ -82,13 +79,10 @@ def create(
             digest=digest,
             password=password,
         )
-        return await ledger.info() if as_json else {"ledger_id": ledger.ledger_id}
+        return await ledger.info() if common_options().as_json else {"ledger_id": ledger.ledger_id}
 
-    made = run(gateway, work)
-    if as_json:
-        print_json(made)
-    else:
-        print_line(str(made["ledger_id"]))
+    made = run(work)
+    print_answer(made, str(made["ledger_id"]))
 
 
 @app.command()
@@ -97,41 +91,32 @@ def append(
     texts: Annotated[
         list[str] | None, typer.Argument(help="Entries; default: standard input.")
     ] = None,
-    gateway: GatewayOption = DEFAULT_GATEWAY,
     password: PasswordOption = None,
-    as_json: JsonOption = False,
     file: FileOption = None,
     framing: FramingOption = Framing.LINES,
 ) -> None:
     """Append entries: the arguments, or the records of a file or of standard input as they arrive."""
 
-    async def work(client: Client) -> Appended | None:
+    async def work(client: Client) -> Places | None:
         ledger = client.ledger(ledger_id, password=password)
 
-        async def append_group(group: Sequence[bytes]) -> Appended:
+        async def append_group(group: Sequence[bytes]) -> Places:
             done = await ledger.append_batch(group)
-            return Appended(done.first_entry, done.last_entry)
+            return Places(done.first_entry, done.last_entry)
 
-        async def submit(group: Sequence[bytes]) -> asyncio.Future[Appended]:
+        async def submit(group: Sequence[bytes]) -> asyncio.Future[Places]:
             return asyncio.create_task(append_group(group))
 
         size = None if texts else size_of(file)
         return await send(records(texts, file, framing), submit, WORDS, size)
 
-    done = run(gateway, work)
-    if as_json:
-        first, last = (done.first, done.last) if done else (None, None)
-        print_json({"ledger_id": ledger_id, "first_entry": first, "last_entry": last})
-    elif done:
-        print_line(f"{done.first}..{done.last}")
+    print_places("entry", {"ledger_id": ledger_id}, run(work))
 
 
 @app.command()
 def read(
     ledger_id: LedgerArgument,
-    gateway: GatewayOption = DEFAULT_GATEWAY,
     password: PasswordOption = None,
-    as_json: JsonOption = False,
     first: Annotated[int, typer.Option("--from", min=0)] = 0,
     last: Annotated[int | None, typer.Option("--to", min=0)] = None,
     follow: FollowOption = False,
@@ -146,19 +131,17 @@ def read(
         if not follow and is_progress_shown():
             end = await ledger.last_add_confirmed() if last is None else last
             count = max(0, end + 1 - first)
-        await write(found.pages(), _form(framing, as_json=as_json), _place, WORDS, count)
+        await _write(found, framing, count)
 
     if follow and last is not None:
         raise typer.BadParameter("--to and --follow exclude each other")
-    run(gateway, work)
+    run(work)
 
 
 @app.command()
 def tail(
     ledger_id: LedgerArgument,
-    gateway: GatewayOption = DEFAULT_GATEWAY,
     password: PasswordOption = None,
-    as_json: JsonOption = False,
     first: Annotated[
         int | None, typer.Option("--from", min=0, help="Begin here instead of with -n.")
     ] = None,
@@ -172,24 +155,19 @@ def tail(
         start = first
         if start is None:
             start = max(0, await ledger.last_add_confirmed() + 1 - lines)
-        await write(ledger.tail(start).pages(), _form(framing, as_json=as_json), _place, WORDS)
+        await _write(ledger.tail(start), framing)
 
-    run(gateway, work)
+    run(work)
 
 
 @app.command()
-def show(
-    ledger_id: LedgerArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
-) -> None:
+def show(ledger_id: LedgerArgument) -> None:
     """Print a ledger's state, quorums and fragments."""
-    found = run(gateway, lambda client: client.ledger(ledger_id).info())
-    print_object(found, as_json=as_json)
+    print_object(run(lambda client: client.ledger(ledger_id).info()))
 
 
 @app.command(name="list")
 def list_(
-    gateway: GatewayOption = DEFAULT_GATEWAY,
-    as_json: JsonOption = False,
     state: Annotated[str | None, typer.Option(help="OPEN, IN_RECOVERY or CLOSED")] = None,
     bookie: Annotated[
         str | None, typer.Option(help="ledgers that name this member, such as bookie-1@1")
@@ -201,27 +179,22 @@ def list_(
         return [ledger async for ledger in client.ledgers(state=state, bookie=bookie)]
 
     columns = ("ledger_id", "state", "last_entry", "length", "created_at")
-    print_rows(run(gateway, work), columns, as_json=as_json)
+    print_rows(run(work), columns)
 
 
 @app.command()
 def close(
     ledger_id: LedgerArgument,
-    gateway: GatewayOption = DEFAULT_GATEWAY,
     password: PasswordOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Close a ledger, through its writer."""
-    found = run(gateway, lambda client: client.ledger(ledger_id, password=password).close())
-    print_object(found, as_json=as_json)
+    print_object(run(lambda client: client.ledger(ledger_id, password=password).close()))
 
 
 @app.command()
 def recover(
     ledger_id: LedgerArgument,
-    gateway: GatewayOption = DEFAULT_GATEWAY,
     password: PasswordOption = None,
-    as_json: JsonOption = False,
     declare_lost: Annotated[
         list[str] | None,
         typer.Option(
@@ -235,8 +208,7 @@ def recover(
         ledger = client.ledger(ledger_id, password=password)
         return await ledger.recover(declare_lost=declare_lost or ())
 
-    found = run(gateway, work)
-    print_object(found, as_json=as_json)
+    print_object(run(work))
 
 
 @app.command(name="accept-loss")
@@ -244,9 +216,7 @@ def accept_loss(
     ledger_id: LedgerArgument,
     first: Annotated[int, typer.Option("--from", min=0, help="The first lost entry.")],
     last: Annotated[int, typer.Option("--to", min=0, help="The last lost entry.")],
-    gateway: GatewayOption = DEFAULT_GATEWAY,
     password: PasswordOption = None,
-    as_json: JsonOption = False,
     declare_lost: Annotated[
         list[str] | None,
         typer.Option(
@@ -270,27 +240,22 @@ def accept_loss(
         ledger = client.ledger(ledger_id, password=password)
         return await ledger.accept_loss(first, last, declare_lost=declare_lost or ())
 
-    print_object(run(gateway, work), as_json=as_json)
+    print_object(run(work))
 
 
 @app.command()
 def delete(
     ledger_id: LedgerArgument,
-    gateway: GatewayOption = DEFAULT_GATEWAY,
     password: PasswordOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Delete a ledger with its entries."""
-    run(gateway, lambda client: client.delete_ledger(ledger_id, password=password))
-    if as_json:
-        print_json({"deleted": ledger_id})
+    run(lambda client: client.delete_ledger(ledger_id, password=password))
+    print_answer({"deleted": ledger_id})
 
 
 @app.command()
 def verify(
     ledger_id: LedgerArgument,
-    gateway: GatewayOption = DEFAULT_GATEWAY,
-    as_json: JsonOption = False,
     repair: Annotated[bool, typer.Option("--repair", help="Repair missing copies.")] = False,
 ) -> None:
     """Compare a ledger's copies by digests that the bookies compute; status 1 if copies are missing.
@@ -304,7 +269,7 @@ def verify(
         found: dict[str, Any] = await asked(method, f"{url}/v1/checks/{ledger_id}")
         return found
 
-    found = run(gateway, work)
-    print_object(found, as_json=as_json)
+    found = run(work)
+    print_object(found)
     if not found["whole"]:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitStatus.FAILED)

@@ -9,22 +9,13 @@ from typing import Annotated, Any, Final, cast
 import orjson
 import typer
 
-from quorumlog.cli.common import (
-    DEFAULT_GATEWAY,
-    GatewayOption,
-    JsonOption,
-    print_json,
-    print_line,
-    print_object,
-    print_rows,
-)
 from quorumlog.cli.pipes import (
-    Appended,
     FileOption,
     FollowOption,
     Framing,
     FramingOption,
     LinesOption,
+    Places,
     is_progress_shown,
     joined,
     records,
@@ -32,8 +23,14 @@ from quorumlog.cli.pipes import (
     size_of,
     write,
 )
-from quorumlog.cli.session import run
-from quorumlog.client import Client, LogAppended, LogRecord, Record, Start
+from quorumlog.cli.printing import (
+    print_answer,
+    print_object,
+    print_places,
+    print_rows,
+)
+from quorumlog.cli.session import common_options, run
+from quorumlog.client import Client, LogAppended, LogRecord, Paged, Record, Start
 
 WORDS: Final = ("records", "offset")
 
@@ -50,8 +47,6 @@ app = typer.Typer(no_args_is_help=True, help="Named logs, which survive the deat
 @app.command(name="create")
 def create_log(
     name: NameArgument,
-    gateway: GatewayOption = DEFAULT_GATEWAY,
-    as_json: JsonOption = False,
     roll_bytes: Annotated[
         int | None, typer.Option(help="Roll to a new ledger at this size.")
     ] = None,
@@ -75,7 +70,7 @@ def create_log(
         )
         return await log.info()
 
-    print_object(run(gateway, work), as_json=as_json)
+    print_object(run(work))
 
 
 @app.command(name="append")
@@ -84,8 +79,6 @@ def append_to_log(
     texts: Annotated[
         list[str] | None, typer.Argument(help="Records; default: standard input.")
     ] = None,
-    gateway: GatewayOption = DEFAULT_GATEWAY,
-    as_json: JsonOption = False,
     file: FileOption = None,
     framing: FramingOption = Framing.LINES,
     key: KeyOption = None,
@@ -99,26 +92,21 @@ def append_to_log(
             return value
         return Record(value, None if key is None else os.fsencode(key), headers)
 
-    async def work(client: Client) -> Appended | None:
+    async def work(client: Client) -> Places | None:
         producer = client.log(name).producer()
 
-        async def submit(group: Sequence[bytes]) -> asyncio.Future[Appended]:
+        async def submit(group: Sequence[bytes]) -> asyncio.Future[Places]:
             return asyncio.ensure_future(_places(await producer.submit(*map(made, group))))
 
         size = None if texts else size_of(file)
         return await send(records(texts, file, framing), submit, WORDS, size)
 
-    done = run(gateway, work)
-    if as_json:
-        first, last = (done.first, done.last) if done else (None, None)
-        print_json({"log": name, "first_offset": first, "last_offset": last})
-    elif done:
-        print_line(f"{done.first}..{done.last}")
+    print_places("offset", {"log": name}, run(work))
 
 
-async def _places(future: asyncio.Future[LogAppended]) -> Appended:
+async def _places(future: asyncio.Future[LogAppended]) -> Places:
     done = await future
-    return Appended(done.first_offset, done.last_offset)
+    return Places(done.first_offset, done.last_offset)
 
 
 def _headers(given: Sequence[str]) -> dict[str, str]:
@@ -129,10 +117,6 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
         if not name or not equals or not is_utf8:
             raise typer.BadParameter(f"--header is NAME=VALUE in UTF-8, not {header!r}")
     return {name: value for name, _, value in (header.partition("=") for header in given)}
-
-
-def _place(record: LogRecord) -> int:
-    return record.offset
 
 
 def _form(framing: Framing, *, as_json: bool) -> Callable[[LogRecord], bytes]:
@@ -152,6 +136,11 @@ def _form(framing: Framing, *, as_json: bool) -> Callable[[LogRecord], bytes]:
     return form
 
 
+async def _write(found: Paged[LogRecord], framing: Framing, count: int | None = None) -> None:
+    form = _form(framing, as_json=common_options().as_json)
+    await write(found.pages(), form, lambda record: record.offset, WORDS, count)
+
+
 def _start(text: str | None) -> Start | None:
     if text is None or text in ("earliest", "latest"):
         return cast("Start | None", text)
@@ -163,8 +152,6 @@ def _start(text: str | None) -> Start | None:
 @app.command(name="read")
 def read_log(
     name: NameArgument,
-    gateway: GatewayOption = DEFAULT_GATEWAY,
-    as_json: JsonOption = False,
     first: Annotated[
         str, typer.Option("--from", help="An offset, earliest or latest.")
     ] = "earliest",
@@ -181,16 +168,14 @@ def read_log(
         if not follow and isinstance(start, int) and is_progress_shown():
             info = await log.info()
             count = max(0, int(info["next_offset"]) - max(start, int(info["first_offset"])))
-        await write(found.pages(), _form(framing, as_json=as_json), _place, WORDS, count)
+        await _write(found, framing, count)
 
-    run(gateway, work)
+    run(work)
 
 
 @app.command(name="tail")
 def tail_log(
     name: NameArgument,
-    gateway: GatewayOption = DEFAULT_GATEWAY,
-    as_json: JsonOption = False,
     first: Annotated[
         str | None, typer.Option("--from", help="An offset, earliest or latest; instead of -n.")
     ] = None,
@@ -206,63 +191,51 @@ def tail_log(
         if start is None:
             info = await log.info()
             start = max(int(info["first_offset"]), int(info["next_offset"]) - lines)
-        await write(log.tail(start).pages(), _form(framing, as_json=as_json), _place, WORDS)
+        await _write(log.tail(start), framing)
 
-    run(gateway, work)
+    run(work)
 
 
 @app.command(name="show")
-def show_log(
-    name: NameArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
-) -> None:
+def show_log(name: NameArgument) -> None:
     """Print a log's settings, ledgers, offsets and owner."""
-    print_object(run(gateway, lambda client: client.log(name).info()), as_json=as_json)
+    print_object(run(lambda client: client.log(name).info()))
 
 
 @app.command(name="list")
-def list_logs(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
+def list_logs() -> None:
     """Print all logs."""
 
     async def work(client: Client) -> list[dict[str, Any]]:
         return [log async for log in client.logs()]
 
     columns = ("name", "state", "first_offset", "next_offset", "created_at")
-    print_rows(run(gateway, work), columns, as_json=as_json)
+    print_rows(run(work), columns)
 
 
 @app.command(name="roll")
-def roll_log(
-    name: NameArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
-) -> None:
+def roll_log(name: NameArgument) -> None:
     """Roll: close the log's open ledger and continue in a new one."""
-    print_object(run(gateway, lambda client: client.log(name).roll()), as_json=as_json)
+    print_object(run(lambda client: client.log(name).roll()))
 
 
 @app.command(name="truncate")
 def truncate_log(
     name: NameArgument,
     before: Annotated[int, typer.Argument(help="Ledgers that end below this offset are dropped.")],
-    gateway: GatewayOption = DEFAULT_GATEWAY,
-    as_json: JsonOption = False,
 ) -> None:
     """Drop ledgers that end below an offset."""
-    found = run(gateway, lambda client: client.log(name).truncate(before))
-    print_object(found, as_json=as_json)
+    print_object(run(lambda client: client.log(name).truncate(before)))
 
 
 @app.command(name="close")
-def close_log(
-    name: NameArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
-) -> None:
+def close_log(name: NameArgument) -> None:
     """Close a log for good."""
-    print_object(run(gateway, lambda client: client.log(name).close()), as_json=as_json)
+    print_object(run(lambda client: client.log(name).close()))
 
 
 @app.command(name="delete")
-def delete_log(
-    name: NameArgument, gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False
-) -> None:
+def delete_log(name: NameArgument) -> None:
     """Delete a log with its records."""
-    run(gateway, lambda client: client.log(name).delete())
-    if as_json:
-        print_json({"deleted": name})
+    run(lambda client: client.log(name).delete())
+    print_answer({"deleted": name})

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import orjson
 
-from quorumlog.cli.session import GIVEN
+from quorumlog.cli.session import common_options
 from quorumlog.client import Client
 from quorumlog.client.transport import Transport
 from quorumlog.errors import NoSuchBookie, NotFound
@@ -23,7 +23,7 @@ async def asked(method: str, url: str, body: dict[str, Any] | None = None) -> An
     may be repeated.
     """
     base, _, path = url.partition("/v1/")
-    async with Transport([base], deadline_s=GIVEN.get().timeout_s) as transport:
+    async with Transport([base], deadline_s=common_options().timeout_s) as transport:
         answer = await transport.request(
             method,
             f"/v1/{path}",

@@ -30,8 +30,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from quorumlog.cli.ends import CutShort, Stopped
-from quorumlog.cli.session import BATCHING, GIVEN
+from quorumlog.cli.ends import CutShort, EndedEarly
+from quorumlog.cli.session import BATCHING, common_options
 from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
 
 T = TypeVar("T")
@@ -163,14 +163,14 @@ async def _chunks(file: Path | None) -> AsyncGenerator[bytes, None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
+class Places:
     """The places of the first and the last record."""
 
     first: int
     last: int
 
 
-Submit = Callable[[Sequence[bytes]], Awaitable[asyncio.Future[Appended]]]
+Submit = Callable[[Sequence[bytes]], Awaitable[asyncio.Future[Places]]]
 
 
 Progressed = Callable[[int, int], None]
@@ -183,7 +183,7 @@ class _Sending:
     two groups, so places do not tell the count.
     """
 
-    under_way: deque[tuple[asyncio.Future[Appended], int, int]] = field(default_factory=deque)
+    under_way: deque[tuple[asyncio.Future[Places], int, int]] = field(default_factory=deque)
     """With the count of records, and their bytes."""
     queued_bytes: int = 0
     count: int = 0
@@ -191,7 +191,7 @@ class _Sending:
     first: int | None = None
     last: int | None = None
 
-    def add(self, future: asyncio.Future[Appended], group: Sequence[bytes], size: int) -> None:
+    def add(self, future: asyncio.Future[Places], group: Sequence[bytes], size: int) -> None:
         self.under_way.append((future, len(group), size))
         self.queued_bytes += size
 
@@ -208,11 +208,11 @@ class _Sending:
 
 async def send(
     payloads: AsyncIterator[list[bytes]], submit: Submit, words: tuple[str, str], size: int | None
-) -> Appended | None:
+) -> Places | None:
     """Append everything in order, and return the first and last place.
 
     `words`: what is appended, and its place. `size`: the input's, where it is known.
-    Raises: Stopped, which says what was done until then. Ctrl-C reads no more input, and waits for the
+    Raises: EndedEarly, which says what was done until then. Ctrl-C reads no more input, and waits for the
     answers of what was sent.
     """
     sending = _Sending()
@@ -227,7 +227,7 @@ async def send(
         raise await _stopped(sending, words, error, await _settled(sending)) from error
     if sending.first is None or sending.last is None:
         return None
-    return Appended(sending.first, sending.last)
+    return Places(sending.first, sending.last)
 
 
 async def _send_all(
@@ -263,7 +263,7 @@ async def _settled(sending: _Sending) -> BaseException | None:
 
 async def _stopped(
     sending: _Sending, words: tuple[str, str], why: Exception | None, failed: BaseException | None
-) -> Stopped:
+) -> EndedEarly:
     """What was appended, what may have been, and where to go on. `failed`: why a group was not appended."""
     rest = [future for future, _, _ in sending.under_way]
     if rest and not isinstance(failed, TimeoutError):
@@ -284,10 +284,10 @@ async def _stopped(
     elif sending.count:
         said += f"; go on after the first {sending.count} of the input"
     members = {"appended": sending.count, "first": sending.first, "last": sending.last}
-    return Stopped(said, members | {"appended_later": later, "is_rest_known": is_known}, why)
+    return EndedEarly(said, members | {"appended_later": later, "is_rest_known": is_known}, why)
 
 
-def _error_of(future: asyncio.Future[Appended]) -> BaseException | None:
+def _error_of(future: asyncio.Future[Places]) -> BaseException | None:
     if not future.done() or future.cancelled():
         return asyncio.CancelledError()
     return future.exception()
@@ -295,7 +295,7 @@ def _error_of(future: asyncio.Future[Appended]) -> BaseException | None:
 
 def is_progress_shown() -> bool:
     """Whether standard error is a terminal of somebody who wants to see how far a command is."""
-    return sys.stderr.isatty() and GIVEN.get().may_talk
+    return sys.stderr.isatty() and common_options().may_talk
 
 
 def size_of(file: Path | None) -> int | None:
@@ -337,7 +337,7 @@ async def write(
     """Write each page to standard output, at once.
 
     `end`: how many items there will be, where that is known.
-    Raises: Stopped, which says what was written until then.
+    Raises: EndedEarly, which says what was written until then.
     """
     count, last = 0, None
     # A bar between lines of a terminal would hide them.
@@ -359,7 +359,7 @@ async def write(
         said = f"{count} {words[0]} read"
         if last is not None:
             said += f", the last at {words[1]} {last}; go on with --from {last + 1}"
-        raise Stopped(said, {"read": count, "last": last}, why) from None
+        raise EndedEarly(said, {"read": count, "last": last}, why) from None
 
 
 def _unseen(_count: int, _bytes: int) -> None:

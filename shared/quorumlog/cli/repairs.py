@@ -4,18 +4,16 @@ from typing import Annotated, Any
 
 import typer
 
-from quorumlog.cli.common import (
-    DEFAULT_GATEWAY,
-    GatewayOption,
-    JsonOption,
+from quorumlog.cli.operator import asked, auditor, autorecoveries
+from quorumlog.cli.printing import (
     WatchOption,
+    print_answer,
     print_json,
     print_object,
     print_rows,
     watched,
 )
-from quorumlog.cli.operator import asked, auditor, autorecoveries
-from quorumlog.cli.session import run
+from quorumlog.cli.session import common_options, run
 from quorumlog.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="Repair of missing copies.")
@@ -23,8 +21,6 @@ app = typer.Typer(no_args_is_help=True, help="Repair of missing copies.")
 
 @app.command()
 def status(
-    gateway: GatewayOption = DEFAULT_GATEWAY,
-    as_json: JsonOption = False,
     watch: WatchOption = None,
 ) -> None:
     """Print what each process of autorecovery does, how many entries lack copies, and the first items
@@ -41,43 +37,43 @@ def status(
         return {"autorecovery": found, "queue": queue, "first": first}
 
     def show(found: dict[str, Any]) -> None:
-        if as_json:
+        if common_options().as_json:
             print_json(found)
             return
         for service in found["autorecovery"]:
-            print_object(service, as_json=False)
-        print_object(found["queue"], as_json=False)
-        print_rows(found["first"], ("ledger_id", "member", "failures", "detail"), as_json=False)
+            print_object(service)
+        print_object(found["queue"])
+        print_rows(found["first"], ("ledger_id", "member", "failures", "detail"))
 
-    watched(gateway, work, show, watch)
+    watched(work, show, watch)
 
 
 @app.command()
-def trigger(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
+def trigger() -> None:
     """Audit everything now, and retry postponed repairs."""
-    _send_change(gateway, "POST", "/v1/audits", as_json=as_json)
+    _send_change("POST", "/v1/audits")
 
 
 @app.command()
-def check(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
+def check() -> None:
     """Compare all copies of all ledgers now and repair what is missing; `status` shows the progress."""
 
     async def work(client: Client) -> Any:
         return await asked("POST", f"{await auditor(client)}/v1/checks")
 
-    _print_answer(run(gateway, work), as_json=as_json)
+    print_answer(run(work))
 
 
 @app.command()
-def pause(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
+def pause() -> None:
     """Pause copying in all processes, across restarts, until `resume`; findings are still queued."""
-    _send_change(gateway, "PATCH", "/v1/settings", {"paused": True}, as_json=as_json)
+    _send_change("PATCH", "/v1/settings", {"paused": True})
 
 
 @app.command()
-def resume(gateway: GatewayOption = DEFAULT_GATEWAY, as_json: JsonOption = False) -> None:
+def resume() -> None:
     """Resume copying."""
-    _send_change(gateway, "PATCH", "/v1/settings", {"paused": False}, as_json=as_json)
+    _send_change("PATCH", "/v1/settings", {"paused": False})
 
 
 @app.command()
@@ -88,8 +84,6 @@ def limit(
     concurrency: Annotated[
         int | None, typer.Option(min=1, max=64, help="Concurrent repairs in each process.")
     ] = None,
-    gateway: GatewayOption = DEFAULT_GATEWAY,
-    as_json: JsonOption = False,
 ) -> None:
     """Limit the rate of copying; takes effect at once and survives restarts."""
     given: dict[str, Any] = {}
@@ -99,38 +93,24 @@ def limit(
         given["concurrency"] = concurrency
     if not given:
         raise typer.BadParameter("give --bytes-per-s, --concurrency, or both")
-    _send_change(gateway, "PATCH", "/v1/settings", given, as_json=as_json)
+    _send_change("PATCH", "/v1/settings", given)
 
 
 @app.command()
 def delay(
     seconds: Annotated[float, typer.Argument(min=0, max=86_400)],
-    gateway: GatewayOption = DEFAULT_GATEWAY,
-    as_json: JsonOption = False,
 ) -> None:
     """Set how long a bookie may be away before its ledgers are copied; survives restarts. Repeating the
     same value starts an audit now.
     """
-    _send_change(gateway, "PUT", "/v1/lost-bookie-delay", {"seconds": seconds}, as_json=as_json)
+    _send_change("PUT", "/v1/lost-bookie-delay", {"seconds": seconds})
 
 
-def _send_change(
-    gateway: str,
-    method: str,
-    path: str,
-    body: dict[str, Any] | None = None,
-    *,
-    as_json: bool,
-) -> None:
+def _send_change(method: str, path: str, body: dict[str, Any] | None = None) -> None:
     """Send a change to one process; the others learn it from the metadata."""
 
     async def work(client: Client) -> Any:
         url = (await autorecoveries(client))[0]
         return await asked(method, f"{url}{path}", body)
 
-    _print_answer(run(gateway, work), as_json=as_json)
-
-
-def _print_answer(answer: Any, *, as_json: bool) -> None:
-    if as_json:
-        print_json(answer)
+    print_answer(run(work))

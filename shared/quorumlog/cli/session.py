@@ -1,7 +1,7 @@
 """What all commands have in common while they run: their options, a client, and signs of life.
 
-Every command gets --timeout and --quiet from `with_common_options`; what the user gave is in `GIVEN` for the
-functions that ask servers. Nobody waits in silence: standard error says what is tried again, until when.
+Every command gets --gateway, --json, --timeout and --quiet from `with_common_options`; `common_options` has
+their values for the functions that ask servers and print. Nobody waits in silence: standard error says what is tried again, until when.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from quorumlog.client import Batching, Client
 T = TypeVar("T")
 
 BATCHING: Final = Batching(count_max=5000, linger_ms=2, queued_bytes_max=8 << 20)
+GATEWAY: Final = "http://127.0.0.1:8080"
 TIMEOUT_S: Final = 30.0
 """A log's takeover after the death of a gateway fits in; a person does not wait longer unasked (taste)."""
 _MOMENT_S: Final = 2.0
@@ -31,12 +32,13 @@ _MOMENT_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What the user gave beside the command's own arguments."""
+class CommonOptions:
+    """The values of the options that every command has."""
 
+    gateway: str = GATEWAY
+    as_json: bool = False
     timeout_s: float = TIMEOUT_S
     is_quiet: bool = False
-    as_json: bool = False
 
     @property
     def may_talk(self) -> bool:
@@ -44,8 +46,24 @@ class Given:
         return not self.is_quiet and not self.as_json
 
 
-GIVEN: Final[ContextVar[Given]] = ContextVar("given", default=Given())  # noqa: B039  (frozen)
+_COMMON_OPTIONS: Final[ContextVar[CommonOptions]] = ContextVar(
+    "options",
+    default=CommonOptions(),  # noqa: B039  (frozen)
+)
 
+
+def common_options() -> CommonOptions:
+    """The common options of the command that runs."""
+    return _COMMON_OPTIONS.get()
+
+
+_GatewayOption = Annotated[
+    str,
+    typer.Option(
+        "--gateway", envvar="QUORUMLOG_GATEWAY", help="URLs of gateways, separated by commas."
+    ),
+]
+_JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 _TimeoutOption = Annotated[
     float,
     typer.Option(
@@ -58,7 +76,13 @@ _TimeoutOption = Annotated[
 _QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Nothing on standard error but errors.")
 ]
-_COMMON: Final = (("timeout", _TimeoutOption, TIMEOUT_S), ("quiet", _QuietOption, False))
+_DECLARED: Final = (
+    ("gateway", _GatewayOption, GATEWAY),
+    ("as_json", _JsonOption, False),
+    ("timeout", _TimeoutOption, TIMEOUT_S),
+    ("quiet", _QuietOption, False),
+)
+"""Name, declaration and default."""
 
 
 def with_common_options(app: typer.Typer) -> typer.Typer:
@@ -73,21 +97,30 @@ def with_common_options(app: typer.Typer) -> typer.Typer:
 
 
 def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command with the common options. Where it has a --timeout of its own, that one holds for requests
-    too.
+    """A command with the common options. A command with a --timeout of its own uses that one for requests
+    too; a command that asks the metadata service has no --gateway.
     """
     signature = inspect.signature(command)
+    absent = {"gateway"} if "metadata" in signature.parameters else set()
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
-        for name, option, default in _COMMON
-        if name not in signature.parameters
+        for name, option, default in _DECLARED
+        if name not in signature.parameters.keys() | absent
     ]
 
     @wraps(command)
     def called(**given: Any) -> Any:
-        timeout_s = given["timeout"] or TIMEOUT_S
-        GIVEN.set(Given(timeout_s, given["quiet"], given.get("as_json", False)))
-        return command(**{name: given[name] for name in signature.parameters})
+        options = CommonOptions(
+            gateway=given.get("gateway", ""),
+            as_json=given["as_json"],
+            timeout_s=given["timeout"] or TIMEOUT_S,
+            is_quiet=given["quiet"],
+        )
+        token = _COMMON_OPTIONS.set(options)
+        try:
+            return command(**{name: given[name] for name in signature.parameters})
+        finally:
+            _COMMON_OPTIONS.reset(token)
 
     parameters = [*signature.parameters.values(), *added]
     called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -95,12 +128,13 @@ def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def run(gateway: str, work: Callable[[Client], Awaitable[T]]) -> T:
+def run(work: Callable[[Client], Awaitable[T]]) -> T:
     """Do work with a client; an error ends the process with the error's exit status."""
-    urls = checked(gateway)
+    options = common_options()
+    urls = checked(options.gateway)
 
     async def in_session() -> T:
-        client = Client(*urls, deadline_s=GIVEN.get().timeout_s, batching=BATCHING)
+        client = Client(*urls, deadline_s=options.timeout_s, batching=BATCHING)
         async with _told_if_silent(urls), client:
             return await work(client)
 
@@ -109,13 +143,12 @@ def run(gateway: str, work: Callable[[Client], Awaitable[T]]) -> T:
 
 def run_async(work: Callable[[], Awaitable[T]]) -> T:
     """Run work in an event loop; an error ends the process with the error's exit status."""
-    given = GIVEN.get()
 
-    async def told() -> T:
+    async def main() -> T:
         return await work()
 
-    with _retries_told(given):
-        return finished(lambda: asyncio.run(told()), as_json=given.as_json)
+    with _retries_told():
+        return finished(lambda: asyncio.run(main()), as_json=common_options().as_json)
 
 
 def checked(urls: str) -> list[str]:
@@ -130,10 +163,10 @@ def checked(urls: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _retries_told(given: Given) -> Iterator[None]:
+def _retries_told() -> Iterator[None]:
     """Print what the SDK tries again: each error once."""
     log, notices = logging.getLogger("quorumlog.client.transport"), _Notices()
-    if given.may_talk:
+    if common_options().may_talk:
         log.setLevel(logging.INFO)
         log.addHandler(notices)
     try:
@@ -161,8 +194,7 @@ class _Notices(logging.Handler):
 @contextlib.asynccontextmanager
 async def _told_if_silent(urls: Sequence[str]) -> AsyncIterator[None]:
     """Beside the block, name the gateways that take a connection and then do not answer."""
-    given = GIVEN.get()
-    looking = [asyncio.create_task(_look(url, given)) for url in urls if given.may_talk]
+    looking = [asyncio.create_task(_look(url)) for url in urls if common_options().may_talk]
     try:
         yield
     finally:
@@ -171,7 +203,7 @@ async def _told_if_silent(urls: Sequence[str]) -> AsyncIterator[None]:
         await asyncio.gather(*looking, return_exceptions=True)
 
 
-async def _look(url: str, given: Given) -> None:
+async def _look(url: str) -> None:
     timeout = aiohttp.ClientTimeout(total=_MOMENT_S)
     try:
         async with (
@@ -181,7 +213,8 @@ async def _look(url: str, given: Given) -> None:
             return
     except TimeoutError:
         print_error(
-            f"{url} has not answered for {_MOMENT_S:.0f} s; tried for {given.timeout_s:.0f} s (--timeout)"
+            f"{url} has not answered for {_MOMENT_S:.0f} s;"
+            f" tried for {common_options().timeout_s:.0f} s (--timeout)"
         )
     except (aiohttp.ClientError, ValueError):
         return  # the request itself meets the same, and says so

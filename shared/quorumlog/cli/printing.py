@@ -1,4 +1,4 @@
-"""Shared by all commands: options, tables and JSON."""
+"""Standard output of all commands: lines, tables and JSON."""
 
 import sys
 import time
@@ -10,47 +10,39 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from quorumlog.cli.ends import Status, pipe_closed
-from quorumlog.cli.session import run
+from quorumlog.cli.ends import ExitStatus, pipe_closed
+from quorumlog.cli.pipes import Places
+from quorumlog.cli.session import common_options, run
 from quorumlog.client import Client
 
 T = TypeVar("T")
 
-GatewayOption = Annotated[
-    str,
-    typer.Option(
-        "--gateway", envvar="QUORUMLOG_GATEWAY", help="URLs of gateways, separated by commas."
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 WatchOption = Annotated[
     float | None,
     typer.Option("--watch", min=0.1, help="Repeat at this interval (seconds) until Ctrl-C."),
 ]
-DEFAULT_GATEWAY = "http://127.0.0.1:8080"
 
 
 def watched(
-    gateway: str,
     work: Callable[[Client], Awaitable[T]],
     show: Callable[[T], None],
     every_s: float | None,
 ) -> None:
     """Show what `work` returns: once, or repeatedly until Ctrl-C."""
     while True:
-        found = run(gateway, work)
+        found = run(work)
         if every_s is not None and sys.stdout.isatty():
-            Out().clear()
+            StandardOutput().clear()
         show(found)
         if every_s is None:
             return
         try:
             time.sleep(every_s)
         except KeyboardInterrupt:
-            raise typer.Exit(Status.INTERRUPTED) from None
+            raise typer.Exit(ExitStatus.INTERRUPTED) from None
 
 
-class Out(Console):
+class StandardOutput(Console):
     """Standard output, whose reader may close it."""
 
     def __init__(self) -> None:
@@ -75,9 +67,24 @@ def print_json(value: Any) -> None:
     print_line(orjson.dumps(value).decode())
 
 
-def print_object(value: dict[str, Any], *, as_json: bool) -> None:
+def print_answer(value: Any, text: str | None = None) -> None:
+    """Print a value as JSON under --json, else the text, where there is any."""
+    if common_options().as_json:
+        print_json(value)
+    elif text is not None:
+        print_line(text)
+
+
+def print_places(place: str, subject: dict[str, Any], done: Places | None) -> None:
+    """Print the first and the last place of what was appended; `place` is the API's word for it."""
+    first, last = (done.first, done.last) if done else (None, None)
+    text = f"{first}..{last}" if done else None
+    print_answer({**subject, f"first_{place}": first, f"last_{place}": last}, text)
+
+
+def print_object(value: dict[str, Any]) -> None:
     """Print a table of names and values, or JSON."""
-    if as_json:
+    if common_options().as_json:
         print_json(value)
         return
     table = Table(show_header=False, box=None)
@@ -87,12 +94,12 @@ def print_object(value: dict[str, Any], *, as_json: bool) -> None:
     for name, field in value.items():
         text = field if isinstance(field, str) else orjson.dumps(field).decode()
         table.add_row(name, text)
-    Out().print(table)
+    StandardOutput().print(table)
 
 
-def print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...], *, as_json: bool) -> None:
+def print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
     """Print rows as a table, or as a line of JSON each."""
-    if as_json:
+    if common_options().as_json:
         for row in rows:
             print_json(row)
         return
@@ -101,4 +108,4 @@ def print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...], *, as_json:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(str(row.get(column, "")) for column in columns))
-    Out().print(table)
+    StandardOutput().print(table)
