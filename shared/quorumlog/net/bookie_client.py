@@ -18,7 +18,7 @@ from typing import Final
 import aiohttp
 
 from quorumlog.net.awake import awake, awake_timeout
-from quorumlog.net.ports import AddDone, LacDone, ReadDone
+from quorumlog.net.ports import AddDone, LacDone, Ranges, ReadDone
 from quorumlog.protocol.ids import NO_ENTRY, member_name
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import Run
@@ -53,33 +53,25 @@ class ChannelLimits:
     in_flight_bytes_max: int = 256 << 20
 
 
-class _Asked:
-    """A request in flight."""
+@dataclass(slots=True, eq=False)
+class _InFlight:
+    """A request in flight, which its answer must echo."""
 
-    __slots__ = ("deadline", "done", "first", "last", "ledger_id", "member", "op", "size")
-
-    def __init__(
-        self,
-        op: Op,
-        member: str,
-        ledger_id: int,
-        first: int,
-        last: int,
-        size: int,
-        deadline: float,
-        done: Done,
-    ) -> None:
-        self.op = op
-        self.member = member
-        self.ledger_id = ledger_id
-        self.first = first
-        self.last = last
-        self.size = size
-        self.deadline = deadline
-        self.done = done
+    request_id: int
+    op: Op
+    member: str
+    ledger_id: int
+    first: int
+    last: int
+    done: Done
+    size: int = _REQUEST_COST
+    deadline: float = 0.0
+    """By the channel's clock; set when the request is sent."""
 
     def complete(self, answer: Answer) -> None:
-        """Hand an answer over; one that its receiver breaks on is unknown, and others' still come."""
+        """Call `done`. Where `done` raises, call it again with `Status.UNKNOWN`: other requests' answers
+        still arrive.
+        """
         try:
             self.done(answer)
         except Exception:
@@ -98,9 +90,9 @@ class Channel:
     """The connection to one bookie.
 
     Invariants:
-      - each request in `_asked` completes once: by its answer, its deadline, or a broken connection;
-      - `_asked` keeps the requests of one timeout class in the order of their deadlines;
-      - a request enters `_asked` before its bytes are handed over.
+      - each request in `_in_flight` completes once: by its answer, its deadline, or a broken connection;
+      - `_in_flight` has the requests of each timeout class in the order of their deadlines;
+      - a request enters `_in_flight` before its bytes are handed over.
     """
 
     def __init__(
@@ -119,8 +111,9 @@ class Channel:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._time = awake().time
-        """What deadlines count by: this process's own standstill is not the bookie's silence."""
-        self._asked: tuple[dict[int, _Asked], dict[int, _Asked]] = ({}, {})
+        """The clock of deadlines: this process's own standstill is not the bookie's silence."""
+        self._in_flight: tuple[dict[int, _InFlight], dict[int, _InFlight]] = ({}, {})
+        """Quick requests and slow ones, by their ids."""
         self._in_flight_bytes = 0
         self._last_id = 0
         self._outbox: deque[bytes] = deque()
@@ -143,18 +136,22 @@ class Channel:
         """Bytes of the requests that are not answered yet."""
         return self._in_flight_bytes
 
-    def next_id(self) -> int:
-        """An id for the next request."""
+    def request(
+        self, op: Op, member: str, ledger_id: int, first: int, last: int, done: Done
+    ) -> _InFlight:
+        """A request with an id of its own, to be sent; `done` is called once, after `send` has returned."""
         self._last_id += 1
-        return self._last_id
+        return _InFlight(self._last_id, op, member, ledger_id, first, last, done)
 
-    def ask(self, request_id: int, message: bytes, asked: _Asked, *, is_slow: bool) -> None:
-        """Send a request; `asked.done` is called exactly once, later."""
-        if not self._may_send(asked.size):
-            self._loop.call_soon(asked.unknown)
+    def send(self, request: _InFlight, message: bytes, *, is_slow: bool) -> None:
+        """Send the message of a request."""
+        if not self._may_send(request.size):
+            self._loop.call_soon(request.unknown)
             return
-        self._asked[is_slow][request_id] = asked
-        self._in_flight_bytes += asked.size
+        limits = self._limits
+        request.deadline = self._time() + (limits.slow_s if is_slow else limits.quick_s)
+        self._in_flight[is_slow][request.request_id] = request
+        self._in_flight_bytes += request.size
         self._outbox.append(message)
         wake = self._wake
         if wake is not None and not wake.done():
@@ -162,10 +159,6 @@ class Channel:
         if not self._sweeping:
             self._sweeping = True
             self._loop.call_later(_SWEEP_S, self._sweep)
-
-    def deadline(self, *, is_slow: bool) -> float:
-        """The deadline of a request that is sent now."""
-        return self._time() + (self._limits.slow_s if is_slow else self._limits.quick_s)
 
     async def close(self) -> None:
         """Break the connection; requests in flight become unknown."""
@@ -247,25 +240,25 @@ class Channel:
                 self._complete(member, answer)
 
     def _complete(self, member: str, answer: Answer) -> None:
-        quick, slow = self._asked
-        asked = slow.pop(answer.request_id, None) or quick.pop(answer.request_id, None)
-        if asked is None:
-            return  # its deadline passed before: it was answered then
-        self._in_flight_bytes -= asked.size
+        quick, slow = self._in_flight
+        request = slow.pop(answer.request_id, None) or quick.pop(answer.request_id, None)
+        if request is None:
+            return  # the deadline passed before: the request was completed then
+        self._in_flight_bytes -= request.size
         echoed = (
-            answer.op is asked.op
-            and answer.ledger_id == asked.ledger_id
-            and answer.first == asked.first
-            and answer.last == asked.last
+            answer.op is request.op
+            and answer.ledger_id == request.ledger_id
+            and answer.first == request.first
+            and answer.last == request.last
             # A refusal by another incarnation proves nothing but that (rule 9).
-            and (member == asked.member or answer.status is Status.NOT_MINE)
+            and (member == request.member or answer.status is Status.NOT_MINE)
         )
         if echoed:
-            asked.complete(answer)
+            request.complete(answer)
         else:
             log.warning("echo-differs", extra={"bookie": self._name, "member": member})
             self._failed(self._name)
-            asked.unknown()
+            request.unknown()
 
     def _back_off(self) -> None:
         limits = self._limits
@@ -274,45 +267,45 @@ class Channel:
         self._not_before = self._loop.time() + random.uniform(most / 2, most)  # noqa: S311
 
     def _fail_all(self) -> None:
-        failed = [asked for patience in self._asked for asked in patience.values()]
-        for patience in self._asked:
-            patience.clear()
+        failed = [request for requests in self._in_flight for request in requests.values()]
+        for requests in self._in_flight:
+            requests.clear()
         self._outbox.clear()
         self._in_flight_bytes = 0
-        for asked in failed:
-            asked.unknown()
+        for request in failed:
+            request.unknown()
 
-    def _is_fault(self, asked: _Asked) -> bool:
-        """Whether an answer that did not come in time is the bookie's fault. While other answers come,
-        a read may wait behind them: what many readers ask for at once takes its time.
+    def _is_fault(self, request: _InFlight) -> bool:
+        """Whether the bookie is at fault for an answer that did not come in time. While other answers
+        come, a read may wait behind the answers to many other readers.
         """
-        sent_at = asked.deadline - self._limits.quick_s
-        return asked.op is not Op.READ or self._heard_at < sent_at
+        sent_at = request.deadline - self._limits.quick_s
+        return request.op is not Op.READ or self._heard_at < sent_at
 
     def _sweep(self) -> None:
         now = self._time()
         silent = []
-        for patience in self._asked:
-            while patience:
-                request_id, asked = next(iter(patience.items()))
-                if asked.deadline > now:
+        for requests in self._in_flight:
+            while requests:
+                request = next(iter(requests.values()))
+                if request.deadline > now:
                     break
-                del patience[request_id]
-                self._in_flight_bytes -= asked.size
-                silent.append(asked)
-        if any(asked.deadline - self._limits.slow_s > self._heard_at for asked in silent):
+                del requests[request.request_id]
+                self._in_flight_bytes -= request.size
+                silent.append(request)
+        if any(request.deadline - self._limits.slow_s > self._heard_at for request in silent):
             # No message at all since a slow request was sent: the peer is gone without closing.
             task = self._task
             if task is not None and self._open:
                 task.cancel()
-        if any(self._asked):
+        if any(self._in_flight):
             self._loop.call_later(_SWEEP_S, self._sweep)
         else:
             self._sweeping = False
-        if any(self._is_fault(asked) for asked in silent):
+        if any(map(self._is_fault, silent)):
             self._failed(self._name)
-        for asked in silent:
-            asked.unknown()
+        for request in silent:
+            request.unknown()
 
 
 class BookieClient:
@@ -357,52 +350,42 @@ class BookieClient:
     ) -> None:
         """Store a member's part of a run."""
         channel = self._channel(member)
-        request_id = channel.next_id()
-        message = frames.add_request(request_id, member, ledger_key, run, recovery=recovery)
-        asked = _Asked(
+        request = channel.request(
             Op.ADD,
             member,
             run.ledger_id,
             run.first,
             run.last,
-            len(message),
-            channel.deadline(is_slow=True),
             lambda answer: done(answer.status),
         )
-        channel.ask(request_id, message, asked, is_slow=True)
+        message = frames.add_request(request.request_id, member, ledger_key, run, recovery=recovery)
+        request.size = len(message)
+        channel.send(request, message, is_slow=True)
 
     def fence(self, member: str, ledger_id: int, ledger_key: bytes, done: LacDone) -> None:
         """Fence a ledger durably and learn its LAC."""
         channel = self._channel(member)
-        request_id = channel.next_id()
-        message = frames.fence_request(request_id, member, ledger_id, ledger_key)
-        self._ask_lac(channel, Op.FENCE, request_id, message, member, ledger_id, done)
+        request = channel.request(Op.FENCE, member, ledger_id, NO_ENTRY, NO_ENTRY, _of_lac(done))
+        message = frames.fence_request(request.request_id, member, ledger_id, ledger_key)
+        channel.send(request, message, is_slow=True)
 
     def read_lac(self, member: str, ledger_id: int, done: LacDone) -> None:
         """Learn the highest LAC that a member knows of, without fencing."""
         channel = self._channel(member)
-        request_id = channel.next_id()
-        message = frames.read_lac_request(request_id, member, ledger_id)
-        self._ask_lac(channel, Op.READ_LAC, request_id, message, member, ledger_id, done)
+        request = channel.request(Op.READ_LAC, member, ledger_id, NO_ENTRY, NO_ENTRY, _of_lac(done))
+        message = frames.read_lac_request(request.request_id, member, ledger_id)
+        channel.send(request, message, is_slow=False)
 
     def write_lac(self, member: str, ledger_id: int, lac: int, ledger_key: bytes) -> None:
         """Send a member the writer's LAC (explicit LAC). Nobody waits for the answer: the next entry
         carries the LAC too.
         """
         channel = self._channel(member)
-        request_id = channel.next_id()
-        message = frames.write_lac_request(request_id, member, ledger_id, lac, ledger_key)
-        asked = _Asked(
-            Op.WRITE_LAC,
-            member,
-            ledger_id,
-            NO_ENTRY,
-            lac,
-            _REQUEST_COST,
-            channel.deadline(is_slow=True),
-            lambda _answer: None,
+        request = channel.request(
+            Op.WRITE_LAC, member, ledger_id, NO_ENTRY, lac, lambda _answer: None
         )
-        channel.ask(request_id, message, asked, is_slow=True)
+        message = frames.write_lac_request(request.request_id, member, ledger_id, lac, ledger_key)
+        channel.send(request, message, is_slow=True)
 
     def read(
         self,
@@ -419,10 +402,14 @@ class BookieClient:
         """Read what a member holds of first..last. With `fence_key` the member fences first (X1); with
         `from_disk` it syncs first and reads its disk (rule 20a).
         """
+
+        def settle(answer: Answer) -> None:
+            done(*_checked_read(answer, member))
+
         channel = self._channel(member, is_for_reads=True)
-        request_id = channel.next_id()
+        request = channel.request(Op.READ, member, ledger_id, first, last, settle)
         message = frames.read_request(
-            request_id,
+            request.request_id,
             member,
             ledger_id,
             first,
@@ -431,60 +418,7 @@ class BookieClient:
             fence_key=fence_key,
             from_disk=from_disk,
         )
-
-        def settle(answer: Answer) -> None:
-            if answer.status is not Status.OK:
-                done(answer.status, None, ())
-                return
-            try:
-                found = frames.parse_read_body(answer.body)
-            except frames.BadFrame:
-                log.warning("read-answer-bad", extra={"bookie": member, "ledger": ledger_id})
-                done(Status.UNKNOWN, None, ())
-                return
-            run, absent = found
-            if run is not None and (
-                run.ledger_id != ledger_id or run.first < first or run.last > last
-            ):
-                done(Status.UNKNOWN, None, ())
-                return
-            done(Status.OK, run, absent)
-
-        is_slow = fence_key is not None or from_disk
-        asked = _Asked(
-            Op.READ,
-            member,
-            ledger_id,
-            first,
-            last,
-            _REQUEST_COST,
-            channel.deadline(is_slow=is_slow),
-            settle,
-        )
-        channel.ask(request_id, message, asked, is_slow=is_slow)
-
-    def _ask_lac(
-        self,
-        channel: Channel,
-        op: Op,
-        request_id: int,
-        message: bytes,
-        member: str,
-        ledger_id: int,
-        done: LacDone,
-    ) -> None:
-        is_slow = op is Op.FENCE
-        asked = _Asked(
-            op,
-            member,
-            ledger_id,
-            NO_ENTRY,
-            NO_ENTRY,
-            _REQUEST_COST,
-            channel.deadline(is_slow=is_slow),
-            lambda answer: done(answer.status, answer.last_add_confirmed),
-        )
-        channel.ask(request_id, message, asked, is_slow=is_slow)
+        channel.send(request, message, is_slow=fence_key is not None or from_disk)
 
     def _channel(self, member: str, *, is_for_reads: bool = False) -> Channel:
         name = member_name(member)
@@ -493,3 +427,23 @@ class BookieClient:
             channel = Channel(name, self._address, self._session, self._limits, self._failed)
             self._channels[name, is_for_reads] = channel
         return channel
+
+
+def _of_lac(done: LacDone) -> Done:
+    return lambda answer: done(answer.status, answer.last_add_confirmed)
+
+
+def _checked_read(answer: Answer, member: str) -> tuple[Status, Run | None, Ranges]:
+    """The content of an answer to a read; unknown unless the content is of the range of the request."""
+    if answer.status is not Status.OK:
+        return answer.status, None, ()
+    try:
+        run, absent = frames.parse_read_body(answer.body)
+    except frames.BadFrame:
+        log.warning("read-answer-bad", extra={"bookie": member, "ledger": answer.ledger_id})
+        return Status.UNKNOWN, None, ()
+    if run is not None and (
+        run.ledger_id != answer.ledger_id or run.first < answer.first or run.last > answer.last
+    ):
+        return Status.UNKNOWN, None, ()
+    return Status.OK, run, absent
