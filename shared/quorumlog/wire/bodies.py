@@ -6,7 +6,8 @@ are no integers, and unknown fields are refused. The gateway's public bodies are
 
 import base64
 import binascii
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -26,9 +27,6 @@ from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Repair, State, Writer
 from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 from quorumlog.wire.witnesses import WITNESS
-
-SERVICE_ID_MAX = 2**53 - 1
-"""The greatest id that the service assigns: exact in JSON readers (docs/guides/http.md, Bounds)."""
 
 LOST_RANGES_MAX = 1000
 """Ranges of entries that may be given up in one ledger, so that a row stays small (taste)."""
@@ -98,6 +96,19 @@ class Body(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
+B = TypeVar("B", bound=Body)
+
+
+def body_of(cls: type[B], core: object) -> B:
+    """The body with the fields of a protocol value, or of a mapping with protocol values in it."""
+    return cls.model_validate(core, from_attributes=True)
+
+
+def fields_of(value: object, names: Iterable[str]) -> dict[str, Any]:
+    """Some attributes of a value by name."""
+    return {name: getattr(value, name) for name in names}
+
+
 class FragmentBody(Body):
     """The entries from `first_entry` to the next fragment live on `bookies`."""
 
@@ -157,32 +168,21 @@ class LedgerDraft(Body):
         return LedgerMetadata(
             ledger_id=ledger_id,
             quorum=Quorum(self.ensemble_size, self.write_quorum, self.ack_quorum),
-            digest=self.digest,
             fragments=tuple(Fragment(f.first_entry, f.bookies) for f in self.fragments),
             version=version,
-            state=self.state,
-            last_entry=self.last_entry,
-            length=self.length,
             writer=None if self.writer is None else Writer(self.writer.id, self.writer.url),
-            ledger_key=self.ledger_key,
-            mac_key=self.mac_key,
-            access_key=self.access_key,
             custom=tuple(sorted(self.metadata.items())),
-            log=self.log,
             created_at=created_at,
-            declared_lost=self.declared_lost,
-            may_lack_entries=self.may_lack_entries,
-            lost_entries=self.lost_entries,
             repairs=tuple(Repair(r.first_entry, r.leaving, r.target) for r in self.repairs),
             extra=tuple(sorted(self.extra.items())),
+            **fields_of(self, _SAME),
         )
 
     @classmethod
     def draft_of(cls, core: LedgerMetadata) -> "LedgerDraft":
         """The draft of a ledger to create; a negative `ledger_id` asks for the next free id."""
-        return LedgerDraft(
-            ledger_id=None if core.ledger_id < 0 else core.ledger_id, **_shared_fields(core)
-        )
+        ledger_id = None if core.ledger_id < 0 else core.ledger_id
+        return body_of(LedgerDraft, _draft_fields(core) | {"ledger_id": ledger_id})
 
 
 class LedgerRow(LedgerDraft):
@@ -199,42 +199,25 @@ class LedgerRow(LedgerDraft):
     @classmethod
     def from_core(cls, core: LedgerMetadata) -> "LedgerRow":
         """The row that carries a protocol value."""
-        return cls(
-            ledger_id=core.ledger_id,
-            version=core.version,
-            created_at=core.created_at,
-            **_shared_fields(core),
-        )
+        fields = fields_of(core, ("ledger_id", "version", "created_at"))
+        return body_of(cls, _draft_fields(core) | fields)
 
 
-def _shared_fields(core: LedgerMetadata) -> dict[str, Any]:
+QUORUM_SIZES: Final = ("ensemble_size", "write_quorum", "ack_quorum")
+_SAME: Final = (
+    "state", "digest", "last_entry", "length", "ledger_key", "mac_key", "access_key", "log",
+    "declared_lost", "may_lack_entries", "lost_entries",
+)  # fmt: skip
+"""Fields of a draft that the protocol's value has too, under the same names."""
+
+
+def _draft_fields(core: LedgerMetadata) -> dict[str, Any]:
     """The fields of a draft by name, without the id."""
     return {
-        "state": core.state,
-        "ensemble_size": core.quorum.ensemble_size,
-        "write_quorum": core.quorum.write_quorum,
-        "ack_quorum": core.quorum.ack_quorum,
-        "digest": core.digest,
-        "fragments": tuple(
-            FragmentBody(first_entry=f.first_entry, bookies=f.bookies) for f in core.fragments
-        ),
-        "last_entry": core.last_entry,
-        "length": core.length,
-        "writer": None
-        if core.writer is None
-        else WriterBody(id=core.writer.id, url=core.writer.url),
-        "ledger_key": core.ledger_key,
-        "mac_key": core.mac_key,
-        "access_key": core.access_key,
+        **fields_of(core, _SAME),
+        **fields_of(core.quorum, QUORUM_SIZES),
+        **fields_of(core, ("fragments", "writer", "repairs")),
         "metadata": dict(core.custom),
-        "log": core.log,
-        "declared_lost": core.declared_lost,
-        "may_lack_entries": core.may_lack_entries,
-        "lost_entries": core.lost_entries,
-        "repairs": tuple(
-            RepairBody(first_entry=r.first_entry, leaving=r.leaving, target=r.target)
-            for r in core.repairs
-        ),
         "extra": dict(core.extra),
     }
 
@@ -255,7 +238,7 @@ class MissedBody(Body):
     @classmethod
     def from_core(cls, missed: MissedRange) -> "MissedBody":
         """The body that carries a protocol value."""
-        return cls(member=missed.member, first=missed.first, last=missed.last)
+        return body_of(cls, missed)
 
 
 class LedgerCreate(Body):
@@ -327,7 +310,7 @@ class LedgerHeadBody(Body):
 
     def to_core(self) -> LedgerHead:
         """The protocol's value."""
-        return LedgerHead(self.ledger_id, self.version, self.state, self.writer_id)
+        return LedgerHead(**dict(self))
 
 
 class LedgerHeads(Body):

@@ -8,11 +8,10 @@ from pydantic import ConfigDict, Field, WithJsonSchema
 
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.quorum import QUORUM_MAX
-from quorumlog.wire.bodies import Body
+from quorumlog.wire.bodies import Body, EntryId
 
-_Id = Annotated[int, Field(ge=0, le=ID_MAX)]
 Range = Annotated[
-    tuple[_Id, _Id],
+    tuple[EntryId, EntryId],
     # Equivalent to `prefixItems`, which some OpenAPI readers do not know.
     WithJsonSchema(
         {

@@ -5,7 +5,7 @@ of producers travel as plain lists: there may be thousands.
 """
 
 from dataclasses import replace
-from typing import Annotated, Any, Self
+from typing import Annotated, Final, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -23,11 +23,30 @@ from quorumlog.protocol.log import (
 )
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
-from quorumlog.wire.bodies import HEADS_MAX, Attempt, Body, LedgerId, LogName, Text, Version
+from quorumlog.wire.bodies import (
+    HEADS_MAX,
+    QUORUM_SIZES,
+    Attempt,
+    Body,
+    LedgerId,
+    LogName,
+    Text,
+    Version,
+    fields_of,
+)
 
 Number = Annotated[int, Field(ge=0, le=ID_MAX)]
 AnswerRow = tuple[Number, Number, Number, LedgerId, Number, Text]
 """seq, first offset, last offset, ledger, entry, content."""
+
+_LIMITS: Final = (
+    "roll_bytes", "roll_entries", "roll_seconds", "retention_bytes", "retention_seconds",
+)  # fmt: skip
+_SAME: Final = (
+    "name", "version", "state", "first_offset", "next_offset", "writer_token", "opened_by",
+    "forgotten_end", "appended_ms", "archived_through", "created_at",
+)  # fmt: skip
+"""Fields of settings and of rows that the protocol's values have too, under the same names."""
 
 
 class ProducerBody(Body):
@@ -66,26 +85,14 @@ class LogItemBody(Body):
 
     def to_core(self) -> LogItem:
         """The protocol's value."""
-        return LogItem(
-            self.ledger_id,
-            self.first_offset,
-            self.last_offset,
-            tuple(producer.to_core() for producer in self.producers),
-            self.bytes,
-            self.sealed_ms,
-        )
+        producers = tuple(producer.to_core() for producer in self.producers)
+        return LogItem(**dict(self) | {"producers": producers})
 
     @classmethod
     def from_core(cls, core: LogItem) -> "LogItemBody":
         """The body that carries a protocol value."""
-        return cls(
-            ledger_id=core.ledger_id,
-            first_offset=core.first_offset,
-            last_offset=core.last_offset,
-            producers=tuple(map(ProducerBody.from_core, core.producers)),
-            bytes=core.bytes,
-            sealed_ms=core.sealed_ms,
-        )
+        producers = tuple(map(ProducerBody.from_core, core.producers))
+        return cls(**fields_of(core, cls.model_fields) | {"producers": producers})
 
 
 class LogSettingsBody(Body):
@@ -107,28 +114,18 @@ class LogSettingsBody(Body):
         return LogSettings(
             quorum=Quorum(self.ensemble_size, self.write_quorum, self.ack_quorum),
             digest=self.digest.value,
-            roll_bytes=self.roll_bytes,
-            roll_entries=self.roll_entries,
-            roll_seconds=self.roll_seconds,
-            retention_bytes=self.retention_bytes,
-            retention_seconds=self.retention_seconds,
             custom=tuple(sorted(self.metadata.items())),
+            **fields_of(self, _LIMITS),
         )
 
     @classmethod
     def from_core(cls, core: LogSettings) -> "LogSettingsBody":
         """The body that carries a protocol value."""
         return cls(
-            ensemble_size=core.quorum.ensemble_size,
-            write_quorum=core.quorum.write_quorum,
-            ack_quorum=core.quorum.ack_quorum,
             digest=DigestKind(core.digest),
-            roll_bytes=core.roll_bytes,
-            roll_entries=core.roll_entries,
-            roll_seconds=core.roll_seconds,
-            retention_bytes=core.retention_bytes,
-            retention_seconds=core.retention_seconds,
             metadata=dict(core.custom),
+            **fields_of(core.quorum, QUORUM_SIZES),
+            **fields_of(core, _LIMITS),
         )
 
 
@@ -165,45 +162,19 @@ class LogRow(Body):
         may be forgotten; whom its last owner forgot later, a replay finds.
         """
         log = LogMetadata(
-            name=self.name,
             settings=self.settings.to_core(),
             items=tuple(item.to_core() for item in self.items),
-            version=self.version,
-            state=self.state,
-            first_offset=self.first_offset,
-            next_offset=self.next_offset,
-            writer_token=self.writer_token,
-            opened_by=self.opened_by,
-            forgotten_end=self.forgotten_end,
-            appended_ms=self.appended_ms,
-            archived_through=self.archived_through,
-            created_at=self.created_at,
+            **fields_of(self, _SAME),
         )
         return replace(log, forgotten_end=log.known_end) if self.producers_forgotten else log
 
     @classmethod
     def from_core(cls, core: LogMetadata) -> "LogRow":
         """The row that carries a protocol value."""
-        fields: dict[str, Any] = {
-            name: getattr(core, name)
-            for name in (
-                "name",
-                "version",
-                "state",
-                "first_offset",
-                "next_offset",
-                "writer_token",
-                "opened_by",
-                "forgotten_end",
-                "appended_ms",
-                "archived_through",
-                "created_at",
-            )
-        }
         return cls(
             settings=LogSettingsBody.from_core(core.settings),
             items=tuple(map(LogItemBody.from_core, core.items)),
-            **fields,
+            **fields_of(core, _SAME),
         )
 
 
@@ -256,7 +227,7 @@ class LogHeadBody(Body):
 
     def to_core(self) -> LogHead:
         """The protocol's value."""
-        return LogHead(self.name, self.version, self.state, self.writer_token, self.last_ledger)
+        return LogHead(**dict(self))
 
 
 class LogHeads(Body):

@@ -11,7 +11,7 @@ from quorumlog.protocol.transaction import (
     TransactionLedger,
     TransactionState,
 )
-from quorumlog.wire.bodies import Attempt, Body, EntryIdOrNone, LedgerId, LogName, Text
+from quorumlog.wire.bodies import Attempt, Body, EntryIdOrNone, LedgerId, LogName, Text, body_of
 from quorumlog.wire.log_bodies import LogRow, Number
 
 TRANSACTION_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
@@ -38,7 +38,7 @@ class SealedBody(Body):
 
     def to_core(self) -> Sealed:
         """The protocol's value."""
-        return Sealed(self.ledger_id, self.last_entry)
+        return Sealed(**dict(self))
 
 
 class TransactionLedgerBody(Body):
@@ -67,43 +67,13 @@ class TransactionRow(Body):
 
     def to_core(self) -> Transaction:
         """The protocol's value."""
-        return Transaction(
-            self.id,
-            self.log,
-            self.app,
-            self.version,
-            self.state,
-            self.is_duplicate,
-            tuple(TransactionLedger(**ledger.model_dump()) for ledger in self.ledgers),
-            self.requested,
-            self.created_at,
-            self.expires_at,
-        )
+        ledgers = tuple(TransactionLedger(**dict(ledger)) for ledger in self.ledgers)
+        return Transaction(**dict(self) | {"ledgers": ledgers})
 
     @classmethod
     def from_core(cls, core: Transaction) -> "TransactionRow":
         """The body that carries a protocol value."""
-        return cls(
-            id=core.id,
-            log=core.log,
-            app=core.app,
-            version=core.version,
-            state=core.state,
-            is_duplicate=core.is_duplicate,
-            ledgers=tuple(
-                TransactionLedgerBody(
-                    ledger_id=ledger.ledger_id,
-                    partition=ledger.partition,
-                    attempt=ledger.attempt,
-                    first_offset=ledger.first_offset,
-                    last_offset=ledger.last_offset,
-                )
-                for ledger in core.ledgers
-            ),
-            requested=core.requested,
-            created_at=core.created_at,
-            expires_at=core.expires_at,
-        )
+        return body_of(cls, core)
 
 
 class TransactionBegin(Body):
