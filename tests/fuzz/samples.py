@@ -16,6 +16,7 @@ from services.bookie.log import (
     encode_batch,
 )
 from tests.fuzz.targets import signed_batches
+from tests.net.peer import read_body
 
 _KEY: Final = bytes(range(32))
 
@@ -98,14 +99,14 @@ SAMPLES: Final[Mapping[str, tuple[bytes, ...]]] = {
                     4,
                     8,
                     3,
-                    frames.encode_read_body(_run(DigestKind.NONE), [(6, 7)]),
+                    read_body(_run(DigestKind.NONE), [(6, 7)]),
                 ),
             ],
         ),
     ),
     "read_bodies": (
-        frames.encode_read_body(None, [(0, 3), (5, 5)]),
-        frames.encode_read_body(_run(DigestKind.HMAC_SHA256), [(6, 7)]),
+        read_body(None, [(0, 3), (5, 5)]),
+        read_body(_run(DigestKind.HMAC_SHA256), [(6, 7)]),
     ),
     "segments": (_segment(), SegmentHead(1, 2, 3, 4, 5).encode() + _segment()),
     "json_requests": (

@@ -30,6 +30,7 @@ from services.bookie.log import (
     read_batches,
 )
 from services.gateway.edge import log_payloads, payloads
+from tests.net.peer import read_body
 
 Target = Callable[[bytes], None]
 
@@ -101,7 +102,7 @@ def read_bodies(data: bytes) -> None:
         found = frames.parse_read_body(data)
     except frames.BadFrame:
         return
-    assert frames.encode_read_body(found.run, found.absent) == data
+    assert read_body(found.run, found.absent) == data
 
 
 def segments(data: bytes) -> None:

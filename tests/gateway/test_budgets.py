@@ -196,9 +196,9 @@ async def test_a_connection_that_takes_nothing_is_ended_and_what_it_held_is_free
     async with running(listen=ListenLimits(stalled_answer_timeout_s=0.3)) as gateway:
         await with_entries(gateway, 20)
         async with strangers(gateway, 3, ask(PAGE, f"Accept: {accept}")) as opened:
-            await until(lambda: gateway.listener.connection_count == 3, "all are connected")
+            await until(lambda: gateway.listener.connections.used == 3, "all are connected")
 
-            await until(lambda: gateway.listener.connection_count == 0, "they are ended")
+            await until(lambda: gateway.listener.connections.used == 0, "they are ended")
 
             await until_gauge(gateway, "answers_bytes", 0, "nothing is held")
             assert len(opened) == 3

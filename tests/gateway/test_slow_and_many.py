@@ -78,7 +78,7 @@ async def test_a_body_that_ends_too_early_appends_nothing(gateway: Gateway) -> N
     async with connection(gateway) as (_reader, writer):
         writer.write(HEAD + b"Content-Length: 100\r\n\r\nx")
         await writer.drain()
-    await until(lambda: gateway.listener.connection_count <= 1, "the connection is gone")
+    await until(lambda: gateway.listener.connections.used <= 1, "the connection is gone")
 
     # The client's own connection still works, and the ledger has nothing.
     assert (await gateway.ask("GET", ENTRIES)).json["entries"] == []

@@ -1,14 +1,21 @@
 """A bookie's channel that misbehaves as a test tells it to. Real sockets, no storage."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from aiohttp import WSMsgType, web
 
 from loadtest.ports import free_ports
 from quorumlog.protocol.messages import Status
-from quorumlog.wire.frames import Answer, Request, encode_answers, parse_request
+from quorumlog.protocol.record import Run
+from quorumlog.wire.frames import (
+    Answer,
+    Request,
+    encode_absent,
+    encode_answers,
+    parse_request,
+)
 
 Behave = Callable[[Request, web.WebSocketResponse], Awaitable[bytes | None]]
 """What to send back for a request; None is silence. May close the connection itself."""
@@ -31,6 +38,11 @@ def ok(request: Request, status: Status = Status.OK, lac: int = -1, body: bytes 
             )
         ],
     )
+
+
+def read_body(run: Run | bytes | None, absent: Iterable[tuple[int, int]] = ()) -> bytes:
+    """The body of a READ's answer; a run may be given as its stored bytes."""
+    return encode_absent(absent) + (run.body if isinstance(run, Run) else run or b"")
 
 
 async def well(request: Request, _socket: web.WebSocketResponse) -> bytes:

@@ -16,7 +16,7 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.wire import frames
 from quorumlog.wire.frames import Op, Request
-from tests.net.peer import ok, peer, well
+from tests.net.peer import ok, peer, read_body, well
 from tests.support.waiting import until, within
 
 KEY = b"k" * 32
@@ -138,7 +138,7 @@ async def test_silence_is_unknown_and_a_late_answer_changes_nothing() -> None:
             late.append(request)
             return None
         await socket.send_bytes(ok(late[0]))
-        return ok(request, body=frames.encode_read_body(None, ((0, 0),)))
+        return ok(request, body=read_body(None, ((0, 0),)))
 
     async def read(bookies: BookieClient) -> Status:
         answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
@@ -178,7 +178,7 @@ async def test_a_read_that_is_late_while_others_are_answered_is_no_fault_of_the_
     failed: list[str] = []
 
     async def all_but_the_first(request: Request, _socket: web.WebSocketResponse) -> bytes | None:
-        body = frames.encode_read_body(None, ((request.first, request.first),))
+        body = read_body(None, ((request.first, request.first),))
         return ok(request, body=body) if request.first else None
 
     limits = ChannelLimits(quick_s=0.3, slow_s=60, connect_s=60)
@@ -301,9 +301,9 @@ async def test_garbage_breaks_the_channel(garbage: bytes) -> None:
 
 async def test_a_read_that_names_other_entries_is_unknown() -> None:
     bodies = {
-        0: frames.encode_read_body(run_of(0)),
-        1: frames.encode_read_body(run_of(5)),
-        2: frames.encode_read_body(run_of(2, ledger_id=9)),
+        0: read_body(run_of(0)),
+        1: read_body(run_of(5)),
+        2: read_body(run_of(2, ledger_id=9)),
         3: b"\0\0\0\1",
     }
 

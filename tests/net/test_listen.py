@@ -133,7 +133,7 @@ async def test_a_head_in_two_pieces_within_the_time_is_served(start: Start) -> N
     async with connection(listener) as (reader, writer):
         writer.write(HEAD)
         await writer.drain()
-        await until(lambda: listener.connection_count == 1, "the connection is taken")
+        await until(lambda: listener.connections.used == 1, "the connection is taken")
         writer.write(b"\r\n")
 
         assert (await answer(reader))[0] == 200
@@ -148,7 +148,7 @@ async def test_a_client_that_never_reads_its_answer_is_cut(start: Start) -> None
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
-        await until(lambda: listener.connection_count == 0, "the connection is cut")
+        await until(lambda: listener.connections.used == 0, "the connection is cut")
 
 
 async def test_one_address_does_not_get_the_last_connections(start: Start) -> None:
@@ -157,7 +157,7 @@ async def test_one_address_does_not_get_the_last_connections(start: Start) -> No
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(7):
             await stack.enter_async_context(connection(listener, "127.0.0.2"))
-        await until(lambda: listener.connection_count == 7, "seven are taken")
+        await until(lambda: listener.connections.used == 7, "seven are taken")
         async with connection(listener, "127.0.0.2") as (reader, writer):
             writer.write(HEAD + b"\r\n")
             status, _, body = await answer(reader)
@@ -166,14 +166,14 @@ async def test_one_address_does_not_get_the_last_connections(start: Start) -> No
         async with connection(listener) as (reader, writer):
             writer.write(HEAD + b"\r\n")
             assert (await answer(reader))[0] == 200
-    await until(lambda: listener.connection_count == 0, "all are gone")
+    await until(lambda: listener.connections.used == 0, "all are gone")
 
 
 async def test_one_connection_too_many_is_refused_and_the_others_go_on(start: Start) -> None:
     listener = await start(connections_max=1)
 
     async with connection(listener) as (reader, writer):
-        await until(lambda: listener.connection_count == 1, "the connection is taken")
+        await until(lambda: listener.connections.used == 1, "the connection is taken")
         async with connection(listener) as (second, asking):
             # More than the server reads at once: what it leaves unread would reset the connection.
             asking.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
@@ -185,7 +185,7 @@ async def test_one_connection_too_many_is_refused_and_the_others_go_on(start: St
         writer.write(HEAD + b"\r\n")
         assert (await answer(reader))[0] == 200
 
-    await until(lambda: listener.connection_count == 0, "the first one is gone")
+    await until(lambda: listener.connections.used == 0, "the first one is gone")
     async with connection(listener) as (reader, writer):
         writer.write(HEAD + b"\r\n")
         assert (await answer(reader))[0] == 200
@@ -195,7 +195,7 @@ async def test_one_connection_too_many_that_asks_nothing_is_told_and_closed(star
     listener = await start(connections_max=1)
 
     async with connection(listener):
-        await until(lambda: listener.connection_count == 1, "the connection is taken")
+        await until(lambda: listener.connections.used == 1, "the connection is taken")
         async with connection(listener) as (reader, _):
             assert (await answer(reader))[0] == 429
             assert await ended(reader) == b""
@@ -211,7 +211,7 @@ async def test_a_client_of_aiohttp_gets_the_429_of_a_refused_connection(start: S
         within("it is answered"),
         aiohttp.ClientSession() as session,
     ):
-        await until(lambda: listener.connection_count == 1, "the connection is taken")
+        await until(lambda: listener.connections.used == 1, "the connection is taken")
         async with session.get(url) as response:
             assert (response.status, (await response.json(content_type=None))["code"]) == (
                 429,
@@ -239,14 +239,14 @@ async def test_a_client_that_goes_away_is_no_error_of_ours(
 
     async with connection(listener) as (reader, writer):
         writer.write(method + b" " + path.encode() + b" HTTP/1.1\r\nHost: localhost\r\n" + body)
-        await until(lambda: listener.connection_count == 1, "the connection is taken")
+        await until(lambda: listener.connections.used == 1, "the connection is taken")
         if path != "/":
             async with within("the answer begins"):
                 assert await reader.read(1)
         peer = writer.get_extra_info("socket")
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
-    await until(lambda: listener.connection_count == 0, "the client is gone")
+    await until(lambda: listener.connections.used == 0, "the client is gone")
     await until(lambda: len(asyncio.all_tasks()) <= tasks, "its handler has ended")
 
     assert not [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]

@@ -9,9 +9,9 @@ goes to `tell`, also one at a time and in order.
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from quorumlog.net.ports import Ports, Ranges
 from quorumlog.protocol.messages import (
@@ -39,9 +39,12 @@ from quorumlog.protocol.messages import (
     TimerFired,
     UpdateMetadata,
 )
+from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.record import Run
 
 log = logging.getLogger(__name__)
+
+Row = tuple[CasStatus, LedgerMetadata | None]
 
 Told = Confirmed | Failed | Closed | Repaired | RecoverLedger | EntriesRead
 """The effects that are for the machine's owner."""
@@ -156,9 +159,10 @@ class Driver:
                 members = self._ports.placement.candidates(ensemble, exclude)
                 self.post(BookiesFound(attempt, members))
             case UpdateMetadata():
-                self._ports.tasks.start(self._update(effect))
+                self._update(effect)
             case ReadMetadata(attempt):
-                self._ports.tasks.start(self._read_row(attempt))
+                read = partial(self._ports.metadata.read, self._ledger_id)
+                self._ports.tasks.start(self._ask_metadata(attempt, read))
 
     def _add_done(self, effect: SendAdd, status: Status) -> None:
         run = effect.run
@@ -178,25 +182,19 @@ class Driver:
             )
         )
 
-    async def _update(self, effect: UpdateMetadata) -> None:
+    def _update(self, effect: UpdateMetadata) -> None:
         # A machine that repeats an attempt number repeats the same change, so the token stays.
         if self._token[0] != effect.attempt:
             self._token = (effect.attempt, str(uuid.uuid4()))
-        answer: tuple[CasStatus, Any]
-        try:
-            answer = await self._ports.metadata.cas(
-                effect.metadata, effect.missed, attempt=self._token[1]
-            )
-        except Exception:
-            log.exception("metadata-client-broke", extra={"ledger": self._ledger_id})
-            answer = (CasStatus.UNKNOWN, None)
-        self.post(MetadataAnswered(effect.attempt, *answer))
+        cas = partial(
+            self._ports.metadata.cas, effect.metadata, effect.missed, attempt=self._token[1]
+        )
+        self._ports.tasks.start(self._ask_metadata(effect.attempt, cas))
 
-    async def _read_row(self, attempt: int) -> None:
-        answer: tuple[CasStatus, Any]
+    async def _ask_metadata(self, attempt: int, ask: Callable[[], Awaitable[Row]]) -> None:
         try:
-            answer = await self._ports.metadata.read(self._ledger_id)
+            status, row = await ask()
         except Exception:
             log.exception("metadata-client-broke", extra={"ledger": self._ledger_id})
-            answer = (CasStatus.UNKNOWN, None)
-        self.post(MetadataAnswered(attempt, *answer))
+            status, row = CasStatus.UNKNOWN, None
+        self.post(MetadataAnswered(attempt, status, row))

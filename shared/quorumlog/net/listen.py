@@ -361,11 +361,6 @@ class Listener:
         assert runner.server is not None, "the runner is set up"
         self.server = runner.server
 
-    @property
-    def connection_count(self) -> int:
-        """Open connections."""
-        return self.connections.used
-
     def refuse(self) -> bool:
         """Count a connection beyond the limit, and tell of it; whether it may take its time."""
         self.refused_count += 1

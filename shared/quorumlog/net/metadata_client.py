@@ -128,8 +128,6 @@ class MetadataClient:
         self._own: aiohttp.ClientSession | None = None
         self._deadline_s = deadline_s
         self._try_s = try_s
-        self.tries = 0
-        """Tries of all calls so far."""
         self.witnesses: tuple[str, ...] = ()
         """Witnesses: what the database must contain, by the last answers of the services (rule 18a). A
         service that is presented with witnesses answers with those that stand for them from then on.
@@ -465,7 +463,6 @@ class MetadataClient:
         presented = self.witnesses[-WITNESSES_MAX:] if proof or method != "GET" else ()
         if presented:
             headers[HEADER] = to_header(presented)
-        self.tries += 1
         try:
             async with (
                 awake_timeout(limit_s),

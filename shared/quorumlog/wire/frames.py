@@ -36,9 +36,6 @@ KEY_BYTES: Final = 32
 NO_KEY: Final = bytes(KEY_BYTES)
 """Stands for "no ledger key"."""
 
-REQUEST_OVERHEAD_MAX: Final = 40 + 1 + 255 + KEY_BYTES
-"""The most bytes that an ADD has beside its run."""
-
 _REQUEST: Final = struct.Struct(">BBHIQqqqB")
 _REST: Final = struct.Struct(">QqqqB")
 _ANSWER: Final = struct.Struct(">BBHQqqqqI")
@@ -204,38 +201,23 @@ def parse_request(message: bytes) -> Request:
     key = message[at:tail_at] or NO_KEY
     if ledger_id < 0 or last < NO_ENTRY or first < NO_ENTRY:
         raise BadFrame("a request of negative ids")
+    head = (op, request_id, ledger_id, first, last, member, key)
     if op is Op.ADD:
         run = _run(body)
         if run.ledger_id != ledger_id or run.first != first or run.last != last:
             raise BadFrame("an add whose run is of another range")
-        return Request(
-            op,
-            request_id,
-            ledger_id,
-            first,
-            last,
-            member,
-            key,
-            flags & _RECOVERY != 0,
-            run=run,
-        )
+        return Request(*head, recovery=flags & _RECOVERY != 0, run=run)
     if op is Op.READ:
         if not 0 <= first <= last:
             raise BadFrame(f"a read of {first}..{last}")
         (bytes_max,) = _U32.unpack_from(message, tail_at)
         return Request(
-            op,
-            request_id,
-            ledger_id,
-            first,
-            last,
-            member,
-            key,
+            *head,
             fence=flags & _FENCING != 0,
             bytes_max=bytes_max,
             from_disk=flags & _FROM_DISK != 0,
         )
-    return Request(op, request_id, ledger_id, first, last, member, key)
+    return Request(*head)
 
 
 def encode_answers(member: str, answers: Iterable[Answer]) -> bytes:
@@ -308,11 +290,6 @@ def parse_answers(message: bytes) -> tuple[str, list[Answer]]:
         )
         at += size
     return member, answers
-
-
-def encode_read_body(run: Run | bytes | None, absent: Iterable[tuple[int, int]] = ()) -> bytes:
-    """The body of a READ's answer; a run may be given as its stored bytes."""
-    return encode_absent(absent) + (run.body if isinstance(run, Run) else run or b"")
 
 
 def encode_absent(absent: Iterable[tuple[int, int]]) -> bytes:

@@ -27,7 +27,7 @@ from quorumlog.protocol.replica import (
     Verdict,
 )
 from quorumlog.wire.bodies import BookieHeartbeat, Cookie
-from quorumlog.wire.frames import Op, Request, encode_read_body
+from quorumlog.wire.frames import Op, Request
 from services.gateway.app import add_internal_routes, build_app
 from services.gateway.edge.limits import Limits
 from services.gateway.engine import Engine, EngineConfig
@@ -36,7 +36,7 @@ from services.gateway.logs.manager import LogManager
 from services.gateway.logs.running import running_logs
 from services.gateway.logs.sweep import SweepTimes
 from tests.metadata.support import PATIENT_S, Service, serving
-from tests.net.peer import Peer, ok
+from tests.net.peer import Peer, ok, read_body
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.replicas import HeldEntries, ask, memory_replica
 from tests.support.waiting import until
@@ -75,7 +75,7 @@ class MemoryBookie(Peer):
         body = b""
         if request.op is Op.READ and verdict.status is Status.OK:
             assert isinstance(replica.holdings, HeldEntries)
-            body = encode_read_body(replica.holdings.run(verdict.present), verdict.absent)
+            body = read_body(replica.holdings.run(verdict.present), verdict.absent)
         return ok(request, verdict.status, verdict.last_add_confirmed, body)
 
 
