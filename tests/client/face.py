@@ -37,7 +37,7 @@ from quorumlog import client as _async
 from quorumlog.client import (
     {names},
 )
-from quorumlog.client.portal import Portal
+from quorumlog.client.portal import Face, Portal
 
 __all__ = [
     {listed},
@@ -71,17 +71,11 @@ def _public() -> list[str]:
 
 
 def _class(node: ast.ClassDef) -> Iterator[str]:
-    yield f"class {node.name}:"
+    bases = "" if node.name == "Client" else f"(Face[_async.{node.name}])"
+    yield f"class {node.name}{bases}:"
     yield f'    """{ast.get_docstring(node, clean=False)}"""\n'
     if node.name == "Client":
         yield from _client(node)
-    else:
-        yield f"    def __init__(self, portal: Portal, inner: _async.{node.name}) -> None:"
-        yield '        """Made by a client."""'
-        yield "        self._portal, self._inner = portal, inner\n"
-        yield "    def __repr__(self) -> str:"
-        yield '        """As the async one."""'
-        yield "        return repr(self._inner)\n"
     for item in node.body:
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
             name = item.target.id

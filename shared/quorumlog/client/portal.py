@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from quorumlog.client.batching import Batcher, Submission
 from quorumlog.client.paging import Paged
@@ -150,6 +150,18 @@ class Portal:
             loop.run_until_complete(_end(self._inner))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
+
+
+class Face(Generic[T]):
+    """A synchronous object: its asynchronous one, and the portal that runs it."""
+
+    def __init__(self, portal: Portal, inner: T) -> None:
+        """Made by a client."""
+        self._portal, self._inner = portal, inner
+
+    def __repr__(self) -> str:
+        """As the asynchronous object's."""
+        return repr(self._inner)
 
 
 async def _end(inner: AbstractAsyncContextManager[object]) -> None:

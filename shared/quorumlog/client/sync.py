@@ -30,7 +30,7 @@ from quorumlog.client import (
     Start,
     Unsettled,
 )
-from quorumlog.client.portal import Portal
+from quorumlog.client.portal import Face, Portal
 
 __all__ = [
     "Appended",
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 
-class Producer:
+class Producer(Face[_async.Producer]):
     """Appends to a log exactly once: a repeat of a request gets the first request's answer.
 
     Invariants: `seq` is the sequence number of the next request; a request whose outcome is unknown
@@ -63,14 +63,6 @@ class Producer:
     this producer sent its first request: a log that has forgotten some producers tells new ones from
     forgotten ones by it. Once known, `since` never changes; while None, requests do not carry it.
     """
-
-    def __init__(self, portal: Portal, inner: _async.Producer) -> None:
-        """Made by a client."""
-        self._portal, self._inner = portal, inner
-
-    def __repr__(self) -> str:
-        """As the async one."""
-        return repr(self._inner)
 
     @property
     def producer_id(self) -> str:
@@ -121,16 +113,8 @@ class Producer:
         return self._portal.run(self._inner.settle())
 
 
-class Ledger:
+class Ledger(Face[_async.Ledger]):
     """A handle of a ledger: its id and password, and appends that are under way."""
-
-    def __init__(self, portal: Portal, inner: _async.Ledger) -> None:
-        """Made by a client."""
-        self._portal, self._inner = portal, inner
-
-    def __repr__(self) -> str:
-        """As the async one."""
-        return repr(self._inner)
 
     @property
     def ledger_id(self) -> int:
@@ -213,16 +197,8 @@ class Ledger:
         return self._portal.run(self._inner.accept_loss(first, last, declare_lost=declare_lost))
 
 
-class Log:
+class Log(Face[_async.Log]):
     """A handle of a log: its name, appends that are under way and, after `open`, the writer token."""
-
-    def __init__(self, portal: Portal, inner: _async.Log) -> None:
-        """Made by a client."""
-        self._portal, self._inner = portal, inner
-
-    def __repr__(self) -> str:
-        """As the async one."""
-        return repr(self._inner)
 
     @property
     def name(self) -> str:
@@ -324,20 +300,12 @@ class Log:
         self._portal.run(self._inner.delete())
 
 
-class TransactionLedger:
+class TransactionLedger(Face[_async.TransactionLedger]):
     """A ledger of a transaction, which one task attempt writes and seals.
 
     Invariant: one append is under way at a time, and `entries` is the id of the next entry; so a retry
     of an append is recognized, and the entry exists once.
     """
-
-    def __init__(self, portal: Portal, inner: _async.TransactionLedger) -> None:
-        """Made by a client."""
-        self._portal, self._inner = portal, inner
-
-    def __repr__(self) -> str:
-        """As the async one."""
-        return repr(self._inner)
 
     @property
     def ledger_id(self) -> int:
@@ -362,16 +330,8 @@ class TransactionLedger:
         return self._portal.run(self._inner.close())
 
 
-class Transaction:
+class Transaction(Face[_async.Transaction]):
     """A handle of a transaction of a log: its id."""
-
-    def __init__(self, portal: Portal, inner: _async.Transaction) -> None:
-        """Made by a client."""
-        self._portal, self._inner = portal, inner
-
-    def __repr__(self) -> str:
-        """As the async one."""
-        return repr(self._inner)
 
     @property
     def transaction_id(self) -> str:
