@@ -184,6 +184,22 @@ async def test_a_gateway_that_takes_connections_and_never_answers_is_named(
     assert f"http://127.0.0.1:{port} has not answered" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_ctrl_c_while_a_result_is_printed_is_told_as_such(
+    form: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = typer.Typer()
+
+    @tree.command()
+    def print_much() -> None:
+        raise KeyboardInterrupt
+
+    assert run_command(session.with_common_options(tree), form) == ExitStatus.INTERRUPTED
+
+    said = capsys.readouterr().err
+    assert said == "interrupted\n" if not form else error_of(said)["code"] == "interrupted"
+
+
 def words(*given: str) -> list[str]:
     return [sys.executable, "-m", "quorumlog.cli", *given]
 

@@ -87,7 +87,7 @@ def finished(work: Callable[[], T], *, as_json: bool) -> T:
     try:
         return work()
     except KeyboardInterrupt:
-        raise typer.Exit(_tell(EndedEarly("", {}, None), as_json=as_json)) from None
+        raise typer.Exit(tell_interrupted(as_json=as_json)) from None
     except BrokenPipeError:
         raise typer.Exit(pipe_closed()) from None
     except UnicodeEncodeError as error:
@@ -98,6 +98,11 @@ def finished(work: Callable[[], T], *, as_json: bool) -> T:
         raise typer.BadParameter(str(error)) from None
     except (EndedEarly, CutShort, OSError, QuorumLogError) as error:
         raise typer.Exit(_tell(error, as_json=as_json)) from None
+
+
+def tell_interrupted(*, as_json: bool) -> int:
+    """Print that Ctrl-C ended the command, and return the exit status."""
+    return _tell(EndedEarly("", {}, None), as_json=as_json)
 
 
 def pipe_closed() -> int:

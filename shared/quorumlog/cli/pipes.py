@@ -32,6 +32,7 @@ from rich.progress import (
 
 from quorumlog.cli.ends import CutShort, EndedEarly
 from quorumlog.cli.session import BATCHING, common_options
+from quorumlog.client.ledger import frames
 from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ def split(data: bytearray, framing: Framing) -> list[bytes]:
 def joined(payloads: Sequence[bytes], framing: Framing) -> bytes:
     """The bytes of records, with framing."""
     if framing is Framing.FRAMES:
-        return b"".join(part for p in payloads for part in (_LENGTH.pack(len(p)), p))
+        return frames(payloads)
     after = {Framing.LINES: b"\n", Framing.NULL: b"\0", Framing.RAW: b""}[framing]
     return b"".join(payload + after for payload in payloads)
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from quorumlog.cli.ends import ExitStatus, pipe_closed
+from quorumlog.cli.ends import pipe_closed
 from quorumlog.cli.pipes import Places
 from quorumlog.cli.session import common_options, run
 from quorumlog.client import Client
@@ -36,10 +36,7 @@ def watched(
         show(found)
         if every_s is None:
             return
-        try:
-            time.sleep(every_s)
-        except KeyboardInterrupt:
-            raise typer.Exit(ExitStatus.INTERRUPTED) from None
+        time.sleep(every_s)
 
 
 class StandardOutput(Console):

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, TypeVar
 import aiohttp
 import typer
 
-from quorumlog.cli.ends import finished, print_error
+from quorumlog.cli.ends import finished, print_error, tell_interrupted
 from quorumlog.client import Batching, Client
 
 T = TypeVar("T")
@@ -119,6 +119,8 @@ def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         token = _COMMON_OPTIONS.set(options)
         try:
             return command(**{name: given[name] for name in signature.parameters})
+        except KeyboardInterrupt:
+            raise typer.Exit(tell_interrupted(as_json=options.as_json)) from None
         finally:
             _COMMON_OPTIONS.reset(token)
 
