@@ -174,7 +174,7 @@ def by_code(code: str) -> type[QuorumLogError]:
     return _BY_CODE.get(code, QuorumLogError)
 
 
-# --- the families --------------------------------------------------------------------------------
+# The families.
 
 
 class Invalid(QuorumLogError, status=400, outcome=NOT_DONE):
@@ -197,11 +197,11 @@ class Unavailable(QuorumLogError, status=503, retryable=True, outcome=NOT_DONE, 
     """The cluster can't do this now, but may be able to later."""
 
 
-# --- 4xx: the request ----------------------------------------------------------------------------
+# 4xx: the request is wrong.
 
 
 class BadRequest(Invalid, code="bad-request", title="The request can't be parsed"):
-    """The request can't be parsed: broken JSON, a number that is no number, a repeated key."""
+    """The request can't be parsed: broken JSON, a malformed number, a repeated key."""
 
 
 class InvalidRequest(Invalid, code="invalid", status=422, title="The request is not valid"):
@@ -226,8 +226,8 @@ class Forbidden(Refused, code="forbidden", title="Not allowed"):
 class ForeignHost(
     Refused, code="foreign-host", status=421, title="The request is for another host"
 ):
-    """`Host` is a name that the process is not known by, as in requests of a web page whose name was given
-    the address of the process (DNS rebinding). Known are loopback names, IP addresses, the host of
+    """`Host` is not a name of this process, as in the requests of a web page whose name resolves to the
+    address of the process (DNS rebinding). A process answers to loopback names, IP addresses, the host of
     `ADVERTISED_URL`, and `ALLOWED_HOSTS`.
     """
 
@@ -322,7 +322,7 @@ class HeadersTooLarge(
     """The request line or the headers are larger than the limit."""
 
 
-# --- 409, 410, 412: somebody else decided --------------------------------------------------------
+# 409, 410, 412: somebody else decided.
 
 
 class LedgerClosed(Superseded, code="ledger-closed", title="The ledger is closed"):
@@ -462,7 +462,7 @@ class UnexpectedOffset(
     member_headers = MappingProxyType({"next_offset": header.NEXT_OFFSET})
 
 
-# --- 429, 503, 504: the cluster ------------------------------------------------------------------
+# 429, 503, 504: the cluster can't do it now.
 
 
 class Overloaded(Unavailable, code="overloaded", status=429, title="Too many requests at once"):
@@ -484,7 +484,7 @@ class MetadataUnavailable(
 
 
 class MetadataBusy(MetadataUnavailable, code="metadata-busy", title="Too many listings at once"):
-    """The metadata service has all that it does at once of listings in work; other requests go on."""
+    """The metadata service is working on as many listings as it may; other requests are served."""
 
 
 class DatabaseWentBack(
@@ -526,7 +526,7 @@ class QuorumTimeout(
     """Too few bookies acknowledged in time. The entries may exist, now or later."""
 
 
-# --- the client's own ----------------------------------------------------------------------------
+# The client's own.
 
 
 class ConnectionLost(

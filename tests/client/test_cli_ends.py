@@ -176,7 +176,7 @@ async def test_a_gateway_that_takes_connections_and_never_answers_is_named(
 
     server = await asyncio.start_server(never, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    await session._look(f"http://127.0.0.1:{port}")
+    await session._notice_silence(f"http://127.0.0.1:{port}")
     is_over.set()
     server.close()
     await server.wait_closed()

@@ -39,7 +39,7 @@ class CutShort(Exception):
 
 
 class EndedEarly(Exception):
-    """A long command ended before its end; says how far it came. Its cause is an error, or Ctrl-C."""
+    """A long command was ended early, by an error or by Ctrl-C; the message says how far it came."""
 
     def __init__(self, said: str, members: Mapping[str, Any], why: Exception | None) -> None:
         super().__init__(said)
@@ -53,7 +53,7 @@ and exports only this subclass."""
 
 
 def is_json(arguments: Sequence[str]) -> bool:
-    """Whether errors shall be JSON. Read off the arguments as they are, since these may be what is wrong."""
+    """Whether errors shall be JSON. Reads the unparsed arguments, since they may be what is wrong."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in options
 
@@ -76,14 +76,12 @@ def run_command(command: Callable[..., Any], arguments: Sequence[str]) -> int:
         return _print(ExitStatus.USAGE, "usage", error.format_message())  # type: ignore[attr-defined]
     except typer.Abort:
         return _print(ExitStatus.FAILED, "aborted", "nothing was done")
-    except Exception as error:  # noqa: BLE001  (a defect of ours; a program must still be able to read it)
+    except Exception as error:  # noqa: BLE001  (a defect of ours, which a program must still be able to read)
         return _print(ExitStatus.FAILED, "internal-error", f"{type(error).__name__}: {error}")
 
 
 def finished(work: Callable[[], T], *, as_json: bool) -> T:
-    """The result of work; an error is printed and becomes typer.Exit with the status that tells programs
-    what happened.
-    """
+    """Do work and return its result; print an error and raise typer.Exit with the error's status."""
     try:
         return work()
     except KeyboardInterrupt:
@@ -106,13 +104,13 @@ def tell_interrupted(*, as_json: bool) -> int:
 
 
 def pipe_closed() -> int:
-    """The reader of our output has closed it: nothing may be flushed to it at exit."""
+    """The status after the reader of our output has closed it; nothing is flushed to it at exit."""
     _drop_output()
     return ExitStatus.PIPE_CLOSED
 
 
 def flush_output() -> None:
-    """Flush standard output; what it does not take was told already, and Python need not tell it again."""
+    """Flush standard output at exit; a failure was reported before, and Python must not report it again."""
     try:
         sys.stdout.flush()
     except OSError:

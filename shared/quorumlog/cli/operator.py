@@ -19,8 +19,8 @@ class NoAutorecovery(
 
 
 async def asked(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
-    """Ask a service's own endpoint and return the JSON of its answer, or None. All of these requests
-    may be repeated.
+    """Send a request to a service's own endpoint and return the JSON of its answer, or None. Every such
+    request may be repeated.
     """
     base, _, path = url.partition("/v1/")
     async with Transport([base], deadline_s=common_options().timeout_s) as transport:

@@ -1,4 +1,4 @@
-"""Standard input to a ledger or a log, and back: the framing of records, and their flow.
+"""Records from standard input to a ledger or a log, and back: their framing and their flow.
 
 Records are sent as they arrive (from a slow `tail -f` too), in batches of what is waiting; records that
 are read are written page by page. Standard output has nothing but the records.
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 _CHUNK: Final = 1 << 18
 _GROUP: Final = 1000
-"""Records that are submitted together: a future for each record took half of the time of an append."""
+"""Records that are submitted together: one future per record took half of the time of an append."""
 _SETTLE_S: Final = 2.0
 """How long Ctrl-C waits for the answers of what was sent (taste); a second Ctrl-C does not."""
 _CHUNKS_AHEAD: Final = 8
@@ -180,12 +180,12 @@ Progressed = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class _Sending:
-    """What is under way, in order, and how far the answers are. Records of other writers may lie between
-    two groups, so places do not tell the count.
+    """The groups of records under way, in order, and the answers so far. Records of other writers may lie
+    between two groups, so the count does not follow from the places.
     """
 
     under_way: deque[tuple[asyncio.Future[Places], int, int]] = field(default_factory=deque)
-    """With the count of records, and their bytes."""
+    """The future of each group, its count of records, and their bytes."""
     queued_bytes: int = 0
     count: int = 0
     bytes_done: int = 0
@@ -245,7 +245,7 @@ async def _send_all(
 
 
 async def _settle(sending: _Sending, bytes_max: int) -> None:
-    """Count what is answered, and wait until no more than so much is under way."""
+    """Count the answered groups, and wait until at most `bytes_max` bytes are under way."""
     under_way = sending.under_way
     while under_way and (under_way[0][0].done() or sending.queued_bytes > bytes_max):
         await asyncio.wait([under_way[0][0]])
@@ -253,7 +253,7 @@ async def _settle(sending: _Sending, bytes_max: int) -> None:
 
 
 async def _settled(sending: _Sending) -> BaseException | None:
-    """Wait for all answers, but not for long; the first error."""
+    """Wait briefly for all answers; return the first error."""
     try:
         async with asyncio.timeout(_SETTLE_S):
             await _settle(sending, 0)
@@ -265,7 +265,9 @@ async def _settled(sending: _Sending) -> BaseException | None:
 async def _stopped(
     sending: _Sending, words: tuple[str, str], why: Exception | None, failed: BaseException | None
 ) -> EndedEarly:
-    """What was appended, what may have been, and where to go on. `failed`: why a group was not appended."""
+    """The error that says what was appended, what may have been, and where to go on. `failed`: why a group
+    was not appended.
+    """
     rest = [future for future, _, _ in sending.under_way]
     if rest and not isinstance(failed, TimeoutError):
         await asyncio.wait(rest, timeout=_SETTLE_S)
@@ -295,7 +297,7 @@ def _error_of(future: asyncio.Future[Places]) -> BaseException | None:
 
 
 def is_progress_shown() -> bool:
-    """Whether standard error is a terminal of somebody who wants to see how far a command is."""
+    """Whether standard error is a terminal, and the options do not forbid a progress bar."""
     return sys.stderr.isatty() and common_options().may_talk
 
 
@@ -309,9 +311,9 @@ def size_of(file: Path | None) -> int | None:
 
 @contextlib.contextmanager
 def progress(what: str, size: int | None, unit: str = "bytes") -> Iterator[Progressed]:
-    """A bar on standard error where that is a terminal; a counter where the end is not known.
+    """Show a bar on standard error if that is a terminal; a counter where the end is not known.
 
-    `size`: what is there in all, in bytes or in records.
+    `size`: the whole in `unit`: bytes or items.
     """
     counter = TextColumn("{task.fields[count]:,} " + what)
     known = (BarColumn(), TaskProgressColumn(), counter, TimeRemainingColumn())

@@ -1,7 +1,7 @@
-"""What all commands have in common while they run: their options, a client, and signs of life.
+"""What all commands have in common while they run: their options, a client, and notices.
 
 Every command gets --gateway, --json, --timeout and --quiet from `with_common_options`; `common_options` has
-their values for the functions that ask servers and print. Nobody waits in silence: standard error says what is tried again, until when.
+their values for the functions that ask servers and print. While a command waits, standard error says what is tried again, and for how long.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ GATEWAY: Final = "http://127.0.0.1:8080"
 TIMEOUT_S: Final = 30.0
 """A log's takeover after the death of a gateway fits in; a person does not wait longer unasked (taste)."""
 _MOMENT_S: Final = 2.0
-"""Who has not answered by then is named; an answer takes milliseconds."""
+"""A gateway that has not answered by then is named; an answer takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def run(work: Callable[[Client], Awaitable[T]]) -> T:
 
     async def in_session() -> T:
         client = Client(*urls, deadline_s=options.timeout_s, batching=BATCHING)
-        async with _told_if_silent(urls), client:
+        async with _silence_noticed(urls), client:
             return await work(client)
 
     return run_async(in_session)
@@ -149,7 +149,7 @@ def run_async(work: Callable[[], Awaitable[T]]) -> T:
     async def main() -> T:
         return await work()
 
-    with _retries_told():
+    with _retries_noticed():
         return finished(lambda: asyncio.run(main()), as_json=common_options().as_json)
 
 
@@ -165,7 +165,7 @@ def checked(urls: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _retries_told() -> Iterator[None]:
+def _retries_noticed() -> Iterator[None]:
     """Print what the SDK tries again: each error once."""
     log, notices = logging.getLogger("quorumlog.client.transport"), _Notices()
     if common_options().may_talk:
@@ -194,9 +194,11 @@ class _Notices(logging.Handler):
 
 
 @contextlib.asynccontextmanager
-async def _told_if_silent(urls: Sequence[str]) -> AsyncIterator[None]:
-    """Beside the block, name the gateways that take a connection and then do not answer."""
-    looking = [asyncio.create_task(_look(url)) for url in urls if common_options().may_talk]
+async def _silence_noticed(urls: Sequence[str]) -> AsyncIterator[None]:
+    """While the block runs, name the gateways that take a connection and do not answer."""
+    looking = [
+        asyncio.create_task(_notice_silence(url)) for url in urls if common_options().may_talk
+    ]
     try:
         yield
     finally:
@@ -205,7 +207,7 @@ async def _told_if_silent(urls: Sequence[str]) -> AsyncIterator[None]:
         await asyncio.gather(*looking, return_exceptions=True)
 
 
-async def _look(url: str) -> None:
+async def _notice_silence(url: str) -> None:
     timeout = aiohttp.ClientTimeout(total=_MOMENT_S)
     try:
         async with (
@@ -219,4 +221,4 @@ async def _look(url: str) -> None:
             f" tried for {common_options().timeout_s:.0f} s (--timeout)"
         )
     except (aiohttp.ClientError, ValueError):
-        return  # the request itself meets the same, and says so
+        return  # the request itself fails in the same way, and says so

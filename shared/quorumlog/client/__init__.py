@@ -11,7 +11,7 @@ async with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
     async for record in log.tail():
         print(record.offset, record.value)
 
-`quorumlog.client.sync` has the same names for code without an event loop.
+`quorumlog.client.sync` has the same names for programs without an event loop.
 
 The folder may use aiohttp, orjson, `errors`, `header` and problem documents: it is the base package.
 """

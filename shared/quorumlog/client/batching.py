@@ -67,7 +67,7 @@ class Call(Generic[P]):
 
 
 Done = asyncio.Future[R] | futures.Future[R]
-"""Who waits for a submission: a task of the event loop, or another thread."""
+"""The future of a submission: of a task of the event loop, or of another thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Submission(Generic[P, R]):
     done: Done[R]
 
     def is_wanted(self) -> bool:
-        """Whether somebody waits still. Another thread can't take its call back from now on."""
+        """Whether the caller still waits. From now on another thread can't cancel its future."""
         if isinstance(self.done, asyncio.Future):
             return not self.done.done()
         return self.done.set_running_or_notify_cancel()
@@ -145,7 +145,7 @@ class Batcher(Generic[P, A, R]):
         self._idle = asyncio.Event()
         self._idle.set()
 
-    # --- what other threads may call too ---------------------------------------------------------
+    # Other threads may call these methods too.
 
     @property
     def deadline_s(self) -> float:
@@ -153,9 +153,9 @@ class Batcher(Generic[P, A, R]):
         return self._background.deadline_s
 
     def checked(self, payloads: Sequence[P], expect: int | None = None) -> tuple[Sequence[P], int]:
-        """The payloads, which their caller can't change any more, and their size.
+        """The payloads, in a sequence that the caller can't change, and their size.
 
-        Raises: TypeError, ValueError: nothing is queued that can't be sent.
+        Raises: TypeError, ValueError for payloads that can't be sent.
         """
         given = tuple(payloads)
         if not given:
@@ -165,8 +165,8 @@ class Batcher(Generic[P, A, R]):
         return given, sum(map(self._size_of, given))
 
     def has_room(self, size: int) -> bool:
-        """Whether `size` more bytes may be queued now; anything may when nothing is. A small append
-        must not overtake a large one that waits.
+        """Whether `size` more bytes may be queued now. An empty queue takes any size; while an append
+        waits for room, later ones wait too, so that small appends do not overtake large ones.
         """
         return not self._waiting_count and self._fits(size)
 
@@ -176,15 +176,15 @@ class Batcher(Generic[P, A, R]):
         return not queued or queued + size <= self._limits.queued_bytes_max
 
     def posted(self, size: int) -> None:
-        """Another thread submits so many bytes; the caller holds the lock of all such threads."""
+        """Count bytes that another thread submits; the caller holds the portal's lock."""
         self._posted_bytes += size
 
     def arrived(self, size: int) -> None:
-        """So many of these bytes were received; the loop's thread calls, and holds that lock."""
+        """Uncount posted bytes that are queued now; the loop's thread holds the portal's lock."""
         self._posted_bytes -= size
         self._drained.set()
 
-    # --- what tasks of the event loop call -------------------------------------------------------
+    # Tasks of the event loop call these methods.
 
     async def submit(
         self, payloads: Sequence[P], expect: int | None = None, *, is_alone: bool = False
@@ -244,10 +244,10 @@ class Batcher(Generic[P, A, R]):
             self._background.start(self._run()).add_done_callback(self._ended)
 
     def receive(self, submission: Submission[P, R]) -> None:
-        """Queue a submission of another thread, which ends whatever happens."""
+        """Queue a submission of another thread, or fail it."""
         try:
             self.queue(submission)
-        except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
+        except Exception as error:  # noqa: BLE001 - the caller gets the error, whatever it is
             if submission.is_wanted():
                 submission.done.set_exception(error)
 
@@ -255,7 +255,7 @@ class Batcher(Generic[P, A, R]):
         """Wait until nothing is queued or under way."""
         await self._idle.wait()
 
-    # --- the task that sends ---------------------------------------------------------------------
+    # The task that sends.
 
     async def _run(self) -> None:
         while self._queue:

@@ -1,4 +1,4 @@
-"""Checks of what a caller gives: a mistake is told where it is made, before anything is queued or sent."""
+"""Checks of arguments: the call with the mistake raises, before anything is queued or sent."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -22,14 +22,14 @@ def text(name: str, value: object) -> str:
 
 
 def octets(name: str, value: object) -> bytes:
-    """A payload: bytes, which nobody can change while they wait to be sent."""
+    """A payload: bytes, which can't change while they wait to be sent."""
     if not isinstance(value, bytes):
         raise TypeError(f"{name} is bytes, not {type(value).__name__}")
     return value
 
 
 def whole(name: str, value: object) -> int:
-    """An int; a bool is none."""
+    """An int that is not a bool."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} is an int, not {type(value).__name__}")
     return value
@@ -74,7 +74,7 @@ def names(name: str, values: Sequence[str]) -> Sequence[str]:
 
 
 def json_of(fields: Mapping[str, object]) -> bytes:
-    """The fields that are given, as the JSON of a request."""
+    """The JSON of a request: the fields that are not None."""
     given = {name: value for name, value in fields.items() if value is not None}
     try:
         return orjson.dumps(given)

@@ -21,8 +21,8 @@ P = TypeVar("P")
 class Portal:
     """Runs coroutines for other threads and returns the results. Any thread may call.
 
-    Invariant: the thread ends all that it has begun, however it ends: nothing comes to the event loop
-    after `_is_open` is False, and then every task is cancelled.
+    Invariant: however the thread ends, it ends all its work: nothing is given to the event loop once
+    `_is_open` is False, and then every task is cancelled.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Portal:
         self._posted: list[tuple[Batcher[Any, Any, Any], Submission[Any, Any]]] = []
 
     def open(self, inner: AbstractAsyncContextManager[object]) -> None:
-        """Start the thread, a daemon: it does not keep the process alive; it enters `inner`."""
+        """Start the thread, which enters `inner`. As a daemon it does not keep the process alive."""
         if self._is_open:
             raise RuntimeError("the client is open already")
         self._loop = asyncio.new_event_loop()
@@ -165,7 +165,7 @@ class Face(Generic[T]):
 
 
 async def _end(inner: AbstractAsyncContextManager[object]) -> None:
-    """Cancel every task, also those that another one's end has started, and leave `inner`."""
+    """Cancel every task, those included that a cancelled task starts, and leave `inner`."""
     while others := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in others:
             task.cancel()

@@ -24,7 +24,7 @@ class Unsettled(
     """
 
 
-class Request(Protocol):
+class AppendRequest(Protocol):
     """One append request to the log."""
 
     def __call__(
@@ -50,7 +50,7 @@ class Producer:
 
     def __init__(
         self,
-        request: Request,
+        request: AppendRequest,
         producer_id: str,
         epoch: int,
         since: int | Callable[[float], Awaitable[int]] | None,

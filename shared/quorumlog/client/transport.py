@@ -35,12 +35,12 @@ _BACKOFF_MAX_S: Final = 2.0
 _CONNECT_S: Final = 5.0
 """A gateway whose machine is gone must not use up the whole deadline (taste)."""
 _ATTEMPT_S: Final = 20.0
-"""How long one gateway may take for a request that another gateway can serve too: it may hang."""
+"""How long one gateway may take for a request that another gateway can serve too: the first one may hang."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayAnswer:
-    """A gateway's answer that is no error."""
+    """A gateway's answer that is not an error."""
 
     status: int
     headers: Mapping[str, str]

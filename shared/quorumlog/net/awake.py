@@ -1,9 +1,8 @@
-"""Time in which this process was awake: what others are judged by.
+"""A clock of the time in which this process was awake, for timeouts on other processes' silence.
 
-A process that stands still (stopped, swapped out, busy with one long piece of work) reads no answers
-meanwhile, and its timers expire all the same; when it goes on they fire before what waits in its
-sockets is read. Whoever judges another process by its silence counts with this clock, on which a
-standstill takes no more than a moment. So a bookie, a gateway or a client is never blamed for it.
+A process that stands still (stopped, swapped out, busy with one long computation) reads no answers, yet
+its timers expire; when the process resumes, they fire before its sockets are read. On this clock a
+standstill takes a moment only, so that no bookie, gateway or client is blamed for it.
 """
 
 import asyncio
@@ -12,14 +11,14 @@ from typing import Final, Self
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 STANDSTILL_S: Final = 0.25
-"""A look at the clock that comes this much after the one before tells of a standstill (taste)."""
+"""A longer pause between two looks at the clock is a standstill (taste)."""
 LOOK_S: Final = 0.1
-"""Between two looks, and what a standstill counts as: else a process whose every turn takes long would
-wait for a dead bookie for ever."""
+"""The interval of looks, and what a standstill counts as: if it counted as nothing, a process whose every
+step is slow would wait for a dead bookie for ever."""
 
 
 class Awake:
-    """The clock of one event loop. Invariant: it never goes back, and never faster than the loop's."""
+    """The clock of one event loop. Invariant: it never goes back, and never runs faster than the loop's."""
 
     __slots__ = ("__weakref__", "_awake_s", "_loop", "_seen")
 
@@ -31,7 +30,7 @@ class Awake:
         self._look()
 
     def time(self) -> float:
-        """Seconds awake, from some moment on."""
+        """Seconds awake since an arbitrary moment."""
         now = self._loop.time()
         step_s = now - self._seen
         self._seen = now
@@ -46,7 +45,7 @@ class Awake:
 _clocks: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, ReferenceType[Awake]]] = (
     WeakKeyDictionary()
 )
-"""What stands still is the loop, with all that runs in it: it has one clock, which it keeps alive."""
+"""One clock for each event loop, since a standstill stops the whole loop; the loop keeps its clock alive."""
 
 
 def awake() -> Awake:
@@ -60,19 +59,19 @@ def awake() -> Awake:
     return clock
 
 
-class awake_timeout:  # noqa: N801  # like asyncio.timeout, in whose place it stands
+class awake_timeout:  # noqa: N801  # like asyncio.timeout, which it replaces
     """Like `asyncio.timeout`, in time awake. Raises: TimeoutError from the block."""
 
     __slots__ = ("_cancelling", "_clock", "_end", "_handle", "_is_expired", "_loop", "_task")
 
     def __init__(self, delay_s: float) -> None:
-        """Call it in the task that has the block."""
+        """Must be called in the task that runs the block."""
         self._loop, self._clock = asyncio.get_running_loop(), awake()
         self._end = self._clock.time() + delay_s
         self._is_expired = False
 
     def extend(self, delay_s: float) -> None:
-        """Put the end off."""
+        """Postpone the end."""
         self._end += delay_s
 
     async def __aenter__(self) -> Self:

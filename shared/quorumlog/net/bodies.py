@@ -1,6 +1,6 @@
-"""Read the bodies of requests to the services inside the cluster: in time, and in bounded memory.
+"""Read the bodies of requests to the services inside the cluster, with a deadline and in bounded memory.
 
-The gateway's edge has its own limits for what comes from clients.
+The gateway's edge has limits of its own for the bodies of clients.
 """
 
 import asyncio
@@ -11,14 +11,14 @@ from aiohttp import web
 from quorumlog.errors import BadRequest, Overloaded, RequestTimeout, TooLarge
 
 BODY_S: Final = 10.0
-"""For a body to arrive (docs/protocol.md, Times)."""
+"""Time for a body to arrive (docs/protocol.md, Times)."""
 
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
-"""For all bodies that are being received, counted as they come."""
+"""Of all bodies that are being received, counted as their bytes arrive."""
 
 
 class Receiving:
-    """How many bytes came of bodies that are not complete yet."""
+    """The bytes received of bodies that are incomplete."""
 
     def __init__(self) -> None:
         self.bytes = 0

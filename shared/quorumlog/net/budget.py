@@ -1,8 +1,8 @@
 """Budgets: how much of one thing (bytes, requests, connections, ledgers) is in use, and by which peer.
 
-One peer alone may use nearly all of a budget: behind a balancer, and on one machine, everybody is one
-address. The last eighth is for peers that have less than their share, so that there is room for the
-others while one of them takes all it can get.
+One peer may use seven eighths of a budget: behind a balancer, or on one machine, all clients have one
+address. The last eighth is reserved for peers that use less than their share, so that a greedy peer
+leaves room for the others.
 """
 
 import ipaddress
@@ -13,16 +13,17 @@ from typing import Final
 from quorumlog.errors import Overloaded
 
 PEER: Final = ContextVar("peer", default="")
-"""Whose request is in work: what works for it in tasks of its own is charged to the same peer."""
+"""The peer whose request is in work. Tasks that the request starts inherit the peer, which is charged for
+their work too."""
 
 _KEPT: Final = 8
-"""One part in so many is kept for peers below their share."""
+"""One part in eight is reserved for peers below their share."""
 _IPV6_HOST_BITS: Final = 64
 
 
 @lru_cache(maxsize=4096)
 def peer_of(address: str | None) -> str:
-    """Who an address belongs to: an IPv6 host has a whole /64 of them."""
+    """The peer of an address: an IPv6 host has a whole /64 of addresses."""
     if address is None or ":" not in address:
         return address or ""
     try:
@@ -34,15 +35,15 @@ def peer_of(address: str | None) -> str:
 
 
 class Budget:
-    """What is in use of one thing. Invariant: `used` is the sum of what the peers use; none is below 0.
+    """The use of one thing, in all and by peer. Each `take` is undone once, by `give` for the same peer.
 
-    Each `take` is given back once, by `give` with the same peer.
+    Invariant: `used` is the sum of what the peers use, and no peer's use is negative.
     """
 
     __slots__ = ("_free_for_all", "_limit", "_of", "_setting", "_share", "_what", "used")
 
     def __init__(self, what: str, setting: str, limit: int, share: int) -> None:
-        """`what` and `setting` are for the refusal; the share's setting is `PEER_` and `setting`."""
+        """Refusals name `what` and `setting`; the share's setting is `PEER_` and `setting`."""
         self._what, self._setting = what, setting
         self._limit, self._share = limit, share
         self._free_for_all = limit - limit // _KEPT
@@ -50,12 +51,12 @@ class Budget:
         self.used = 0
 
     def of(self, peer: str) -> int:
-        """What a peer uses."""
+        """How much a peer uses."""
         return self._of.get(peer, 0)
 
     def check(self, peer: str, count: int) -> None:
-        """Raise Overloaded if a peer can't have `count` more. One request of any size is taken when
-        nothing else is.
+        """Raise Overloaded if a peer can't take `count` more. While nothing is in use, a peer may take any
+        amount.
         """
         used = self.used + count
         if used <= self._free_for_all or not self.used:
@@ -84,6 +85,6 @@ class Budget:
             self._of.pop(peer, None)
 
     def back(self, peer: str, count: int = 1) -> None:
-        """Take again what was given for a while: it is not refused."""
+        """Take again what was given back for a while; never refused."""
         self.used += count
         self._of[peer] = self._of.get(peer, 0) + count

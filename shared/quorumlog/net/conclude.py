@@ -33,7 +33,7 @@ async def conclude(
             return await end
     except TimeoutError as error:
         raise RecoveryBlocked(
-            "it has not ended in time", ledger_id=ledger_id, outcome=UNKNOWN
+            "it did not end in time", ledger_id=ledger_id, outcome=UNKNOWN
         ) from error
     finally:
         driver.stop()

@@ -1,8 +1,8 @@
-"""The bookies of the cluster, as the metadata service last listed them: addresses, and which ones may
-be chosen for new places.
+"""The bookies of the cluster, as the metadata service last listed them: their addresses, and which bookies
+may be chosen for new places.
 
-Liveness only proposes (I31): an old list may slow things down and loses nothing. Addresses are kept
-for ever, since a bookie that is listed as lost may still answer.
+Liveness only proposes (I31): an old list may cost time, but never entries. Addresses are kept for ever,
+since a bookie that is listed as lost may still answer.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Directory:
         """Whether the list was ever read."""
 
     async def follow(self) -> None:
-        """Refresh the list again and again, for ever."""
+        """Refresh the list periodically, for ever."""
         while True:
             try:
                 await self.refresh()
@@ -92,7 +92,7 @@ class Directory:
         return tuple(sorted(order, key=lambda member: order[member]))
 
     def census(self) -> str:
-        """How many bookies are in which state, for messages: one that lives may take no entries."""
+        """The number of bookies in each state, for messages: a live bookie may take no entries."""
         states = Counter(bookie.state for bookie in self._bookies)
         lost = states.pop("lost", 0)
         live = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))

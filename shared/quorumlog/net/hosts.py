@@ -1,9 +1,10 @@
-"""Which names a process answers to, and which web pages may change something.
+"""Checks of `Host` and `Origin`: which names a process answers to, and which web pages may change state.
 
-A browser on a machine that reaches the cluster runs pages of strangers. A page may give its own name the address of
-a service (DNS rebinding): the browser then takes the service for a part of the page's site, and `Host` is that name.
-And without asking first, a browser sends other sites some requests that change something: a POST without a typed
-body, and the handshake of a WebSocket; `Origin` is the page's then. Programs that are no browsers send no `Origin`.
+A browser on a machine that reaches the cluster runs pages of strangers. The name of such a page may resolve
+to the address of a service (DNS rebinding): the browser then takes the service for a part of the page's site,
+and `Host` is the page's name. A browser also sends some state-changing requests to other sites without a
+preflight: a POST without a typed body, and the handshake of a WebSocket. Their `Origin` is the page's.
+Programs other than browsers send no `Origin`.
 """
 
 from collections.abc import Container, Iterable
@@ -22,9 +23,8 @@ _SAFE: Final = frozenset((hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS))
 
 
 class Hosts:
-    """The hosts of one process: names of loopback, IP addresses, the advertised host, a setting's.
-
-    No page has an address for its name, so a request to an address was not rebound.
+    """The hosts that a process answers to: loopback names, IP addresses, the advertised host, and those of
+    a setting. DNS rebinding needs a name, so that a `Host` with an IP address is safe.
     """
 
     def __init__(self, url: str = "", allowed: Iterable[str] = ()) -> None:
@@ -39,7 +39,7 @@ class Hosts:
     def check(self, request: web.BaseRequest) -> None:
         """Refuse a request that names another host. Raises: ForeignHost."""
         host = request.headers.get(hdrs.HOST)
-        # Without a Host it is HTTP/1.0, which no browser speaks.
+        # A request without Host is HTTP/1.0, which no browser sends.
         if host is None or host in self._seen:
             return
         if not self._allows(_name_of(host)):
@@ -51,7 +51,7 @@ class Hosts:
             self._seen.add(host)
 
     def check_origin(self, request: web.BaseRequest, allowed: Container[str] = ()) -> None:
-        """Refuse what pages of other origins than the allowed ones must not do. Raises: Forbidden."""
+        """Refuse a state-changing request of a page whose origin is not allowed. Raises: Forbidden."""
         origin = request.headers.get(hdrs.ORIGIN)
         if origin is None or (request.method in _SAFE and hdrs.UPGRADE not in request.headers):
             return

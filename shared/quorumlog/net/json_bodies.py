@@ -1,7 +1,6 @@
 """JSON bodies of the services inside the cluster: strict models in, models out.
 
-The gateway's edge has its own: what comes from clients is read with limits, and appends without
-pydantic.
+The gateway's edge reads the bodies of clients itself: with limits, and appends without pydantic.
 """
 
 from typing import Final, TypeVar

@@ -39,7 +39,8 @@ from quorumlog.wire import problems
 log = logging.getLogger(__name__)
 
 web_response.SERVER_SOFTWARE = "quorumlog"  # type: ignore[attr-defined]
-"""aiohttp names its own version and Python's in `Server` of each answer, of those of its parser too."""
+"""By default aiohttp names its version and Python's in `Server` of each answer, its parser's answers
+included."""
 
 _PAGE_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none';"
@@ -49,7 +50,7 @@ _PAGE_HEADERS: Final = {
     "Cache-Control": "no-store",
     "Vary": "Accept",
 }
-"""A page loads nothing, runs nothing, and is shown within no other."""
+"""A page loads nothing, runs no script, and can't be framed."""
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _REFUSED_S: Final = 1.0
@@ -59,7 +60,7 @@ _REFUSED_SHARE: Final = 8
 """Refused connections that may take that time at once: 200, and an eighth of the limit; others are
 answered and closed immediately.
 """
-_REFUSALS_TOLD_EVERY_S: Final = 60.0
+_REFUSALS_LOGGED_EVERY_S: Final = 60.0
 _ids = itertools.count(1)
 _process = secrets.token_hex(4)
 
@@ -122,20 +123,20 @@ def error_of_http(exc: web.HTTPException, method: str, path: str) -> QuorumLogEr
 
 
 def forgotten(error: ConnectionError) -> ConnectionError:
-    """A lost connection's error without the frames that met it.
+    """A lost connection's error without its traceback.
 
-    aiohttp's error refers to itself by way of its traceback: the frames, and with them the answer that
-    nobody read, would stay in memory until the next full collection of cycles, which is rare.
+    aiohttp's error refers to itself through its traceback: the frames, and with them the answer that
+    nobody read, would stay in memory until the next full garbage collection, which is rare.
     """
     return error.with_traceback(None)
 
 
 def wants_socket(socket: web.WebSocketResponse, request: web.Request) -> bool:
-    """Whether a request asks for the socket as RFC 6455 says."""
+    """Whether a request is a handshake for the socket as RFC 6455 defines it."""
     try:
         return socket.can_prepare(request).ok
     except UnicodeEncodeError:
-        # aiohttp repeats a header that is wrong in its refusal, and that one is not UTF-8.
+        # aiohttp's refusal quotes the wrong header, which is not UTF-8.
         return False
 
 
@@ -155,7 +156,7 @@ class _Connection(RequestHandler):
         self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the connection, or have it told that there are too many."""
+        """Accept the connection, or refuse it where there are too many."""
         peer = transport.get_extra_info("peername")
         self._peer = peer_of(peer[0] if isinstance(peer, tuple) else None)
         try:
@@ -247,7 +248,7 @@ class _Connection(RequestHandler):
         Raises: ConnectionError where nobody reads an answer any more, which ends the connection.
         """
         if isinstance(exc, ConnectionError) and self._is_gone():
-            # A client that goes away is no error of ours; other connections of a handler may be.
+            # A client that goes away is not our error; a broken connection of a handler's own may be.
             raise exc
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun already")
@@ -263,7 +264,7 @@ class _Connection(RequestHandler):
         elif 400 <= status < 500:
             error = BadRequest("the request is not HTTP/1.1")
         elif isinstance(exc, UnicodeEncodeError):
-            # Outside of all middlewares aiohttp repeats a header (Expect) in a message of its own.
+            # Outside of all middlewares aiohttp quotes a header (Expect) in a message of its own.
             error = BadRequest("a header is not UTF-8")
         else:
             log.error("unhandled-error", exc_info=exc)
@@ -288,9 +289,9 @@ class _Connection(RequestHandler):
 class _Refusal(asyncio.Protocol):
     """A connection beyond the limit: its request is answered with a 429, unread.
 
-    The answer waits for the request, since some clients take an earlier one for a broken connection;
-    and what comes is read until the client ends, since closing with unread bytes resets the
-    connection, and the client may lose the answer.
+    The answer waits for the request, since some clients take an earlier answer for a broken connection.
+    The connection is read until the client ends it: closing it with unread bytes would reset it, and the
+    client might lose the answer.
     """
 
     def __init__(self, listener: "Listener", error: Overloaded) -> None:
@@ -298,7 +299,7 @@ class _Refusal(asyncio.Protocol):
         self._is_answered = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the request, for a short time and among few others."""
+        """Wait for the request: briefly, and not while too many refused connections wait already."""
         # No `isinstance`: the transports of uvloop are not of asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
         wait_s = _REFUSED_S if self._listener.refuse() else 0.0
@@ -356,17 +357,17 @@ class Listener:
         )
         self.refused_count = 0
         """Connections beyond the limit that have not ended yet."""
-        self._refusals_told_at = -math.inf
+        self._refusals_logged_at = -math.inf
         self.port = 0
         assert runner.server is not None, "the runner is set up"
         self.server = runner.server
 
     def refuse(self) -> bool:
-        """Count a connection beyond the limit, and tell of it; whether it may take its time."""
+        """Count and log a connection beyond the limit; returns whether it may wait for its request."""
         self.refused_count += 1
         most, now = self.limits.connections_max, asyncio.get_running_loop().time()
-        if now - self._refusals_told_at >= _REFUSALS_TOLD_EVERY_S:
-            self._refusals_told_at = now
+        if now - self._refusals_logged_at >= _REFUSALS_LOGGED_EVERY_S:
+            self._refusals_logged_at = now
             log.warning("connections-refused", extra={"connections_max": most})
         return self.refused_count <= min(_REFUSED_MAX, most // _REFUSED_SHARE + 1)
 

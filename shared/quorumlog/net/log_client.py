@@ -26,18 +26,18 @@ class LogClient:
     def __init__(self, client: MetadataClient) -> None:
         self._client = client
         self._ahead_s: float | None = None
-        """The least by which the database's clock is ahead of this loop's."""
+        """The database's clock is ahead of this loop's by at least this much."""
 
     def database_ms(self) -> int | None:
-        """A time that the database's clock has reached: the latest time in a row, plus what has passed
-        here since that row arrived. None before the first row.
+        """A time that the database's clock has reached: the time in the latest row, plus the time since
+        that row arrived here. None before the first row.
         """
         if self._ahead_s is None:
             return None
         return int((asyncio.get_running_loop().time() + self._ahead_s) * 1000)
 
     def _core(self, row: LogRow) -> LogMetadata:
-        """The log's metadata of a row, whose time is remembered."""
+        """The protocol's value of a row; remembers the row's time."""
         if row.read_ms:
             self._ahead_s = row.read_ms / 1000 - asyncio.get_running_loop().time()
         return row.to_core()

@@ -1,7 +1,7 @@
-"""Give memory that was freed back to the system.
+"""Return freed memory to the operating system.
 
-The C library keeps what a busy time took: after some hundred megabytes of pages or bodies the process
-would stay as large for ever. Where the library can't be asked (it is not glibc) nothing is done.
+The C library keeps the memory of a busy time: after some hundred megabytes of pages or bodies the process
+would stay as large for ever. Without glibc nothing is returned.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 5.0
 _WORTH_BYTES: Final = 32 << 20
-"""Freed since the last time: below this it is not worth the walk over all of the heap (taste)."""
+"""Less memory, freed since the last time, is not worth the walk over the whole heap (taste)."""
 _FIELDS: Final = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
     "keepcost",
@@ -21,7 +21,7 @@ _FIELDS: Final = (
 
 
 class _Usage(ctypes.Structure):
-    """`struct mallinfo2`; `fordblks` is what is free."""
+    """`struct mallinfo2`; `fordblks` is the free memory."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]  # ctypes' form
 
@@ -30,18 +30,18 @@ class Heap:
     """The C library's heap."""
 
     def __init__(self) -> None:
-        """Raises: AttributeError where it is not glibc's."""
+        """Raises: AttributeError where the C library is not glibc."""
         library = ctypes.CDLL(None)
         self._usage, self._trim = library.mallinfo2, library.malloc_trim
         self._usage.restype = _Usage
         self._free_bytes = 0
 
     def free_bytes(self) -> int:
-        """What is free in the heap, given back or not."""
+        """Free memory of the heap, whether the system has it back or not."""
         return int(self._usage().fordblks)
 
     def trim(self) -> int:
-        """Give back what was freed since the last call, if that is worth it; returns its bytes."""
+        """Return the memory that was freed since the last call if it is worth the walk; gives its bytes."""
         free = self.free_bytes()
         freed, self._free_bytes = free - self._free_bytes, min(free, self._free_bytes)
         if freed < _WORTH_BYTES:
@@ -52,7 +52,7 @@ class Heap:
 
 
 async def trim_forever() -> None:
-    """Give memory back now and then."""
+    """Return freed memory periodically."""
     try:
         heap = Heap()
     except (AttributeError, OSError):

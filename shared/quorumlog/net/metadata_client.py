@@ -73,10 +73,10 @@ from quorumlog.wire.witnesses import HEADER, WITNESSES_MAX, from_header, to_head
 B = TypeVar("B", bound=Body)
 
 _TRY_S: Final = 3.0
-"""Timeout of one try: the service itself answers within 2 s, whatever its databases do."""
+"""Timeout of one try: the service answers within 2 s, whatever its databases do."""
 _TRY_S_MIN: Final = 0.05
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
-"""aiohttp's own timers go on while this process stands still."""
+"""aiohttp's own timers continue while this process stands still."""
 _DEADLINE_S: Final = 10.0
 _PAUSE_S: Final = (0.02, 1.0)
 """Least and greatest pause between rounds over the services; the pause doubles, with jitter."""
@@ -374,7 +374,7 @@ class MetadataClient:
         await self.ask("POST", "/v1/witnesses", gives=WitnessState)
 
     async def keep_confirmed(self, every_s: float) -> Never:
-        """Confirm again and again, for ever, so that every service learns what any service answered."""
+        """Confirm periodically, for ever, so that every service learns what any service answered."""
         while True:
             # The service itself reports a database that went back.
             with contextlib.suppress(QuorumLogError):
@@ -430,8 +430,8 @@ class MetadataClient:
                 url = self._urls[current] + path
                 return await self._try(url, method, data, gives, query, limit_s, proof=proof)
             except DatabaseWentBack as error:
-                # No other service would answer otherwise. A change that an earlier try may have made is
-                # pursued all the same (rule 6).
+                # Every other service would answer the same. A change that an earlier try may have made is
+                # pursued nevertheless (rule 6).
                 if not (settles and outcome == UNKNOWN):
                     raise error.with_outcome(outcome) from error
                 why, is_busy = error.detail, False

@@ -79,7 +79,7 @@ class Parameter(Generic[T]):
     """Where a request has it, as errors name places."""
 
     def __post_init__(self) -> None:
-        # Said once, not for each request.
+        # Built once, not for each request.
         object.__setattr__(self, "pointer", f"/{self.place}/{self.name}")
 
     def taken(self, query: dict[str, str]) -> T | None:
@@ -104,7 +104,7 @@ class Pairs(Parameter[tuple[tuple[str, str], ...]]):
 
 
 class Given:
-    """What a request gives for the parameters that its operation declares."""
+    """The values that a request gives for the parameters of its operation."""
 
     __slots__ = ("_sent",)
 

@@ -87,15 +87,16 @@ class ServiceSettings(BaseModel):
         default="", description="how others reach this process; empty: from `HOST` and `PORT`"
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        default="INFO", description="the least that is logged"
+        default="INFO", description="the lowest level that is logged"
     )
     drain_s: float = Field(
         default=20.0, gt=0, description="time for requests in flight at shutdown"
     )
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
-        description="further names in `Host`, of a proxy say; loopback names, IP addresses and the"
-        " advertised host are always allowed; `*`: all, which lets any web page's name lead here",
+        description="further host names that requests may name, of a proxy say; loopback names, IP"
+        " addresses and the advertised host are always allowed; `*` allows all names, and so DNS"
+        " rebinding",
     )
 
     @classmethod

@@ -18,7 +18,7 @@ TICK_S: Final = 0.01
 """Timers that expire this close together share a wake-up: a fifth of the shortest timer (hedge)."""
 
 _RESTART_S: Final = 1.0
-"""Between two runs of background work that broke (taste)."""
+"""The pause before background work that ended is started again (taste)."""
 
 
 class Timers:
@@ -27,9 +27,7 @@ class Timers:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, time: Callable[[], float] | None = None
     ) -> None:
-        """The event loop's timer is armed with the first timer. `time` is the clock, that of `awake`
-        in a real process; else the loop's.
-        """
+        """`time` is the clock of the timers: that of `awake` in a real process; by default the loop's."""
         self._loop = loop
         self._time = time or loop.time
         self._queues: dict[float, deque[tuple[float, Callable[..., None], tuple[Any, ...]]]] = {}
@@ -69,7 +67,7 @@ class Timers:
         self._armed = None
         now = self._time()
         if self._loop.time() - self._due > STANDSTILL_S and not self._was_late:
-            # While the process stood still it read no answers: what came is heard before any timer.
+            # The process stood still and read no answers: those that have arrived are read first.
             self._was_late = True
             self._arm(now + LOOK_S)
             return
@@ -123,7 +121,9 @@ class Tasks:
 
 
 async def restarted(work: Callable[[], Awaitable[None]]) -> None:
-    """Run background work that a process depends on, for ever: log what ended it, and begin again."""
+    """Run background work that a process depends on: whenever the work ends, log its error and start it
+    again.
+    """
     while True:
         try:
             await work()

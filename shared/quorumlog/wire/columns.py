@@ -56,10 +56,7 @@ _BROKEN: Final = (ValueError, TypeError, LookupError, OSError, MemoryError, stru
 
 
 class BadColumns(ValueError):
-    """The bytes are not an Arrow stream that the API accepts; the message says why."""
-
-
-# --- what is read --------------------------------------------------------------------------------
+    """The bytes are not an Arrow stream that the API accepts; the message says why not."""
 
 
 def stream(schema: Any, batches: Iterable[Any]) -> bytes:
@@ -148,9 +145,6 @@ def _times(data: bytes, found: batch.Layout) -> Any:
         times = np.where(own == batch.NO_TIME, appended, own)
     microseconds = np.clip(times, _TIME_MS_MIN, _TIME_MS_MAX) * 1000
     return pa.Array.from_buffers(TIME, total, [None, pa.py_buffer(microseconds)])
-
-
-# --- what is appended ----------------------------------------------------------------------------
 
 
 def table(data: bytes, allowed: Sequence[str], rows_max: int) -> Any:
@@ -286,7 +280,7 @@ def records_of(whole: Any) -> list[batch.Record]:
 
 
 def _check_times(column: Any) -> None:
-    """Raise BadColumns for a time that readers could not be told as it was given."""
+    """Raise BadColumns for a time that answers can't represent."""
     ends = pc.min_max(column.cast(pa.int64())).as_py()
     per_s = _PER_S[column.type.unit]
     low, high = _TIME_MS_MIN // 1000 * per_s, (_TIME_MS_MAX + 1) // 1000 * per_s

@@ -24,7 +24,7 @@ Range = Annotated[
 ]
 
 
-class _Told(Body):
+class _LenientBody(Body):
     """A bookie's answer. Unknown fields of a newer bookie are ignored."""
 
     model_config = ConfigDict(extra="ignore")
@@ -42,7 +42,7 @@ class DigestsAsked(Body):
     """Wait for pending writes, and read every copy from the disk."""
 
 
-class RangeDigest(_Told):
+class RangeDigest(_LenientBody):
     """SHA-256 over ledger, entry id, length and payload of the stored entries of a range.
 
     LACs and authentication codes are left out: a recovery writes an entry again with its own.
@@ -59,7 +59,7 @@ class RangeDigest(_Told):
     """Entries of the requested residue that are in the index and unreadable."""
 
 
-class DigestsBody(_Told):
+class DigestsBody(_LenientBody):
     """Digests of ranges. In limbo, an entry that is not present is unknown."""
 
     bookie: str

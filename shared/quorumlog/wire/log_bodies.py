@@ -130,8 +130,8 @@ class LogSettingsBody(Body):
 
 
 class LogRow(Body):
-    """One log's row as the metadata service keeps it. The version of one that is to be created is
-    1; a name that was used before goes on where its versions ended.
+    """One log's row as the metadata service keeps it. A row to be created has the version 1; the versions
+    of a name that was used before continue where they ended.
     """
 
     name: LogName
@@ -146,11 +146,11 @@ class LogRow(Body):
     forgotten_end: Number = 0
     appended_ms: Number = 0
     producers_forgotten: bool = False
-    """Of rows that were written before rule 26a: somebody was forgotten, who knows who."""
+    """Only in rows that were written before rule 26a: some producer was forgotten, unknown which."""
     archived_through: Number | None = None
     created_at: Text = ""
     read_ms: Number = 0
-    """The database's clock when it gave the row, which is not kept; 0 in what is sent to it."""
+    """The database's clock when the row was read; not stored, and 0 in rows that are sent to the service."""
 
     @model_validator(mode="after")
     def _keeps_the_invariants(self) -> Self:
@@ -158,8 +158,8 @@ class LogRow(Body):
         return self
 
     def to_core(self) -> LogMetadata:
-        """The protocol's value. Of a row from before rule 26a everybody below the end that it tells
-        may be forgotten; whom its last owner forgot later, a replay finds.
+        """The protocol's value. A row from before rule 26a may have forgotten every producer below the end
+        that it names; a replay finds the producers that its last owner forgot later.
         """
         log = LogMetadata(
             settings=self.settings.to_core(),
@@ -179,8 +179,8 @@ class LogRow(Body):
 
 
 class LogCreate(Body):
-    """`POST /v1/logs`: 201 with the row; 409 `log-exists` with it as `current`. The same attempt
-    again answers with the same row.
+    """`POST /v1/logs`: 201 with the row; 409 `log-exists` with the existing row as `current`. A repeat of
+    an attempt gets the same row.
     """
 
     row: LogRow
@@ -188,8 +188,8 @@ class LogCreate(Body):
 
 
 class LogChange(Body):
-    """`PUT /v1/logs/{name}`: the row if its version still is `row.version`. A ledger that it names
-    and its predecessor did not must exist and be made for this log (rule 22).
+    """`PUT /v1/logs/{name}`: replace the row if its version still is `row.version`. A ledger that is new in
+    the row must exist and be made for this log (rule 22).
     """
 
     row: LogRow

@@ -2,8 +2,8 @@
 
 orjson refuses NaN, broken UTF-8 and lone surrogates, but it keeps the last of two equal keys, and it
 turns an integer beyond 64 bits into a float. Two readers could then see two different requests, so
-this module refuses both, by counting quotes instead of parsing twice: a dropped key is a string that
-the text has and the value lacks.
+this module refuses both. Instead of parsing twice it counts quotes: a dropped key is a string that the
+text has and the value lacks.
 """
 
 import re
@@ -29,7 +29,7 @@ def loads(data: bytes | bytearray) -> Any:
 
 
 def parse(data: bytes | bytearray) -> Any:
-    """The value of a JSON text whose keys may not be unique yet: `check` tells."""
+    """The value of a JSON text whose keys may be repeated: `check` refuses those."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
