@@ -18,7 +18,7 @@ from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.metadata_client import MetadataClient
-from quorumlog.net.ports import Ports, Times
+from quorumlog.net.ports import MachineTimes, Ports
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.timers import Tasks, Timers, restarted
 from quorumlog.wire.bodies import ServiceHeartbeat
@@ -73,7 +73,7 @@ async def running(config: Config) -> AsyncIterator[AutorecoveryParts]:
             directory,
             EndlessTimers(timers),
             tasks,
-            Times(quorum_s=inf),
+            MachineTimes(quorum_s=inf),
             read_bytes_max=_COPY_BYTES,
         )
         done = Done()
@@ -113,5 +113,5 @@ async def running(config: Config) -> AsyncIterator[AutorecoveryParts]:
 async def _send_heartbeats(metadata: MetadataClient, name: str, url: str) -> None:
     while True:
         with contextlib.suppress(QuorumLogError):  # the client logs that the service is away
-            await metadata.service_lives("autorecovery", name, ServiceHeartbeat(url=url))
+            await metadata.send_service_heartbeat("autorecovery", name, ServiceHeartbeat(url=url))
         await asyncio.sleep(_HEARTBEAT_S)

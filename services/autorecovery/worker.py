@@ -28,7 +28,7 @@ from quorumlog.protocol.messages import Begin, CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.repair import FragmentRepair, Part, parts
-from quorumlog.wire.repair_bodies import Repair
+from quorumlog.wire.repair_bodies import RepairItem
 from services.autorecovery.check import ReplicaCheck
 from services.autorecovery.losses import KnownLosses
 from services.autorecovery.steering import Steering
@@ -85,7 +85,7 @@ class Workers:
         """Claim items and start work on them, for ever."""
         while True:
             room = 0 if self._steering.is_paused else self._steering.concurrency - self.working
-            items: tuple[Repair, ...] = ()
+            items: tuple[RepairItem, ...] = ()
             if room > 0:
                 try:
                     items = await self._repairs.claim(lease_s=_LEASE_S, limit=room)
@@ -96,7 +96,7 @@ class Workers:
                 tasks.start(self._work(item))
             await asyncio.sleep(_BUSY_S if self.working else _IDLE_S)
 
-    async def _work(self, item: Repair) -> None:
+    async def _work(self, item: RepairItem) -> None:
         try:
             await self._worker.process(item)
         except Exception:
@@ -132,8 +132,8 @@ class Worker:
         self._losses = losses
         self._replicas = ReplicaCheck(directory, session)
 
-    async def process(self, item: Repair) -> None:
-        """Repair an item, or release it with the reason."""
+    async def process(self, item: RepairItem) -> None:
+        """RepairItem an item, or release it with the reason."""
         where = {"ledger": item.ledger_id, "bookie": item.member}
         try:
             try:
@@ -155,7 +155,7 @@ class Worker:
             log.warning("queue-away", extra={"why": error.detail})
 
     @contextlib.asynccontextmanager
-    async def _renewing(self, item: Repair) -> AsyncIterator[None]:
+    async def _renewing(self, item: RepairItem) -> AsyncIterator[None]:
         """Renew an item's claim during the block. Two workers on one item only copy twice."""
 
         async def renew() -> None:
@@ -170,7 +170,7 @@ class Worker:
         finally:
             renewal.cancel()
 
-    async def repair(self, item: Repair) -> None:
+    async def repair(self, item: RepairItem) -> None:
         """Copy what a member lacks, or give its place to another member.
 
         Raises: what prevents that, if only for now.
@@ -247,7 +247,7 @@ class Worker:
             for bookie in self._directory.bookies
         )
 
-    def _may_move(self, item: Repair) -> bool:
+    def _may_move(self, item: RepairItem) -> bool:
         """Whether another member may take the place. Entries missed while a bookie was restarting
         are no reason (rule 8: they are queued for that very member).
         """

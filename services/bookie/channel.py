@@ -25,7 +25,7 @@ from quorumlog.protocol.replica import (
     Verdict,
 )
 from quorumlog.wire import frames
-from quorumlog.wire.frames import Answer, BadFrame, Op, Request
+from quorumlog.wire.frames import BadFrame, ChannelAnswer, Op, Request
 from services.bookie.store import ReadAnswer, Store
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Peer:
         """Serve `store` over `socket`."""
         self._store = store
         self._socket = socket
-        self._out: deque[tuple[str, Answer]] = deque()
+        self._out: deque[tuple[str, ChannelAnswer]] = deque()
         self._out_bytes = 0
         self._in_flight = 0
         self._in_flight_bytes = 0
@@ -128,7 +128,7 @@ class Peer:
         op, request_id, ledger_id, first, last, member = request[:6]
         # A request to an older incarnation is answered in that one's name (rule 15).
         name = self._store.me if status is Status.NOT_MINE else member
-        answer = Answer(op, status, request_id, ledger_id, first, last, lac, body, rest)
+        answer = ChannelAnswer(op, status, request_id, ledger_id, first, last, lac, body, rest)
         self._out.append((name, answer))
         self._out_bytes += _size(answer)
         wake = self._wake
@@ -140,7 +140,7 @@ class Peer:
         while True:
             while out:
                 name = out[0][0]
-                answers: list[Answer] = []
+                answers: list[ChannelAnswer] = []
                 size = 0
                 while out and out[0][0] == name and size < SEND_BYTES_MAX:
                     answer = out.popleft()[1]
@@ -159,7 +159,7 @@ class Peer:
             await self._wake
 
 
-def _size(answer: Answer) -> int:
+def _size(answer: ChannelAnswer) -> int:
     return _ANSWER_BYTES + len(answer.body) + len(answer.rest)
 
 

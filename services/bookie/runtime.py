@@ -229,7 +229,7 @@ class Bookie:
                 ttl_s=config.heartbeat_s * 5,
             )
             try:
-                await self._metadata.bookie_lives(config.bookie_name, heartbeat)
+                await self._metadata.send_bookie_heartbeat(config.bookie_name, heartbeat)
                 if not self.is_registered:
                     self.is_registered = True
                     log.info("registered", extra={"member": store.me})

@@ -11,7 +11,7 @@ from quorumlog.errors import QuorumLogError, ShuttingDown
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import Operation, Route, add_routes
-from quorumlog.net.ports import Times
+from quorumlog.net.ports import MachineTimes
 from quorumlog.net.quarantine import QuarantineRule
 from quorumlog.net.service import DRAINING, HOSTS, METRICS, add_shared_routes
 from services.gateway.config import GatewaySettings
@@ -158,7 +158,7 @@ async def create_app(settings: GatewaySettings) -> web.Application:
         quarantine=QuarantineRule(
             settings.quarantine_failures, settings.quarantine_window_s, settings.quarantine_s
         ),
-        times=Times(add_s=settings.silent_bookie_s, quorum_s=settings.quorum_timeout_s),
+        times=MachineTimes(add_s=settings.silent_bookie_s, quorum_s=settings.quorum_timeout_s),
     )
     engine = await stack.enter_async_context(Engine.running(config))
     logs, transactions = await stack.enter_async_context(

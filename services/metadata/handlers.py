@@ -31,11 +31,11 @@ from quorumlog.wire.bodies import (
     CookieRow,
     HeartbeatTaken,
     LedgerChange,
-    LedgerCreate,
+    LedgerCreateBody,
     LedgerDelete,
     LedgerHeads,
     LedgerHeadsAsk,
-    LedgerList,
+    LedgerListBody,
     LedgerRow,
     LogEnd,
     ServiceHeartbeat,
@@ -100,7 +100,7 @@ PARTS: Final = web.AppKey("parts", MetadataParts)
 
 async def create_ledger(request: web.Request, _given: Given) -> web.Response:
     """Create a ledger; a repeat of the attempt or idempotency key gets the first one."""
-    row = await request.app[PARTS].ledgers.create(await parsed(request, LedgerCreate))
+    row = await request.app[PARTS].ledgers.create(await parsed(request, LedgerCreateBody))
     return row_answer(row, 201, Location=f"/v1/ledgers/{row.ledger_id}")
 
 
@@ -251,8 +251,10 @@ _BOOKIE: Final = "/v1/bookies/{name}"
 _FILTERS: Final = (STATE, MEMBER, LOG, METADATA, LIMIT, AFTER)
 
 ROUTES: Final = (
-    route("POST", "/v1/ledgers", create_ledger, takes=LedgerCreate, gives=LedgerRow, status=201),
-    route("GET", "/v1/ledgers", list_ledgers, *_FILTERS, gives=LedgerList),
+    route(
+        "POST", "/v1/ledgers", create_ledger, takes=LedgerCreateBody, gives=LedgerRow, status=201
+    ),
+    route("GET", "/v1/ledgers", list_ledgers, *_FILTERS, gives=LedgerListBody),
     route("GET", _LEDGER, get_ledger, LEDGER_ID, gives=LedgerRow),
     route("PUT", _LEDGER, change_ledger, LEDGER_ID, IF_MATCH, takes=LedgerChange, gives=LedgerRow),
     route("DELETE", _LEDGER, delete_ledger, LEDGER_ID, takes=LedgerDelete, status=204),

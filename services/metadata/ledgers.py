@@ -28,7 +28,13 @@ from quorumlog.protocol.changes import check_ledger, check_new_ledger
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import TransactionState
-from quorumlog.wire.bodies import LedgerCreate, LedgerDraft, LedgerHeadBody, LedgerRow, MissedBody
+from quorumlog.wire.bodies import (
+    LedgerCreateBody,
+    LedgerDraft,
+    LedgerHeadBody,
+    LedgerRow,
+    MissedBody,
+)
 from quorumlog.wire.repair_bodies import RepairAdd
 from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.metadata.attempts import (
@@ -84,7 +90,7 @@ class LedgerStore(RowStore):
         records = await connection.fetch(_HEADS, sorted(set(ledger_ids)))
         return [LedgerHeadBody.model_validate(dict(record), strict=False) for record in records]
 
-    async def create(self, request: LedgerCreate) -> LedgerRow:
+    async def create(self, request: LedgerCreateBody) -> LedgerRow:
         """Create a row; a repeat (same attempt, or same idempotency key) gets the first one.
 
         Raises: InvalidRequest, LedgerExists; NoSuchLedger if the first one was deleted since.
@@ -273,7 +279,7 @@ class _AlreadyCreated(Exception):
         self.ledger_id = ledger_id
 
 
-async def _create(connection: Connection, request: LedgerCreate) -> LedgerRow:
+async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerRow:
     await _raise_if_created(connection, request.attempt)
     record = await _insert(connection, request)
     row = row_of(record)
@@ -331,7 +337,7 @@ _ENDED_ERRORS: Final[dict[str | None, type[QuorumLogError]]] = {
 }
 
 
-async def _insert(connection: Connection, request: LedgerCreate) -> asyncpg.Record:
+async def _insert(connection: Connection, request: LedgerCreateBody) -> asyncpg.Record:
     chosen = request.row.ledger_id
     while True:
         ledger_id = chosen

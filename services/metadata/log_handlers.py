@@ -13,11 +13,11 @@ from quorumlog.wire.bodies import LOG_NAME
 from quorumlog.wire.log_bodies import (
     LedgerIds,
     LogChange,
-    LogCreate,
+    LogCreateBody,
     LogDelete,
     LogHeads,
     LogHeadsAsk,
-    LogList,
+    LogListBody,
     LogRow,
 )
 from services.metadata.handlers import PARTS
@@ -35,7 +35,7 @@ OLDER_THAN_S: Final = query_integer(
 
 async def create_log(request: web.Request, _given: Given) -> web.Response:
     """Create a log; a repeat of the attempt gets the first row."""
-    row = await request.app[PARTS].logs.create(await parsed(request, LogCreate))
+    row = await request.app[PARTS].logs.create(await parsed(request, LogCreateBody))
     return row_answer(row, 201, Location=f"/v1/logs/{row.name}")
 
 
@@ -94,8 +94,8 @@ async def delete_orphan(request: web.Request, given: Given) -> web.Response:
 _LOG: Final = "/v1/logs/{name}"
 
 ROUTES: Final = (
-    route("POST", "/v1/logs", create_log, takes=LogCreate, gives=LogRow, status=201),
-    route("GET", "/v1/logs", list_logs, LIMIT, AFTER, gives=LogList),
+    route("POST", "/v1/logs", create_log, takes=LogCreateBody, gives=LogRow, status=201),
+    route("GET", "/v1/logs", list_logs, LIMIT, AFTER, gives=LogListBody),
     route("GET", _LOG, get_log, NAME, gives=LogRow),
     route("PUT", _LOG, change_log, NAME, IF_MATCH, takes=LogChange, gives=LogRow),
     route("DELETE", _LOG, delete_log, NAME, takes=LogDelete, status=204),

@@ -11,7 +11,7 @@ import asyncpg
 
 from quorumlog.errors import InvalidRequest, LogExists, NoSuchLog, VersionConflict
 from quorumlog.protocol.changes import check_log
-from quorumlog.wire.log_bodies import LogChange, LogCreate, LogDelete, LogHeadBody, LogRow
+from quorumlog.wire.log_bodies import LogChange, LogCreateBody, LogDelete, LogHeadBody, LogRow
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
 from services.metadata.ledgers import leave_tombstone, leave_tombstones, lock_ledger
@@ -57,7 +57,7 @@ class LogStore(RowStore):
         return [LogHeadBody.model_validate(dict(record), strict=False) for record in records]
 
     @transactional
-    async def create(self, connection: Connection, request: LogCreate) -> LogRow:
+    async def create(self, connection: Connection, request: LogCreateBody) -> LogRow:
         """Create a row; a repeat of the attempt gets the first one.
 
         Raises: LogExists (with `current`), InvalidRequest; NoSuchLog if the first one was deleted

@@ -16,10 +16,10 @@ import asyncpg
 from quorumlog.errors import NoSuchRepair, VersionConflict
 from quorumlog.wire.repair_bodies import (
     Ranges,
-    Repair,
     RepairAdd,
     RepairClaim,
     RepairFail,
+    RepairItem,
     RepairProgress,
     RepairSummary,
 )
@@ -108,7 +108,7 @@ class RepairStore(RowStore):
     @listing
     async def page(
         self, connection: Connection, *, after: tuple[int, str], limit: int
-    ) -> tuple[list[Repair], tuple[int, str] | None]:
+    ) -> tuple[list[RepairItem], tuple[int, str] | None]:
         """One page by ledger and member, and the `after` of the next page."""
         records = await connection.fetch(PAGE, *after, limit)
         found = [_repair_of(record) for record in records]
@@ -135,7 +135,7 @@ class RepairStore(RowStore):
 
     # A transaction, since no work may rest on rows of a database that went back (rule 18a).
     @transactional
-    async def claim(self, connection: Connection, request: RepairClaim) -> list[Repair]:
+    async def claim(self, connection: Connection, request: RepairClaim) -> list[RepairItem]:
         """Claim unclaimed items for one worker until its lease ends."""
         records = await connection.fetch(CLAIM, request.worker, request.lease_s, request.limit)
         return sorted(
@@ -249,10 +249,10 @@ def _multirange(ranges: Ranges) -> str:
     return "{" + ",".join(f"[{first},{last}]" for first, last in ranges) + "}"
 
 
-def _repair_of(record: asyncpg.Record | None) -> Repair:
+def _repair_of(record: asyncpg.Record | None) -> RepairItem:
     assert record is not None
     survivors = record["survivors"]
-    return Repair(
+    return RepairItem(
         ledger_id=record["ledger_id"],
         member=record["member"],
         ranges=tuple((found.lower, found.upper - 1) for found in record["ranges"]),

@@ -10,8 +10,8 @@ from quorumlog.net.parameters import Given, path_text
 from quorumlog.wire.transaction_bodies import (
     TRANSACTION_ID,
     TransactionAlive,
-    TransactionBegin,
-    TransactionCommit,
+    TransactionBeginBody,
+    TransactionCommitBody,
     TransactionDone,
     TransactionRow,
 )
@@ -24,7 +24,7 @@ ID: Final = path_text("id", TRANSACTION_ID, "The transaction.")
 async def begin_transaction(request: web.Request, _given: Given) -> web.Response:
     """Begin a transaction, or get the existing one of this app and version."""
     row, is_new = await request.app[PARTS].transactions.begin(
-        await parsed(request, TransactionBegin)
+        await parsed(request, TransactionBeginBody)
     )
     return answer(row, 201 if is_new else 200, Location=f"/v1/transactions/{row.id}")
 
@@ -36,7 +36,7 @@ async def get_transaction(request: web.Request, given: Given) -> web.Response:
 
 async def commit_transaction(request: web.Request, given: Given) -> web.Response:
     """Publish ledgers onto the log and end the transaction; a repeat gets the same answer."""
-    body = await parsed(request, TransactionCommit)
+    body = await parsed(request, TransactionCommitBody)
     return answer(await request.app[PARTS].transactions.commit(given[ID], body))
 
 
@@ -57,7 +57,7 @@ ROUTES: Final = (
         "POST",
         "/v1/transactions",
         begin_transaction,
-        takes=TransactionBegin,
+        takes=TransactionBeginBody,
         gives=TransactionRow,
         status=201,
         repeat_status=200,
@@ -68,7 +68,7 @@ ROUTES: Final = (
         f"{_ONE}/commit",
         commit_transaction,
         ID,
-        takes=TransactionCommit,
+        takes=TransactionCommitBody,
         gives=TransactionDone,
     ),
     route("POST", f"{_ONE}/abort", abort_transaction, ID, gives=TransactionRow),

@@ -30,8 +30,8 @@ from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.transaction_bodies import (
     SealedBody,
     TransactionAlive,
-    TransactionBegin,
-    TransactionCommit,
+    TransactionBeginBody,
+    TransactionCommitBody,
     TransactionDone,
     TransactionLedgerBody,
     TransactionRow,
@@ -73,7 +73,7 @@ class TransactionStore(RowStore):
 
     @transactional
     async def begin(
-        self, connection: Connection, request: TransactionBegin
+        self, connection: Connection, request: TransactionBeginBody
     ) -> tuple[TransactionRow, bool]:
         """Begin a transaction, and True; or the existing one of this app and version, and False.
 
@@ -152,7 +152,7 @@ class TransactionStore(RowStore):
             await end_aborted(connection, [transaction_id])
         return _row(await _get(connection, transaction_id)), has_changed
 
-    async def commit(self, transaction_id: str, request: TransactionCommit) -> TransactionDone:
+    async def commit(self, transaction_id: str, request: TransactionCommitBody) -> TransactionDone:
         """Publish the ledgers onto the log and end the transaction, atomically and once.
 
         Raises: NoSuchTransaction, TransactionAborted, NoSuchLog, VersionConflict (with the log's
@@ -218,7 +218,7 @@ async def _release_unpublished(connection: Connection, ids: Sequence[str]) -> No
 
 
 async def _commit(
-    connection: Connection, transaction_id: str, request: TransactionCommit
+    connection: Connection, transaction_id: str, request: TransactionCommitBody
 ) -> tuple[TransactionDone, bool]:
     seen = await _get(connection, transaction_id)
     if seen["state"] != TransactionState.OPEN:
@@ -254,7 +254,7 @@ async def _commit(
 
 
 async def _answer_ended(
-    connection: Connection, record: asyncpg.Record, request: TransactionCommit
+    connection: Connection, record: asyncpg.Record, request: TransactionCommitBody
 ) -> TransactionDone:
     """The answer to a commit of an ended transaction: to a repeat of the commit that ended it, with
     the log's row.
@@ -268,7 +268,7 @@ async def _answer_ended(
     return TransactionDone(transaction=_repeated(record, request), row=row)
 
 
-def _repeated(record: asyncpg.Record, request: TransactionCommit) -> TransactionRow:
+def _repeated(record: asyncpg.Record, request: TransactionCommitBody) -> TransactionRow:
     """The ended transaction. Raises: TransactionAborted, TransactionCommitted."""
     if record["state"] == TransactionState.ABORTED:
         raise TransactionAborted(log=record["log"])
@@ -285,7 +285,7 @@ def _repeated(record: asyncpg.Record, request: TransactionCommit) -> Transaction
 async def _end_committed(
     connection: Connection,
     record: asyncpg.Record,
-    request: TransactionCommit,
+    request: TransactionCommitBody,
     published: Sequence[LogItem],
     *,
     is_duplicate: bool,
@@ -400,7 +400,7 @@ async def _lock_log_shared(connection: Connection, name: str) -> None:
 
 
 async def _find_earlier_try(
-    connection: Connection, request: TransactionBegin
+    connection: Connection, request: TransactionBeginBody
 ) -> TransactionRow | None:
     """The transaction that an earlier try of this request began. Raises: InvalidRequest."""
     found = await _find(connection, request.id)
@@ -413,7 +413,7 @@ async def _find_earlier_try(
 
 
 async def _insert(
-    connection: Connection, request: TransactionBegin, *, state: TransactionState
+    connection: Connection, request: TransactionBeginBody, *, state: TransactionState
 ) -> asyncpg.Record | None:
     """The new row; None if another transaction of this app and version is OPEN, or has the id."""
     return await connection.fetchrow(
@@ -431,7 +431,7 @@ async def _insert(
 
 
 async def _answer_old_version(
-    connection: Connection, request: TransactionBegin, done: asyncpg.Record
+    connection: Connection, request: TransactionBeginBody, done: asyncpg.Record
 ) -> TransactionRow:
     """The answer to beginning a version that is not above the app's last one."""
     if done["version"] == request.version:

@@ -17,14 +17,14 @@ from quorumlog.errors import EntryUnavailable, QuorumLogError
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import HoldingsClient
-from quorumlog.net.ports import Ports, Times
+from quorumlog.net.ports import MachineTimes, Ports
 from quorumlog.net.timers import Tasks, Timers
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.metadata import Repair as PendingRepair
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
-from quorumlog.wire.repair_bodies import Repair
+from quorumlog.wire.repair_bodies import RepairItem
 from services.autorecovery.losses import KnownLosses
 from services.autorecovery.worker import Done, Worker
 from services.bookie.store import Store
@@ -89,7 +89,7 @@ class Two:
         return self.stores["b4"]
 
     async def mend(self) -> None:
-        item = Repair(ledger_id=7, member="b1@1", ranges=((0, 9),), version=1, moves=True)
+        item = RepairItem(ledger_id=7, member="b1@1", ranges=((0, 9),), version=1, moves=True)
         await self.worker.repair(item)
 
     async def look_again(self) -> None:
@@ -98,7 +98,7 @@ class Two:
         (missed,) = self.row.missed
         ranges = ((missed.first, missed.last),)
         await self.worker.repair(
-            Repair(ledger_id=7, member=missed.member, ranges=ranges, version=1)
+            RepairItem(ledger_id=7, member=missed.member, ranges=ranges, version=1)
         )
 
     async def held(self) -> list[int]:
@@ -162,7 +162,7 @@ async def two_bookies(state: BookieState) -> AsyncIterator[Two]:
             stack.push_async_callback(bookies.close)
             tasks, timers = Tasks(), Timers(asyncio.get_running_loop())
             row = Row()
-            times = Times(quorum_s=PATIENT_S, hedge_s=PATIENT_S)
+            times = MachineTimes(quorum_s=PATIENT_S, hedge_s=PATIENT_S)
             ports = Ports(bookies, row, directory, timers, tasks, times)
             losses = KnownLosses(HoldingsClient(directory, session))
             parts: Any = (None, directory, ports, session, Done(), losses)
@@ -304,7 +304,7 @@ async def test_missed_entries_of_a_member_without_a_place_need_no_repair(two: Tw
     """
     await two.mend()
     changes = two.row.changes
-    lacked = Repair(ledger_id=7, member="b1@1", ranges=((3, 3),), version=1)
+    lacked = RepairItem(ledger_id=7, member="b1@1", ranges=((3, 3),), version=1)
 
     await two.worker.repair(lacked)
 

@@ -11,7 +11,7 @@ from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, St
 from quorumlog.protocol.metadata import Repair as PendingRepair
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList
-from quorumlog.wire.repair_bodies import Repair
+from quorumlog.wire.repair_bodies import RepairItem
 from services.autorecovery.worker import BookieAway, Done, Worker
 
 ROW = LedgerMetadata(
@@ -51,7 +51,7 @@ async def mend(state: str, *, member: str = "b1@1", moves: bool = False) -> None
     known = BookieInfo.model_validate({"id": member, "state": state, "url": ""})
 
     worker = await worker_of(known)
-    item = Repair(ledger_id=7, member="b1@1", ranges=((0, 9),), version=1, moves=moves)
+    item = RepairItem(ledger_id=7, member="b1@1", ranges=((0, 9),), version=1, moves=moves)
     await worker.repair(item)
 
 

@@ -371,11 +371,15 @@ async def test_the_registered_process_is_asked_before_anybody_takes_its_name(
             )
             await service.client.put_cookie("b1", moved, version=row.version)
             heartbeat = beat("holder", moved.url)
-            await until(lambda: service.client.bookie_lives("b1", heartbeat), "it is heard")
+            await until(
+                lambda: service.client.send_bookie_heartbeat("b1", heartbeat), "it is heard"
+            )
             assert await candidates.is_refused(candidates.one("fourth"), "heartbeats")
 
             # Not heard any more, it is gone.
-            await service.client.bookie_lives("b1", heartbeat.model_copy(update={"ttl_s": 0.01}))
+            await service.client.send_bookie_heartbeat(
+                "b1", heartbeat.model_copy(update={"ttl_s": 0.01})
+            )
 
             async def is_lost() -> bool:
                 return (await service.client.bookies()).bookies[0].state == "lost"
@@ -422,8 +426,10 @@ async def test_a_displaced_process_learns_of_it_and_its_heartbeats_do_not_count(
 
         # Its heartbeats, which may come still, are not the other one's.
         live = beat("new", "http://new").model_copy(update={"incarnation": 2})
-        await until(lambda: service.client.bookie_lives("b1", live), "the newcomer is heard")
-        await service.client.bookie_lives("b1", beat("old", "http://old"))
+        await until(
+            lambda: service.client.send_bookie_heartbeat("b1", live), "the newcomer is heard"
+        )
+        await service.client.send_bookie_heartbeat("b1", beat("old", "http://old"))
         (listed,) = (await service.client.bookies()).bookies
         assert (listed.id, listed.url, listed.state) == ("b1@2", "http://new", "writable")
 

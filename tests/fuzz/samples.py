@@ -90,8 +90,8 @@ SAMPLES: Final[Mapping[str, tuple[bytes, ...]]] = {
         frames.encode_answers(
             "b1@1",
             [
-                frames.Answer(frames.Op.ADD, Status.OK, 1, 9, 4, 8, 3),
-                frames.Answer(
+                frames.ChannelAnswer(frames.Op.ADD, Status.OK, 1, 9, 4, 8, 3),
+                frames.ChannelAnswer(
                     frames.Op.READ,
                     Status.OK,
                     2,

@@ -157,7 +157,7 @@ def byte_requests(data: bytes) -> None:
 _MODELS: Final[tuple[type[BaseModel], ...]] = (
     bodies.LedgerDraft,
     bodies.LedgerRow,
-    bodies.LedgerCreate,
+    bodies.LedgerCreateBody,
     bodies.LedgerChange,
     bodies.CookiePut,
     bodies.BookieHeartbeat,

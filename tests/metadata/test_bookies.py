@@ -88,12 +88,12 @@ async def test_a_registered_bookie_is_lost_until_its_heartbeat_and_after_it(
     lost = BookieInfo(id="b1@1", state="lost", url="")
     assert (await client.bookies()).bookies == (lost,)
 
-    await client.bookie_lives("b1", beat(state="read-only"))
-    await client.bookie_lives("stranger", beat())
+    await client.send_bookie_heartbeat("b1", beat(state="read-only"))
+    await client.send_bookie_heartbeat("stranger", beat())
 
     live = BookieInfo(id="b1@1", state="read-only", url="http://b1", zone="a", free_bytes=7)
     assert (await client.bookies()).bookies == (live,)
-    await client.bookie_lives("b1", beat(ttl_s=0.05))
+    await client.send_bookie_heartbeat("b1", beat(ttl_s=0.05))
 
     async def is_lost() -> bool:
         return (await client.bookies()).bookies == (lost,)
@@ -105,7 +105,7 @@ async def test_a_heartbeat_of_another_incarnation_is_ignored(service: Service) -
     client = service.client
     await client.put_cookie("b1", await cookie(service, 2), version=None)
 
-    await client.bookie_lives("b1", beat(incarnation=1))
+    await client.send_bookie_heartbeat("b1", beat(incarnation=1))
 
     found = (await client.bookies()).bookies
     assert [(bookie.id, bookie.state) for bookie in found] == [("b1@2", "lost")]
@@ -117,12 +117,12 @@ async def test_a_heartbeat_of_an_unregistered_process_is_ignored(
     """Rule 15a: of two processes with one name each writes its own, and one is listened to."""
     client = service.client
     await client.put_cookie("b1", await cookie(service, process="mine"), version=None)
-    await client.bookie_lives("b1", beat(process="other"))
-    await client.bookie_lives("b1", beat())
+    await client.send_bookie_heartbeat("b1", beat(process="other"))
+    await client.send_bookie_heartbeat("b1", beat())
     assert [bookie.state for bookie in (await client.bookies()).bookies] == ["lost"]
 
-    await client.bookie_lives("b1", beat(process="mine", state="draining"))
-    await client.bookie_lives("b1", beat(process="other"))
+    await client.send_bookie_heartbeat("b1", beat(process="mine", state="draining"))
+    await client.send_bookie_heartbeat("b1", beat(process="other"))
 
     assert [bookie.state for bookie in (await client.bookies()).bookies] == ["draining"]
 
@@ -173,15 +173,17 @@ async def test_a_flushed_redis_loses_liveness_until_the_next_heartbeats(
 ) -> None:
     client = service.client
     await client.put_cookie("b1", await cookie(service), version=None)
-    await client.bookie_lives("b1", beat())
-    await client.service_lives("gateway", "g1", ServiceHeartbeat(url="http://g1", ttl_s=LONG_S))
+    await client.send_bookie_heartbeat("b1", beat())
+    await client.send_service_heartbeat(
+        "gateway", "g1", ServiceHeartbeat(url="http://g1", ttl_s=LONG_S)
+    )
 
     async with Redis.from_url(stores.redis_url) as redis:
         await redis.flushdb()
 
     assert [bookie.state for bookie in (await client.bookies()).bookies] == ["lost"]
     assert (await client.services()).services == ()
-    await client.bookie_lives("b1", beat())
+    await client.send_bookie_heartbeat("b1", beat())
     assert [bookie.state for bookie in (await client.bookies()).bookies] == ["writable"]
 
 
@@ -190,7 +192,9 @@ async def test_rubbish_in_redis_is_no_liveness_and_no_error(
 ) -> None:
     client = service.client
     await client.put_cookie("b1", await cookie(service), version=None)
-    await client.service_lives("gateway", "g1", ServiceHeartbeat(url="http://g1", ttl_s=LONG_S))
+    await client.send_service_heartbeat(
+        "gateway", "g1", ServiceHeartbeat(url="http://g1", ttl_s=LONG_S)
+    )
 
     async with Redis.from_url(stores.redis_url) as redis:
         for rubbish in (b"", b"\xff", b"{", b"[]", b'{"incarnation":"1"}'):
@@ -209,9 +213,15 @@ async def test_rubbish_in_redis_is_no_liveness_and_no_error(
 
 async def test_services_are_listed_by_kind_until_their_heartbeats_expire(service: Service) -> None:
     client = service.client
-    await client.service_lives("gateway", "g2", ServiceHeartbeat(url="http://g2", ttl_s=LONG_S))
-    await client.service_lives("gateway", "g1", ServiceHeartbeat(url="http://g1", ttl_s=LONG_S))
-    await client.service_lives("autorecovery", "a", ServiceHeartbeat(url="http://a", ttl_s=0.05))
+    await client.send_service_heartbeat(
+        "gateway", "g2", ServiceHeartbeat(url="http://g2", ttl_s=LONG_S)
+    )
+    await client.send_service_heartbeat(
+        "gateway", "g1", ServiceHeartbeat(url="http://g1", ttl_s=LONG_S)
+    )
+    await client.send_service_heartbeat(
+        "autorecovery", "a", ServiceHeartbeat(url="http://a", ttl_s=0.05)
+    )
 
     async def remaining() -> list[str]:
         return [found.id for found in (await client.services()).services]
@@ -237,13 +247,15 @@ async def test_without_redis_heartbeats_succeed_and_the_last_list_stays(
         client = service.client
         for name in ("b1", "b2"):
             await client.put_cookie(name, await cookie(service), version=None)
-        await until(lambda: client.bookie_lives("b1", beat()), "the heartbeat is recorded")
-        await client.service_lives("gateway", "g", ServiceHeartbeat(url="http://g", ttl_s=LONG_S))
+        await until(lambda: client.send_bookie_heartbeat("b1", beat()), "the heartbeat is recorded")
+        await client.send_service_heartbeat(
+            "gateway", "g", ServiceHeartbeat(url="http://g", ttl_s=LONG_S)
+        )
         redis_proxy.is_down = how == "refuses"
         redis_proxy.is_silent = how == "hangs"
         redis_proxy.cut_all()
 
-        assert await client.bookie_lives("b2", beat()) is False
+        assert await client.send_bookie_heartbeat("b2", beat()) is False
         listed = await client.bookies()
         assert listed.stale
         assert listed.liveness_age_s == 0.0
@@ -254,7 +266,7 @@ async def test_without_redis_heartbeats_succeed_and_the_last_list_stays(
 
         redis_proxy.is_down = redis_proxy.is_silent = False
         redis_proxy.cut_all()
-        await until(lambda: client.bookie_lives("b2", beat()), "Redis is used again")
+        await until(lambda: client.send_bookie_heartbeat("b2", beat()), "Redis is used again")
 
         async def is_fresh() -> bool:
             return not (await client.bookies()).stale
@@ -302,7 +314,7 @@ async def test_a_bookie_is_decommissioned_once_it_is_dead_and_nothing_names_it(
 ) -> None:
     client = service.client
     first = await client.put_cookie("b1", await cookie(service), version=None)
-    await client.bookie_lives("b1", beat())
+    await client.send_bookie_heartbeat("b1", beat())
     row = await client.create(DRAFT)
     repairs = RepairClient(client, "worker")
     await repairs.add([RepairAdd(ledger_id=row.ledger_id, member="b1@1", ranges=((0, 9),))])
@@ -310,7 +322,7 @@ async def test_a_bookie_is_decommissioned_once_it_is_dead_and_nothing_names_it(
     status, refused = await service.send("DELETE", "/v1/bookies/b1/cookie")
     assert (status, refused["bookie"]) == (409, "b1")  # it lives
 
-    await client.bookie_lives("b1", beat(ttl_s=0.05))
+    await client.send_bookie_heartbeat("b1", beat(ttl_s=0.05))
 
     async def is_lost() -> bool:
         return (await client.bookies()).bookies[0].state == "lost"

@@ -66,7 +66,7 @@ async def test_a_bookie_that_lives_is_not_decommissioned_though_nothing_names_it
     service: Service,
 ) -> None:
     row = await service.client.put_cookie("b1", await cookie(service), version=None)
-    await service.client.bookie_lives("b1", beat())
+    await service.client.send_bookie_heartbeat("b1", beat())
 
     status, problem = await service.send("DELETE", "/v1/bookies/b1/cookie")
 

@@ -28,7 +28,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
 from quorumlog.wire.log_bodies import LogRow
-from quorumlog.wire.transaction_bodies import SealedBody, TransactionCommit
+from quorumlog.wire.transaction_bodies import SealedBody, TransactionCommitBody
 from services.metadata import transactions
 from services.metadata.database import Connection
 from services.metadata.transactions import end_aborted
@@ -464,7 +464,7 @@ async def test_a_commit_with_a_lost_answer_is_answered_again_with_the_logs_row(
     begun = await world.begin()
     one = await world.ledger(begun.id)
     new = await world.ledger(None, last=None)
-    body = TransactionCommit(
+    body = TransactionCommitBody(
         ledgers=(SealedBody(ledger_id=one),),
         row=LogRow.from_core(world.published(new, [one])),
         attempt=new_attempt(),
@@ -489,7 +489,7 @@ async def test_a_commit_with_a_lost_answer_is_answered_again_after_its_log_was_d
     begun = await world.begin()
     one = await world.ledger(begun.id)
     new = await world.ledger(None, last=None)
-    body = TransactionCommit(
+    body = TransactionCommitBody(
         ledgers=(SealedBody(ledger_id=one),),
         row=LogRow.from_core(world.published(new, [one])),
         attempt=new_attempt(),

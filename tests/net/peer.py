@@ -10,7 +10,7 @@ from loadtest.ports import free_ports
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import Run
 from quorumlog.wire.frames import (
-    Answer,
+    ChannelAnswer,
     Request,
     encode_absent,
     encode_answers,
@@ -26,7 +26,7 @@ def ok(request: Request, status: Status = Status.OK, lac: int = -1, body: bytes 
     return encode_answers(
         request.member,
         [
-            Answer(
+            ChannelAnswer(
                 request.op,
                 status,
                 request.request_id,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quorumlog.net.driver import Driver, Told
-from quorumlog.net.ports import Ports, ReadDone, Times
+from quorumlog.net.ports import MachineTimes, Ports, ReadDone
 from quorumlog.net.timers import Tasks, Timers
 from quorumlog.protocol.messages import (
     AddAnswered,
@@ -107,7 +107,7 @@ class Script:
 
 
 def ports_of(world: Any) -> Ports:
-    times = Times(hedge_s=0.01, retry_s=0.01)
+    times = MachineTimes(hedge_s=0.01, retry_s=0.01)
     return Ports(world, Rows(world), world, Timers(world.loop), Tasks(), times)
 
 

@@ -49,9 +49,9 @@ def ranges(draw: st.DrawFn) -> tuple[int, int]:
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> frames.Answer:
+def answers(draw: st.DrawFn) -> frames.ChannelAnswer:
     first, last = draw(ranges())
-    return frames.Answer(
+    return frames.ChannelAnswer(
         draw(st.sampled_from(list(frames.Op))),
         draw(st.sampled_from(list(Status))),
         draw(REQUEST_IDS),
@@ -142,7 +142,7 @@ def test_fence_and_lac_requests_survive_the_trip(
 
 
 @given(MEMBERS, st.lists(answers(), max_size=5))
-def test_answers_survive_the_trip(member: str, given_answers: list[frames.Answer]) -> None:
+def test_answers_survive_the_trip(member: str, given_answers: list[frames.ChannelAnswer]) -> None:
     message = frames.encode_answers(member, given_answers)
 
     assert frames.parse_answers(message) == (member, given_answers)
@@ -167,7 +167,7 @@ def test_a_flipped_bit_or_a_cut_is_noticed(run: record.Run, data: st.DataObject)
     request = frames.add_request(7, "bookie-1@1", bytes(32), run)
     answer = frames.encode_answers(
         "bookie-1@1",
-        [frames.Answer(frames.Op.READ, Status.OK, 7, run.ledger_id, run.first, run.last)],
+        [frames.ChannelAnswer(frames.Op.READ, Status.OK, 7, run.ledger_id, run.first, run.last)],
     )
     for message, parse in ((request, frames.parse_request), (answer, frames.parse_answers)):
         bit = data.draw(st.integers(0, len(message) * 8 - 1))
@@ -190,7 +190,7 @@ def test_a_flipped_bit_of_a_large_answer_is_noticed_wherever_it_is() -> None:
         payloads=payloads,
         codec=codec,
     )
-    answer = frames.Answer(
+    answer = frames.ChannelAnswer(
         frames.Op.READ, Status.OK, 7, 1, 0, 39, 39, frames.encode_absent(()), run.body
     )
     message = frames.encode_answers("b@1", [answer])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from quorumlog.net.ports import Times
+from quorumlog.net.ports import MachineTimes
 from quorumlog.net.quarantine import QuarantineRule
 
 
@@ -24,4 +24,4 @@ class EngineConfig:
     zones_min: int = 1
     enforces_zones: bool = False
     quarantine: QuarantineRule = field(default_factory=QuarantineRule)
-    times: Times = field(default_factory=Times)
+    times: MachineTimes = field(default_factory=MachineTimes)

@@ -310,7 +310,7 @@ class Engine:
             state = "draining" if self._is_draining else "ready"
             heartbeat = ServiceHeartbeat(url=self.writer.url, state=state)
             with contextlib.suppress(QuorumLogError):
-                await self.metadata.service_lives("gateway", self.writer.id, heartbeat)
+                await self.metadata.send_service_heartbeat("gateway", self.writer.id, heartbeat)
             await asyncio.sleep(_HEARTBEAT_S)
 
     # What is heard of rows.

@@ -23,7 +23,7 @@ from quorumlog.protocol.ids import NO_ENTRY, member_name
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import Run
 from quorumlog.wire import frames
-from quorumlog.wire.frames import Answer, Op
+from quorumlog.wire.frames import ChannelAnswer, Op
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _GOODBYE_S: Final = 0.2
 _REQUEST_COST: Final = 128
 """Bytes in flight that a request without a run counts as."""
 
-Done = Callable[[Answer], None]
+Done = Callable[[ChannelAnswer], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class _InFlight:
     deadline: float = 0.0
     """By the channel's clock; set when the request is sent."""
 
-    def complete(self, answer: Answer) -> None:
+    def complete(self, answer: ChannelAnswer) -> None:
         """Call `done`. Where `done` raises, call it again with `Status.UNKNOWN`: other requests' answers
         still arrive.
         """
@@ -82,7 +82,9 @@ class _InFlight:
     def unknown(self) -> None:
         """Complete the request with `Status.UNKNOWN`."""
         self.complete(
-            Answer(self.op, Status.UNKNOWN, 0, self.ledger_id, self.first, self.last, NO_ENTRY)
+            ChannelAnswer(
+                self.op, Status.UNKNOWN, 0, self.ledger_id, self.first, self.last, NO_ENTRY
+            )
         )
 
 
@@ -239,7 +241,7 @@ class Channel:
             for answer in answers:
                 self._complete(member, answer)
 
-    def _complete(self, member: str, answer: Answer) -> None:
+    def _complete(self, member: str, answer: ChannelAnswer) -> None:
         quick, slow = self._in_flight
         request = slow.pop(answer.request_id, None) or quick.pop(answer.request_id, None)
         if request is None:
@@ -403,7 +405,7 @@ class BookieClient:
         `from_disk` it syncs first and reads its disk (rule 20a).
         """
 
-        def settle(answer: Answer) -> None:
+        def settle(answer: ChannelAnswer) -> None:
             done(*_checked_read(answer, member))
 
         channel = self._channel(member, is_for_reads=True)
@@ -433,7 +435,7 @@ def _of_lac(done: LacDone) -> Done:
     return lambda answer: done(answer.status, answer.last_add_confirmed)
 
 
-def _checked_read(answer: Answer, member: str) -> tuple[Status, Run | None, Ranges]:
+def _checked_read(answer: ChannelAnswer, member: str) -> tuple[Status, Run | None, Ranges]:
     """The content of an answer to a read; unknown unless the content is of the range of the request."""
     if answer.status is not Status.OK:
         return answer.status, None, ()

@@ -3,14 +3,14 @@
 import asyncio
 
 from quorumlog.errors import UNKNOWN, QuorumLogError, RecoveryBlocked, by_code
-from quorumlog.net.driver import Driver, Machine, Told
+from quorumlog.net.driver import Driver, LedgerMachine, Told
 from quorumlog.net.ports import Ports
 from quorumlog.protocol.messages import Closed, Event, Failed, Repaired
 from quorumlog.protocol.metadata import LedgerMetadata
 
 
 async def conclude(
-    machine: Machine, ledger_id: int, ports: Ports, first: Event, *, deadline_s: float
+    machine: LedgerMachine, ledger_id: int, ports: Ports, first: Event, *, deadline_s: float
 ) -> LedgerMetadata:
     """Run a recovery or a repair until it ends, and return the row.
 

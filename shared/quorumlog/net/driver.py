@@ -50,7 +50,7 @@ Told = Confirmed | Failed | Closed | Repaired | RecoverLedger | EntriesRead
 """The effects that are for the machine's owner."""
 
 
-class Machine(Protocol):
+class LedgerMachine(Protocol):
     """A protocol machine: anything with `step`."""
 
     def step(self, event: Event) -> list[Effect]:
@@ -77,7 +77,7 @@ class Driver:
     )
 
     def __init__(
-        self, machine: Machine, ledger_id: int, ports: Ports, tell: Callable[[Told], None]
+        self, machine: LedgerMachine, ledger_id: int, ports: Ports, tell: Callable[[Told], None]
     ) -> None:
         """`tell` must not raise."""
         self._machine = machine

@@ -11,11 +11,11 @@ from quorumlog.wire.bodies import Body
 from quorumlog.wire.log_bodies import (
     LedgerIds,
     LogChange,
-    LogCreate,
+    LogCreateBody,
     LogDelete,
     LogHeads,
     LogHeadsAsk,
-    LogList,
+    LogListBody,
     LogRow,
 )
 
@@ -48,7 +48,7 @@ class LogClient:
 
     async def create(self, log: LogMetadata) -> tuple[LogMetadata, bool]:
         """The row of this name, and whether this call created it."""
-        body = LogCreate(row=LogRow.from_core(log), attempt=new_attempt())
+        body = LogCreateBody(row=LogRow.from_core(log), attempt=new_attempt())
         try:
             row = await self._client.ask("POST", "/v1/logs", body, gives=LogRow, settles=True)
         except LogExists as error:
@@ -87,7 +87,7 @@ class LogClient:
     ) -> tuple[list[LogMetadata], str | None]:
         """One page by name, and the `after` of the next one (None at the end)."""
         query = {"limit": str(limit), **({} if after is None else {"after": after})}
-        page = await self._client.ask("GET", "/v1/logs", gives=LogList, query=query)
+        page = await self._client.ask("GET", "/v1/logs", gives=LogListBody, query=query)
         return [self._core(row) for row in page.logs], page.next
 
     async def heads(self, names: Sequence[str]) -> Mapping[str, LogHead]:

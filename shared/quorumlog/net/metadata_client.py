@@ -52,12 +52,12 @@ from quorumlog.wire.bodies import (
     CookieRow,
     HeartbeatTaken,
     LedgerChange,
-    LedgerCreate,
+    LedgerCreateBody,
     LedgerDelete,
     LedgerDraft,
     LedgerHeads,
     LedgerHeadsAsk,
-    LedgerList,
+    LedgerListBody,
     LedgerRow,
     LogEnd,
     MissedBody,
@@ -174,7 +174,7 @@ class MetadataClient:
         Raises: LedgerExists, InvalidRequest, MetadataUnavailable (outcome unknown if a try may have
         arrived: the same attempt may be sent again then).
         """
-        body = LedgerCreate(
+        body = LedgerCreateBody(
             row=LedgerDraft.draft_of(draft),
             attempt=attempt or new_attempt(),
             idempotency_key=idempotency_key,
@@ -237,7 +237,7 @@ class MetadataClient:
             **({} if log is None else {"log": log}),
             **{f"metadata[{key}]": value for key, value in (metadata or {}).items()},
         }
-        page = await self.ask("GET", "/v1/ledgers", gives=LedgerList, query=query)
+        page = await self.ask("GET", "/v1/ledgers", gives=LedgerListBody, query=query)
         return [row.to_core() for row in page.ledgers], page.next
 
     async def rows(
@@ -330,12 +330,14 @@ class MetadataClient:
         """
         await self.ask("DELETE", f"/v1/bookies/{quote(name)}/cookie", gives=Body)
 
-    async def bookie_lives(self, name: str, heartbeat: BookieHeartbeat) -> bool:
+    async def send_bookie_heartbeat(self, name: str, heartbeat: BookieHeartbeat) -> bool:
         """Send a heartbeat; tells whether it was recorded. Raises: MetadataUnavailable."""
         path = f"/v1/bookies/{quote(name)}/heartbeat"
         return (await self.ask("PUT", path, heartbeat, gives=HeartbeatTaken)).recorded
 
-    async def service_lives(self, kind: str, name: str, heartbeat: ServiceHeartbeat) -> bool:
+    async def send_service_heartbeat(
+        self, kind: str, name: str, heartbeat: ServiceHeartbeat
+    ) -> bool:
         """Send a heartbeat; tells whether it was recorded. Raises: MetadataUnavailable."""
         path = f"/v1/services/{quote(kind)}/{quote(name)}/heartbeat"
         return (await self.ask("PUT", path, heartbeat, gives=HeartbeatTaken)).recorded

@@ -110,7 +110,7 @@ class TasksPort(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class MachineTimes:
     """The durations of the machines' timers (docs/protocol.md, Times)."""
 
     add_s: float = 2.0
@@ -140,6 +140,6 @@ class Ports:
     placement: PlacementPort
     clock: ClockPort
     tasks: TasksPort
-    times: Times = field(default_factory=Times)
+    times: MachineTimes = field(default_factory=MachineTimes)
     read_bytes_max: int = 4 << 20
     """The most that one read asks of a bookie: a few runs, so that a reader gets entries steadily."""

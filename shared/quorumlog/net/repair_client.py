@@ -11,10 +11,10 @@ from quorumlog.wire.repair_bodies import (
     LeaseGive,
     LeaseTake,
     Ranges,
-    Repair,
     RepairAdd,
     RepairClaim,
     RepairFail,
+    RepairItem,
     RepairList,
     RepairProgress,
     RepairRemaining,
@@ -35,7 +35,7 @@ class RepairClient:
 
     async def list(
         self, *, after: str | None = None, limit: int = 100
-    ) -> tuple[tuple[Repair, ...], str | None]:
+    ) -> tuple[tuple[RepairItem, ...], str | None]:
         """One page of the queue, and the `after` of the next one."""
         query = {"limit": str(limit), **({} if after is None else {"after": after})}
         page = await self._client.ask("GET", "/v1/repairs", gives=RepairList, query=query)
@@ -46,13 +46,13 @@ class RepairClient:
         body = RepairsAdd(items=tuple(items))
         await self._client.ask("POST", "/v1/repairs", body, gives=Body)
 
-    async def claim(self, *, lease_s: float, limit: int = 1) -> tuple[Repair, ...]:
+    async def claim(self, *, lease_s: float, limit: int = 1) -> tuple[RepairItem, ...]:
         """Claim items to work on. A claim whose answer was lost ends with its lease."""
         body = RepairClaim(worker=self._worker, lease_s=lease_s, limit=limit)
         path = "/v1/repairs/claim"
         return (await self._client.ask("POST", path, body, gives=RepairList)).repairs
 
-    async def progress(self, item: Repair, done: Ranges, *, lease_s: float) -> Ranges:
+    async def progress(self, item: RepairItem, done: Ranges, *, lease_s: float) -> Ranges:
         """Record that the member durably has the ranges `done`; returns the ranges that remain.
 
         Raises: VersionConflict when the claim is over or the item changed since.
@@ -68,7 +68,7 @@ class RepairClient:
             return ()  # an earlier try of this call completed the item
         return answer.ranges
 
-    async def fail(self, item: Repair, detail: str) -> None:
+    async def fail(self, item: RepairItem, detail: str) -> None:
         """Release an item after a failure. Raises: VersionConflict when the claim is over."""
         body = RepairFail(worker=self._worker, version=item.version, detail=detail)
         await self._client.ask("POST", _path(item, "fail"), body, gives=Body)
@@ -105,5 +105,5 @@ class RepairClient:
         await self._client.ask("DELETE", f"/v1/leases/{lease.name}", body, gives=Body)
 
 
-def _path(item: Repair, verb: str) -> str:
+def _path(item: RepairItem, verb: str) -> str:
     return f"/v1/repairs/{item.ledger_id}/{quote(item.member)}/{verb}"

@@ -8,8 +8,8 @@ from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.transaction_bodies import (
     SealedBody,
     TransactionAlive,
-    TransactionBegin,
-    TransactionCommit,
+    TransactionBeginBody,
+    TransactionCommitBody,
     TransactionDone,
     TransactionRow,
 )
@@ -30,7 +30,7 @@ class TransactionClient:
         """
         # The client draws the id, so that a retry of the request begins no second transaction.
         drawn = new_attempt()
-        body = TransactionBegin(
+        body = TransactionBeginBody(
             id=drawn, log=log, app=app, version=version, expires_in_s=expires_in_s
         )
         row = await self._client.ask("POST", "/v1/transactions", body, gives=TransactionRow)
@@ -61,7 +61,7 @@ class TransactionClient:
         Raises: NoSuchTransaction, TransactionAborted, TransactionCommitted, NoSuchLog,
         InvalidRequest; MetadataUnavailable only where nothing was sent.
         """
-        body = TransactionCommit(
+        body = TransactionCommitBody(
             ledgers=tuple(
                 SealedBody(ledger_id=sealed.ledger_id, last_entry=sealed.last_entry)
                 for sealed in ledgers

@@ -241,7 +241,7 @@ class MissedBody(Body):
         return body_of(cls, missed)
 
 
-class LedgerCreate(Body):
+class LedgerCreateBody(Body):
     """`POST /v1/ledgers`. A repeat of an attempt gets the same row."""
 
     row: LedgerDraft
@@ -287,7 +287,7 @@ class WitnessAccept(Body):
     witnesses: tuple[Witness, ...] = Field(min_length=1, max_length=1000)
 
 
-class LedgerList(Body):
+class LedgerListBody(Body):
     """One page; `next` is the `after` of the next one, null at the end."""
 
     ledgers: tuple[LedgerRow, ...]

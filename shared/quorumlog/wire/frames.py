@@ -90,7 +90,7 @@ class Request(NamedTuple):
     from_disk: bool = False
 
 
-class Answer(NamedTuple):
+class ChannelAnswer(NamedTuple):
     """One answer, which repeats the request's op, ledger and range (rule 4)."""
 
     op: Op
@@ -220,7 +220,7 @@ def parse_request(message: bytes) -> Request:
     return Request(*head)
 
 
-def encode_answers(member: str, answers: Iterable[Answer]) -> bytes:
+def encode_answers(member: str, answers: Iterable[ChannelAnswer]) -> bytes:
     """One message with these answers from `member`."""
     name = member.encode()
     parts = [b"", bytes((len(name),)), name]
@@ -253,7 +253,7 @@ def encode_answers(member: str, answers: Iterable[Answer]) -> bytes:
     return _U32.pack(google_crc32c.value(rest)) + rest
 
 
-def parse_answers(message: bytes) -> tuple[str, list[Answer]]:
+def parse_answers(message: bytes) -> tuple[str, list[ChannelAnswer]]:
     """The answering member, and the answers. Raises BadFrame."""
     end = len(message)
     if end < 5:
@@ -277,7 +277,7 @@ def parse_answers(message: bytes) -> tuple[str, list[Answer]]:
         if op is None or zero or status >= len(_STATUSES) or size > end - at:
             raise BadFrame(f"an answer of op {code}, status {status}, {size} bytes")
         answers.append(
-            Answer(
+            ChannelAnswer(
                 op,
                 _STATUSES[status],
                 request_id,

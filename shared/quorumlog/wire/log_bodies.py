@@ -178,7 +178,7 @@ class LogRow(Body):
         )
 
 
-class LogCreate(Body):
+class LogCreateBody(Body):
     """`POST /v1/logs`: 201 with the row; 409 `log-exists` with the existing row as `current`. A repeat of
     an attempt gets the same row.
     """
@@ -203,7 +203,7 @@ class LogDelete(Body):
     attempt: Attempt
 
 
-class LogList(Body):
+class LogListBody(Body):
     """`GET /v1/logs?limit=&after=`; `next` is the `after` of the next page, null at the end."""
 
     logs: tuple[LogRow, ...]

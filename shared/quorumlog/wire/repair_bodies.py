@@ -33,7 +33,7 @@ class RangesBody(Body):
         return self
 
 
-class Repair(RangesBody):
+class RepairItem(RangesBody):
     """What a member lacks. `version` is the claim's fencing token: any change gives a new one."""
 
     ledger_id: LedgerId
@@ -67,7 +67,7 @@ class RepairsAdd(Body):
 class RepairList(Body):
     """`GET /v1/repairs`; `next` is the next `after`, null at the end. Also the answer to a claim."""
 
-    repairs: tuple[Repair, ...]
+    repairs: tuple[RepairItem, ...]
     next: Text | None = None
 
 

@@ -76,7 +76,7 @@ class TransactionRow(Body):
         return body_of(cls, core)
 
 
-class TransactionBegin(Body):
+class TransactionBeginBody(Body):
     """`POST /v1/transactions`: a new one (201), or the one of this app and version (200).
 
     The caller draws `id`, so that a retry of the request begins no second transaction.
@@ -95,7 +95,7 @@ class TransactionBegin(Body):
         return self
 
 
-class TransactionCommit(Body):
+class TransactionCommitBody(Body):
     """`POST /v1/transactions/{id}/commit`: publish these ledgers and no others.
 
     `row` is the log's row after the commit, by compare-and-swap on `row.version`; null where there is

@@ -177,7 +177,7 @@ class World:
 
     async def lives(self, bookie: MemoryBookie, ttl_s: float = 3600) -> None:
         heartbeat = BookieHeartbeat(incarnation=1, url=bookie.url, ttl_s=ttl_s)
-        assert await self.metadata.bookie_lives(bookie.name, heartbeat)
+        assert await self.metadata.send_bookie_heartbeat(bookie.name, heartbeat)
 
 
 @asynccontextmanager

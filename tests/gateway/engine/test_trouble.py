@@ -23,7 +23,7 @@ from quorumlog.errors import (
     RecoveryBlocked,
     WriterLost,
 )
-from quorumlog.net.ports import Times
+from quorumlog.net.ports import MachineTimes
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol import record, writer
 from quorumlog.protocol.messages import AppendRequested, Effect, Event, Failed, Status
@@ -37,7 +37,7 @@ from tests.gateway.engine.support import Gate, World, ledger, payloads, world_of
 from tests.net.peer import ok
 from tests.support.waiting import until, within
 
-PATIENT = Times(add_s=120, quorum_s=120)
+PATIENT = MachineTimes(add_s=120, quorum_s=120)
 """For bookies that a test holds back: their silence is no failure."""
 
 
@@ -100,7 +100,7 @@ async def test_without_a_spare_bookie_the_writer_continues_degraded(stores: Stor
 async def test_an_append_without_a_quorum_is_unknown_and_the_ledger_recoverable(
     stores: Stores,
 ) -> None:
-    times = Times(quorum_s=4)
+    times = MachineTimes(quorum_s=4)
     async with world_of(stores, bookies=3, times=times) as world:
         row = await ledger(world.engine)
         await world.engine.append(row.ledger_id, [b"kept"])

@@ -36,12 +36,12 @@ from quorumlog.wire.bodies import (
     Change,
     ClusterId,
     LedgerChange,
-    LedgerCreate,
+    LedgerCreateBody,
     LedgerDelete,
     LedgerHeadBody,
     LedgerHeads,
     LedgerHeadsAsk,
-    LedgerList,
+    LedgerListBody,
     LedgerRow,
     MissingWitness,
     ServiceList,
@@ -252,7 +252,7 @@ class Metadata(Process):
         return row
 
     def _create(self, request: Request) -> LedgerRow:
-        body = LedgerCreate.model_validate_json(request.body)
+        body = LedgerCreateBody.model_validate_json(request.body)
         self._legal(check_new_ledger, body.row.core(ledger_id=0, version=1, created_at=""))
         tables, ledger_id = self.tables, body.row.ledger_id
         done = tables.attempts.get(body.attempt)
@@ -333,7 +333,7 @@ class Metadata(Process):
             self.net.loop.failures.append(f"an illegal change was asked for: {error.detail}")
             raise
 
-    def _list(self, request: Request) -> LedgerList:
+    def _list(self, request: Request) -> LedgerListBody:
         query = request.query
         after, limit = int(query.get("after", -1)), int(query.get("limit", 100))
         tags = {k[9:-1]: value for k, value in query.items() if k.startswith("metadata[")}
@@ -348,7 +348,7 @@ class Metadata(Process):
             and ("bookie" not in query or query["bookie"] in _names_of(row))
         ]
         page = found[:limit]
-        return LedgerList(
+        return LedgerListBody(
             ledgers=tuple(page), next=page[-1].ledger_id if len(found) > limit else None
         )
 

@@ -10,9 +10,9 @@ from quorumlog.wire.repair_bodies import (
     LeaseGive,
     LeaseTake,
     Ranges,
-    Repair,
     RepairClaim,
     RepairFail,
+    RepairItem,
     RepairList,
     RepairProgress,
     RepairRemaining,
@@ -113,9 +113,9 @@ class RepairQueue:
             next=f"{page[-1][0]}:{page[-1][1]}" if len(keys) > limit else None,
         )
 
-    def _repair(self, ledger_id: int, member: str) -> Repair:
+    def _repair(self, ledger_id: int, member: str) -> RepairItem:
         item = self._tables.repairs[ledger_id, member]
-        return Repair(
+        return RepairItem(
             ledger_id=ledger_id,
             member=member,
             ranges=tuple(item.ranges),
