@@ -5,11 +5,12 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from quorumlog import header
 from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import route
 from quorumlog.net.parameters import Given
 from quorumlog.wire.bodies import WitnessAccept, WitnessState
-from quorumlog.wire.witnesses import HEADER, from_header, to_header
+from quorumlog.wire.witnesses import from_header, to_header
 from services.metadata.handlers import PARTS
 from services.metadata.http import parsed
 from services.metadata.memory import PRESENTED, Presented
@@ -18,14 +19,14 @@ from services.metadata.memory import PRESENTED, Presented
 @web.middleware
 async def presents_witnesses(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Keep the request's witnesses for the database's check, and return their replacements."""
-    given = request.headers.get(HEADER)
+    given = request.headers.get(header.WITNESSES)
     # An unreadable list is treated as one invalid witness, so that the request is refused.
     witnesses = () if not given else from_header(given) or (given,)
     presented = Presented(witnesses, holder=request.remote or "somebody")
     PRESENTED.set(presented)
     response = await handler(request)
     if presented.answer and not response.prepared:
-        response.headers[HEADER] = to_header(presented.answer)
+        response.headers[header.WITNESSES] = to_header(presented.answer)
     return response
 
 

@@ -1,4 +1,4 @@
-"""The names of the headers that quorumlog adds to HTTP: one for each, for who sends and who reads."""
+"""The names of the headers that quorumlog adds to HTTP, for both sides."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ REQUEST_ID: Final = "X-Request-Id"
 """On every answer: the client's id of the request, or one that the service drew."""
 RETRY_AFTER: Final = "Retry-After"
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
-"""A repeat of a creation with the same key gives what the first one made."""
+"""A repeat of a creation with the same key gets the result of the first one."""
 
 LEDGER_PASSWORD: Final = "Ledger-Password"  # noqa: S105
 LEDGER_CLOSED: Final = "Ledger-Closed"
@@ -24,4 +24,7 @@ PRODUCER_SINCE: Final = "Producer-Since"
 PRODUCER_DUPLICATE: Final = "Producer-Duplicate"
 
 FORWARDED_WRITER: Final = "X-Forwarded-Writer"
-"""Between processes: the instance that is meant as a ledger's or log's writer (rule 11)."""
+"""Between processes: the instance that the sender takes for the ledger's or log's writer (rule 11)."""
+WITNESSES: Final = "Quorumlog-Witnesses"
+"""Between processes, in a request: witnesses to look for in the database, in the same transaction or
+snapshot. In the answer: the database has them, and these witnesses stand for them from now on."""

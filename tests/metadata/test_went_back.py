@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 
 from loadtest.stores import Stores, scratch
+from quorumlog import header
 from quorumlog.errors import DatabaseWentBack, NoSuchLedger, QuorumLogError
 from quorumlog.net import metadata_client
 from quorumlog.net.log_client import LogClient
@@ -26,7 +27,7 @@ from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import Cookie
-from quorumlog.wire.witnesses import HEADER, WITNESSES_MAX, witness_of
+from quorumlog.wire.witnesses import WITNESSES_MAX, witness_of
 from services.metadata import memory as memory_module
 from services.metadata.memory import Memory
 from tests.metadata.restores import Copy, dump, restore
@@ -405,7 +406,7 @@ async def test_an_invalid_witness_proves_nothing_and_raises_no_alarm(
     row = await service.client.create(DRAFT)
 
     for method, path in (("GET", f"/v1/ledgers/{row.ledger_id}"), ("POST", "/v1/witnesses")):
-        status, problem = await service.send(method, path, headers={HEADER: given})
+        status, problem = await service.send(method, path, headers={header.WITNESSES: given})
         assert (status, problem["code"]) == (503, "database-went-back")
 
     assert await is_ready(service)

@@ -6,13 +6,12 @@ from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from quorumlog.cli import cookies
 from quorumlog.cli.ends import ExitStatus, print_error
 from quorumlog.cli.operator import asked, autorecoveries, bare, drain_of, found_bookie
-from quorumlog.cli.pipes import is_progress_shown
+from quorumlog.cli.pipes import bar_of
 from quorumlog.cli.printing import (
     print_answer,
     print_json,
@@ -177,16 +176,8 @@ async def _follow_drain(
 ) -> dict[str, Any]:
     """Repeat until the drain is done or the time is over, with a progress bar on standard error."""
     end = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    console = Console(stderr=True, highlight=False)
-    with Progress(
-        *columns, console=console, transient=True, disable=not is_progress_shown()
-    ) as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with bar_of(*columns, TimeElapsedColumn()) as progress:
         bar = progress.add_task("ledgers moved", total=None)
         total = 0
         while True:

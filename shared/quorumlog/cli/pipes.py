@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TaskProgressColumn,
     TextColumn,
@@ -309,8 +310,17 @@ def size_of(file: Path | None) -> int | None:
     return None
 
 
+def bar_of(*columns: ProgressColumn, is_hidden: bool = False) -> Progress:
+    """A bar on standard error, which vanishes at its end."""
+    console = Console(stderr=True, highlight=False)
+    hidden = is_hidden or not is_progress_shown()
+    return Progress(*columns, console=console, transient=True, disable=hidden)
+
+
 @contextlib.contextmanager
-def progress(what: str, size: int | None, unit: str = "bytes") -> Iterator[Progressed]:
+def progress(
+    what: str, size: int | None, unit: str = "bytes", *, is_hidden: bool = False
+) -> Iterator[Progressed]:
     """Show a bar on standard error if that is a terminal; a counter where the end is not known.
 
     `size`: the whole in `unit`: bytes or items.
@@ -318,10 +328,7 @@ def progress(what: str, size: int | None, unit: str = "bytes") -> Iterator[Progr
     counter = TextColumn("{task.fields[count]:,} " + what)
     known = (BarColumn(), TaskProgressColumn(), counter, TimeRemainingColumn())
     columns = (SpinnerColumn(), counter, TimeElapsedColumn()) if size is None else known
-    console = Console(stderr=True, highlight=False)
-    with Progress(
-        *columns, console=console, transient=True, disable=not is_progress_shown()
-    ) as bar:
+    with bar_of(*columns, is_hidden=is_hidden) as bar:
         task = bar.add_task(what, total=size, count=0)
 
         def show(count: int, done_bytes: int) -> None:
@@ -343,12 +350,9 @@ async def write(
     Raises: EndedEarly, which says what was written until then.
     """
     count, last = 0, None
-    # A bar between lines of a terminal would hide them.
-    shown = (
-        contextlib.nullcontext(_unseen) if sys.stdout.isatty() else progress("read", end, "items")
-    )
     try:
-        with shown as show:
+        # A bar between lines of a terminal would hide them.
+        with progress("read", end, "items", is_hidden=sys.stdout.isatty()) as show:
             async with contextlib.aclosing(pages):
                 async for page in pages:
                     if page:
@@ -363,10 +367,6 @@ async def write(
         if last is not None:
             said += f", the last at {words[1]} {last}; go on with --from {last + 1}"
         raise EndedEarly(said, {"read": count, "last": last}, why) from None
-
-
-def _unseen(_count: int, _bytes: int) -> None:
-    """Show nothing."""
 
 
 def _write_all(data: bytes) -> None:

@@ -199,15 +199,11 @@ class Batcher(Generic[P, A, R]):
         end = loop.time() + self._background.deadline_s
         done: asyncio.Future[R] = loop.create_future()
         submission = Submission(given, size, expect, is_alone or expect is not None, end, done)
-        if not self.has_room(size):
-            await self.wait_for_room(submission)
-        self.queue(submission)
+        if self.has_room(size):
+            self.queue(submission)
+        else:
+            await self.queue_with_room(submission)
         return done
-
-    async def submit_waiting(self, submission: Submission[P, R]) -> None:
-        """Queue a submission of another thread once there is room."""
-        await self.wait_for_room(submission)
-        self.queue(submission)
 
     async def append(
         self, payloads: Sequence[P], expect: int | None = None, *, is_alone: bool = False
@@ -215,8 +211,8 @@ class Batcher(Generic[P, A, R]):
         """Queue an append and wait until the append is durable."""
         return await (await self.submit(payloads, expect, is_alone=is_alone))
 
-    async def wait_for_room(self, submission: Submission[P, R]) -> None:
-        """Wait until a submission may be queued, in the order of the calls. Raises: ConnectionLost."""
+    async def queue_with_room(self, submission: Submission[P, R]) -> None:
+        """Queue a submission once there is room, in the order of the calls. Raises: ConnectionLost."""
         self._waiting_count += 1
         try:
             async with asyncio.timeout_at(submission.end), self._turn:
@@ -229,6 +225,7 @@ class Batcher(Generic[P, A, R]):
             ) from None
         finally:
             self._waiting_count -= 1
+        self.queue(submission)
 
     def queue(self, submission: Submission[P, R]) -> None:
         """Queue a submission for which there is room. Raises: ClientClosed."""

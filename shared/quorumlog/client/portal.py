@@ -88,7 +88,7 @@ class Portal:
                 if len(self._posted) == 1:
                     self._loop.call_soon_threadsafe(self._deliver)
                 return done
-        self.run(batcher.submit_waiting(submission))
+        self.run(batcher.queue_with_room(submission))
         return done
 
     def _deliver(self) -> None:

@@ -18,9 +18,10 @@ from typing import Final
 import aiohttp
 
 from quorumlog.net.awake import awake, awake_timeout
-from quorumlog.net.ports import AddDone, LacDone, Ranges, ReadDone
+from quorumlog.net.ports import AddDone, LacDone, ReadDone
 from quorumlog.protocol.ids import NO_ENTRY, member_name
 from quorumlog.protocol.messages import Status
+from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.record import Run
 from quorumlog.wire import frames
 from quorumlog.wire.frames import ChannelAnswer, Op

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
-from quorumlog.net.ports import Ports, Ranges
+from quorumlog.net.ports import Ports
 from quorumlog.protocol.messages import (
     AddAnswered,
     BookiesFound,
@@ -40,6 +40,7 @@ from quorumlog.protocol.messages import (
     UpdateMetadata,
 )
 from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.record import Run
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from quorumlog.errors import LogExists, NoSuchLedger, VersionConflict
-from quorumlog.net.metadata_client import MetadataClient, current_of, new_attempt
+from quorumlog.net.metadata_client import MetadataClient, current_of, new_attempt, query_of
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.wire.bodies import Body
@@ -86,7 +86,7 @@ class LogClient:
         self, *, after: str | None = None, limit: int = 100
     ) -> tuple[list[LogMetadata], str | None]:
         """One page by name, and the `after` of the next one (None at the end)."""
-        query = {"limit": str(limit), **({} if after is None else {"after": after})}
+        query = query_of(limit=limit, after=after)
         page = await self._client.ask("GET", "/v1/logs", gives=LogListBody, query=query)
         return [self._core(row) for row in page.logs], page.next
 
@@ -104,8 +104,7 @@ class LogClient:
         """Some ledgers above an id, ascending, that were created for a log and that no log has named
         for this long.
         """
-        query = {"older_than_s": str(int(older_than_s)), "limit": str(limit)}
-        query |= {} if after is None else {"after": str(after)}
+        query = query_of(older_than_s=int(older_than_s), limit=limit, after=after)
         # The caller fences, recovers and deletes these ledgers because of this answer (rule 18a).
         found = await self._client.ask(
             "GET", "/v1/orphans", gives=LedgerIds, query=query, proof=True

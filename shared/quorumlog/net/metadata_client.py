@@ -21,6 +21,7 @@ import aiohttp
 import orjson
 from pydantic import ValidationError
 
+from quorumlog import header
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -68,7 +69,7 @@ from quorumlog.wire.bodies import (
 )
 from quorumlog.wire.log_bodies import LedgerIds
 from quorumlog.wire.problems import from_answer
-from quorumlog.wire.witnesses import HEADER, WITNESSES_MAX, from_header, to_header
+from quorumlog.wire.witnesses import WITNESSES_MAX, from_header, to_header
 
 B = TypeVar("B", bound=Body)
 
@@ -229,14 +230,8 @@ class MetadataClient:
         limit: int = 100,
     ) -> tuple[list[LedgerMetadata], int | None]:
         """One page in the order of ids, and the `after` of the next one (None at the end)."""
-        query = {
-            "limit": str(limit),
-            **({} if after is None else {"after": str(after)}),
-            **({} if state is None else {"state": state.value}),
-            **({} if bookie is None else {"bookie": bookie}),
-            **({} if log is None else {"log": log}),
-            **{f"metadata[{key}]": value for key, value in (metadata or {}).items()},
-        }
+        query = query_of(limit=limit, after=after, state=state, bookie=bookie, log=log)
+        query |= {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
         page = await self.ask("GET", "/v1/ledgers", gives=LedgerListBody, query=query)
         return [row.to_core() for row in page.ledgers], page.next
 
@@ -313,9 +308,9 @@ class MetadataClient:
     async def ledgers_naming(self, name: str) -> set[int]:
         """The ledgers whose rows name a bookie in any incarnation. Raises: MetadataUnavailable."""
         found: set[int] = set()
-        path, after = f"/v1/bookies/{quote(name)}/ledgers", -1
+        path, after = f"/v1/bookies/{quote(name)}/ledgers", None
         while True:
-            query = {"limit": str(_IDS), **({} if after < 0 else {"after": str(after)})}
+            query = query_of(limit=_IDS, after=after)
             page = (await self.ask("GET", path, gives=LedgerIds, query=query)).ledgers
             found.update(page)
             if len(page) < _IDS:
@@ -464,7 +459,7 @@ class MetadataClient:
         headers = {} if data is None else {"Content-Type": "application/json"}
         presented = self.witnesses[-WITNESSES_MAX:] if proof or method != "GET" else ()
         if presented:
-            headers[HEADER] = to_header(presented)
+            headers[header.WITNESSES] = to_header(presented)
         try:
             async with (
                 awake_timeout(limit_s),
@@ -477,7 +472,7 @@ class MetadataClient:
             raise _Unsettled(NOT_DONE, f"{url}: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _Unsettled(UNKNOWN, f"{url}: {error!r}") from error
-        witnesses = from_header(response.headers.get(HEADER, ""))
+        witnesses = from_header(response.headers.get(header.WITNESSES, ""))
         is_proven = bool(presented and witnesses)
         if witnesses:
             kept = (witness for witness in self.witnesses if witness not in presented)
@@ -516,6 +511,11 @@ class MetadataClient:
                     change = Change(kind="gap")
                 if change.kind != "heartbeat":
                     yield change
+
+
+def query_of(**parameters: str | int | None) -> dict[str, str]:
+    """The parameters that are given, as a query."""
+    return {name: str(value) for name, value in parameters.items() if value is not None}
 
 
 def current_of(error: QuorumLogError, model: type[B]) -> B:

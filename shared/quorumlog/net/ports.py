@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from quorumlog.protocol.messages import CasStatus, MissedRange, Status, Timer
 from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.record import Run
 
-Ranges = tuple[tuple[int, int], ...]
 AddDone = Callable[[Status], None]
 LacDone = Callable[[Status, int], None]
 """Status and the highest LAC that the bookie knows of."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from quorumlog.errors import NoSuchRepair
-from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.metadata_client import MetadataClient, query_of
 from quorumlog.wire.bodies import Body
 from quorumlog.wire.repair_bodies import (
     Lease,
@@ -37,7 +37,7 @@ class RepairClient:
         self, *, after: str | None = None, limit: int = 100
     ) -> tuple[tuple[RepairItem, ...], str | None]:
         """One page of the queue, and the `after` of the next one."""
-        query = {"limit": str(limit), **({} if after is None else {"after": after})}
+        query = query_of(limit=limit, after=after)
         page = await self._client.ask("GET", "/v1/repairs", gives=RepairList, query=query)
         return page.repairs, page.next
 

@@ -11,9 +11,6 @@ from typing import Final
 
 import google_crc32c
 
-HEADER: Final = "Quorumlog-Witnesses"
-"""In a request: witnesses to look for in the database, in the same transaction or snapshot. In the
-answer: the database has them, and these witnesses stand for them from now on."""
 WITNESSES_MAX: Final = 100
 """Witnesses in one header: a process remembers those of its concurrent changes (taste)."""
 

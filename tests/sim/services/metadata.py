@@ -16,6 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
+from quorumlog import header
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -49,7 +50,7 @@ from quorumlog.wire.bodies import (
     WitnessState,
 )
 from quorumlog.wire.log_bodies import LedgerIds
-from quorumlog.wire.witnesses import HEADER, from_header, to_header, token_of, witness_of
+from quorumlog.wire.witnesses import from_header, to_header, token_of, witness_of
 from services.metadata.memory import Memory, Presented
 from tests.sim.plan import SECOND
 from tests.sim.services.net import Answer, Net, Process, Request
@@ -119,7 +120,7 @@ class Metadata(Process):
         """Answer a request, and what its witnesses come to (rule 18a)."""
         if self.down_until > self.net.now:
             raise MetadataUnavailable("the database is away", outcome=NOT_DONE)
-        given = request.headers.get(HEADER)
+        given = request.headers.get(header.WITNESSES)
         # A list that can't be read is one witness that counts for nothing, and so is refused.
         witnesses = () if not given else from_header(given) or (given,)
         presented = Presented(witnesses, "a client")
@@ -131,7 +132,7 @@ class Metadata(Process):
             told = self._answered(work())
         except QuorumLogError as error:
             if presented.answer:
-                headers = {**error.extra_headers, HEADER: to_header(presented.answer)}
+                headers = {**error.extra_headers, header.WITNESSES: to_header(presented.answer)}
                 raise error.replace(extra_headers=headers) from error
             raise
         if len(self.tables.attempts) > before:
@@ -140,7 +141,7 @@ class Metadata(Process):
             self.memory.note_committed(token, seen)
             presented.answer = self.memory.witnesses
         if presented.answer:
-            told.headers = {**told.headers, HEADER: to_header(presented.answer)}
+            told.headers = {**told.headers, header.WITNESSES: to_header(presented.answer)}
         return told
 
     def _check(self, presented: Presented) -> None:
