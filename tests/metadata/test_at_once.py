@@ -11,7 +11,7 @@ import pytest
 from loadtest.stores import Stores, StoreServers
 from quorumlog.errors import VersionConflict
 from quorumlog.net.log_client import LogClient
-from quorumlog.net.metadata_client import new_attempt
+from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.ids import NO_ENTRY

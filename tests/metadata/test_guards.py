@@ -15,7 +15,7 @@ from asyncpg.connect_utils import SessionAttribute
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
 from quorumlog.errors import MetadataUnavailable, VersionConflict
-from quorumlog.net import metadata_client
+from quorumlog.net import metadata_requests
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import Repair
 from services.bookie.collect import MetadataRows
@@ -324,7 +324,7 @@ GUARDS: Final = (
     Guard(
         "rule 18a",
         "a client presents nothing",
-        ((metadata_client, "to_header", silent),),
+        ((metadata_requests, "to_header", silent),),
         a_holder_tells,
     ),
     Guard(

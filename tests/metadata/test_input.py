@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quorumlog.net.metadata_client import new_attempt
+from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.wire.bodies import LedgerRow
 from services.metadata.app import ROUTES
 from tests.metadata.support import DRAFT, Service

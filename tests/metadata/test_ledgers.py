@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from quorumlog.errors import InvalidRequest, LedgerExists, NoSuchLedger, VersionConflict
-from quorumlog.net.metadata_client import new_attempt
+from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State

@@ -11,7 +11,7 @@ import pytest
 from loadtest.stores import Stores
 from quorumlog.errors import InvalidRequest, NoSuchLedger, NoSuchLog, OwnedByLog
 from quorumlog.net.log_client import LogClient
-from quorumlog.net.metadata_client import new_attempt
+from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.metadata import LedgerMetadata

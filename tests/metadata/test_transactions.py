@@ -20,7 +20,7 @@ from quorumlog.errors import (
     TransactionCommitted,
 )
 from quorumlog.net.log_client import LogClient
-from quorumlog.net.metadata_client import new_attempt
+from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.messages import CasStatus

@@ -17,7 +17,7 @@ import pytest
 from loadtest.stores import Stores, scratch
 from quorumlog import header
 from quorumlog.errors import DatabaseWentBack, NoSuchLedger, QuorumLogError
-from quorumlog.net import metadata_client
+from quorumlog.net import metadata_requests
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.repair_client import RepairClient
@@ -490,7 +490,7 @@ async def test_a_witness_beyond_those_that_a_client_holds_stays_with_the_service
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later change, whose witness the client holds, stands for it too."""
-    monkeypatch.setattr(metadata_client, "_WITNESSES_MAX", 1)
+    monkeypatch.setattr(metadata_requests, "_WITNESSES_MAX", 1)
     held = set()
     for _ in range(3):
         await service.client.create(DRAFT)

@@ -5,7 +5,8 @@ from typing import Final
 
 from quorumlog.errors import UNKNOWN, InvalidRequest, MetadataUnavailable, QuorumLogError
 from quorumlog.net.budget import PEER
-from quorumlog.net.metadata_client import MetadataClient, new_attempt
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.ports import TasksPort
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum

@@ -5,7 +5,7 @@ from typing import Final
 
 from quorumlog.errors import InvalidRequest, LossNotProven, MetadataUnavailable, NoSuchLedger
 from quorumlog.net.holdings import HoldingsClient
-from quorumlog.net.metadata_client import new_attempt
+from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.ports import MetadataPort
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.messages import CasStatus

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from quorumlog.errors import LogExists, NoSuchLedger, VersionConflict
-from quorumlog.net.metadata_client import MetadataClient, current_of, new_attempt, query_of
+from quorumlog.net.metadata_requests import MetadataRequests, current_of, new_attempt, query_of
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.wire.bodies import Body
@@ -23,7 +23,7 @@ from quorumlog.wire.log_bodies import (
 class LogClient:
     """Reads and changes log rows. All methods may raise MetadataUnavailable."""
 
-    def __init__(self, client: MetadataClient) -> None:
+    def __init__(self, client: MetadataRequests) -> None:
         self._client = client
         self._ahead_s: float | None = None
         """The database's clock is ahead of this loop's by at least this much."""

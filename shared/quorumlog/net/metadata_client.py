@@ -1,43 +1,16 @@
-"""The client of the metadata service: fail-over, deadlines, and changes that are always settled.
+"""The client of the metadata service: rows of ledgers, bookies and their cookies, live services."""
 
-Each call tries the services in turn until one answers or the call's deadline passes. A change carries
-an attempt token, so the client repeats a try whose answer was lost: the service answers with the
-outcome of the first (rule 6).
-
-The client also remembers witnesses of the database's content, and presents them with each change and
-each read on which a deletion rests (rule 18a).
-"""
-
-import asyncio
-import contextlib
-import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from http.client import NO_CONTENT
-from typing import Final, Never, TypeVar
+from typing import Final
 from urllib.parse import quote
-from uuid import uuid4
 
-import aiohttp
-import orjson
-from pydantic import ValidationError
-
-from quorumlog import header
 from quorumlog.errors import (
-    NOT_DONE,
-    UNKNOWN,
-    DatabaseWentBack,
-    ForeignHost,
-    MetadataBusy,
     MetadataUnavailable,
     NoSuchBookie,
     NoSuchLedger,
-    Outcome,
-    QuorumLogError,
-    RouteNotFound,
     VersionConflict,
 )
-from quorumlog.net import trace
-from quorumlog.net.awake import awake, awake_timeout
+from quorumlog.net.metadata_requests import MetadataRequests, current_of, new_attempt, query_of
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -46,7 +19,6 @@ from quorumlog.wire.bodies import (
     BookieHeartbeat,
     BookieList,
     BookieUses,
-    Change,
     ClusterId,
     Cookie,
     CookiePut,
@@ -63,81 +35,17 @@ from quorumlog.wire.bodies import (
     LogEnd,
     MissedBody,
     ServiceHeartbeat,
-    ServiceInfo,
     ServiceList,
-    WitnessState,
 )
 from quorumlog.wire.log_bodies import LedgerIds
-from quorumlog.wire.problems import from_answer
-from quorumlog.wire.witnesses import WITNESSES_MAX, from_header, to_header
 
-B = TypeVar("B", bound=Body)
-
-_TRY_S: Final = 3.0
-"""Timeout of one try: the service answers within 2 s, whatever its databases do."""
-_TRY_S_MIN: Final = 0.05
-_NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
-"""aiohttp's own timers continue while this process stands still."""
-_DEADLINE_S: Final = 10.0
-_PAUSE_S: Final = (0.02, 1.0)
-"""Least and greatest pause between rounds over the services; the pause doubles, with jitter."""
-_SILENCE_S: Final = 15.0
-"""A stream of changes that is silent for three heartbeats is broken."""
-_WITNESSES_MAX: Final = 10 * WITNESSES_MAX
-"""Witnesses that are remembered: as many as changes were under way at once (taste)."""
 _ROWS: Final = 1000
 _IDS: Final = 10_000
-"""Ids of one page."""
-_LINE_BYTES_MAX: Final = 1 << 16
-
-_jitter = random.SystemRandom()
+"""Rows and ids of one page."""
 
 
-def new_attempt() -> str:
-    """A token for one change (rule 6)."""
-    return str(uuid4())
-
-
-class _Unsettled(Exception):
-    """One try ended without a verdict; `outcome` says whether the change may have been made."""
-
-    def __init__(self, outcome: Outcome, why: str, *, is_busy: bool = False) -> None:
-        super().__init__(why)
-        self.outcome, self.is_busy = outcome, is_busy
-
-
-class MetadataClient:
-    """Asks one of several equal metadata services.
-
-    Invariant: the client never gives up a change that may have reached a service; a caller that cancels
-    the call must count the outcome as unknown.
-    """
-
-    def __init__(
-        self,
-        urls: Sequence[str],
-        session: aiohttp.ClientSession | None = None,
-        *,
-        deadline_s: float = _DEADLINE_S,
-        try_s: float = _TRY_S,
-    ) -> None:
-        if not urls:
-            raise ValueError("needs the URL of a metadata service")
-        self._urls = [url.rstrip("/") for url in urls]
-        self._current = 0
-        self._given = session
-        self._own: aiohttp.ClientSession | None = None
-        self._deadline_s = deadline_s
-        self._try_s = try_s
-        self.witnesses: tuple[str, ...] = ()
-        """Witnesses: what the database must contain, by the last answers of the services (rule 18a). A
-        service that is presented with witnesses answers with those that stand for them from then on.
-        """
-
-    async def close(self) -> None:
-        """Close the session, unless the caller gave it."""
-        if self._own is not None:
-            await self._own.close()
+class MetadataClient(MetadataRequests):
+    """Reads and changes what the metadata service keeps, but for logs, transactions and repairs."""
 
     # A ledger's row.
 
@@ -255,20 +163,6 @@ class MetadataClient:
         found = await self.ask("POST", "/v1/ledger-heads", body, gives=LedgerHeads)
         return {head.ledger_id: head.to_core() for head in found.ledgers}
 
-    async def changes(self) -> AsyncGenerator[Change]:
-        """Changes as they are committed, for ever, without the heartbeats.
-
-        Yields a `gap` first, and whenever changes may have been missed: rows that were read before may
-        be old then.
-        """
-        while True:
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValidationError, OSError):
-                async with contextlib.aclosing(self._stream(self._urls[self._current])) as stream:
-                    async for change in stream:
-                        yield change
-            self._turn(self._current)
-            await asyncio.sleep(_jitter.uniform(0.1, 1.0))
-
     # Bookies and services.
 
     async def bookies(self) -> BookieList:
@@ -341,207 +235,11 @@ class MetadataClient:
         """Services whose heartbeat came in time."""
         return await self.ask("GET", "/v1/services", gives=ServiceList)
 
-    async def own_services(self) -> Sequence[ServiceInfo]:
-        """The configured metadata services, each with its own health: `ready`, `not-ready`, or `lost`
-        where it does not answer.
-        """
-
-        async def asked(url: str) -> ServiceInfo:
-            state = "lost"
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with (
-                    asyncio.timeout(self._try_s),
-                    self._session.get(f"{url}/health/ready") as answer,
-                ):
-                    state = "ready" if answer.status == 200 else "not-ready"
-            return ServiceInfo(kind="metadata", id=url.partition("://")[2], url=url, state=state)
-
-        return await asyncio.gather(*map(asked, self._urls))
-
     async def cluster_id(self) -> str:
         """The cluster's id; another database is another cluster (rule 18)."""
         return (await self.ask("GET", "/v1/cluster-id", gives=ClusterId)).cluster_id
-
-    # Witnesses of the database.
-
-    async def confirm(self) -> None:
-        """Present the remembered witnesses, and remember those of the service. Raises:
-        DatabaseWentBack, MetadataUnavailable.
-        """
-        await self.ask("POST", "/v1/witnesses", gives=WitnessState)
-
-    async def keep_confirmed(self, every_s: float) -> Never:
-        """Confirm periodically, for ever, so that every service learns what any service answered."""
-        while True:
-            # The service itself reports a database that went back.
-            with contextlib.suppress(QuorumLogError):
-                await self.confirm()
-            await asyncio.sleep(every_s)
-
-    # Requests.
-
-    @property
-    def _session(self) -> aiohttp.ClientSession:
-        if self._given is not None:
-            return self._given
-        if self._own is None:
-            self._own = aiohttp.ClientSession(trace_configs=[trace.config()])
-        return self._own
-
-    def _turn(self, failed: int) -> None:
-        """Switch to the next service, unless another call already did."""
-        if self._current == failed:
-            self._current = (failed + 1) % len(self._urls)
-
-    async def ask(
-        self,
-        method: str,
-        path: str,
-        body: Body | None = None,
-        *,
-        gives: type[B],
-        query: Mapping[str, str] | None = None,
-        settles: bool = False,
-        proof: bool = False,
-    ) -> B:
-        """Try until there is a verdict: return the parsed answer, or raise the service's error.
-
-        With `settles`, a try that may have arrived lifts the deadline: only a verdict ends the call
-        then. With `proof` an answer counts only if the database had the remembered witnesses in the
-        same snapshot that the answer was read from (rule 18a).
-        """
-        if proof and not self.witnesses:
-            await self.confirm()
-        clock = awake()
-        end = clock.time() + self._deadline_s
-        data = None if body is None else body.model_dump_json().encode()
-        outcome: Outcome = NOT_DONE
-        pause_s = _PAUSE_S[0]
-        tries = 0
-        while True:
-            current = self._current
-            left_s = max(end - clock.time(), _TRY_S_MIN)
-            # Cutting a change short would only make the outcome unknown.
-            limit_s = min(self._try_s, left_s) if method == "GET" else self._try_s
-            try:
-                url = self._urls[current] + path
-                return await self._try(url, method, data, gives, query, limit_s, proof=proof)
-            except DatabaseWentBack as error:
-                # Every other service would answer the same. A change that an earlier try may have made is
-                # pursued nevertheless (rule 6).
-                if not (settles and outcome == UNKNOWN):
-                    raise error.with_outcome(outcome) from error
-                why, is_busy = error.detail, False
-            except _Unsettled as error:
-                why, is_busy = str(error), error.is_busy
-                if error.outcome == UNKNOWN:
-                    outcome = UNKNOWN
-            self._turn(current)
-            tries += 1
-            if clock.time() >= end and not (settles and outcome == UNKNOWN):
-                away = MetadataBusy if is_busy else MetadataUnavailable
-                raise away(why, outcome=NOT_DONE if method == "GET" else outcome)
-            if tries % len(self._urls) == 0:
-                await asyncio.sleep(_jitter.uniform(pause_s / 2, pause_s))
-                pause_s = min(pause_s * 2, _PAUSE_S[1])
-
-    async def _try(
-        self,
-        url: str,
-        method: str,
-        data: bytes | None,
-        gives: type[B],
-        query: Mapping[str, str] | None,
-        limit_s: float,
-        *,
-        proof: bool,
-    ) -> B:
-        headers = {} if data is None else {"Content-Type": "application/json"}
-        presented = self.witnesses[-WITNESSES_MAX:] if proof or method != "GET" else ()
-        if presented:
-            headers[header.WITNESSES] = to_header(presented)
-        try:
-            async with (
-                awake_timeout(limit_s),
-                self._session.request(
-                    method, url, data=data, params=query, headers=headers, timeout=_NO_TIMEOUT
-                ) as response,
-            ):
-                answered = await response.read()
-        except aiohttp.ClientConnectorError as error:
-            raise _Unsettled(NOT_DONE, f"{url}: {error}") from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _Unsettled(UNKNOWN, f"{url}: {error!r}") from error
-        witnesses = from_header(response.headers.get(header.WITNESSES, ""))
-        is_proven = bool(presented and witnesses)
-        if witnesses:
-            kept = (witness for witness in self.witnesses if witness not in presented)
-            self.witnesses = tuple(dict.fromkeys((*kept, *witnesses)))[-_WITNESSES_MAX:]
-        if response.status < 400:
-            found = _parsed(gives, response.status, answered)
-            if found is None:
-                # Something between here and the service answered instead (rule 4).
-                raise _Unsettled(UNKNOWN, f"{url}: not an answer of the service")
-            if proof and not is_proven:
-                raise _Unsettled(NOT_DONE, f"{url}: does not say that the database is the same")
-            return found
-        problem = from_answer(response.status, answered, response.headers)
-        if isinstance(problem, DatabaseWentBack):
-            raise problem
-        if _is_verdict(problem):
-            if proof and not is_proven:
-                raise _Unsettled(NOT_DONE, f"{url}: does not say that the database is the same")
-            raise problem
-        raise _Unsettled(
-            problem.outcome,
-            f"{url}: {problem.code}: {problem.detail}",
-            is_busy=isinstance(problem, MetadataBusy),
-        )
-
-    async def _stream(self, url: str) -> AsyncGenerator[Change]:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TRY_S, sock_read=_SILENCE_S)
-        async with self._session.get(
-            f"{url}/v1/changes", timeout=timeout, read_bufsize=_LINE_BYTES_MAX
-        ) as response:
-            if response.status != 200:
-                return
-            async for line in response.content:
-                change = Change.model_validate_json(line)
-                if change.kind == "hello":
-                    change = Change(kind="gap")
-                if change.kind != "heartbeat":
-                    yield change
-
-
-def query_of(**parameters: str | int | None) -> dict[str, str]:
-    """The parameters that are given, as a query."""
-    return {name: str(value) for name, value in parameters.items() if value is not None}
-
-
-def current_of(error: QuorumLogError, model: type[B]) -> B:
-    """The current row, which the answer to a lost compare-and-swap carries."""
-    return model.model_validate_json(orjson.dumps(error.members["current"]))
 
 
 def _of_missing(error: NoSuchLedger) -> CasStatus:
     """A row without a tombstone is not deleted but lost: an alarm, not a verdict (rule 18)."""
     return CasStatus.MISSING if error.members.get("deleted") is True else CasStatus.UNKNOWN
-
-
-def _parsed(gives: type[B], status: int, answered: bytes) -> B | None:
-    """The parsed answer, or None where the service did not write it. A proxy's blank page is no answer:
-    an empty answer of the service is a 204, and every other has a body.
-    """
-    if gives is Body:
-        return gives() if status == NO_CONTENT and not answered else None
-    try:
-        return gives.model_validate_json(answered)
-    except ValidationError:
-        return None
-
-
-def _is_verdict(error: QuorumLogError) -> bool:
-    """Whether the service itself has decided; everything else is tried again."""
-    if isinstance(error, RouteNotFound | ForeignHost):
-        return False  # another kind of service answers at this address, or one of another name
-    return type(error) is not QuorumLogError and error.status < 500 and not error.retryable

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from quorumlog.errors import NoSuchRepair
-from quorumlog.net.metadata_client import MetadataClient, query_of
+from quorumlog.net.metadata_requests import MetadataRequests, query_of
 from quorumlog.wire.bodies import Body
 from quorumlog.wire.repair_bodies import (
     Lease,
@@ -28,7 +28,7 @@ from quorumlog.wire.repair_bodies import (
 class RepairClient:
     """A worker's view of the queue. All methods may raise MetadataUnavailable; each may be repeated."""
 
-    def __init__(self, client: MetadataClient, worker: str) -> None:
+    def __init__(self, client: MetadataRequests, worker: str) -> None:
         """`worker` names this process; drawn at random at each start."""
         self._client = client
         self._worker = worker

@@ -1,7 +1,7 @@
 """A gateway's client for transactions in the metadata service."""
 
 from quorumlog.errors import VersionConflict
-from quorumlog.net.metadata_client import MetadataClient, current_of, new_attempt
+from quorumlog.net.metadata_requests import MetadataRequests, current_of, new_attempt
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
 from quorumlog.wire.log_bodies import LogRow
@@ -18,7 +18,7 @@ from quorumlog.wire.transaction_bodies import (
 class TransactionClient:
     """Begins, asks and ends transactions. All methods may raise MetadataUnavailable."""
 
-    def __init__(self, client: MetadataClient) -> None:
+    def __init__(self, client: MetadataRequests) -> None:
         self._client = client
 
     async def begin(

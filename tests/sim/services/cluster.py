@@ -39,7 +39,7 @@ from tests.sim.services.node import Bookies, Node
 Work = Callable[[], Awaitable[None]]
 
 SILENCE = 15 * SECOND
-"""Three heartbeats of a stream of changes (net/metadata_client.py)."""
+"""Three heartbeats of a stream of changes (net/metadata_requests.py)."""
 
 
 _BODIES = InternalBodies(

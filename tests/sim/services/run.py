@@ -24,7 +24,7 @@ from quorumlog.errors import (
     RecoveryBlocked,
     WriterLost,
 )
-from quorumlog.net import metadata_client
+from quorumlog.net import metadata_requests
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.reader import RangeReader
@@ -504,7 +504,7 @@ def run_plan(plan: ServicePlan, *, is_told: bool = False) -> Outcome:
     run: Run | None = None
     root.addHandler(listener)
     try:
-        with _checked(), patch.object(metadata_client, "_jitter", jitter):
+        with _checked(), patch.object(metadata_requests, "_jitter", jitter):
 
             async def main() -> None:
                 nonlocal run
