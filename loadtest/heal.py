@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from loadtest.cluster import Cluster, running
 from loadtest.waiting import until
-from quorumlog.cli.operator import asked
+from quorumlog.cli.operator import ask
 from quorumlog.client import Client, Ledger
 from quorumlog.errors import QuorumLogError
 
@@ -168,12 +168,12 @@ class Healers:
 
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """Ask one of them."""
-        return await asked(method, self._cluster.url(self.names[0]) + path, body)
+        return await ask(method, self._cluster.url(self.names[0]) + path, body)
 
     async def statuses(self) -> dict[str, dict[str, Any]]:
         """What each of them says."""
         return {
-            name: await asked("GET", f"{self._cluster.url(name)}/v1/status") for name in self.names
+            name: await ask("GET", f"{self._cluster.url(name)}/v1/status") for name in self.names
         }
 
     async def auditor(self) -> str | None:

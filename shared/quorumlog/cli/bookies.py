@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 
 from quorumlog.cli import cookies
 from quorumlog.cli.ends import ExitStatus, print_error
-from quorumlog.cli.operator import asked, autorecoveries, bare, drain_of, found_bookie
+from quorumlog.cli.operator import ask, autorecoveries, bare, drain_of, find_bookie
 from quorumlog.cli.pipes import bar_of
 from quorumlog.cli.printing import (
     print_answer,
@@ -50,9 +50,9 @@ def info(name: BookieArgument) -> None:
     """Print a bookie's own status, and how many ledgers name the bookie."""
 
     async def work(client: Client) -> dict[str, Any]:
-        known = await found_bookie(client, name)
+        known = await find_bookie(client, name)
         if known["state"] != "lost":
-            known |= await asked("GET", f"{known['url']}/v1/info")
+            known |= await ask("GET", f"{known['url']}/v1/info")
         left = await drain_of(client, name)
         return known | {"ledgers": left["ledgers"], "repairs": left["repairs"]}
 
@@ -67,7 +67,7 @@ def damage(name: BookieArgument) -> None:
 
     async def work(client: Client) -> dict[str, Any]:
         known = await _living_bookie(client, name)
-        found: dict[str, Any] = await asked("GET", f"{known['url']}/v1/damage")
+        found: dict[str, Any] = await ask("GET", f"{known['url']}/v1/damage")
         return found
 
     found = run(work)
@@ -137,7 +137,7 @@ def decommission(
 
         async def tried() -> dict[str, Any]:
             try:
-                await asked("DELETE", f"{url}/v1/bookies/{quote(bare(name))}")
+                await ask("DELETE", f"{url}/v1/bookies/{quote(bare(name))}")
             except VersionConflict:
                 if not wait:
                     raise
@@ -153,7 +153,7 @@ def decommission(
 
 
 async def _living_bookie(client: Client, name: str) -> dict[str, Any]:
-    known = await found_bookie(client, name)
+    known = await find_bookie(client, name)
     if known["state"] == "lost":
         raise NoSuchBookie(f"{known['id']} does not live", bookie=name)
     return known
@@ -161,13 +161,13 @@ async def _living_bookie(client: Client, name: str) -> dict[str, Any]:
 
 async def _set_paused(client: Client, name: str, *, paused: bool) -> dict[str, Any]:
     known = await _living_bookie(client, name)
-    answer = await asked("PUT", f"{known['url']}/v1/maintenance", {"paused": paused})
+    answer = await ask("PUT", f"{known['url']}/v1/maintenance", {"paused": paused})
     return {"bookie": answer["bookie"], **answer["scrub"]}
 
 
 async def _set_state(client: Client, name: str, state: str) -> dict[str, Any]:
     known = await _living_bookie(client, name)
-    answer: dict[str, Any] = await asked("PUT", f"{known['url']}/v1/state", {"state": state})
+    answer: dict[str, Any] = await ask("PUT", f"{known['url']}/v1/state", {"state": state})
     return answer
 
 

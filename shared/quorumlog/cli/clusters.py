@@ -9,7 +9,7 @@ from quorumlog.cli.printing import (
     print_json,
     print_line,
     print_rows,
-    watched,
+    show_repeatedly,
 )
 from quorumlog.cli.session import common_options
 
@@ -21,7 +21,7 @@ def status(
     watch: WatchOption = None,
 ) -> None:
     """Print every service with its state, and how much is under-replicated."""
-    watched(lambda client: client.cluster(), _print_cluster, watch)
+    show_repeatedly(lambda client: client.cluster(), _print_cluster, watch)
 
 
 def _print_cluster(found: dict[str, Any]) -> None:

@@ -13,8 +13,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="A replicated log over HTTP.",
     epilog="Exit status: 0 done; 1 an error, and nothing more was done; 2 wrong usage; 3 an error, and"
-    " whether it was done is unknown; 4 there is no such thing; 5 a wait is over; 130 Ctrl-C; 141 the"
-    " output's reader is gone.",
+    " whether it was done is unknown; 4 no such log, ledger, entry or bookie; 5 a wait timed out; 130 Ctrl-C; 141 the"
+    " reader of the output closed it.",
 )
 app.add_typer(ledgers.app, name="ledger")
 app.add_typer(logs.app, name="log")
@@ -46,4 +46,4 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Has no work of its own: the options before the command."""
+    """Take the options before the command."""

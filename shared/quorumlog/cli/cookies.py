@@ -13,9 +13,9 @@ from uuid import uuid4
 import orjson
 import typer
 
-from quorumlog.cli.operator import asked, bare
+from quorumlog.cli.operator import ask, bare
 from quorumlog.cli.printing import print_answer, print_object
-from quorumlog.cli.session import checked, run_async
+from quorumlog.cli.session import parse_urls, run_async
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,7 +43,7 @@ def show(
     data_dir: DirectoryOption = None,
 ) -> None:
     """Print the registered cookie, and beside it the cookie in a directory."""
-    row = _ask("GET", name, metadata)
+    row = _ask_metadata("GET", name, metadata)
     found = {"name": row["name"], "version": row["version"], **row["cookie"]}
     if data_dir is not None:
         local = _cookie_in(data_dir)
@@ -61,11 +61,11 @@ def fix(name: NameArgument, metadata: MetadataOption) -> None:
     """Permit a bookie's next start to continue without the entries that it lost: the bookie comes back
     as a new incarnation, which denies no entry until it is refilled from its peers. For one start only.
     """
-    row = _ask("GET", name, metadata)
+    row = _ask_metadata("GET", name, metadata)
     if not row["cookie"]["may_fix"]:
         cookie = row["cookie"] | {"may_fix": True}
         body = {"cookie": cookie, "version": row["version"], "attempt": str(uuid4())}
-        row = _ask("PUT", name, metadata, body)
+        row = _ask_metadata("PUT", name, metadata, body)
     print_answer(
         row,
         f"{bare(name)} may start once without the entries that it lost, as incarnation"
@@ -78,14 +78,14 @@ def delete(name: NameArgument, metadata: MetadataOption) -> None:
     """Remove a bookie from the list; refused while the bookie lives or any ledger names it. An empty
     directory may then register under the name, as a later incarnation.
     """
-    _ask("DELETE", name, metadata)
+    _ask_metadata("DELETE", name, metadata)
     print_answer({"deleted": bare(name)}, f"{bare(name)} is removed from the list")
 
 
-def _ask(method: str, name: str, metadata: str, body: dict[str, Any] | None = None) -> Any:
-    url = checked(metadata)[0].rstrip("/")
+def _ask_metadata(method: str, name: str, metadata: str, body: dict[str, Any] | None = None) -> Any:
+    url = parse_urls(metadata)[0].rstrip("/")
     path = f"/v1/bookies/{quote(bare(name))}/cookie"
-    return run_async(lambda: asked(method, f"{url}{path}", body))
+    return run_async(lambda: ask(method, f"{url}{path}", body))
 
 
 def _is_own_marker(directory: Path, local: Any) -> bool:

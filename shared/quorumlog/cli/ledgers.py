@@ -10,7 +10,7 @@ import orjson
 import typer
 
 from quorumlog.cli.ends import ExitStatus
-from quorumlog.cli.operator import asked, autorecoveries
+from quorumlog.cli.operator import ask, autorecoveries
 from quorumlog.cli.pipes import (
     FileOption,
     FollowOption,
@@ -64,10 +64,17 @@ async def _write(found: Paged[Entry], framing: Framing, count: int | None = None
 @app.command()
 def create(
     password: PasswordOption = None,
-    ensemble: Annotated[int | None, typer.Option("--ensemble", "-E")] = None,
-    write_quorum: Annotated[int | None, typer.Option("--write-quorum", "-w")] = None,
-    ack_quorum: Annotated[int | None, typer.Option("--ack-quorum", "-a")] = None,
-    digest: Annotated[str | None, typer.Option(help="crc32c, hmac-sha256 or none")] = None,
+    ensemble: Annotated[
+        int | None, typer.Option("--ensemble", "-E", help="Bookies that store the ledger.")
+    ] = None,
+    write_quorum: Annotated[
+        int | None, typer.Option("--write-quorum", "-w", help="Bookies that store each entry.")
+    ] = None,
+    ack_quorum: Annotated[
+        int | None,
+        typer.Option("--ack-quorum", "-a", help="Bookies that must have an entry on disk."),
+    ] = None,
+    digest: Annotated[str | None, typer.Option(help="crc32c, hmac-sha256 or none.")] = None,
 ) -> None:
     """Create a ledger and print its id."""
 
@@ -117,8 +124,8 @@ def append(
 def read(
     ledger_id: LedgerArgument,
     password: PasswordOption = None,
-    first: Annotated[int, typer.Option("--from", min=0)] = 0,
-    last: Annotated[int | None, typer.Option("--to", min=0)] = None,
+    first: Annotated[int, typer.Option("--from", min=0, help="The first entry.")] = 0,
+    last: Annotated[int | None, typer.Option("--to", min=0, help="The last entry.")] = None,
     follow: FollowOption = False,
     framing: FramingOption = Framing.LINES,
 ) -> None:
@@ -168,9 +175,9 @@ def show(ledger_id: LedgerArgument) -> None:
 
 @app.command(name="list")
 def list_(
-    state: Annotated[str | None, typer.Option(help="OPEN, IN_RECOVERY or CLOSED")] = None,
+    state: Annotated[str | None, typer.Option(help="OPEN, IN_RECOVERY or CLOSED.")] = None,
     bookie: Annotated[
-        str | None, typer.Option(help="ledgers that name this member, such as bookie-1@1")
+        str | None, typer.Option(help="Only ledgers that name this member, such as bookie-1@1.")
     ] = None,
 ) -> None:
     """Print all ledgers."""
@@ -266,7 +273,7 @@ def verify(
     async def work(client: Client) -> dict[str, Any]:
         url = (await autorecoveries(client))[0]
         method = "POST" if repair else "GET"
-        found: dict[str, Any] = await asked(method, f"{url}/v1/checks/{ledger_id}")
+        found: dict[str, Any] = await ask(method, f"{url}/v1/checks/{ledger_id}")
         return found
 
     found = run(work)

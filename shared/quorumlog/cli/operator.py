@@ -18,7 +18,7 @@ class NoAutorecovery(
     """No process of autorecovery is alive, so nobody can be asked."""
 
 
-async def asked(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
+async def ask(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
     """Send a request to a service's own endpoint and return the JSON of its answer, or None. Every such
     request may be repeated.
     """
@@ -33,7 +33,7 @@ async def asked(method: str, url: str, body: dict[str, Any] | None = None) -> An
         return answer.json() if answer.body else None
 
 
-async def found_bookie(client: Client, name: str) -> dict[str, Any]:
+async def find_bookie(client: Client, name: str) -> dict[str, Any]:
     """The gateway's entry for a bookie, by its name with or without @incarnation.
 
     Raises: NoSuchBookie.
@@ -57,7 +57,7 @@ async def auditor(client: Client) -> str:
     """The URL of the auditor, or of any process of autorecovery while there is no auditor."""
     urls = await autorecoveries(client)
     for url in urls:
-        if (await asked("GET", f"{url}/v1/status"))["auditor"]:
+        if (await ask("GET", f"{url}/v1/status"))["auditor"]:
             return url
     return urls[0]
 
@@ -65,7 +65,7 @@ async def auditor(client: Client) -> str:
 async def drain_of(client: Client, name: str) -> dict[str, Any]:
     """How far a bookie is drained."""
     url = (await autorecoveries(client))[0]
-    found: dict[str, Any] = await asked("GET", f"{url}/v1/drains/{quote(bare(name))}")
+    found: dict[str, Any] = await ask("GET", f"{url}/v1/drains/{quote(bare(name))}")
     return found
 
 

@@ -65,10 +65,12 @@ class Framing(StrEnum):
 FramingOption = Annotated[
     Framing,
     typer.Option(
-        "--format", help="How input is divided into records; frames and raw take any bytes."
+        "--format", help="How a stream is divided into records; frames and raw take any bytes."
     ),
 ]
-FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Continue with new ones.")]
+FollowOption = Annotated[
+    bool, typer.Option("--follow", "-f", help="Continue with new ones as they are confirmed.")
+]
 LinesOption = Annotated[
     int, typer.Option("--lines", "-n", min=0, help="Begin this many before the end.")
 ]
@@ -299,7 +301,7 @@ def _error_of(future: asyncio.Future[Places]) -> BaseException | None:
 
 def is_progress_shown() -> bool:
     """Whether standard error is a terminal, and the options do not forbid a progress bar."""
-    return sys.stderr.isatty() and common_options().may_talk
+    return sys.stderr.isatty() and common_options().shows_notices
 
 
 def size_of(file: Path | None) -> int | None:

@@ -23,7 +23,7 @@ WatchOption = Annotated[
 ]
 
 
-def watched(
+def show_repeatedly(
     work: Callable[[Client], Awaitable[T]],
     show: Callable[[T], None],
     every_s: float | None,

@@ -4,14 +4,14 @@ from typing import Annotated, Any
 
 import typer
 
-from quorumlog.cli.operator import asked, auditor, autorecoveries
+from quorumlog.cli.operator import ask, auditor, autorecoveries
 from quorumlog.cli.printing import (
     WatchOption,
     print_answer,
     print_json,
     print_object,
     print_rows,
-    watched,
+    show_repeatedly,
 )
 from quorumlog.cli.session import common_options, run
 from quorumlog.client import Client
@@ -29,11 +29,11 @@ def status(
 
     async def work(client: Client) -> dict[str, Any]:
         urls = await autorecoveries(client)
-        found = [{"url": url, **await asked("GET", f"{url}/v1/status")} for url in urls]
+        found = [{"url": url, **await ask("GET", f"{url}/v1/status")} for url in urls]
         queue = found[0].get("queue")
         for service in found:
             service.pop("queue", None)
-        first = (await asked("GET", f"{urls[0]}/v1/repairs"))["repairs"]
+        first = (await ask("GET", f"{urls[0]}/v1/repairs"))["repairs"]
         return {"autorecovery": found, "queue": queue, "first": first}
 
     def show(found: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ def status(
         print_object(found["queue"])
         print_rows(found["first"], ("ledger_id", "member", "failures", "detail"))
 
-    watched(work, show, watch)
+    show_repeatedly(work, show, watch)
 
 
 @app.command()
@@ -59,7 +59,7 @@ def check() -> None:
     """Compare all copies of all ledgers now and repair what is missing; `status` shows the progress."""
 
     async def work(client: Client) -> Any:
-        return await asked("POST", f"{await auditor(client)}/v1/checks")
+        return await ask("POST", f"{await auditor(client)}/v1/checks")
 
     print_answer(run(work))
 
@@ -111,6 +111,6 @@ def _send_change(method: str, path: str, body: dict[str, Any] | None = None) -> 
 
     async def work(client: Client) -> Any:
         url = (await autorecoveries(client))[0]
-        return await asked(method, f"{url}{path}", body)
+        return await ask(method, f"{url}{path}", body)
 
     print_answer(run(work))

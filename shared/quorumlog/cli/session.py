@@ -41,7 +41,7 @@ class CommonOptions:
     is_quiet: bool = False
 
     @property
-    def may_talk(self) -> bool:
+    def shows_notices(self) -> bool:
         """Whether standard error may have more than errors."""
         return not self.is_quiet and not self.as_json
 
@@ -63,7 +63,7 @@ _GatewayOption = Annotated[
         "--gateway", envvar="QUORUMLOG_GATEWAY", help="URLs of gateways, separated by commas."
     ),
 ]
-_JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+_JsonOption = Annotated[bool, typer.Option("--json", help="Print results and errors as JSON.")]
 _TimeoutOption = Annotated[
     float,
     typer.Option(
@@ -133,7 +133,7 @@ def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def run(work: Callable[[Client], Awaitable[T]]) -> T:
     """Do work with a client; an error ends the process with the error's exit status."""
     options = common_options()
-    urls = checked(options.gateway)
+    urls = parse_urls(options.gateway)
 
     async def in_session() -> T:
         client = Client(*urls, deadline_s=options.timeout_s, batching=BATCHING)
@@ -153,7 +153,7 @@ def run_async(work: Callable[[], Awaitable[T]]) -> T:
         return finished(lambda: asyncio.run(main()), as_json=common_options().as_json)
 
 
-def checked(urls: str) -> list[str]:
+def parse_urls(urls: str) -> list[str]:
     """URLs that are separated by commas. Raises: typer.BadParameter for what is none."""
     found = [url.strip() for url in urls.split(",") if url.strip()]
     for url in found:
@@ -168,7 +168,7 @@ def checked(urls: str) -> list[str]:
 def _retries_noticed() -> Iterator[None]:
     """Print what the SDK tries again: each error once."""
     log, notices = logging.getLogger("quorumlog.client.transport"), _Notices()
-    if common_options().may_talk:
+    if common_options().shows_notices:
         log.setLevel(logging.INFO)
         log.addHandler(notices)
     try:
@@ -197,7 +197,7 @@ class _Notices(logging.Handler):
 async def _silence_noticed(urls: Sequence[str]) -> AsyncIterator[None]:
     """While the block runs, name the gateways that take a connection and do not answer."""
     looking = [
-        asyncio.create_task(_notice_silence(url)) for url in urls if common_options().may_talk
+        asyncio.create_task(_notice_silence(url)) for url in urls if common_options().shows_notices
     ]
     try:
         yield
