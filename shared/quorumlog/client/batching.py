@@ -72,7 +72,7 @@ Done = asyncio.Future[R] | futures.Future[R]
 
 @dataclass(frozen=True, slots=True)
 class Submission(Generic[P, R]):
-    """An append that was asked for."""
+    """An append in the queue or under way."""
 
     payloads: Sequence[P]
     size: int

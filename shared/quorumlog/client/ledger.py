@@ -1,4 +1,4 @@
-"""One ledger: append, read, follow, end."""
+"""One ledger: append, read, follow, close, recover."""
 
 import asyncio
 import struct
@@ -44,7 +44,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some entries in order. Go on at `next`; the end is reached when `is_end` says so."""
+    """Entries in order. Continue at `next`, unless `is_end`."""
 
     entries: tuple[Entry, ...]
     next: int

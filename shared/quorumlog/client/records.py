@@ -33,7 +33,7 @@ class Record:
         if self.timestamp is not None:
             checks.text("a record's timestamp", self.timestamp)
         if self.headers:
-            # A copy: the caller may change his mapping while the record waits to be sent.
+            # A copy: the caller may change the mapping while the record waits to be sent.
             headers = dict(checks.texts("a record's headers", self.headers))
             object.__setattr__(self, "headers", headers)
 
@@ -64,7 +64,7 @@ class LogAppended:
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """Some records in order. Continue at `next`; `closed`: no record will ever follow."""
+    """Records in order. Continue at `next`; `closed`: no record will ever follow."""
 
     records: tuple[LogRecord, ...]
     next: int

@@ -321,8 +321,8 @@ class BookieClient:
         limits: ChannelLimits | None = None,
         failed: Callable[[str], None] = lambda _name: None,
     ) -> None:
-        """`address` gives the URL that is known now for a bookie's name; `failed` is called each time
-        a bookie is silent, breaks its connection or sends an answer that nobody asked for.
+        """`address` gives the last known URL for a bookie's name; `failed` is called each time a bookie
+        is silent, breaks its connection or sends an answer without a request.
         """
         self._failed = failed
         self._address = address

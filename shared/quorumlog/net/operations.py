@@ -138,7 +138,7 @@ def route(
     refuses_with: type[BaseModel] | None = None,
 ) -> Route:
     """A route that only this cluster's processes and its operators use: the operation's name is the
-    handler's, its summary the first line of the handler's docstring, its errors are any.
+    handler's, its summary the first line of the handler's docstring, and any error may be its answer.
 
     `repeat_status` is that of a repeat, where it is another one; `refuses_with` is what a refusal may
     say besides a problem.

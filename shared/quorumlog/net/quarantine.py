@@ -1,7 +1,7 @@
 """Quarantine: a bookie that fails though it is listed as live is not chosen for new places for a while.
 
 Each process judges by the failures that it met itself. Quarantine is advice, as liveness is: where too
-few other bookies live, a bookie in quarantine is chosen all the same.
+few other bookies are live, a bookie in quarantine is chosen nevertheless.
 """
 
 import logging
@@ -44,7 +44,7 @@ class Quarantine:
         self._until: dict[str, float] = {}
 
     def failed(self, name: str) -> None:
-        """Count a failure: a broken connection, silence, or an answer that nobody asked for."""
+        """Count a failure: a broken connection, silence, or an answer without a request."""
         rule, now = self._rule, self._clock()
         if not rule.failures:
             return
