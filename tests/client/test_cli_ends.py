@@ -18,6 +18,7 @@ from loadtest.ports import free_ports
 from quorumlog.cli import session
 from quorumlog.cli.commands import app
 from quorumlog.cli.ends import ExitStatus, run_command
+from tests.client.test_transport import Gateway, serving
 from tests.support.waiting import until, within
 
 _SHAPE: Final = {"code", "detail", "retryable", "outcome", "exit_status"}
@@ -198,6 +199,18 @@ def test_ctrl_c_while_a_result_is_printed_is_told_as_such(
 
     said = capsys.readouterr().err
     assert said == "interrupted\n" if not form else error_of(said)["code"] == "interrupted"
+
+
+async def test_a_cookie_is_asked_of_the_next_metadata_service_where_the_first_is_gone(
+    nobody: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"name": "b1", "version": 1, "cookie": {"incarnation": 1}}
+    async with serving(Gateway(row)) as url:
+        given = ["bookie", "cookie", "show", "b1", "--metadata", f"{nobody}, {url}/", "--json"]
+        status = await asyncio.to_thread(run_command, app, given)
+
+    assert status == ExitStatus.DONE
+    assert json.loads(capsys.readouterr().out)["incarnation"] == 1
 
 
 def words(*given: str) -> list[str]:

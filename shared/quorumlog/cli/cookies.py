@@ -28,7 +28,7 @@ MetadataOption = Annotated[
     typer.Option(
         "--metadata",
         envvar="METADATA_URLS",
-        help="URL of a metadata service, as in the bookies' settings.",
+        help="URLs of metadata services, separated by commas, as in the bookies' settings.",
     ),
 ]
 DirectoryOption = Annotated[
@@ -83,9 +83,9 @@ def delete(name: NameArgument, metadata: MetadataOption) -> None:
 
 
 def _ask_metadata(method: str, name: str, metadata: str, body: dict[str, Any] | None = None) -> Any:
-    url = parse_urls(metadata)[0].rstrip("/")
+    urls = ",".join(parse_urls(metadata))
     path = f"/v1/bookies/{quote(bare(name))}/cookie"
-    return run_async(lambda: ask(method, f"{url}{path}", body))
+    return run_async(lambda: ask(method, f"{urls}{path}", body))
 
 
 def _is_own_marker(directory: Path, local: Any) -> bool:

@@ -20,10 +20,10 @@ class NoAutorecovery(
 
 async def ask(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
     """Send a request to a service's own endpoint and return the JSON of its answer, or None. Every such
-    request may be repeated.
+    request may be repeated. `url`: of one service, or of several that answer alike, with commas.
     """
-    base, _, path = url.partition("/v1/")
-    async with Transport([base], deadline_s=common_options().timeout_s) as transport:
+    bases, _, path = url.partition("/v1/")
+    async with Transport(bases.split(","), deadline_s=common_options().timeout_s) as transport:
         answer = await transport.request(
             method,
             f"/v1/{path}",
