@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
@@ -143,14 +143,10 @@ def run(work: Callable[[Client], Awaitable[T]]) -> T:
     return run_async(in_session)
 
 
-def run_async(work: Callable[[], Awaitable[T]]) -> T:
+def run_async(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run work in an event loop; an error ends the process with the error's exit status."""
-
-    async def main() -> T:
-        return await work()
-
     with _retries_noticed():
-        return finished(lambda: asyncio.run(main()), as_json=common_options().as_json)
+        return finished(lambda: asyncio.run(work()), as_json=common_options().as_json)
 
 
 def parse_urls(urls: str) -> list[str]:

@@ -188,14 +188,12 @@ class Client:
 
     async def bookies(self) -> Sequence[Shown]:
         """All registered bookies with their state."""
-        answer = await self._get("/v1/bookies")
-        bookies: list[Shown] = answer["bookies"]
+        bookies: list[Shown] = (await self._get("/v1/bookies"))["bookies"]
         return bookies
 
     async def cluster(self) -> Shown:
         """Every service with its state, and what is under-replicated."""
-        answer: Shown = await self._get("/v1/cluster")
-        return answer
+        return await self._get("/v1/cluster")
 
     async def _pages(
         self, kind: str, params: Mapping[str, str | int]
@@ -208,6 +206,6 @@ class Client:
                 return
             after = {"after": page["next"]}
 
-    async def _get(self, path: str, params: Mapping[str, str | int] | None = None) -> Any:
+    async def _get(self, path: str, params: Mapping[str, str | int] | None = None) -> Shown:
         answer = await self._transport.request("GET", path, params=params, is_repeatable=True)
         return answer.json()

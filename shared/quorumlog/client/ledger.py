@@ -227,8 +227,7 @@ class Ledger:
         answer = await self._transport.request(
             method, self._path + path, headers=self._headers, is_repeatable=True, body=body
         )
-        found: dict[str, Any] = answer.json()
-        return found
+        return answer.json()
 
 
 def _size_of(payload: bytes) -> int:

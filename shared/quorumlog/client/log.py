@@ -158,12 +158,12 @@ class Log:
             is_repeatable=True,
             wait_s=wait_ms / 1000,
         )
-        page = answer.json()
+        shown = answer.json()
         return LogPage(
-            tuple(map(record_of, page["entries"])),
-            int(page["next"]),
-            int(page["first_offset"]),
-            bool(page["closed"]),
+            tuple(map(record_of, shown["entries"])),
+            int(shown["next"]),
+            int(shown["first_offset"]),
+            bool(shown["closed"]),
         )
 
     def records(self, start: Start = "earliest") -> Paged[LogRecord]:
@@ -246,8 +246,7 @@ class Log:
             body=None if body is None else orjson.dumps(body),
             is_repeatable=is_repeatable,
         )
-        found: dict[str, Any] = answer.json()
-        return found
+        return answer.json()
 
 
 def _start(start: Start) -> Start:

@@ -63,8 +63,7 @@ class TransactionLedger:
     async def close(self) -> dict[str, Any]:
         """Seal the ledger: a commit may name it then."""
         answer = await self._transport.request("POST", f"{self._path}/close", is_repeatable=True)
-        closed: dict[str, Any] = answer.json()
-        return closed
+        return answer.json()
 
 
 class Transaction:
@@ -85,8 +84,7 @@ class Transaction:
     async def info(self) -> dict[str, Any]:
         """The transaction as the API shows it: state, ledgers, offsets."""
         answer = await self._transport.request("GET", self._path, is_repeatable=True)
-        found: dict[str, Any] = answer.json()
-        return found
+        return answer.json()
 
     async def ledger(
         self, *, partition: int | None = None, attempt: int | None = None
@@ -127,11 +125,9 @@ class Transaction:
             headers=token,
             is_repeatable=True,
         )
-        done: dict[str, Any] = answer.json()
-        return done
+        return answer.json()
 
     async def abort(self) -> dict[str, Any]:
         """Abort: nothing of the transaction is published. Raises: TransactionCommitted."""
         answer = await self._transport.request("POST", f"{self._path}/abort", is_repeatable=True)
-        done: dict[str, Any] = answer.json()
-        return done
+        return answer.json()

@@ -46,9 +46,10 @@ class GatewayAnswer:
     headers: Mapping[str, str]
     body: bytes
 
-    def json(self) -> Any:
-        """The body, parsed."""
-        return orjson.loads(self.body)
+    def json(self) -> dict[str, Any]:
+        """The body: a JSON object, as all of the API's are."""
+        parsed: dict[str, Any] = orjson.loads(self.body)
+        return parsed
 
 
 class Transport:
