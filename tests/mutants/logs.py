@@ -26,6 +26,9 @@ from services.gateway.engine.appends import Appends
 from services.gateway.logs import manager
 from services.gateway.logs.reading import LogReader
 from tests.explore.scopes import (
+    LOG_DELETION,
+    LOG_FORGOTTEN,
+    LOG_OVERWRITE,
     LOG_PUBLICATION,
     LOG_REPEAT,
     LOG_REPEAT_ROLL,
@@ -366,6 +369,7 @@ LOG_MUTANTS: Final = (
         "an unknown producer is new",
         "rule 26a",
         (Patch(ProducerTable, "find", since_ever),),
+        scope=LOG_FORGOTTEN,
     ),
     Mutant(
         "Producer-Since is not compared with what was forgotten",
@@ -381,6 +385,7 @@ LOG_MUTANTS: Final = (
         "what was forgotten ends with its last offset, not after it",
         "rule 26a",
         (Patch(ProducerTable, "lost", one_less),),
+        scope=LOG_FORGOTTEN,
     ),
     Mutant(
         "a Producer-Since above the log's end is taken",
@@ -412,6 +417,7 @@ LOG_MUTANTS: Final = (
         "a new generation begins at offset 0",
         "rule 28",
         (Patch(LogMetadata, "with_published", from_zero),),
+        scope=LOG_OVERWRITE,
     ),
     Mutant(
         "a read believes what bookies know of the LAC",
@@ -432,6 +438,7 @@ LOG_MUTANTS: Final = (
         "the name of a log is free before its writer has ended",
         "rule 27",
         (Patch(Handover, "_fence", unfenced),),
+        scope=LOG_DELETION,
     ),
     Mutant(
         "the ledger API writes to a log's ledgers",
