@@ -23,7 +23,7 @@ from quorumlog.errors import (
     UnexpectedOffset,
 )
 from quorumlog.protocol.batch import ProducerSeq, Record
-from quorumlog.protocol.log import LogSettings, owner, takeover
+from quorumlog.protocol.log import LogSettings, job, takeover
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.logs.ports import Append, LogAppended
@@ -343,7 +343,7 @@ async def test_rolls_end_before_takeovers_lack_room_in_the_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(takeover, "LOG_LEDGERS_MAX", 4)
-    monkeypatch.setattr(owner, "LEDGERS_SPARE", 2)
+    monkeypatch.setattr(job, "LEDGERS_SPARE", 2)
     async with a_cluster() as (_, (one, two)):
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")

@@ -33,10 +33,10 @@ from quorumlog.protocol.log.handover import (
     Aim,
     Found,
     Handover,
+    HandoverStep,
     Move,
     Next,
     Over,
-    Step,
     deleted,
 )
 from quorumlog.protocol.log.messages import (
@@ -80,7 +80,7 @@ from quorumlog.protocol.log.takeover import Takeover, ending
 from quorumlog.protocol.metadata import Writer
 
 
-class Phase(Enum):
+class RoutePhase(Enum):
     """What is known of a log's owner."""
 
     UNKNOWN = "unknown"
@@ -134,22 +134,22 @@ class Route:
         self._out: list[Effect] = []
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> RoutePhase:
         """What is known of the owner."""
         if self.owner is not None:
-            return Phase.SETTLING if self.owner.is_ended else Phase.OWNING
-        return Phase.UNKNOWN if self.remote is None else Phase.REMOTE
+            return RoutePhase.SETTLING if self.owner.is_ended else RoutePhase.OWNING
+        return RoutePhase.UNKNOWN if self.remote is None else RoutePhase.REMOTE
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody waits for this machine, and this one for nothing."""
         parts = (self._handover, self._asked, self._jobs, self._former, self._again, self._waiting)
-        return not any(parts) and self.phase is not Phase.SETTLING
+        return not any(parts) and self.phase is not RoutePhase.SETTLING
 
     def check(self) -> None:
         """Assert the invariants."""
         assert self.owner is None or self.remote is None, "rule 22"
-        if (self._waiting or self._again) and self.phase is not Phase.SETTLING:
+        if (self._waiting or self._again) and self.phase is not RoutePhase.SETTLING:
             assert self._handover or self._resent, "somebody waits, and nothing is under way"
         if self.owner is not None:
             self.owner.check()
@@ -233,7 +233,7 @@ class Route:
     # --- requests --------------------------------------------------------------------------------
 
     def _appends_asked(self, event: AppendsAsked, now: Now) -> None:
-        if self.phase is Phase.OWNING and not self._is_draining:
+        if self.phase is RoutePhase.OWNING and not self._is_draining:
             self._step_part(event, now)
             return
         for request, call in event.requests:
@@ -242,11 +242,11 @@ class Route:
     def _go(self, asked: Asked, now: Now) -> None:
         """Give a request to the owner, here or elsewhere, or let it wait for one."""
         phase = self.phase
-        if self._is_draining and phase is not Phase.REMOTE:
+        if self._is_draining and phase is not RoutePhase.REMOTE:
             self._resolve(asked.request, not_the_owner(self.name))  # else a busy log never settles
-        elif phase is Phase.OWNING:
+        elif phase is RoutePhase.OWNING:
             self._go_here(asked, now)
-        elif phase is not Phase.REMOTE:
+        elif phase is not RoutePhase.REMOTE:
             self._waiting.append(asked)
             self._search()
         elif asked.is_forwarded:
@@ -288,7 +288,7 @@ class Route:
         owner = self._forwarded_to.pop(number, None)
         if asked is None:
             assert self._handover is not None, "it ends after its last question"
-            is_owned = self.phase is Phase.OWNING
+            is_owned = self.phase is RoutePhase.OWNING
             self._proceed(self._handover.answered(value, is_owned=is_owned), now)
         elif owner is None:
             self._go_again(asked, now)  # it has waited, since the owner was none any more
@@ -325,7 +325,7 @@ class Route:
 
     def _go_again(self, asked: Asked, now: Now, suspect: Writer | None = None) -> None:
         """A forwarded request certainly was not done, or may be done twice."""
-        if suspect is not None and self.phase is Phase.UNKNOWN:
+        if suspect is not None and self.phase is RoutePhase.UNKNOWN:
             self._search(suspect)
         if asked is self._resent:
             self._resent = None
@@ -337,14 +337,14 @@ class Route:
     def _go_on(self, now: Now) -> None:
         """Who could not go anywhere may be able to now."""
         phase = self.phase
-        if phase is Phase.OWNING and self._again and self._resent is None:
+        if phase is RoutePhase.OWNING and self._again and self._resent is None:
             again, self._again = self._again, deque()
             calls = tuple((one.request, one.call) for one in again if isinstance(one.call, Append))
             self._step_part(AppendsAsked(calls, are_again=True), now)
-        elif phase is Phase.REMOTE and self._again and self._resent is None:
+        elif phase is RoutePhase.REMOTE and self._again and self._resent is None:
             self._resent = self._again.popleft()
             self._forward(self._resent)
-        if phase in (Phase.OWNING, Phase.REMOTE):
+        if phase in (RoutePhase.OWNING, RoutePhase.REMOTE):
             waiting, self._waiting = self._waiting, []
             for asked in waiting:
                 self._go(asked, now)
@@ -370,7 +370,7 @@ class Route:
         self._handovers.append(Handover(aim, self.name, self._me, request, **options))
 
     def _begin(self, handover: Handover, now: Now) -> None:
-        is_found = self.phase in (Phase.OWNING, Phase.REMOTE)
+        is_found = self.phase in (RoutePhase.OWNING, RoutePhase.REMOTE)
         is_needless = handover.aim is Aim.SEARCH and is_found
         if is_needless or (handover.aim is Aim.DRAIN and self.owner is None):
             self._end(None, now)
@@ -408,7 +408,7 @@ class Route:
             self._former[self._tenure] = self.owner
         self.owner = None
         self._again.extend(Asked(request, call) for request, call in again)
-        if self._handover is not None and self._handover.step is Step.SETTLING:
+        if self._handover is not None and self._handover.step is HandoverStep.SETTLING:
             self._retired(now)
         elif self._again or self._waiting:
             self._search()
