@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.ranges import Ranges, names
+from quorumlog.protocol.ranges import Ranges, contains
 
 
 class Word(StrEnum):
@@ -32,9 +32,9 @@ class Holding:
 
     def word(self, entry_id: int) -> Word:
         """On one entry."""
-        if not names(self.present, entry_id):
+        if not contains(self.present, entry_id):
             return Word.ABSENT
-        return Word.DAMAGED if names(self.damaged, entry_id) else Word.HELD
+        return Word.DAMAGED if contains(self.damaged, entry_id) else Word.HELD
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,13 +190,7 @@ class RangeReader(Keyed):
         tally = self._tally
         if tally is None or self.is_done or self._reading_row is not None:
             return
-        is_expected = (
-            tally.fragment.bookies[event.position] == event.member
-            and tally.cursors[event.position] == event.first
-            and tally.last == event.last
-            and self._asked & 1 << event.position
-        )
-        if not is_expected:
+        if not tally.is_answer(event) or not self._asked & 1 << event.position:
             return
         self._asked &= ~(1 << event.position)
         following = tally.note(event, self._codec, self.metadata.ledger_id)

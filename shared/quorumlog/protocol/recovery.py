@@ -322,12 +322,7 @@ class Recovery(Keyed):
         tally = self._tally
         if tally is None or self.phase not in (Phase.READING, Phase.MEASURING):
             return
-        is_expected = (
-            tally.fragment.bookies[event.position] == event.member
-            and tally.cursors[event.position] == event.first
-            and tally.last == event.last
-        )
-        if not is_expected:
+        if not tally.is_answer(event):
             return
         codec, row = self._codec, self.metadata
         assert codec is not None, "set with the row"

@@ -22,7 +22,7 @@ from typing import Annotated, Protocol
 from quorumlog.protocol.ids import NO_ENTRY, member_incarnation, member_name
 from quorumlog.protocol.keyed import Keyed, Part
 from quorumlog.protocol.messages import Status
-from quorumlog.protocol.ranges import Ranges, complement, names, ranges_of
+from quorumlog.protocol.ranges import Ranges, complement, contains, ranges_of
 from quorumlog.protocol.record import Run
 
 # --- what is asked -----------------------------------------------------------------------------
@@ -522,7 +522,7 @@ class Replica(Keyed):
         held = self.holdings.present(run.first, run.last)
         if isinstance(run.ids, range) or not held:
             return held
-        return ranges_of(e for e in run.ids if names(held, e))
+        return ranges_of(e for e in run.ids if contains(held, e))
 
     # --- exploring ---------------------------------------------------------------------------------
 
@@ -540,8 +540,8 @@ class Replica(Keyed):
 
 def _without(held: Ranges, stored: Run | None, run: Run) -> list[int]:
     """Ids of the run that are held and that `stored` does not have."""
-    return [e for e in run.ids if names(held, e) and (stored is None or stored.index(e) is None)]
+    return [e for e in run.ids if contains(held, e) and (stored is None or stored.index(e) is None)]
 
 
 def _covers(ranges: Ranges, ids: Iterable[int]) -> bool:
-    return all(names(ranges, e) for e in ids)
+    return all(contains(ranges, e) for e in ids)

@@ -15,7 +15,7 @@ from quorumlog.protocol.keyed import Keyed, Out
 from quorumlog.protocol.messages import ReadAnswered, Status
 from quorumlog.protocol.metadata import Fragment
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.protocol.ranges import Ranges, names
+from quorumlog.protocol.ranges import Ranges, contains
 from quorumlog.protocol.record import Codec, Run
 
 
@@ -74,6 +74,14 @@ class Tally(Keyed):
         """Whether somebody has yet to speak."""
         return any(cursor is not None for cursor in self.cursors)
 
+    def is_answer(self, event: ReadAnswered) -> bool:
+        """Whether this answers the latest request to the position (late answers do not count)."""
+        return (
+            self.fragment.bookies[event.position] == event.member
+            and self.cursors[event.position] == event.first
+            and self.last == event.last
+        )
+
     def verdict(self, entry_id: int) -> Verdict:
         """What is known of an entry by now."""
         if entry_id in self.found:
@@ -109,7 +117,7 @@ class Tally(Keyed):
         for position in self.quorum.write_set(entry_id):
             if self.lost & 1 << position:
                 lost += 1
-            elif names(self.absent[position], entry_id):
+            elif contains(self.absent[position], entry_id):
                 negative += 1
         return negative, lost
 
@@ -177,7 +185,7 @@ class Tally(Keyed):
             if (
                 entry_id not in named
                 and entry_id % size in residues
-                and not names(absent, entry_id)
+                and not contains(absent, entry_id)
             ):
                 yield entry_id
 
@@ -201,7 +209,7 @@ class Tally(Keyed):
         """A member of the write set that knows nothing of an entry, for the error."""
         members = self.fragment.bookies
         for position in self.quorum.write_set(entry_id):
-            if not names(self.absent[position], entry_id):
+            if not contains(self.absent[position], entry_id):
                 return members[position]
         return members[self.quorum.write_set(entry_id)[0]]
 
@@ -209,7 +217,7 @@ class Tally(Keyed):
         """What each member of the write set answered of an entry that is not present."""
         parts = []
         for position in self.quorum.write_set(entry_id):
-            is_absent = names(self.absent[position], entry_id)
+            is_absent = contains(self.absent[position], entry_id)
             what = "absent" if is_absent else self.what[position]
             parts.append(f"{self.fragment.bookies[position]}: {what}")
         return ", ".join(parts)

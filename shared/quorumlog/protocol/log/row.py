@@ -65,11 +65,6 @@ class Producer:
         """The seq that this producer's next request in this epoch must carry."""
         return self.answers[-1].seq + 1 if self.answers else 0
 
-    def answered(self, answer: Answer, *, epoch: int, now_ms: int) -> "Producer":
-        """This producer after one more request."""
-        kept = self.answers if epoch == self.epoch else ()
-        return Producer(self.id, epoch, now_ms, (*kept, answer)[-ANSWERS_MAX:])
-
 
 @dataclass(frozen=True, slots=True)
 class LogItem:
