@@ -15,7 +15,6 @@ from services.gateway.edge import log_operations as edge
 from services.gateway.edge import record_operations as edge_records
 from services.gateway.edge import transaction_operations as edge_transactions
 from services.gateway.logs.ports import Append
-from services.gateway.logs.transactions import Transactions
 from tests.logs.attempts import write
 from tests.logs.judge import Violation
 from tests.logs.model import Gateway
@@ -94,19 +93,17 @@ class Demands:
     async def all_of(
         self,
         gateways: list[Gateway],
-        transactions: dict[str, Transactions],
         token: int | None = None,
     ) -> None:
         """Everything, of each gateway, in the order given; `token` is what the log is open for."""
         for gateway in gateways:
-            token = await self.whole(gateway, gateways, transactions, token)
+            token = await self.whole(gateway, gateways, token)
         await self.ended(gateways)
 
     async def whole(
         self,
         gateway: Gateway,
         gateways: list[Gateway],
-        transactions: dict[str, Transactions],
         token: int | None,
     ) -> int:
         """Everything that leaves the log open; gives the writer token that it needs then."""
@@ -120,7 +117,7 @@ class Demands:
         await insist(TRUNCATE, lambda: gateways[0].logs.truncate(name, end + 1))
         if await self.append(gateway, token) != end + 1:
             raise Violation(f"nothing is appended at {end + 1}")
-        await self.commit(gateway, transactions, token, end + 2)
+        await self.commit(gateway, token, end + 2)
         new_token, at = await insist(OPEN, lambda: logs.open(name, "who asks"))
         if at != end + 3:
             raise Violation(f"opened at {at}, which is not {end + 3}")
@@ -134,12 +131,11 @@ class Demands:
     async def commit(
         self,
         gateway: Gateway,
-        transactions: dict[str, Transactions],
         token: int | None,
         at: int,
     ) -> None:
         """A transaction of one record comes onto the log."""
-        served, begun = transactions[gateway.writer.id], gateway.cluster.begin(self.name)
+        served, begun = gateway.transactions, gateway.cluster.begin(self.name)
         ledgers = (write(gateway.cluster, begun, [["of a transaction"]]),)
         done = await insist(COMMIT, lambda: served.commit(begun, ledgers, token=token))
         if (done.first_offset, done.last_offset) != (at, at):
@@ -182,22 +178,16 @@ class Namesakes:
         end = asyncio.get_running_loop().time() + PATIENCE_S
         while asyncio.get_running_loop().time() < end:
             gateway = self.pick()
-            task = asyncio.ensure_future(work(gateway))
-            died = asyncio.ensure_future(gateway.died.wait())
             try:
-                await asyncio.wait((task, died), return_when=asyncio.FIRST_COMPLETED)
-                if task.done():
-                    return await task, is_again
+                return await gateway.while_it_lives(work(gateway)), is_again
+            except ConnectionResetError:
+                pass
             except QuorumLogError as error:
                 judge_error(asked, error)
                 if isinstance(error, NoSuchLog) and asked is DELETE and is_again:
                     return None, True
                 if not error.retryable and error.outcome != UNKNOWN:
                     raise Violation(f"{asked.name} of a namesake is refused: {error!r}") from error
-            finally:
-                for waiting in (task, died):
-                    waiting.cancel()
-                await asyncio.gather(task, died, return_exceptions=True)
             is_again = True
             await asyncio.sleep(0.02)
         raise Violation(f"liveness: {asked.name} of a namesake never comes to an end")

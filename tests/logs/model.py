@@ -28,6 +28,7 @@ from quorumlog.errors import (
     TransactionAborted,
     TransactionCommitted,
 )
+from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.changes import check_log, published_by
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogItem, LogMetadata
@@ -48,6 +49,7 @@ from services.gateway.logs.ownership import LogTimes
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.ports import Append, LogAppended, Publish
 from services.gateway.logs.store import MetadataLogs
+from services.gateway.logs.transactions import Transactions
 
 T = TypeVar("T")
 
@@ -225,11 +227,31 @@ class Gateway:
             times=TIMES,
             wall_ms=lambda: cluster.database_ms() + self.skew_ms,
         )
+        self.transactions = Transactions(
+            engine=cast(Any, self),
+            logs=self.logs,
+            store=Store(self),
+            client=ModelTransactions(self),
+        )
 
     def kill(self) -> None:
         self.is_dead = True
         self.died.set()
         self.goes.set()
+
+    async def while_it_lives(self, work: Awaitable[T], timeout_s: float | None = None) -> T:
+        """What comes of work of this process. Raises: ConnectionResetError if it dies, or takes longer."""
+        task = asyncio.ensure_future(work)
+        died = asyncio.ensure_future(self.died.wait())
+        try:
+            await asyncio.wait((task, died), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise ConnectionResetError
+        finally:
+            for waiting in (task, died):
+                waiting.cancel()
+            await asyncio.gather(task, died, return_exceptions=True)
 
     @property
     def is_silent(self) -> bool:
@@ -699,6 +721,23 @@ class Store(MetadataLogs):
                 future.exception()
 
 
+class ModelTransactions(TransactionClient):
+    """The metadata service's transactions, as one gateway asks for them."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    async def get(self, transaction_id: str) -> Transaction:
+        await self.gateway.ask()
+        return self.gateway.cluster.transactions[transaction_id]
+
+    async def abort(self, transaction_id: str) -> Transaction:
+        await self.gateway.ask()
+        done = self.gateway.cluster.abort(transaction_id)
+        await self.gateway.hear(None)
+        return done
+
+
 class Net(LogPeers):
     """Requests between gateways: lost when either end dies, late otherwise."""
 
@@ -743,16 +782,10 @@ class Net(LogPeers):
             await peer.step()
             return answer
 
-        task, died = asyncio.ensure_future(answer()), asyncio.ensure_future(peer.died.wait())
         try:
-            await asyncio.wait((task, died), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                return OwnerLost("the connection broke", sent=True)
-            done = task.result()
-        finally:
-            for waiting in (task, died):
-                waiting.cancel()
-            await asyncio.gather(task, died, return_exceptions=True)
+            done = await peer.while_it_lives(answer())
+        except ConnectionResetError:
+            return OwnerLost("the connection broke", sent=True)
         await self.gateway.step()
         return done
 

@@ -12,9 +12,9 @@ import contextlib
 import hashlib
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 from quorumlog.errors import (
@@ -31,7 +31,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net.operations import Operation
 from quorumlog.protocol.batch import ProducerSeq, Record
-from quorumlog.protocol.log import PRODUCERS_MAX, LogMetadata, LogSettings, producers
+from quorumlog.protocol.log import PRODUCERS_MAX, LogSettings, producers
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import (
     Sealed,
@@ -39,8 +39,7 @@ from quorumlog.protocol.transaction import (
 )
 from services.gateway.logs.ports import Append, LogRead
 from services.gateway.logs.sweep import Sweep
-from services.gateway.logs.transactions import Transactions
-from tests.logs.attempts import ModelClient, write
+from tests.logs.attempts import write
 from tests.logs.demands import (
     ABORT,
     APPEND,
@@ -57,7 +56,7 @@ from tests.logs.demands import (
     judge_error,
 )
 from tests.logs.judge import LOG, Alarms, Judge, Violation
-from tests.logs.model import Cluster, Gateway, Ledger, Store
+from tests.logs.model import Cluster, Gateway, Store
 from tests.support.virtual import Deadlock, run_virtual
 
 NAME = "log"
@@ -68,34 +67,6 @@ TRIES_MAX = 300
 PATIENCE_S = 20.0
 """After that a client asks another gateway; the first one may still do it."""
 DAY_MS = 24 * 3600 * 1000
-
-
-class Watching:
-    """The judge, called from within a gateway, which takes what the judge raises for a request that
-    failed and goes on: so it is kept.
-    """
-
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
-        self.found: list[Violation] = []
-
-    def submitted(self, ledger: Ledger) -> None:
-        """A gateway begins to append to an open ledger."""
-        with self._kept():
-            self._judge.submitted(ledger)
-
-    def replaced(self, before: LogMetadata, now: LogMetadata) -> None:
-        """A log's row was changed."""
-        with self._kept():
-            self._judge.replaced(before, now)
-
-    @contextlib.contextmanager
-    def _kept(self) -> Iterator[None]:
-        try:
-            yield
-        except Violation as violation:
-            self.found.append(violation)
-            raise
 
 
 @dataclass(slots=True)
@@ -134,13 +105,12 @@ class Run:
         self.tokens: dict[str, int | None] = {}
         """The writer token that each client knows."""
         self.judge = Judge(self.cluster, NAME)
-        self.watch = self.cluster.watch = Watching(self.judge)
+        self.cluster.watch = self.judge
         self.cluster.on_freed = self.lose_deleter
         self.settings = LogSettings(
             Quorum(3, 3, 2), roll_bytes=0, roll_entries=rng.choice((0, 0, 2, 5))
         )
         self.gateways: list[Gateway] = []
-        self.transactions: dict[str, Transactions] = {}
         self.namesakes = Namesakes(lambda: rng.choice(self.alive()), self.settings, count=4)
         self.kills = rng.choice((0, 1, 2, 4))
         self.table = rng.choice((PRODUCERS_MAX, PRODUCERS_MAX, 2, 3))
@@ -165,12 +135,6 @@ class Run:
         gateway = self.cluster.gateway()
         gateway.skew_ms = self.random.choice((0, 0, -30, 400)) * DAY_MS
         self.gateways.append(gateway)
-        self.transactions[gateway.writer.id] = Transactions(
-            engine=cast(Any, gateway),
-            logs=gateway.logs,
-            store=Store(gateway),
-            client=cast(Any, ModelClient(gateway)),
-        )
 
     def lose_deleter(self, name: str, gateway: Gateway) -> None:
         """One that deletes a namesake dies now and then with its ledgers still there."""
@@ -187,24 +151,15 @@ class Run:
         """What a client is answered by a gateway that may die or hang: then UNKNOWN is raised.
         `asked` says with which errors it may be answered.
         """
-        task = asyncio.ensure_future(work)
-        died = asyncio.ensure_future(gateway.died.wait())
         try:
-            done, _ = await asyncio.wait(
-                (task, died), timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            if task in done:
-                try:
-                    return task.result()
-                except QuorumLogError as error:
-                    if asked is not None:
-                        judge_error(asked, error)
-                    raise
-            raise QuorumLogError("the connection broke", outcome=UNKNOWN, retryable=True)
-        finally:
-            for waiting in (task, died):
-                waiting.cancel()
-            await asyncio.gather(task, died, return_exceptions=True)
+            return await gateway.while_it_lives(work, PATIENCE_S)
+        except ConnectionResetError as error:
+            broke = "the connection broke"
+            raise QuorumLogError(broke, outcome=UNKNOWN, retryable=True) from error
+        except QuorumLogError as error:
+            if asked is not None:
+                judge_error(asked, error)
+            raise
 
     # --- who writes ---
 
@@ -395,9 +350,10 @@ class Run:
         await asyncio.sleep(self.random.random() * 0.02)
         for _ in range(TRIES_MAX):
             gateway = self.random.choice(self.alive())
-            served = self.transactions[gateway.writer.id]
             token = self.tokens.get(transaction)
-            work = served.commit(transaction, ledgers, overwrite=overwrite, token=token)
+            work = gateway.transactions.commit(
+                transaction, ledgers, overwrite=overwrite, token=token
+            )
             try:
                 done = await self.through(gateway, work, COMMIT)
             except TransactionAborted:
@@ -428,9 +384,8 @@ class Run:
         await asyncio.sleep(self.random.random() * 0.05)
         while True:
             gateway = self.random.choice(self.alive())
-            work = self.transactions[gateway.writer.id].abort(transaction)
             try:
-                await self.through(gateway, work, ABORT)
+                await self.through(gateway, gateway.transactions.abort(transaction), ABORT)
             except TransactionCommitted:
                 return
             except QuorumLogError:
@@ -633,7 +588,7 @@ class Run:
         token = None
         if self.judge.token or self.tokens:  # or others may have opened it, and heard of no token
             token, _ = await insist(OPEN, lambda: gateway.logs.open(NAME, "the last one"))
-        await Demands(NAME, self.settings).all_of(alive, self.transactions, token)
+        await Demands(NAME, self.settings).all_of(alive, token)
         await asyncio.sleep(400)
         await self.sweep(gateway, older_than_s=300)
         left = [number for number in self.cluster.ledgers if not self.cluster.is_named(number)]
@@ -685,8 +640,8 @@ def run_seed(seed: int) -> Outcome:
     finally:
         logging.getLogger("services.gateway.logs").propagate = True
         logging.getLogger("services").setLevel(logging.NOTSET)
-    if run.watch.found:
-        violation = _said(run.watch.found[0])
+    if run.judge.found:
+        violation = run.judge.found[0]
     return Outcome(seed, violation, run.events, run.trace.hexdigest()[:16], end_s, run.story)
 
 

@@ -24,10 +24,9 @@ from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine.appends import Appends
 from services.gateway.interface import LedgerOptions
 from services.gateway.logs.ports import Append
-from services.gateway.logs.transactions import Transactions
-from tests.logs.attempts import ModelClient, write
+from tests.logs.attempts import write
 from tests.logs.judge import LOG, Alarms, Judge, Violation, values_of
-from tests.logs.model import Cluster, Gateway, Ledger, Store
+from tests.logs.model import Cluster, Gateway, Ledger
 from tests.scenarios.stage import Wrong
 from tests.support.virtual import VirtualLoop
 
@@ -354,16 +353,10 @@ class LogStage:
             ]
             op = self.judge.produce(LOG, *values)
             self._commits[transaction] = op, len(values)
-        op, _ = self._commits[transaction]
-        served = Transactions(
-            engine=cast(Any, gateway),
-            logs=gateway.logs,
-            store=Store(gateway),
-            client=cast(Any, ModelClient(gateway)),
-        )
+        op = self._commits[transaction][0]
 
         async def commit() -> str:
-            done = await served.commit(transaction, sealed, overwrite=bool(over))
+            done = await gateway.transactions.commit(transaction, sealed, overwrite=bool(over))
             assert done.first_offset is not None
             self._judged(lambda: self.judge.produced(op, done.first_offset or 0))
             return f"at {done.first_offset} to {done.last_offset}"

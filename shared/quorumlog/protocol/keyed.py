@@ -31,9 +31,7 @@ class Out:
 
 
 class Part:
-    """Marks a field whose type does not say that it is `Keyed`, although its values are where they are
-    copied.
-    """
+    """Marks a field whose type is not `Keyed`, but whose values are wherever the machine is copied."""
 
 
 class Keyed:

@@ -31,7 +31,7 @@ class Holding:
     damaged: Ranges
 
     def word(self, entry_id: int) -> Word:
-        """On one entry."""
+        """What it says of one entry."""
         if not contains(self.present, entry_id):
             return Word.ABSENT
         return Word.DAMAGED if contains(self.damaged, entry_id) else Word.HELD
@@ -51,8 +51,8 @@ class Answers:
         return f"entries {self.first} to {self.last} ({said})"
 
     def is_lost(self, declared: Iterable[str] = ()) -> bool:
-        """Whether nobody can serve them. Of a member that is `declared` gone nothing is waited
-        for; where it answers that it has them all the same, it has.
+        """Whether nobody can serve them. A member that is `declared` gone need not answer;
+        if it answers nevertheless that it has them, it has them.
         """
         return all(
             word is Word.ABSENT or (word is not Word.HELD and member in declared)

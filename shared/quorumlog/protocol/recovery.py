@@ -97,7 +97,7 @@ class Recovery(Keyed):
     _find: int | None = None
     _is_grace_over: bool = False
     _is_lacking: bool = False
-    """A confirmed entry is gone with members that were declared lost (rule 14)."""
+    """A confirmed entry was lost with members that were declared lost (rule 14)."""
     _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
     @property
@@ -108,7 +108,7 @@ class Recovery(Keyed):
 
     @property
     def is_done(self) -> bool:
-        """Whether Closed or Failed was said."""
+        """Whether Closed or Failed was emitted."""
         return self.phase is Phase.DONE
 
     @property
@@ -261,7 +261,7 @@ class Recovery(Keyed):
         return row.quorum.is_covered(positions(known))
 
     def _may_be_covered(self) -> bool:
-        """Whether those that have not answered could still make it."""
+        """Whether the members that have not answered could still cover the fragment."""
         quorum, lost = self.metadata.quorum, self._lost(self.metadata.last_fragment)
         hopeful = ((1 << quorum.ensemble_size) - 1) & ~(self._unfenced | lost)
         return quorum.is_covered(positions(hopeful)) or not self._unfenced

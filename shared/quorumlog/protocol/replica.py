@@ -275,7 +275,7 @@ class Replica(Keyed):
         return verdict
 
     def delete(self) -> Verdict:
-        """Give all up but the id: the metadata has a tombstone (rules 16a, 17)."""
+        """Drop all but the id: the metadata has a tombstone (rules 16a, 17)."""
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
         return self._took(LedgerDeleted())
@@ -503,7 +503,7 @@ class Replica(Keyed):
         return fenced.records
 
     def _took(self, record: Record) -> Verdict:
-        """Take over a record that was just made; the answer waits for it."""
+        """Apply a record that was just made; the answer waits until the record is on disk."""
         made = self.apply(record)
         count = self._accepted(1)
         return Verdict(Status.OK, count, self.last_add_confirmed, (record,), made=made)

@@ -36,7 +36,7 @@ from quorumlog.protocol.log.takeover import ending
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 
 CONFLICTS_MAX: Final = 20
-"""Times that one handover yields before it gives up; each time another gateway has won."""
+"""How often one handover yields to another gateway before it fails."""
 
 
 class Aim(Enum):
@@ -68,7 +68,7 @@ class HandoverStep(Enum):
     TAKING = "taking"
     """A takeover."""
     YIELDING = "yielding"
-    """A while, since another gateway changes the row."""
+    """Until the row is read again, since another gateway is changing it."""
     FENCING = "fencing"
     """The recovery of a ledger of a log that is to be deleted."""
     DELETING = "deleting"
@@ -94,7 +94,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The end of a handover, and what who asked for it is told: QuorumLogError where it came to nothing."""
+    """The end of a handover, and the answer to its request: QuorumLogError where it failed."""
 
     answer: LogMetadata | QuorumLogError | bool | None = None
 
@@ -122,7 +122,7 @@ class Handover:
     ledger_id: int = -1
     """The ledger whose writer is asked for."""
     suspect: Writer | None = None
-    """This process must prove that it lives, to count as the owner."""
+    """A process that counts as the owner only if it answers a probe."""
     step: HandoverStep = HandoverStep.WAITING
     tries: int = 0
     row: LogMetadata | None = None
@@ -192,7 +192,7 @@ class Handover:
                 raise AssertionError(f"nothing was asked in {self.step}")
 
     def stopped(self) -> QuorumLogError | None:
-        """What who asked for it is told where the process ends before."""
+        """The answer to its request where the process ends first."""
         match self.aim:
             case Aim.DRAIN:
                 return None
@@ -296,13 +296,13 @@ class Handover:
 
 
 def deleted(log: str) -> NoSuchLog:
-    """What a request is told whose log was deleted meanwhile."""
+    """The answer to a request whose log was deleted meanwhile."""
     return NoSuchLog(f"the log {log} was deleted", log=log)
 
 
 def told(error: QuorumLogError, log: str) -> QuorumLogError:
-    """What a client is told of a takeover that failed. What befell one of the log's ledgers says
-    nothing that the client could act on.
+    """The error that a client gets for a failed takeover. An error of one of the log's ledgers is
+    nothing that a client could act on.
     """
     if error.retryable or isinstance(error, NoSuchLog):
         return error

@@ -1,8 +1,8 @@
 """The owner of one log: gives out offsets, pipelines appends, remembers producers, rolls, publishes.
 
-An owner lives as long as its handle on the last ledger of the row. Whatever goes wrong ends it:
-it is never mended. What it had in flight is settled by the end of its ledger (rule 24), and the
-next owner is made from the row and a replay.
+An owner lasts as long as its handle on the row's last ledger. Any failure ends it for good. What it
+had in flight is settled by the end of its ledger (rule 24), and the next owner is made from the row
+and a replay.
 
     LIVE -> DRAINING -> LIVE      a roll, or a publication
     LIVE, DRAINING -> SETTLING -> SETTLED
@@ -109,7 +109,7 @@ class OwnerPhase(Enum):
     DRAINING = "draining"
     """The ledger is about to be closed: new requests wait for the next one."""
     SETTLING = "settling"
-    """It has ended; where its ledger ends decides what becomes of what was in flight."""
+    """It has ended; the end of its ledger decides what becomes of what was in flight."""
     SETTLED = "settled"
 
 
@@ -196,7 +196,7 @@ class Owner:
             case RowTaken(log):
                 self.tenancy.take(log)
             case Ticked():
-                # Nobody is forgotten by it: that goes by what is appended (rule 26a).
+                # No producer is forgotten here: that goes by append times (rule 26a).
                 self._roll_if_due(now)
             case Retired():
                 self._retire(now)
@@ -209,7 +209,7 @@ class Owner:
         return out
 
     def _go_on(self, now: Now) -> None:
-        """What follows from the state, whatever has happened."""
+        """Do what the state asks for, whatever the event was."""
         if self._doubted and not any(job.kind is JobKind.CHECK for job in self._jobs):
             self._jobs.append(Job(JobKind.CHECK))
         while self._job is None and self._jobs:
@@ -292,7 +292,7 @@ class Owner:
         self._out.append(Resolve(pending.request, pending.answer(self.ledger_id)))
 
     def _refused(self, event: SubmitRefused, now: Now) -> None:
-        """Entries that were begun were not taken: it is as if they had not been."""
+        """The ledger refused entries: undo them, or leave them to the next owner."""
         refused = self._pipe.cut(event.first_entry)
         if event.is_over:
             self._waiting.extendleft(reversed(refused))
@@ -332,7 +332,7 @@ class Owner:
             self._settled()
 
     def _take_back(self, doubted: list[tuple[Pending, LogAppended | QuorumLogError]]) -> None:
-        """Nobody can say here what these requests are to be told: the next owner does."""
+        """Leave these requests to the next owner: this one cannot know their answers."""
         self._waiting.extendleft(pending for pending, _ in reversed(doubted))
         doubted.clear()
 
@@ -365,7 +365,7 @@ class Owner:
         self._settled()
 
     def _lose(self, error: QuorumLogError) -> None:
-        """Whether what was in flight is done, nobody can say."""
+        """Answer what was in flight with an unknown outcome."""
         unknown = error.with_outcome(UNKNOWN)
         for pending in self._pipe.in_flight:
             self._resolve_all(pending, unknown)
@@ -379,7 +379,7 @@ class Owner:
         self._out.append(Settled(again))
 
     def _stop(self) -> None:
-        """The process ends: nobody can say what becomes of what is under way."""
+        """The process ends: the outcome of what is under way is unknown."""
         if self.phase is OwnerPhase.SETTLED:
             return
         self.phase = OwnerPhase.SETTLING
@@ -488,7 +488,9 @@ class Owner:
             self._pause_asked = self._ask(Wait(Pause.ROLL))
 
     def _discard(self, job: Job) -> None:
-        """Delete a ledger that was made ahead, unless the log names it; the sweep does the rest."""
+        """Delete the ledger that was created for a job, unless the log names it. The sweep deletes what this
+        misses.
+        """
         if job.new is not None:
             self._ask(DeleteLedger(job.new))
 
@@ -499,7 +501,7 @@ class Owner:
 
 
 def repeated(answer: Answer) -> LogAppended:
-    """What a repeat of an acknowledged request is told."""
+    """The answer to a repeat of an acknowledged request."""
     return LogAppended(
         answer.first_offset,
         answer.last_offset,
@@ -510,5 +512,5 @@ def repeated(answer: Answer) -> LogAppended:
 
 
 def not_the_owner(name: str) -> NotTheOwner:
-    """What a gateway is told that forwarded to one which does not own the log: nothing was done."""
+    """The answer to a forwarded request where this gateway does not own the log: nothing was done."""
     return NotTheOwner("this gateway does not own the log", log=name)

@@ -44,7 +44,7 @@ class Pending:
 
 
 class Pipeline:
-    """What is appended to one ledger; see the module."""
+    """The appends to one ledger; see the module."""
 
     def __init__(
         self, item: LogItem, producers: ProducerTable[Pending], appended_ms: int, now: Now
@@ -63,9 +63,9 @@ class Pipeline:
         self.records = 0
         self.bytes = 0
         self.acknowledged = 0
-        """Records that are."""
+        """How many records are acknowledged."""
         self._payloads: list[bytes] = []
-        """Of entries that are begun, and not submitted yet."""
+        """Payloads of entries that were begun and are not submitted yet."""
         self._has_producers = False
 
     @property
@@ -139,7 +139,7 @@ class Pipeline:
         return payloads
 
     def acknowledge(self) -> tuple[Pending, Answer]:
-        """The entry at the head is durable. The answer is what repeats of its request are told."""
+        """The entry at the head is durable. The answer is for repeats of its request."""
         pending = self.in_flight.popleft()
         self.acknowledged += len(pending.call.records)
         done, producer = pending.answer(self.ledger_id), pending.call.producer
@@ -163,7 +163,7 @@ class Pipeline:
         return list(taken)
 
     def undo(self, refused: list[Pending]) -> None:
-        """What was cut off counts as never begun: the next request gets its place."""
+        """Treat entries that were cut off as never begun: the next request gets their place."""
         for pending in reversed(refused):
             self.next_entry -= 1
             self.records -= len(pending.call.records)

@@ -121,7 +121,7 @@ class Route:
         self._again: deque[Asked] = deque()
         """Appends that certainly were not done by an owner that ended: before all others, in order."""
         self._resent: Asked | None = None
-        """The one of these that was forwarded, one at a time: their order is that of their clients."""
+        """The one of these that is being forwarded: one at a time, to keep their order."""
         self._waiting: list[Asked] = []
         """For an owner."""
         self._jobs: dict[Request, Asked] = {}
@@ -142,7 +142,7 @@ class Route:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for this machine, and this one for nothing."""
+        """Whether no request and no answer is awaited."""
         parts = (self._handover, self._asked, self._jobs, self._former, self._again, self._waiting)
         return not any(parts) and self.phase is not RoutePhase.SETTLING
 
@@ -200,13 +200,13 @@ class Route:
             self._step_part(event, now)
 
     def _step_part(self, event: Event, now: Now) -> None:
-        """Let the takeover or the owner hear of an event, if there is one."""
+        """Pass an event to the takeover or the owner, if there is one."""
         part = self._takeover or self.owner
         if part is not None:
             self._heed(part.step(event, now), self._tenure, now)
 
     def _heed(self, effects: Iterable[Effect], tenure: int, now: Now) -> None:
-        """What an owner or a takeover wants done."""
+        """Perform or pass on the effects of an owner or a takeover."""
         for effect in effects:
             match effect:
                 case Resolve(request, answer) if request in self._jobs:
@@ -265,7 +265,7 @@ class Route:
             self._step_part(PublishAsked(asked.request, asked.call, asked.sizes), now)
 
     def _job_done(self, asked: Asked, answer: Any, now: Now) -> None:
-        """A roll or a publication may be done twice: where an owner is lost over it, the next one does it."""
+        """A roll or a publication has ended; where its owner was lost, it is repeated by the next owner."""
         if answer is not NOT_OWNER:
             self._resolve(asked.request, answer)
         elif asked.is_forwarded:
@@ -324,7 +324,7 @@ class Route:
             self._go_on(now)
 
     def _go_again(self, asked: Asked, now: Now, suspect: Writer | None = None) -> None:
-        """A forwarded request certainly was not done, or may be done twice."""
+        """Send a forwarded request again: certainly it was not done, or it may be repeated."""
         if suspect is not None and self.phase is RoutePhase.UNKNOWN:
             self._search(suspect)
         if asked is self._resent:
@@ -335,7 +335,7 @@ class Route:
             self._go(asked, now)
 
     def _go_on(self, now: Now) -> None:
-        """Who could not go anywhere may be able to now."""
+        """Requests that found no owner may find one now."""
         phase = self.phase
         if phase is RoutePhase.OWNING and self._again and self._resent is None:
             again, self._again = self._again, deque()
@@ -352,7 +352,7 @@ class Route:
             self._search()
 
     def _refuse_again(self, error: QuorumLogError) -> None:
-        """These certainly were not done."""
+        """Refuse the appends that were to be repeated: certainly none was done."""
         for asked in self._again:
             self._resolve(asked.request, error.with_outcome(NOT_DONE))
         self._again.clear()
@@ -414,7 +414,7 @@ class Route:
             self._search()
 
     def _retired(self, now: Now) -> None:
-        """No owner is here any more, as the handover wants it."""
+        """This process owns the log no more, as the handover asked."""
         handover = self._handover
         assert handover is not None
         if handover.aim is Aim.DRAIN:
@@ -455,7 +455,7 @@ class Route:
         self._go_on(now)
 
     def _fail(self, error: QuorumLogError, now: Now) -> None:
-        """A handover comes to nothing: who waited for it, and for nothing else, is told so."""
+        """A handover has failed: so have the requests that waited for it alone."""
         handover = self._handover
         assert handover is not None
         self._handover = None
@@ -475,7 +475,7 @@ class Route:
         self._go_on(now)
 
     def _stop(self, now: Now) -> None:
-        """The process ends: nobody can say what becomes of what is under way."""
+        """The process ends: the outcome of what is under way is unknown."""
         self._is_draining = True
         self._takeover = None
         handovers = [*([self._handover] if self._handover else ()), *self._handovers]

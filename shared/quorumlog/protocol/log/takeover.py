@@ -1,8 +1,8 @@
 """Take a log over: recover what is not closed, learn the ends, rebuild the producers, swap the row.
 
-These are the seeds' steps for opening a log. Two gateways may do this at once: both recoveries find
-the same ends, and one compare-and-swap wins; the other one deletes the ledger that it made, in a
-transaction that sees no log naming it, and yields (rule 22).
+The steps are those of the protocol documents for opening a log. Two gateways may take them at once:
+both recoveries find the same ends, and one compare-and-swap wins. The other gateway deletes the ledger
+that it created, in a transaction that sees no log naming it, and yields (rule 22).
 """
 
 from enum import Enum
@@ -48,7 +48,7 @@ class TakeoverStage(Enum):
     CREATING = "creating"
     SWAPPING = "swapping"
     DISCARDING = "discarding"
-    """The new ledger is for nothing."""
+    """The new ledger is deleted: another gateway won, or the takeover failed."""
     DONE = "done"
 
 
@@ -110,7 +110,7 @@ class Takeover:
             self._swapped(value)
 
     def _give_up(self, result: QuorumLogError | None) -> None:
-        """End, and delete the ledger that was made for nothing."""
+        """End, and delete the ledger that was created."""
         if self._new is None:
             self._done(result)
         else:
@@ -121,7 +121,7 @@ class Takeover:
         self.stage = TakeoverStage.DONE
         self._out.append(TakeoverDone(result))
 
-    # --- what there is ---------------------------------------------------------------------------
+    # --- the ledgers ----------------------------------------------------------------------------
 
     def _recover_next(self, now: Now) -> None:
         for item in self._log.unsealed:
@@ -154,7 +154,7 @@ class Takeover:
         """The producers as of the end of the log, and of what it has forgotten: the table of its
         last known start, and what was appended since.
 
-        Whom the owner before had forgotten since that start is known again, or is forgotten here.
+        A producer that the previous owner forgot since that start is known again, or is forgotten here.
         """
         base = self._log.base
         if base is None:
@@ -177,8 +177,8 @@ class Takeover:
         assert base.first_offset is not None
         end = self._ends[base.ledger_id]
         if read.is_lost:
-            # Of whom only lost entries told nothing is known: to such a producer nobody can say
-            # what is a repeat.
+            # Nothing is known of a producer whose requests are all in lost entries: which of its
+            # next requests are repeats cannot be told.
             self.producers.lost(base.first_offset + end.records)
         try:
             for entry_id, data in read.entries:
@@ -247,7 +247,7 @@ class Takeover:
 
 
 def no_room(log: LogMetadata, *, spare: int = 0) -> Overloaded | None:
-    """Why a row that names so many ledgers does not take another one; None where it does."""
+    """Why a row has no room for another ledger; None where it has."""
     if len(log.items) < LOG_LEDGERS_MAX - spare:
         return None
     return Overloaded(
@@ -257,7 +257,7 @@ def no_room(log: LogMetadata, *, spare: int = 0) -> Overloaded | None:
 
 
 def ending(name: str) -> WriterLost:
-    """What a request is told whose work ended with this process: nobody can say what became of it."""
+    """The answer to a request whose work ended with this process: its outcome is unknown."""
     return WriterLost("this gateway is about to end", log=name, retryable=True)
 
 
