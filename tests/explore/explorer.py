@@ -3,7 +3,7 @@
 A state is a tuple of numbers (tests/explore/parts.py) and a mask of what is in flight, under its
 least naming (tests/explore/symmetry.py). Loss needs no choice: a message may stay in flight for
 ever. Rules are judged at each transition (tests/explore/judge.py, and the machines' own `check`).
-What is bounded (entries, recoverers, crashes, timeouts) is said by the scope.
+The scope bounds entries, recoverers, crashes and timeouts.
 
 A message that would change nothing is taken out of flight, since each one doubles the states. That
 is a guess about the future, and is proven after the search: it must change nothing in any state
@@ -89,7 +89,7 @@ class Explorer:
         self.symmetry = Symmetry(parts, is_trivial=not is_symmetric)
         self.judge = Judge(parts)
         self.kept: set[int] = set()
-        """Messages that are never taken out of flight: to do so was wrong."""
+        """Messages that stay in flight: to take them out was refuted."""
         self.counts: dict[Counts, Counts] = {}
         self._forget()
 
@@ -172,7 +172,7 @@ class Explorer:
                 yield number, self._told(state, client, number, counts)
 
     def _deletions(self, state: World) -> Iterator[tuple[Label, Any]]:
-        """The ledger gets its tombstone; then each bookie that holds something gives it up."""
+        """The ledger gets its tombstone; then each bookie that holds something drops it."""
         clients, bookies, row, flight, counts = state
         parts = self.parts
         if not counts.is_deleted:
@@ -186,7 +186,7 @@ class Explorer:
                 yield f"{parts.names[index]} drops the deleted ledger", dropped
 
     def _is_over(self, state: World) -> bool:
-        """Closed, and nobody is left who could acknowledge or close: no rule can break any more."""
+        """Whether no rule can break any more: the ledger is closed, and no client could acknowledge or close."""
         clients, _, _, flight, counts = state
         if counts.end is None:
             return False

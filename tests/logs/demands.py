@@ -1,5 +1,5 @@
-"""What the log simulation asks of every gateway once nothing fails any more, and what any answer of
-a gateway may be at any time: an error that its description names.
+"""Requests that every gateway must do once nothing fails any more; and the check that an error is one
+that the operation's description names.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ CLOSE, COMMIT, ABORT = edge.CLOSE, edge_transactions.COMMIT, edge_transactions.A
 
 
 def judge_error(asked: Operation, error: QuorumLogError) -> None:
-    """Raise Violation where a request is answered with what its description does not name."""
+    """Raise Violation where a request gets an error that its description does not name."""
     # The middleware says ReadOnly of a gateway that is about to end, whatever is asked.
     if not isinstance(error, (*asked.errors, ReadOnly)):
         raise Violation(f"{asked.name} is answered {error!r}") from error
 
 
 async def insist(asked: Operation, work: Work) -> Any:
-    """What a request is answered in the end by one gateway that lives, among such as live."""
+    """The answer to a request that is repeated until it succeeds, where all gateways live."""
     try:
         async with asyncio.timeout(ENDS_IN_S):
             while True:
@@ -56,8 +56,8 @@ async def insist(asked: Operation, work: Work) -> Any:
 
 
 class Demands:
-    """One client that asks everything of each gateway in turn, of a log that only it writes to by
-    then: what it was before, whoever had owned it, is the scene.
+    """One client that makes every kind of request to each gateway in turn. Only this client writes to
+    the log by then; what happened before has set the scene.
     """
 
     def __init__(self, name: str, settings: LogSettings) -> None:
@@ -173,7 +173,7 @@ class Namesakes:
         self.pick, self.settings, self.count = pick, settings, count
 
     async def insist(self, asked: Operation, work: Callable[[Gateway], Awaitable[Any]]) -> Any:
-        """Through any gateway, another one if one dies; gives whether it was asked again too."""
+        """The answer through any gateway, another one if one dies; and whether the request was repeated."""
         is_again = False
         end = asyncio.get_running_loop().time() + PATIENCE_S
         while asyncio.get_running_loop().time() < end:

@@ -22,12 +22,12 @@ LOG = 1
 
 
 class Violation(Exception):
-    """What must never be."""
+    """Something happened that must never happen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What was so when a client sent a request."""
+    """The state of the cluster when a client sent a request."""
 
     token: int
     needed: int
@@ -68,7 +68,7 @@ class Judge(LogHistory):
         if self._told > told:
             self.violated(str(self._checker.violations[told]))
 
-    # --- what the cluster tells ------------------------------------------------------------------
+    # --- events of the cluster -------------------------------------------------------------------
 
     def submitted(self, ledger: Ledger) -> None:
         """An append to an open ledger begins."""
@@ -100,7 +100,7 @@ class Judge(LogHistory):
         self._stored.update(entries)
         self.fetched(LOG, first, *entries)
 
-    # --- what clients tell beside the history ------------------------------------------------------
+    # --- events of clients -------------------------------------------------------------------------
 
     def opened(self, token: int) -> None:
         """A client was given this writer token."""
@@ -111,7 +111,7 @@ class Judge(LogHistory):
         return Sent(token or 0, self.token, frozenset(self._cluster.deleted))
 
     def appended(self, sent: "Sent", done: LogAppended) -> None:
-        """It was told that its records are there."""
+        """A client was told where its records are."""
         self.deleted_takes_nothing(sent, done)
         self.end_covers_what_is_told(done)
         self.has_the_token(sent)
@@ -203,7 +203,7 @@ class Judge(LogHistory):
 
 
 class Alarms(logging.Handler):
-    """What gateways log of failures that they must never have."""
+    """Collects what gateways log as errors: defects, which they must never have."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

@@ -63,9 +63,9 @@ NAME = "log"
 END_S = 1800.0
 """Virtual time after which a run hangs."""
 TRIES_MAX = 300
-"""After so many a client gives up: nothing here takes so long."""
+"""A client fails after so many tries: nothing here takes so long."""
 PATIENCE_S = 20.0
-"""After that a client asks another gateway; the first one may still do it."""
+"""How long a client waits before it asks another gateway. The first one may still do the request."""
 DAY_MS = 24 * 3600 * 1000
 
 
@@ -100,7 +100,7 @@ class Run:
         self.opens = chance.choice((0, 2))
         """How often the log is opened for one writer."""
         self.talks = asyncio.Event()
-        """Unset while producers have nothing to say: an owner hears of a fence by its next append."""
+        """Unset while producers send nothing: an owner learns of a fence by its next append."""
         self.talks.set()
         self.tokens: dict[str, int | None] = {}
         """The writer token that each client knows."""
@@ -137,7 +137,7 @@ class Run:
         self.gateways.append(gateway)
 
     def lose_deleter(self, name: str, gateway: Gateway) -> None:
-        """One that deletes a namesake dies now and then with its ledgers still there."""
+        """A gateway that deletes a namesake dies now and then before it deletes the ledgers."""
         if name == Namesakes.NAME and self.kills and self.random.random() < 0.5:
             self.kills -= 1
             self.tell(f"{gateway.writer.id} dies as it deletes")
@@ -148,8 +148,8 @@ class Run:
         return [gateway for gateway in self.gateways if not gateway.is_dead]
 
     async def through(self, gateway: Gateway, work: Any, asked: Operation | None = None) -> Any:
-        """What a client is answered by a gateway that may die or hang: then UNKNOWN is raised.
-        `asked` says with which errors it may be answered.
+        """A gateway's answer to a client. Raises: QuorumLogError of unknown outcome if the gateway dies or
+        hangs. The errors that an answer may be are those of `asked`.
         """
         try:
             return await gateway.while_it_lives(work, PATIENCE_S)
@@ -161,7 +161,7 @@ class Run:
                 judge_error(asked, error)
             raise
 
-    # --- who writes ---
+    # --- writers ---
 
     async def produce(self, name: str, count: int, *, exactly_once: bool) -> None:
         epoch = seq = since = 0
@@ -214,7 +214,7 @@ class Run:
             return int(view.next_offset) + (self.random.randint(1, 6) if luck < 0.2 else 0)
 
     async def repeat(self, call: Append, op: int) -> None:
-        """A request that its client has done with comes again: it was on its way for long."""
+        """Send a request again that its client no longer waits for, as a late copy of it."""
         gateway = self.random.choice(self.alive())
         try:
             done = await self.through(gateway, gateway.logs.append(NAME, call), APPEND)
@@ -235,7 +235,7 @@ class Run:
             raise Violation(f"rule 26a: {call.producer} is told {error!r}") from error
 
     async def appended(self, name: str, call: Append, values: list[str], op: int) -> bool:
-        """Whether this request is over: acknowledged, or of a client that does not send again."""
+        """Whether this request is over: acknowledged, or never repeated by its client."""
         gateway = self.random.choice(self.alive())
         sent = self.judge.sending(call.token)
         try:
@@ -393,7 +393,7 @@ class Run:
             self.tell(f"{transaction} was aborted")
             return
 
-    # --- who reads, and what befalls ---
+    # --- readers and mishaps ---
 
     async def follow(self) -> None:
         """Follow the log from its first record on."""
@@ -462,8 +462,8 @@ class Run:
                     continue
 
     async def displace(self, gateway: Gateway) -> None:
-        """A gateway loses metadata for a while, mostly the log's owner; meanwhile another one may take
-        the log over, and let go of what the first one writes, as bookies do in the end.
+        """Cut a gateway, mostly the owner, off from metadata for a while. Meanwhile another gateway may take
+        the log over, and truncate what the first one writes, which bookies then drop.
         """
         rng = self.random
         others = [other for other in self.alive() if other is not gateway]
@@ -504,7 +504,7 @@ class Run:
         asyncio.get_running_loop().call_later(for_s, gateway.goes.set)
 
     async def leave(self, gateway: Gateway) -> None:
-        """A process ends in order, in its own time, while it is asked on."""
+        """Drain a process, which is asked on meanwhile, and end it."""
         self.tell(f"{gateway.writer.id} drains")
         task = asyncio.ensure_future(gateway.logs.drain())
         await asyncio.wait((task,), timeout=self.random.random() * 10)
@@ -559,7 +559,7 @@ class Run:
             self.is_over = True
 
     async def lose_owner(self) -> None:
-        """One takes the log over from who had it, and dies."""
+        """A gateway takes the log over from its owner, and dies."""
         owner = self.random.choice(self.alive())
         with contextlib.suppress(QuorumLogError):
             await owner.logs.ownership.force(NAME, create=True, finish=lambda row: row)
@@ -567,8 +567,8 @@ class Run:
         owner.kill()
 
     async def check(self) -> None:
-        """Judge the end, which all gateways read, whoever died as the log's owner; then see that no
-        ledger is left over. Whatever befell before: each gateway that lives does all that it is asked.
+        """Judge the final log, which every gateway must read alike, even if its owner has just died. Every
+        gateway that lives must then do all that it is asked, and no ledger may be left over.
         """
         self.cluster.hitches = self.cluster.lost_answers = 0.0
         for gateway in self.alive():
@@ -596,18 +596,12 @@ class Run:
             raise Violation(f"rule 22: ledgers {left} are left over")
 
     async def contents(self, gateway: Gateway) -> list[tuple[int, str]]:
-        """Every record that is there now."""
-        found: list[tuple[int, str]] = []
-        at: Any = "earliest"
-        while True:
-            try:
-                page = await gateway.logs.read(NAME, at, limit=50)
-            except QuorumLogError as error:
-                raise Violation(f"{gateway.writer.id} can't read the log: {error}") from error
-            found += [(record.offset, record.record.value.decode()) for record in page.records]
-            if not page.records:
-                return found
-            at = page.next
+        """Every record that the log has now."""
+        try:
+            found = await gateway.contents(NAME)
+        except QuorumLogError as error:
+            raise Violation(f"{gateway.writer.id} can't read the log: {error}") from error
+        return [(record.offset, record.record.value.decode()) for record in found]
 
 
 def encoded(values: Sequence[str]) -> tuple[bytes, ...]:
