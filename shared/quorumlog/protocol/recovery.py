@@ -38,7 +38,7 @@ from quorumlog.protocol.messages import (
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.slots import Slots
-from quorumlog.protocol.tally import Tally, Verdict
+from quorumlog.protocol.tally import EntryVerdict, Tally
 from quorumlog.protocol.window import Window, positions
 
 READ_ENTRIES: Final = 1000
@@ -334,19 +334,19 @@ class Recovery(Keyed):
     def _decide(self, tally: Tally) -> None:
         """Take the entries that are decided by now, in order."""
         first = self._next
-        verdict = Verdict.PRESENT
+        verdict = EntryVerdict.PRESENT
         while self._next <= tally.last:
             verdict = tally.verdict(self._next)
-            if verdict is not Verdict.PRESENT:
+            if verdict is not EntryVerdict.PRESENT:
                 break
             self._next += 1
         if self._next > first:
             # To all of Qw, as the bytes are (rules 2 and 12); those that have it answer ok too.
             self._out += self._slots.push(tally.runs(first, self._next - 1))
-        if verdict is Verdict.ABSENT:
+        if verdict is EntryVerdict.ABSENT:
             self._is_end_known = True  # what is found beyond a gap does not count
             self._tally = None
-        elif verdict is Verdict.BLOCKED:
+        elif verdict is EntryVerdict.BLOCKED:
             self._blocked(tally, self._next)
         elif self._next > tally.last:
             self._tally = None
@@ -456,10 +456,10 @@ class Recovery(Keyed):
     def _measured(self, tally: Tally) -> None:
         entry_id = tally.first
         verdict = tally.verdict(entry_id)
-        if verdict is Verdict.PRESENT:
+        if verdict is EntryVerdict.PRESENT:
             self._window.length = tally.length_of(entry_id)
             self._close()
-        elif verdict is Verdict.ABSENT and self.metadata.declared_lost:
+        elif verdict is EntryVerdict.ABSENT and self.metadata.declared_lost:
             # Rule 14: a confirmed entry is gone for good. An earlier one bounds the length.
             self._is_lacking = True
             below = entry_id - (self._window.last_confirmed - entry_id + 1)
@@ -467,7 +467,7 @@ class Recovery(Keyed):
                 self._close()
             else:
                 self._measure(below, self.metadata)
-        elif verdict is not Verdict.UNDECIDED:
+        elif verdict is not EntryVerdict.UNDECIDED:
             self._blocked(tally, entry_id)
 
     def _close(self) -> None:

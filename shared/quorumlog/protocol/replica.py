@@ -20,7 +20,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Protocol
 
 from quorumlog.protocol.ids import NO_ENTRY, member_incarnation, member_name
-from quorumlog.protocol.keyed import Keyed, Part
+from quorumlog.protocol.keyed import IsKeyed, Keyed
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.ranges import Ranges, complement, contains, ranges_of
 from quorumlog.protocol.record import Run
@@ -200,7 +200,7 @@ class Replica(Keyed):
 
     me: str
     """The bookie, as name@incarnation."""
-    holdings: Annotated[Holdings, Part]
+    holdings: Annotated[Holdings, IsKeyed]
     _: KW_ONLY
     is_deferred: bool = False
     """Entries are acknowledged before they are synced (rule 31)."""

@@ -19,7 +19,7 @@ from quorumlog.protocol.ranges import Ranges, contains
 from quorumlog.protocol.record import Codec, Run
 
 
-class Verdict(Enum):
+class EntryVerdict(Enum):
     """What is known of an entry."""
 
     PRESENT = "present"
@@ -82,13 +82,13 @@ class Tally(Keyed):
             and self.last == event.last
         )
 
-    def verdict(self, entry_id: int) -> Verdict:
+    def verdict(self, entry_id: int) -> EntryVerdict:
         """What is known of an entry by now."""
         if entry_id in self.found:
-            return Verdict.PRESENT
+            return EntryVerdict.PRESENT
         if self._is_absent(entry_id):
-            return Verdict.ABSENT
-        return Verdict.UNDECIDED if self.may_tell(entry_id) else Verdict.BLOCKED
+            return EntryVerdict.ABSENT
+        return EntryVerdict.UNDECIDED if self.may_tell(entry_id) else EntryVerdict.BLOCKED
 
     def may_tell(self, entry_id: int) -> tuple[int, ...]:
         """The positions that have not spoken of an entry yet, the first of its write set first."""

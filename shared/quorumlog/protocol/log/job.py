@@ -42,7 +42,7 @@ from quorumlog.protocol.log.messages import (
     Sizes,
     SwapLog,
 )
-from quorumlog.protocol.log.pipeline import Pending
+from quorumlog.protocol.log.pipeline import PendingAppend
 from quorumlog.protocol.log.row import LogMetadata
 from quorumlog.protocol.log.takeover import is_last, no_room
 from quorumlog.protocol.log.tenancy import Tenancy
@@ -151,7 +151,7 @@ class Job:
     has_looked: bool = False
     refusal: QuorumLogError | None = None
     """What the request is answered if the log is still owned."""
-    doubted: list[tuple[Pending, LogAppended | QuorumLogError]] = field(default_factory=list)
+    doubted: list[tuple[PendingAppend, LogAppended | QuorumLogError]] = field(default_factory=list)
 
     # --- what happens to it ----------------------------------------------------------------------
 

@@ -367,7 +367,7 @@ Effect = Ask | Submit | Resolve | Relay | PlaceKnown | OwnerEnded | Settled | Ta
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class BeginTakeover:
     """A takeover's first event."""
 
 
@@ -513,7 +513,7 @@ class Answered:
 
 
 Event = (
-    Begin
+    BeginTakeover
     | AppendsAsked
     | RollAsked
     | PublishAsked

@@ -76,7 +76,7 @@ from quorumlog.protocol.log.messages import (
     Ticked,
     Wait,
 )
-from quorumlog.protocol.log.pipeline import Pending, Pipeline
+from quorumlog.protocol.log.pipeline import PendingAppend, Pipeline
 from quorumlog.protocol.log.producers import ProducerTable
 from quorumlog.protocol.log.row import Answer, LogMetadata
 from quorumlog.protocol.log.takeover import ending
@@ -117,16 +117,20 @@ class Owner:
     """Appends to one log, in this process; see the module."""
 
     def __init__(
-        self, log: LogMetadata, producers: ProducerTable[Pending], now: Now, *, settle_s: float
+        self,
+        log: LogMetadata,
+        producers: ProducerTable[PendingAppend],
+        now: Now,
+        *,
+        settle_s: float,
     ) -> None:
         """`log` names a last ledger of this process, empty, with its first offset. For `settle_s`
         the end of a ledger is asked for whose handle is over.
         """
         self.tenancy = Tenancy(log, producers, now)
         self.phase = OwnerPhase.LIVE
-        self.error: QuorumLogError | None = None
-        self._waiting: deque[Pending] = deque()
-        self._doubted: list[tuple[Pending, LogAppended | QuorumLogError]] = []
+        self._waiting: deque[PendingAppend] = deque()
+        self._doubted: list[tuple[PendingAppend, LogAppended | QuorumLogError]] = []
         """Answers that rest on what this owner remembers: they are given once it is known that it
         still owns the log."""
         self._job: Job | None = None
@@ -252,12 +256,12 @@ class Owner:
                 full = Overloaded("too many appends to this log wait", log=self.log.name)
                 self._out.append(Resolve(request, full))
             else:
-                self._append(Pending(request, call), now)
+                self._append(PendingAppend(request, call), now)
         self._roll_if_due(now)
         if self.phase is OwnerPhase.SETTLED:
             self._settled()
 
-    def _append(self, pending: Pending, now: Now) -> None:
+    def _append(self, pending: PendingAppend, now: Now) -> None:
         if self.phase is not OwnerPhase.LIVE:
             self._waiting.append(pending)
             return
@@ -302,7 +306,7 @@ class Owner:
         for pending in refused:
             self._resolve_all(pending, event.error)
 
-    def _resolve_all(self, pending: Pending, answer: QuorumLogError) -> None:
+    def _resolve_all(self, pending: PendingAppend, answer: QuorumLogError) -> None:
         self._out.extend(Resolve(each.request, answer) for each in pending.with_repeats)
 
     # --- the end ---------------------------------------------------------------------------------
@@ -310,7 +314,6 @@ class Owner:
     def _end(self, error: QuorumLogError | None, now: Now) -> None:
         """This owner has failed; None: another one owns the log."""
         if not self.is_ended:
-            self.error = error
             self._out.append(OwnerEnded(error))
             self._retire(now)
 
@@ -331,7 +334,7 @@ class Owner:
         else:
             self._settled()
 
-    def _take_back(self, doubted: list[tuple[Pending, LogAppended | QuorumLogError]]) -> None:
+    def _take_back(self, doubted: list[tuple[PendingAppend, LogAppended | QuorumLogError]]) -> None:
         """Leave these requests to the next owner: this one cannot know their answers."""
         self._waiting.extendleft(pending for pending, _ in reversed(doubted))
         doubted.clear()
@@ -353,7 +356,7 @@ class Owner:
 
     def _settle(self, last_entry: int) -> None:
         """What was in flight is done up to the ledger's end, and certainly not done beyond."""
-        again: list[Pending] = []
+        again: list[PendingAppend] = []
         for pending in self._pipe.in_flight:
             if pending.entry_id <= last_entry:
                 self._out.append(Resolve(pending.request, pending.answer(self.ledger_id)))

@@ -47,7 +47,7 @@ from quorumlog.protocol.log.messages import (
     Append,
     AppendsAsked,
     Ask,
-    Begin,
+    BeginTakeover,
     DeletionAsked,
     DrainAsked,
     Effect,
@@ -430,7 +430,7 @@ class Route:
         assert self.owner is None
         self._tenure += 1
         self._takeover = Takeover(handover.row, creates=handover.creates, finish=handover.finish)
-        self._step_part(Begin(), now)
+        self._step_part(BeginTakeover(), now)
 
     def _taken(self, result: LogMetadata | QuorumLogError | None, now: Now) -> None:
         """A takeover has ended."""

@@ -15,7 +15,7 @@ from quorumlog.protocol.log.messages import (
     Answered,
     Ask,
     BatchesRead,
-    Begin,
+    BeginTakeover,
     CreateLedger,
     DeleteLedger,
     Effect,
@@ -78,7 +78,7 @@ class Takeover:
     def step(self, event: Event, now: Now) -> list[Effect]:
         """What to do about an event."""
         match event:
-            case Begin():
+            case BeginTakeover():
                 self._recover_next(now)
             case Answered(number, value) if number == self._number:
                 self._answered(value, now)

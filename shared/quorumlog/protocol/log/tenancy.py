@@ -3,7 +3,7 @@
 from quorumlog.errors import LogFenced
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log.clock import Now
-from quorumlog.protocol.log.pipeline import Pending, Pipeline
+from quorumlog.protocol.log.pipeline import PendingAppend, Pipeline
 from quorumlog.protocol.log.producers import ProducerTable
 from quorumlog.protocol.log.row import LogMetadata, LogState
 
@@ -15,7 +15,7 @@ class Tenancy:
     first offset (rule 23).
     """
 
-    def __init__(self, log: LogMetadata, producers: ProducerTable[Pending], now: Now) -> None:
+    def __init__(self, log: LogMetadata, producers: ProducerTable[PendingAppend], now: Now) -> None:
         """`log` names a last ledger of this process, empty, with its first offset."""
         self.log = log
         self.pipe = self._pipeline(producers, log.appended_ms, now)
@@ -23,7 +23,9 @@ class Tenancy:
         self.ahead = self.ledger_id
         """The ledger that a job has created to go on in; the one that is written where there is none."""
 
-    def _pipeline(self, producers: ProducerTable[Pending], appended_ms: int, now: Now) -> Pipeline:
+    def _pipeline(
+        self, producers: ProducerTable[PendingAppend], appended_ms: int, now: Now
+    ) -> Pipeline:
         """The appends to the last ledger of the row."""
         item = self.log.last_item
         assert item is not None
