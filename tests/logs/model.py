@@ -47,7 +47,7 @@ from services.gateway.interface import Appended, Confirmation, LedgerOptions, Re
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import LogTimes
 from services.gateway.logs.peers import LogPeers
-from services.gateway.logs.ports import Append, LogAppended, LogRecord, Publish
+from services.gateway.logs.ports import Append, LogAppended, Publish, ReadRecord
 from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.transactions import Transactions
 
@@ -253,9 +253,9 @@ class Gateway:
                 waiting.cancel()
             await asyncio.gather(task, died, return_exceptions=True)
 
-    async def contents(self, name: str) -> list[LogRecord]:
+    async def contents(self, name: str) -> list[ReadRecord]:
         """Every record that a log has now, through this gateway."""
-        found: list[LogRecord] = []
+        found: list[ReadRecord] = []
         at: int | Literal["earliest"] = "earliest"
         while (page := await self.logs.read(name, at, limit=50)).records:
             found += page.records
