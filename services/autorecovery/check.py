@@ -18,7 +18,7 @@ from quorumlog.net.directory import Directory
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.ranges import Ranges, ids_of_residue, names, union
+from quorumlog.protocol.ranges import Ranges, contains, ids_of_residue, union
 from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, RangeDigest
 
 SPAN_ENTRIES: Final = 10_000
@@ -281,9 +281,9 @@ def _lacks(member: str, share: _Share, answer: RangeDigest) -> Iterator[Lack]:
         if entry_id > known_to:
             break
         why: Literal["missing", "damaged"] | None = None
-        if not names(answer.present, entry_id):
+        if not contains(answer.present, entry_id):
             why = "missing"
-        elif names(answer.damaged, entry_id):
+        elif contains(answer.damaged, entry_id):
             why = "damaged"
         if open_ is not None and why == open_[0]:
             open_ = (open_[0], open_[1], entry_id)

@@ -3,12 +3,14 @@
 import argparse
 import sys
 import time
+from functools import partial
 from typing import Final
 
-from tests.explore.explorer import Explorer, Result
+from tests.explore.explorer import Explorer
 from tests.explore.logs import LogExplorer
 from tests.explore.scope import LogScope, Scope
 from tests.explore.scopes import ALL, DEFAULT, HOURS, LOGS_HOURS
+from tests.explore.search import FOREVER, Result
 from tests.support.spread import CORES, interruptible, progress, spread
 
 FLOOR: Final = 20_000
@@ -19,12 +21,14 @@ FLOOR_FROM_S: Final = 1.0
 """Of a core's time: what takes less than that says nothing about speed."""
 
 
-def search(index: int) -> tuple[Result, float, float]:
-    """The scope of this number, searched; how long that took, and how long of it on a core."""
+def search(index: int, minutes: float) -> tuple[Result, float, float]:
+    """The scope of this number, searched for so long at most; how long that took, and how long of it
+    on a core.
+    """
     began, worked = time.perf_counter(), time.process_time()
     scope = ALL[index]
     explorer = LogExplorer(scope) if isinstance(scope, LogScope) else Explorer(scope)
-    result = explorer.run()
+    result = explorer.run(time.monotonic() + 60 * minutes)
     return result, time.perf_counter() - began, time.process_time() - worked
 
 
@@ -55,13 +59,20 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "words",
         nargs="*",
-        help="scopes whose name holds them; `all`: every one; none: those of a minute or less each",
+        help="scopes whose name contains them; `all`: every one; none: those of a minute or less each",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=FOREVER,
+        help="after these a scope is given up (default: never)",
     )
     return parser.parse_args()
 
 
 def main() -> int:
-    words = " ".join(parsed().words)
+    asked = parsed()
+    words = " ".join(asked.words)
     chosen = [scope for scope in ALL if words == "all" or words in scope.name]
     if not words:
         chosen = list(DEFAULT)
@@ -73,7 +84,9 @@ def main() -> int:
     states = transitions = violations = complete = done = 0
     worked, fast = 0.0, 0
     with interruptible() as end, progress("scopes", len(numbers)) as bar:
-        for result, took, core_s in spread(search, numbers, jobs=min(CORES, len(numbers))):
+        for result, took, core_s in spread(
+            partial(search, minutes=asked.minutes), numbers, jobs=min(CORES, len(numbers))
+        ):
             tell(result, took)
             states += result.states
             transitions += result.transitions

@@ -3,7 +3,7 @@
 A state is a tuple of numbers (tests/explore/parts.py) and a mask of what is in flight, under its
 least naming (tests/explore/symmetry.py). Loss needs no choice: a message may stay in flight for
 ever. Rules are judged at each transition (tests/explore/judge.py, and the machines' own `check`).
-What is bounded (entries, recoverers, crashes, timeouts) is said by the scope.
+The scope bounds entries, recoverers, crashes and timeouts.
 
 A message that would change nothing is taken out of flight, since each one doubles the states. That
 is a guess about the future, and is proven after the search: it must change nothing in any state
@@ -11,7 +11,7 @@ that follows (`_refuted`). A message for which that is wrong is kept, and the se
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from quorumlog.protocol.messages import (
@@ -43,7 +43,8 @@ from quorumlog.protocol.recovery import Phase
 from quorumlog.protocol.writer import WriterState
 from tests.explore.judge import Judge, broken_if
 from tests.explore.parts import AT_STORE, AT_TIMER, WRITER, Broken, Message, Parts
-from tests.explore.scope import LogScope, Scope
+from tests.explore.scope import Scope
+from tests.explore.search import FOREVER, Result, Space, search
 from tests.explore.symmetry import Symmetry
 from tests.sim.world import unknown
 from tests.support import invariants
@@ -76,21 +77,6 @@ Label = str | int
 """What happened: a message is its own label."""
 
 
-@dataclass(slots=True)
-class Result:
-    """How a search ended. `story` leads to the violation."""
-
-    scope: Scope | LogScope
-    states: int
-    transitions: int
-    depth: int
-    is_complete: bool
-    violation: str | None = None
-    story: tuple[str, ...] = ()
-    namings: int = 1
-    """How many namings were taken for one."""
-
-
 class Explorer:
     """One scope's search."""
 
@@ -103,7 +89,7 @@ class Explorer:
         self.symmetry = Symmetry(parts, is_trivial=not is_symmetric)
         self.judge = Judge(parts)
         self.kept: set[int] = set()
-        """Messages that are never taken out of flight: to do so was wrong."""
+        """Messages that stay in flight: to take them out was refuted."""
         self.counts: dict[Counts, Counts] = {}
         self._forget()
 
@@ -186,7 +172,7 @@ class Explorer:
                 yield number, self._told(state, client, number, counts)
 
     def _deletions(self, state: World) -> Iterator[tuple[Label, Any]]:
-        """The ledger gets its tombstone; then each bookie that holds something gives it up."""
+        """The ledger gets its tombstone; then each bookie that holds something drops it."""
         clients, bookies, row, flight, counts = state
         parts = self.parts
         if not counts.is_deleted:
@@ -200,7 +186,7 @@ class Explorer:
                 yield f"{parts.names[index]} drops the deleted ledger", dropped
 
     def _is_over(self, state: World) -> bool:
-        """Closed, and nobody is left who could acknowledge or close: no rule can break any more."""
+        """Whether no rule can break any more: the ledger is closed, and no client could acknowledge or close."""
         clients, _, _, flight, counts = state
         if counts.end is None:
             return False
@@ -399,10 +385,10 @@ class Explorer:
 
     # --- search ------------------------------------------------------------------------------------
 
-    def run(self) -> Result:
-        """Search to the end of the scope, or to the first violation."""
+    def run(self, until_s: float = FOREVER) -> Result:
+        """Search to the end of the scope, to the first violation, or until a time (`search`)."""
         while True:
-            result = self._search()
+            result = self._search(until_s)
             result.namings = len(self.symmetry.namings)
             if result.violation is not None and not result.story:
                 self._begin(is_symmetric=False)  # it was found under a naming that is none
@@ -428,61 +414,11 @@ class Explorer:
     ) -> World:
         return *self.symmetry.least(clients, bookies, row, flight), counts
 
-    def _search(self) -> Result:
-        first = self.start()
-        # Only hashes are kept: at 14 million states two of them meet with a chance of 1e-5.
-        start = _hash(first)
-        seen: dict[int, int] = {start: start}
-        frontier = [first]
-        transitions = depth = 0
-        least = self.symmetry.least
+    def _search(self, until_s: float) -> Result:
         is_plain = len(self.symmetry.namings) == 1
-        while frontier:
-            depth += 1
-            coming = []
-            for state in frontier:
-                came = None
-                for _, found in self.next(state):
-                    transitions += 1
-                    if isinstance(found, Broken):
-                        story = self._story(seen, _hash(state), str(found))
-                        return Result(
-                            self.scope, len(seen), transitions, depth, False, str(found), story
-                        )
-                    after = found if is_plain else (*least(*found[:4]), found[4])
-                    number = _hash(after)
-                    if number not in seen:
-                        if came is None:
-                            came = _hash(state)
-                        seen[number] = came
-                        coming.append(after)
-            frontier = coming
-            if len(seen) > self.scope.states_max:
-                return Result(self.scope, len(seen), transitions, depth, False)
-        return Result(self.scope, len(seen), transitions, depth, True)
-
-    def _story(self, seen: dict[int, int], state: int, end: str) -> tuple[str, ...]:
-        """What led to a state and to `end`, under one naming: done again from the start. Empty
-        where that comes to something else.
-        """
-        way = [state]
-        while seen[way[-1]] != way[-1]:
-            way.append(seen[way[-1]])
-        way.reverse()
-        lines: list[str] = []
-        now = self.start()
-        for wanted in way[1:]:
-            for label, after in self.next(now):
-                if not isinstance(after, Broken) and _hash(self._least(*after)) == wanted:
-                    lines.append(self._tell(label))
-                    now = after
-                    break
-            else:
-                return ()
-        for label, after in self.next(now):
-            if isinstance(after, Broken) and str(after)[:3] == end[:3]:
-                return (*lines, self._tell(label), str(after))
-        return ()
+        canonical = None if is_plain else lambda state: self._least(*state)
+        space = Space(self.start(), self.next, _hash, canonical, self._tell)
+        return search(self.scope, space, until_s)
 
     def _tell(self, label: Label) -> str:
         return label if isinstance(label, str) else str(self.parts.messages.values[label])

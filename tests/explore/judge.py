@@ -8,7 +8,7 @@ from tests.support import invariants
 
 
 class Judge:
-    """Rules over all that there is: I1, I2, I4, I9, I21, I22."""
+    """Rules over the whole world: I1, I2, I4, I9, I21, I22."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts

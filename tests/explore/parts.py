@@ -23,7 +23,7 @@ LEDGER: Final = 7
 WRITER: Final = 0
 
 DELETION: Final = -1
-"""In place of a message: the bookie gave the ledger up."""
+"""In place of a message: the bookie dropped the ledger."""
 
 AT_CLIENT, AT_STORE, AT_TIMER = -1, -2, -3
 AT: Final = {"to-client": AT_CLIENT, "to-store": AT_STORE, "timer": AT_TIMER}
@@ -62,7 +62,7 @@ class Interned:
 
 
 class Parts:
-    """The machines that ship, and what they have been seen to do."""
+    """The machines that ship, and the steps that they took."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -139,7 +139,7 @@ class Parts:
         return known
 
     def answer(self, bookie: int, number: int) -> tuple[int, Event]:
-        """The real judgement of a bookie, once for each of its states and request."""
+        """The real verdict of a bookie, once for each of its states and requests."""
         known = self.answers.get((bookie, number))
         if known is None:
             copy: Bookie = self.bookies.values[bookie].copy()
@@ -164,12 +164,12 @@ class Parts:
         return known
 
     def holds(self, bookie: int) -> bool:
-        """Whether the bookie knows of the ledger, so that a collector may give it up."""
+        """Whether the bookie knows the ledger, so that a collector may drop it."""
         replica = self.bookies.values[bookie].replica
         return replica.ledger_key is not None and not replica.is_deleted
 
     def deleted(self, bookie: int) -> int:
-        """The bookie after it gave the ledger up on a tombstone."""
+        """The bookie after it dropped the ledger, which has a tombstone."""
         known = self.deletions.get(bookie)
         if known is None:
             copy: Bookie = self.bookies.values[bookie].copy()

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from quorumlog.protocol.log import PRODUCERS_MAX
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:
@@ -37,17 +39,27 @@ class LogScope:
 
     name: str
     requests: tuple[str, ...] = ("p0",)
-    """What clients send, each to any owner: `p0` is the producer p's first record, `p1` its next one,
-    sent once the first is acknowledged; any other is a record without a producer."""
+    """What clients send, each to any gateway: `p0` is the first record of the producer p, `p1` the next
+    one, sent once `p0` is acknowledged; a single letter is a record without a producer."""
     repeats: int = 0
-    """How often a producer's request may be sent again."""
+    """How often a request of the producer p may be sent again."""
     forces: int = 1
-    """How often some gateway may be made to take the log over (`open` does so); a gateway that finds
-    no owner takes the log over by itself."""
+    """How often a gateway may be made to take the log over, as `open` does. A gateway that finds no
+    owner takes the log over by itself."""
     ledgers: int = 3
-    """How many ledgers may be created: gateways that duel make one each time."""
+    """How many ledgers may be created: gateways that duel create one each time."""
     rolls: int = 0
     publishes: int = 0
+    overwrites: bool = False
+    """Whether a publication drops what was on the log before."""
+    truncations: int = 0
+    """How often a client may drop all closed ledgers but the last, which are then deleted."""
+    deletions: int = 0
+    """How often the log may be deleted, and created again under its name."""
+    heads: int = 0
+    """How often a gateway may reread the row's head (rule 16a), which may arrive late."""
+    remembers: int = PRODUCERS_MAX
+    """How many producers the log remembers."""
     kills: int = 0
     """How many gateways may die."""
     states_max: int = 2_000_000

@@ -41,25 +41,71 @@ LOG_REPEAT_ROLL: Final = LogScope(
     "log: a request, its repeat, one roll", repeats=1, rolls=1, forces=0
 )
 
+LOG_OVERWRITE: Final = LogScope(
+    "log: one request, a publication over it", publishes=1, overwrites=True, forces=0
+)
+LOG_TRUNCATION: Final = LogScope(
+    "log: a repeat, one roll, one truncation", repeats=1, rolls=1, truncations=1, forces=0
+)
+LOG_DELETION: Final = LogScope(
+    "log: one request, deleted and created again", deletions=1, forces=0, ledgers=3
+)
+LOG_FORGOTTEN: Final = LogScope(
+    "log: a repeat, its producer forgotten", ("p0", "q0"), repeats=1, forces=0, remembers=1
+)
+
 LOGS_QUICK: Final = (
     LOG_REPEAT,
-    LOG_ROLL,
     LOG_TWO,
-    LOG_PUBLICATION,
     LOG_TWICE,
     LOG_REPEAT_ROLL,
     LogScope("log: a gateway dies", repeats=1, kills=1, forces=0),
+    LOG_OVERWRITE,
+    LOG_TRUNCATION,
+    LOG_DELETION,
+    LOG_FORGOTTEN,
+    LogScope("log: one request, taken over, a head reread", heads=1, ledgers=2),
+    LogScope("log: one request, one roll, a head reread", rolls=1, heads=1, forces=0),
 )
 """Worlds of one log and two gateways that fit the tests."""
 
 LOGS_MINUTES: Final = (
+    LOG_ROLL,
+    LOG_PUBLICATION,
     LogScope("log: a request, its repeat, taken over twice", repeats=1, forces=2, ledgers=2),
     LogScope("log: one request, one roll, taken over", rolls=1),
     LogScope("log: a request, its repeat, two rolls", repeats=1, rolls=2, forces=0, ledgers=4),
     LogScope("log: a roll, a gateway dies", repeats=1, rolls=1, kills=1, forces=0),
+    LogScope(
+        "log: a repeat, a publication over it, a gateway dies",
+        repeats=1,
+        publishes=1,
+        overwrites=True,
+        kills=1,
+        forces=0,
+    ),
+    LogScope("log: a repeat, deleted and created again", repeats=1, deletions=1, forces=0),
+    LogScope("log: one request, deleted, taken over", deletions=1),
+    LogScope("log: one request, deleted, a head reread", deletions=1, heads=1, forces=0),
+    LogScope("log: one request, deleted, a gateway dies", deletions=1, kills=1, forces=0),
+    LogScope(
+        "log: a forgotten producer's repeat, a gateway dies",
+        ("p0", "q0"),
+        repeats=1,
+        kills=1,
+        remembers=1,
+        forces=0,
+    ),
 )
+"""Up to about a minute each."""
 
 LOGS_HOURS: Final = (
+    LogScope(
+        "log: a truncation, a gateway dies", repeats=1, rolls=1, truncations=1, kills=1, forces=0
+    ),
+    LogScope(
+        "log: a forgotten producer's repeat, taken over", ("p0", "q0"), repeats=1, remembers=1
+    ),
     LogScope("log: a repeat, a roll, taken over", repeats=1, rolls=1, states_max=20_000_000),
     LogScope(
         "log: a repeat, two rolls, one publication",

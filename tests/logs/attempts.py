@@ -3,30 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Writer
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.protocol.transaction import Sealed, Transaction, TransactionLedger
-from tests.logs.model import Cluster, Gateway, Ledger
-
-
-class ModelClient(TransactionClient):
-    """The metadata service's transactions, as one gateway asks for them."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self.gateway = gateway
-
-    async def get(self, transaction_id: str) -> Transaction:
-        await self.gateway.ask()
-        return self.gateway.cluster.transactions[transaction_id]
-
-    async def abort(self, transaction_id: str) -> Transaction:
-        await self.gateway.ask()
-        done = self.gateway.cluster.abort(transaction_id)
-        await self.gateway.hear(None)
-        return done
+from quorumlog.protocol.transaction import Sealed, TransactionLedger
+from tests.logs.model import Cluster, Ledger
 
 
 def write(cluster: Cluster, transaction: str, values: Sequence[Sequence[str]]) -> Sealed:

@@ -1,5 +1,5 @@
-"""What the log simulation asks of every gateway once nothing fails any more, and what any answer of
-a gateway may be at any time: an error that its description names.
+"""Requests that every gateway must do once nothing fails any more; and the check that an error is one
+that the operation's description names.
 """
 
 import asyncio
@@ -15,7 +15,6 @@ from services.gateway.edge import log_operations as edge
 from services.gateway.edge import record_operations as edge_records
 from services.gateway.edge import transaction_operations as edge_transactions
 from services.gateway.logs.ports import Append
-from services.gateway.logs.transactions import Transactions
 from tests.logs.attempts import write
 from tests.logs.judge import Violation
 from tests.logs.model import Gateway
@@ -34,14 +33,14 @@ CLOSE, COMMIT, ABORT = edge.CLOSE, edge_transactions.COMMIT, edge_transactions.A
 
 
 def judge_error(asked: Operation, error: QuorumLogError) -> None:
-    """Raise Violation where a request is answered with what its description does not name."""
+    """Raise Violation where a request gets an error that its description does not name."""
     # The middleware says ReadOnly of a gateway that is about to end, whatever is asked.
     if not isinstance(error, (*asked.errors, ReadOnly)):
         raise Violation(f"{asked.name} is answered {error!r}") from error
 
 
 async def insist(asked: Operation, work: Work) -> Any:
-    """What a request is answered in the end by one gateway that lives, among such as live."""
+    """The answer to a request that is repeated until it succeeds, where all gateways live."""
     try:
         async with asyncio.timeout(ENDS_IN_S):
             while True:
@@ -57,8 +56,8 @@ async def insist(asked: Operation, work: Work) -> Any:
 
 
 class Demands:
-    """One client that asks everything of each gateway in turn, of a log that only it writes to by
-    then: what it was before, whoever had owned it, is the scene.
+    """One client that makes every kind of request to each gateway in turn. Only this client writes to
+    the log by then; what happened before has set the scene.
     """
 
     def __init__(self, name: str, settings: LogSettings) -> None:
@@ -94,19 +93,17 @@ class Demands:
     async def all_of(
         self,
         gateways: list[Gateway],
-        transactions: dict[str, Transactions],
         token: int | None = None,
     ) -> None:
         """Everything, of each gateway, in the order given; `token` is what the log is open for."""
         for gateway in gateways:
-            token = await self.whole(gateway, gateways, transactions, token)
+            token = await self.whole(gateway, gateways, token)
         await self.ended(gateways)
 
     async def whole(
         self,
         gateway: Gateway,
         gateways: list[Gateway],
-        transactions: dict[str, Transactions],
         token: int | None,
     ) -> int:
         """Everything that leaves the log open; gives the writer token that it needs then."""
@@ -120,7 +117,7 @@ class Demands:
         await insist(TRUNCATE, lambda: gateways[0].logs.truncate(name, end + 1))
         if await self.append(gateway, token) != end + 1:
             raise Violation(f"nothing is appended at {end + 1}")
-        await self.commit(gateway, transactions, token, end + 2)
+        await self.commit(gateway, token, end + 2)
         new_token, at = await insist(OPEN, lambda: logs.open(name, "who asks"))
         if at != end + 3:
             raise Violation(f"opened at {at}, which is not {end + 3}")
@@ -134,12 +131,11 @@ class Demands:
     async def commit(
         self,
         gateway: Gateway,
-        transactions: dict[str, Transactions],
         token: int | None,
         at: int,
     ) -> None:
         """A transaction of one record comes onto the log."""
-        served, begun = transactions[gateway.writer.id], gateway.cluster.begin(self.name)
+        served, begun = gateway.transactions, gateway.cluster.begin(self.name)
         ledgers = (write(gateway.cluster, begun, [["of a transaction"]]),)
         done = await insist(COMMIT, lambda: served.commit(begun, ledgers, token=token))
         if (done.first_offset, done.last_offset) != (at, at):
@@ -177,27 +173,21 @@ class Namesakes:
         self.pick, self.settings, self.count = pick, settings, count
 
     async def insist(self, asked: Operation, work: Callable[[Gateway], Awaitable[Any]]) -> Any:
-        """Through any gateway, another one if one dies; gives whether it was asked again too."""
+        """The answer through any gateway, another one if one dies; and whether the request was repeated."""
         is_again = False
         end = asyncio.get_running_loop().time() + PATIENCE_S
         while asyncio.get_running_loop().time() < end:
             gateway = self.pick()
-            task = asyncio.ensure_future(work(gateway))
-            died = asyncio.ensure_future(gateway.died.wait())
             try:
-                await asyncio.wait((task, died), return_when=asyncio.FIRST_COMPLETED)
-                if task.done():
-                    return await task, is_again
+                return await gateway.while_it_lives(work(gateway)), is_again
+            except ConnectionResetError:
+                pass
             except QuorumLogError as error:
                 judge_error(asked, error)
                 if isinstance(error, NoSuchLog) and asked is DELETE and is_again:
                     return None, True
                 if not error.retryable and error.outcome != UNKNOWN:
                     raise Violation(f"{asked.name} of a namesake is refused: {error!r}") from error
-            finally:
-                for waiting in (task, died):
-                    waiting.cancel()
-                await asyncio.gather(task, died, return_exceptions=True)
             is_again = True
             await asyncio.sleep(0.02)
         raise Violation(f"liveness: {asked.name} of a namesake never comes to an end")

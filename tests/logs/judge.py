@@ -8,6 +8,7 @@ Vanlightly/bookkeeper-tlaplus.
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from quorumlog.protocol import batch
 from quorumlog.protocol.log import LogItem, LogMetadata
@@ -21,12 +22,12 @@ LOG = 1
 
 
 class Violation(Exception):
-    """What must never be."""
+    """Something happened that must never happen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What was so when a client sent a request."""
+    """The state of the cluster when a client sent a request."""
 
     token: int
     needed: int
@@ -43,10 +44,17 @@ class Judge(LogHistory):
         self._name = name
         self._checker = Checker()
         self._told = 0
+        self.found: list[str] = []
+        """All violations: a gateway in which one was raised may take it for a request that failed."""
         self.token = 0
         """The highest writer token that anybody was given."""
         self._stored: dict[int, bytes] = {}
         """Every record that a sealed ledger ever held, by offset."""
+
+    def violated(self, what: str) -> NoReturn:
+        """Raise Violation, and keep it."""
+        self.found.append(what)
+        raise Violation(what)
 
     def record(self, event: Event) -> None:
         """Judge an event of the history as it comes."""
@@ -58,9 +66,9 @@ class Judge(LogHistory):
         """Each violation is told once: who goes on after one may."""
         told, self._told = self._told, len(self._checker.violations)
         if self._told > told:
-            raise Violation(str(self._checker.violations[told]))
+            self.violated(str(self._checker.violations[told]))
 
-    # --- what the cluster tells ------------------------------------------------------------------
+    # --- events of the cluster -------------------------------------------------------------------
 
     def submitted(self, ledger: Ledger) -> None:
         """An append to an open ledger begins."""
@@ -92,7 +100,7 @@ class Judge(LogHistory):
         self._stored.update(entries)
         self.fetched(LOG, first, *entries)
 
-    # --- what clients tell beside the history ------------------------------------------------------
+    # --- events of clients -------------------------------------------------------------------------
 
     def opened(self, token: int) -> None:
         """A client was given this writer token."""
@@ -103,7 +111,7 @@ class Judge(LogHistory):
         return Sent(token or 0, self.token, frozenset(self._cluster.deleted))
 
     def appended(self, sent: "Sent", done: LogAppended) -> None:
-        """It was told that its records are there."""
+        """A client was told where its records are."""
         self.deleted_takes_nothing(sent, done)
         self.end_covers_what_is_told(done)
         self.has_the_token(sent)
@@ -118,7 +126,7 @@ class Judge(LogHistory):
         # The base: what was added ahead by a roll has no start yet, and is not written (rule 23).
         item = self._cluster.logs[self._name].base
         if item is None or item.ledger_id != ledger.row.ledger_id:
-            raise Violation(f"I32: ledger {ledger.row.ledger_id} is written, but not named last")
+            self.violated(f"I32: ledger {ledger.row.ledger_id} is written, but not named last")
 
     def deleted_takes_nothing(self, sent: "Sent", done: LogAppended) -> None:
         """I1, I32: nothing is appended to a ledger that was deleted before (rule 16a). What a repeat
@@ -127,7 +135,7 @@ class Judge(LogHistory):
         Source: TLA LedgerChaining, AllNonEmptyLedgersInLedgerList; BK#870.
         """
         if done.ledger_id in sent.deleted and not done.is_duplicate:
-            raise Violation(
+            self.violated(
                 f"I1: offset {done.first_offset} is in ledger {done.ledger_id}, deleted before"
             )
 
@@ -140,7 +148,7 @@ class Judge(LogHistory):
         ledger = self._cluster.ledgers.get(at) or self._cluster.deleted[at]
         end = ledger.row.last_entry
         if end is not None and done.entry_id > end:
-            raise Violation(f"I1: {at}:{done.entry_id} is acknowledged, it ended at {end}")
+            self.violated(f"I1: {at}:{done.entry_id} is acknowledged, it ended at {end}")
 
     def has_the_token(self, sent: "Sent") -> None:
         """Rule 22: once a log is opened for one writer, nobody appends without that writer's token.
@@ -148,7 +156,7 @@ class Judge(LogHistory):
         Source: Kafka's KIP-98, an epoch that fences the ones before.
         """
         if sent.token < sent.needed:
-            raise Violation(f"rule 22: appended with the token {sent.token}, not {sent.needed}")
+            self.violated(f"rule 22: appended with the token {sent.token}, not {sent.needed}")
 
     def sealed_as_it_is(self, item: LogItem) -> None:
         """I33: the list's borders are those of its ledgers, so that offsets follow its order.
@@ -159,7 +167,7 @@ class Judge(LogHistory):
         assert item.first_offset is not None
         assert item.last_offset is not None
         if len(values) != item.last_offset - item.first_offset + 1:
-            raise Violation(f"I33: ledger {item.ledger_id} has {len(values)} records: {item}")
+            self.violated(f"I33: ledger {item.ledger_id} has {len(values)} records: {item}")
 
     def older_ones_are_closed(self, ledger: Ledger) -> None:
         """I34: only the last ledger is written, and all before it are CLOSED (rule 23).
@@ -171,7 +179,7 @@ class Judge(LogHistory):
             if before.ledger_id == ledger.row.ledger_id:
                 return
             if self._cluster.ledgers[before.ledger_id].row.state is not State.CLOSED:
-                raise Violation(f"I34: written behind ledger {before.ledger_id}, which is open")
+                self.violated(f"I34: written behind ledger {before.ledger_id}, which is open")
 
     def at_most_two_are_open(self, row: LogMetadata) -> None:
         """I34 where the next ledger is made ahead: at most two are open, and one is written.
@@ -184,7 +192,7 @@ class Judge(LogHistory):
             if self._cluster.ledgers[item.ledger_id].row.state is not State.CLOSED
         ]
         if len(still_open) > 2:
-            raise Violation(f"I34: ledgers {still_open} are open")
+            self.violated(f"I34: ledgers {still_open} are open")
 
     def whole(self, contents: Iterable[tuple[int, str]]) -> None:
         """Judge the log as it was, truncated ledgers too; `contents` is what it holds now."""
@@ -195,7 +203,7 @@ class Judge(LogHistory):
 
 
 class Alarms(logging.Handler):
-    """What gateways log of failures that they must never have."""
+    """Collects what gateways log as errors: defects, which they must never have."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

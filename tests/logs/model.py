@@ -11,7 +11,7 @@ import itertools
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
 from quorumlog.errors import (
     NOT_DONE,
@@ -28,6 +28,7 @@ from quorumlog.errors import (
     TransactionAborted,
     TransactionCommitted,
 )
+from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.changes import check_log, published_by
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogItem, LogMetadata
@@ -46,8 +47,9 @@ from services.gateway.interface import Appended, Confirmation, LedgerOptions, Re
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import LogTimes
 from services.gateway.logs.peers import LogPeers
-from services.gateway.logs.ports import Append, LogAppended, Publish
+from services.gateway.logs.ports import Append, LogAppended, Publish, ReadRecord
 from services.gateway.logs.store import MetadataLogs
+from services.gateway.logs.transactions import Transactions
 
 T = TypeVar("T")
 
@@ -79,7 +81,7 @@ class Ledger:
 
 
 class Watch(Protocol):
-    """Who judges what happens in a cluster."""
+    """Judges what happens in a cluster."""
 
     def submitted(self, ledger: Ledger) -> None:
         """A gateway begins to append to an open ledger."""
@@ -111,7 +113,7 @@ class Cluster:
         self.deleted: dict[int, Ledger] = {}
         """With their ends, which stay what they were for ever."""
         self.collect_s = 0.0
-        """What passes until bookies give up a deleted ledger."""
+        """The time until bookies drop a deleted ledger."""
         self.logs: dict[str, LogMetadata] = {}
         self.freed: dict[str, int] = {}
         """Names of logs that were deleted, with the version that the row has since."""
@@ -142,7 +144,7 @@ class Cluster:
         return self.ledgers[ledger_id]
 
     def delete(self, ledger_id: int) -> None:
-        """Leave a tombstone. Whose stream of changes is away does not hear of it."""
+        """Delete a ledger, which leaves a tombstone. A writer whose stream of changes is cut hears nothing."""
         ledger = self.deleted[ledger_id] = self.ledgers.pop(ledger_id)
         ledger.drops_at = self.now() + self.collect_s
         writer = ledger.row.writer
@@ -150,7 +152,7 @@ class Cluster:
             self.gateways[writer.id].missed(ledger_id)
 
     def is_named(self, ledger_id: int) -> bool:
-        """Whether a log has it, or a transaction that may yet put it onto one."""
+        """Whether a log names a ledger, or a transaction that may yet publish it."""
         return any(log.item_of(ledger_id) for log in self.logs.values()) or any(
             transaction.is_open and ledger_id in _ids(transaction)
             for transaction in self.transactions.values()
@@ -178,12 +180,12 @@ class Cluster:
         return EPOCH_MS + self.ahead_ms + int(self.now() * 1000)
 
     async def late_answer(self) -> None:
-        """Sometimes who asked for a change hears of it when others have gone on."""
+        """Delay the answer to a change now and then, by when others may have changed the row again."""
         if self.lost_answers and self.random.random() < self.lost_answers:
             await asyncio.sleep(self.random.random() * 2)
 
     def kept_of(self, in_flight: int) -> int:
-        """How much of what was in flight a recovery finds."""
+        """How many of the entries in flight a recovery finds."""
         return self.random.randint(0, in_flight)
 
     def knows_end(self) -> bool:
@@ -191,7 +193,7 @@ class Cluster:
         return self.random.random() < 0.5
 
     def lac_of(self, lac: int) -> int:
-        """What bookies know of it when the writer is gone."""
+        """The LAC that bookies know when the writer is gone."""
         return self.random.randint(-1, lac)
 
     def begin(self, log: str, app: str | None = None, version: int | None = None) -> str:
@@ -201,7 +203,7 @@ class Cluster:
 
 
 class Gateway:
-    """A log manager with engine, store and peers on the model; `kill` ends it as kill -9 does."""
+    """A log manager whose engine, store and peers are the model; `kill` ends it as kill -9 does."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
@@ -225,19 +227,48 @@ class Gateway:
             times=TIMES,
             wall_ms=lambda: cluster.database_ms() + self.skew_ms,
         )
+        self.transactions = Transactions(
+            engine=cast(Any, self),
+            logs=self.logs,
+            store=Store(self),
+            client=ModelTransactions(self),
+        )
 
     def kill(self) -> None:
         self.is_dead = True
         self.died.set()
         self.goes.set()
 
+    async def while_it_lives(self, work: Awaitable[T], timeout_s: float | None = None) -> T:
+        """What comes of work of this process. Raises: ConnectionResetError if it dies, or takes longer."""
+        task = asyncio.ensure_future(work)
+        died = asyncio.ensure_future(self.died.wait())
+        try:
+            await asyncio.wait((task, died), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise ConnectionResetError
+        finally:
+            for waiting in (task, died):
+                waiting.cancel()
+            await asyncio.gather(task, died, return_exceptions=True)
+
+    async def contents(self, name: str) -> list[ReadRecord]:
+        """Every record that a log has now, through this gateway."""
+        found: list[ReadRecord] = []
+        at: int | Literal["earliest"] = "earliest"
+        while (page := await self.logs.read(name, at, limit=50)).records:
+            found += page.records
+            at = page.next
+        return found
+
     @property
     def is_silent(self) -> bool:
-        """Whether nobody is answered now: it is dead, or stands still."""
+        """Whether the process answers nobody now: it is dead, or stands still."""
         return self.is_dead or not self.goes.is_set()
 
     async def step(self) -> None:
-        """Every call outside takes time, and a dead process never gets its answer."""
+        """Pass the time of one call. A dead process never gets an answer."""
         await self.goes.wait()
         await self.cluster.delay()
         await self.goes.wait()
@@ -245,7 +276,7 @@ class Gateway:
             await asyncio.Event().wait()
 
     def cut_off(self, for_s: float, *, asks: bool, hears: bool) -> None:
-        """It loses metadata one way or both, and nothing else: bookies, peers and clients stay."""
+        """Cut this process off from metadata, one way or both. Bookies, peers and clients stay reachable."""
         until = self.cluster.now() + for_s
         self.unasked_until = self.unasked_until if asks else until
         self.unheard_until = self.unheard_until if hears else until
@@ -274,12 +305,12 @@ class Gateway:
         task.add_done_callback(self.pumps.discard)
 
     def missed(self, ledger_id: int) -> None:
-        """A ledger that it writes was deleted."""
+        """A ledger of this writer was deleted: unless it is cut off, it hears of that."""
         if self.unheard_until > self.cluster.now():
             self.unheard_of.add(ledger_id)
 
     async def ask(self) -> None:
-        """A request to metadata is on its way. Raises: MetadataUnavailable."""
+        """Send a request to metadata. Raises: MetadataUnavailable."""
         await self.step()
         left_s = self.unasked_until - self.cluster.now()
         if left_s > 0:
@@ -289,7 +320,7 @@ class Gateway:
                 raise MetadataUnavailable(outcome=NOT_DONE)
 
     async def hear(self, outcome: Outcome | None = NOT_DONE) -> None:
-        """Its answer is on its way. Raises: MetadataUnavailable; where `outcome` is None, the request
+        """Wait for the answer of metadata. Raises: MetadataUnavailable; where `outcome` is None, the request
         is repeated until it is answered.
         """
         await self.step()
@@ -699,6 +730,23 @@ class Store(MetadataLogs):
                 future.exception()
 
 
+class ModelTransactions(TransactionClient):
+    """The metadata service's transactions, as one gateway asks for them."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    async def get(self, transaction_id: str) -> Transaction:
+        await self.gateway.ask()
+        return self.gateway.cluster.transactions[transaction_id]
+
+    async def abort(self, transaction_id: str) -> Transaction:
+        await self.gateway.ask()
+        done = self.gateway.cluster.abort(transaction_id)
+        await self.gateway.hear(None)
+        return done
+
+
 class Net(LogPeers):
     """Requests between gateways: lost when either end dies, late otherwise."""
 
@@ -731,7 +779,7 @@ class Net(LogPeers):
         return not peer.is_silent
 
     async def _ask(self, owner: Writer, work: Callable[[Gateway], Awaitable[T]]) -> T | OwnerLost:
-        """What a process answers; one that dies breaks the connection."""
+        """The answer of a process, or OwnerLost if the process dies."""
         await self.gateway.step()
         peer = self.cluster.gateways[owner.id]
         if peer.is_dead:
@@ -743,16 +791,10 @@ class Net(LogPeers):
             await peer.step()
             return answer
 
-        task, died = asyncio.ensure_future(answer()), asyncio.ensure_future(peer.died.wait())
         try:
-            await asyncio.wait((task, died), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                return OwnerLost("the connection broke", sent=True)
-            done = task.result()
-        finally:
-            for waiting in (task, died):
-                waiting.cancel()
-            await asyncio.gather(task, died, return_exceptions=True)
+            done = await peer.while_it_lives(answer())
+        except ConnectionResetError:
+            return OwnerLost("the connection broke", sent=True)
         await self.gateway.step()
         return done
 

@@ -12,9 +12,9 @@ import contextlib
 import hashlib
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 from quorumlog.errors import (
@@ -31,7 +31,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net.operations import Operation
 from quorumlog.protocol.batch import ProducerSeq, Record
-from quorumlog.protocol.log import PRODUCERS_MAX, LogMetadata, LogSettings, producers
+from quorumlog.protocol.log import PRODUCERS_MAX, LogSettings, producers
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import (
     Sealed,
@@ -39,8 +39,7 @@ from quorumlog.protocol.transaction import (
 )
 from services.gateway.logs.ports import Append, LogRead
 from services.gateway.logs.sweep import Sweep
-from services.gateway.logs.transactions import Transactions
-from tests.logs.attempts import ModelClient, write
+from tests.logs.attempts import write
 from tests.logs.demands import (
     ABORT,
     APPEND,
@@ -57,45 +56,17 @@ from tests.logs.demands import (
     judge_error,
 )
 from tests.logs.judge import LOG, Alarms, Judge, Violation
-from tests.logs.model import Cluster, Gateway, Ledger, Store
+from tests.logs.model import Cluster, Gateway, Store
 from tests.support.virtual import Deadlock, run_virtual
 
 NAME = "log"
 END_S = 1800.0
 """Virtual time after which a run hangs."""
 TRIES_MAX = 300
-"""After so many a client gives up: nothing here takes so long."""
+"""A client fails after so many tries: nothing here takes so long."""
 PATIENCE_S = 20.0
-"""After that a client asks another gateway; the first one may still do it."""
+"""How long a client waits before it asks another gateway. The first one may still do the request."""
 DAY_MS = 24 * 3600 * 1000
-
-
-class Watching:
-    """The judge, called from within a gateway, which takes what the judge raises for a request that
-    failed and goes on: so it is kept.
-    """
-
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
-        self.found: list[Violation] = []
-
-    def submitted(self, ledger: Ledger) -> None:
-        """A gateway begins to append to an open ledger."""
-        with self._kept():
-            self._judge.submitted(ledger)
-
-    def replaced(self, before: LogMetadata, now: LogMetadata) -> None:
-        """A log's row was changed."""
-        with self._kept():
-            self._judge.replaced(before, now)
-
-    @contextlib.contextmanager
-    def _kept(self) -> Iterator[None]:
-        try:
-            yield
-        except Violation as violation:
-            self.found.append(violation)
-            raise
 
 
 @dataclass(slots=True)
@@ -129,18 +100,17 @@ class Run:
         self.opens = chance.choice((0, 2))
         """How often the log is opened for one writer."""
         self.talks = asyncio.Event()
-        """Unset while producers have nothing to say: an owner hears of a fence by its next append."""
+        """Unset while producers send nothing: an owner learns of a fence by its next append."""
         self.talks.set()
         self.tokens: dict[str, int | None] = {}
         """The writer token that each client knows."""
         self.judge = Judge(self.cluster, NAME)
-        self.watch = self.cluster.watch = Watching(self.judge)
+        self.cluster.watch = self.judge
         self.cluster.on_freed = self.lose_deleter
         self.settings = LogSettings(
             Quorum(3, 3, 2), roll_bytes=0, roll_entries=rng.choice((0, 0, 2, 5))
         )
         self.gateways: list[Gateway] = []
-        self.transactions: dict[str, Transactions] = {}
         self.namesakes = Namesakes(lambda: rng.choice(self.alive()), self.settings, count=4)
         self.kills = rng.choice((0, 1, 2, 4))
         self.table = rng.choice((PRODUCERS_MAX, PRODUCERS_MAX, 2, 3))
@@ -165,15 +135,9 @@ class Run:
         gateway = self.cluster.gateway()
         gateway.skew_ms = self.random.choice((0, 0, -30, 400)) * DAY_MS
         self.gateways.append(gateway)
-        self.transactions[gateway.writer.id] = Transactions(
-            engine=cast(Any, gateway),
-            logs=gateway.logs,
-            store=Store(gateway),
-            client=cast(Any, ModelClient(gateway)),
-        )
 
     def lose_deleter(self, name: str, gateway: Gateway) -> None:
-        """One that deletes a namesake dies now and then with its ledgers still there."""
+        """A gateway that deletes a namesake dies now and then before it deletes the ledgers."""
         if name == Namesakes.NAME and self.kills and self.random.random() < 0.5:
             self.kills -= 1
             self.tell(f"{gateway.writer.id} dies as it deletes")
@@ -184,29 +148,20 @@ class Run:
         return [gateway for gateway in self.gateways if not gateway.is_dead]
 
     async def through(self, gateway: Gateway, work: Any, asked: Operation | None = None) -> Any:
-        """What a client is answered by a gateway that may die or hang: then UNKNOWN is raised.
-        `asked` says with which errors it may be answered.
+        """A gateway's answer to a client. Raises: QuorumLogError of unknown outcome if the gateway dies or
+        hangs. The errors that an answer may be are those of `asked`.
         """
-        task = asyncio.ensure_future(work)
-        died = asyncio.ensure_future(gateway.died.wait())
         try:
-            done, _ = await asyncio.wait(
-                (task, died), timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            if task in done:
-                try:
-                    return task.result()
-                except QuorumLogError as error:
-                    if asked is not None:
-                        judge_error(asked, error)
-                    raise
-            raise QuorumLogError("the connection broke", outcome=UNKNOWN, retryable=True)
-        finally:
-            for waiting in (task, died):
-                waiting.cancel()
-            await asyncio.gather(task, died, return_exceptions=True)
+            return await gateway.while_it_lives(work, PATIENCE_S)
+        except ConnectionResetError as error:
+            broke = "the connection broke"
+            raise QuorumLogError(broke, outcome=UNKNOWN, retryable=True) from error
+        except QuorumLogError as error:
+            if asked is not None:
+                judge_error(asked, error)
+            raise
 
-    # --- who writes ---
+    # --- writers ---
 
     async def produce(self, name: str, count: int, *, exactly_once: bool) -> None:
         epoch = seq = since = 0
@@ -259,7 +214,7 @@ class Run:
             return int(view.next_offset) + (self.random.randint(1, 6) if luck < 0.2 else 0)
 
     async def repeat(self, call: Append, op: int) -> None:
-        """A request that its client has done with comes again: it was on its way for long."""
+        """Send a request again that its client no longer waits for, as a late copy of it."""
         gateway = self.random.choice(self.alive())
         try:
             done = await self.through(gateway, gateway.logs.append(NAME, call), APPEND)
@@ -280,7 +235,7 @@ class Run:
             raise Violation(f"rule 26a: {call.producer} is told {error!r}") from error
 
     async def appended(self, name: str, call: Append, values: list[str], op: int) -> bool:
-        """Whether this request is over: acknowledged, or of a client that does not send again."""
+        """Whether this request is over: acknowledged, or never repeated by its client."""
         gateway = self.random.choice(self.alive())
         sent = self.judge.sending(call.token)
         try:
@@ -395,9 +350,10 @@ class Run:
         await asyncio.sleep(self.random.random() * 0.02)
         for _ in range(TRIES_MAX):
             gateway = self.random.choice(self.alive())
-            served = self.transactions[gateway.writer.id]
             token = self.tokens.get(transaction)
-            work = served.commit(transaction, ledgers, overwrite=overwrite, token=token)
+            work = gateway.transactions.commit(
+                transaction, ledgers, overwrite=overwrite, token=token
+            )
             try:
                 done = await self.through(gateway, work, COMMIT)
             except TransactionAborted:
@@ -428,9 +384,8 @@ class Run:
         await asyncio.sleep(self.random.random() * 0.05)
         while True:
             gateway = self.random.choice(self.alive())
-            work = self.transactions[gateway.writer.id].abort(transaction)
             try:
-                await self.through(gateway, work, ABORT)
+                await self.through(gateway, gateway.transactions.abort(transaction), ABORT)
             except TransactionCommitted:
                 return
             except QuorumLogError:
@@ -438,7 +393,7 @@ class Run:
             self.tell(f"{transaction} was aborted")
             return
 
-    # --- who reads, and what befalls ---
+    # --- readers and mishaps ---
 
     async def follow(self) -> None:
         """Follow the log from its first record on."""
@@ -507,8 +462,8 @@ class Run:
                     continue
 
     async def displace(self, gateway: Gateway) -> None:
-        """A gateway loses metadata for a while, mostly the log's owner; meanwhile another one may take
-        the log over, and let go of what the first one writes, as bookies do in the end.
+        """Cut a gateway, mostly the owner, off from metadata for a while. Meanwhile another gateway may take
+        the log over, and truncate what the first one writes, which bookies then drop.
         """
         rng = self.random
         others = [other for other in self.alive() if other is not gateway]
@@ -549,7 +504,7 @@ class Run:
         asyncio.get_running_loop().call_later(for_s, gateway.goes.set)
 
     async def leave(self, gateway: Gateway) -> None:
-        """A process ends in order, in its own time, while it is asked on."""
+        """Drain a process, which is asked on meanwhile, and end it."""
         self.tell(f"{gateway.writer.id} drains")
         task = asyncio.ensure_future(gateway.logs.drain())
         await asyncio.wait((task,), timeout=self.random.random() * 10)
@@ -604,7 +559,7 @@ class Run:
             self.is_over = True
 
     async def lose_owner(self) -> None:
-        """One takes the log over from who had it, and dies."""
+        """A gateway takes the log over from its owner, and dies."""
         owner = self.random.choice(self.alive())
         with contextlib.suppress(QuorumLogError):
             await owner.logs.ownership.force(NAME, create=True, finish=lambda row: row)
@@ -612,8 +567,8 @@ class Run:
         owner.kill()
 
     async def check(self) -> None:
-        """Judge the end, which all gateways read, whoever died as the log's owner; then see that no
-        ledger is left over. Whatever befell before: each gateway that lives does all that it is asked.
+        """Judge the final log, which every gateway must read alike, even if its owner has just died. Every
+        gateway that lives must then do all that it is asked, and no ledger may be left over.
         """
         self.cluster.hitches = self.cluster.lost_answers = 0.0
         for gateway in self.alive():
@@ -633,7 +588,7 @@ class Run:
         token = None
         if self.judge.token or self.tokens:  # or others may have opened it, and heard of no token
             token, _ = await insist(OPEN, lambda: gateway.logs.open(NAME, "the last one"))
-        await Demands(NAME, self.settings).all_of(alive, self.transactions, token)
+        await Demands(NAME, self.settings).all_of(alive, token)
         await asyncio.sleep(400)
         await self.sweep(gateway, older_than_s=300)
         left = [number for number in self.cluster.ledgers if not self.cluster.is_named(number)]
@@ -641,18 +596,12 @@ class Run:
             raise Violation(f"rule 22: ledgers {left} are left over")
 
     async def contents(self, gateway: Gateway) -> list[tuple[int, str]]:
-        """Every record that is there now."""
-        found: list[tuple[int, str]] = []
-        at: Any = "earliest"
-        while True:
-            try:
-                page = await gateway.logs.read(NAME, at, limit=50)
-            except QuorumLogError as error:
-                raise Violation(f"{gateway.writer.id} can't read the log: {error}") from error
-            found += [(record.offset, record.record.value.decode()) for record in page.records]
-            if not page.records:
-                return found
-            at = page.next
+        """Every record that the log has now."""
+        try:
+            found = await gateway.contents(NAME)
+        except QuorumLogError as error:
+            raise Violation(f"{gateway.writer.id} can't read the log: {error}") from error
+        return [(record.offset, record.record.value.decode()) for record in found]
 
 
 def encoded(values: Sequence[str]) -> tuple[bytes, ...]:
@@ -685,8 +634,8 @@ def run_seed(seed: int) -> Outcome:
     finally:
         logging.getLogger("services.gateway.logs").propagate = True
         logging.getLogger("services").setLevel(logging.NOTSET)
-    if run.watch.found:
-        violation = _said(run.watch.found[0])
+    if run.judge.found:
+        violation = run.judge.found[0]
     return Outcome(seed, violation, run.events, run.trace.hexdigest()[:16], end_s, run.story)
 
 

@@ -1,7 +1,7 @@
-"""A stage for the rules of logs (22 to 29): gateways on the model of ledgers, moved by hand.
+"""A stage for the rules of logs (22 to 29): gateways on the model of ledgers, moved by a script.
 
-What a line begins goes on for a virtual second: long enough for everything that waits for nobody.
-The judge of the simulation watches; what it finds is told as VIOLATION.
+After each line a virtual second passes: long enough for everything that waits for no later line. The
+judge of the simulation watches; its violations are printed as VIOLATION.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from types import SimpleNamespace
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 from unittest import mock
 
 from quorumlog.errors import QuorumLogError, SequenceGap
@@ -24,10 +24,9 @@ from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine.appends import Appends
 from services.gateway.interface import LedgerOptions
 from services.gateway.logs.ports import Append
-from services.gateway.logs.transactions import Transactions
-from tests.logs.attempts import ModelClient, write
+from tests.logs.attempts import write
 from tests.logs.judge import LOG, Alarms, Judge, Violation, values_of
-from tests.logs.model import Cluster, Gateway, Ledger, Store
+from tests.logs.model import Cluster, Gateway, Ledger
 from tests.scenarios.stage import Wrong
 from tests.support.virtual import VirtualLoop
 
@@ -153,7 +152,7 @@ class LogStage:
             await gateway.end()
 
     def play(self, line: str) -> list[str]:
-        """What comes of one line."""
+        """What happens after one line."""
         for pattern, act in self._patterns.items():
             found = re.fullmatch(pattern, line)
             if found is not None:
@@ -202,7 +201,7 @@ class LogStage:
         self._judged(lambda: self.judge.replaced(before, now))
 
     def _begin(self, who: str, what: str, work: Coroutine[Any, Any, str]) -> None:
-        """A client asks; it is told what comes of it, unless its gateway dies."""
+        """A client sends a request, and prints the answer unless its gateway dies."""
 
         async def told() -> None:
             try:
@@ -354,16 +353,10 @@ class LogStage:
             ]
             op = self.judge.produce(LOG, *values)
             self._commits[transaction] = op, len(values)
-        op, _ = self._commits[transaction]
-        served = Transactions(
-            engine=cast(Any, gateway),
-            logs=gateway.logs,
-            store=Store(gateway),
-            client=cast(Any, ModelClient(gateway)),
-        )
+        op = self._commits[transaction][0]
 
         async def commit() -> str:
-            done = await served.commit(transaction, sealed, overwrite=bool(over))
+            done = await gateway.transactions.commit(transaction, sealed, overwrite=bool(over))
             assert done.first_offset is not None
             self._judged(lambda: self.judge.produced(op, done.first_offset or 0))
             return f"at {done.first_offset} to {done.last_offset}"
@@ -403,17 +396,11 @@ class LogStage:
     def _whole(self, who: str) -> None:
         async def judge() -> str:
             found: list[tuple[int, str]] = []
-            at: int | Literal["earliest"] = "earliest"
-            while True:
-                page = await self._of(who).logs.read(NAME, at, limit=50)
-                found += [(record.offset, record.record.value.decode()) for record in page.records]
-                for record in page.records:
-                    place = (record.ledger_id, record.entry_id)
-                    if self._places.get(record.offset, place) != place:
-                        self._violated(f"rule 24: {record.offset} was told to be elsewhere")
-                if not page.records:
-                    break
-                at = page.next
+            for record in await self._of(who).contents(NAME):
+                found.append((record.offset, record.record.value.decode()))
+                place = (record.ledger_id, record.entry_id)
+                if self._places.get(record.offset, place) != place:
+                    self._violated(f"rule 24: {record.offset} was told to be elsewhere")
             self._judged(lambda: self.judge.whole(found))
             return ", ".join(f"{at} {value}" for at, value in found)
 

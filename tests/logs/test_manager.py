@@ -1,9 +1,8 @@
 """Logs on a model of ledgers: order, exactly once, takeovers and duels, in many schedules."""
 
 import asyncio
-import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,22 +10,20 @@ import pytest
 
 from quorumlog.errors import (
     EntryLost,
-    InvalidRequest,
     LogClosed,
     LogExists,
     LogFenced,
     NoSuchLog,
     OffsetTruncated,
     Overloaded,
-    QuorumLogError,
     StaleProducer,
     UnexpectedOffset,
 )
 from quorumlog.protocol.batch import ProducerSeq, Record
-from quorumlog.protocol.log import LogSettings, owner, takeover
+from quorumlog.protocol.log import LogSettings, job, takeover
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.quorum import Quorum
-from services.gateway.logs.ports import Append, LogAppended
+from services.gateway.logs.ports import Append
 from tests.logs.model import Cluster, Gateway
 from tests.support.waiting import until
 
@@ -109,42 +106,6 @@ async def test_expect_takes_only_the_next_offset_and_tells_it() -> None:
         assert (await two.logs.append("log", call("b", expect=1))).first_offset == 1
 
 
-async def test_a_repeat_gets_the_first_answer_through_any_gateway_and_after_a_takeover() -> None:
-    async with a_cluster(3) as (_, (one, two, three)):
-        first = await one.logs.append("log", call("a", "b", seq=0))
-        await one.logs.append("log", call("c", seq=1))
-
-        again = await two.logs.append("log", call("a", "b", seq=0))
-        one.kill()
-        after = await three.logs.append("log", call("a", "b", seq=0))
-
-        for repeat in (again, after):
-            assert repeat.is_duplicate
-            assert (repeat.first_offset, repeat.last_offset, repeat.ledger_id) == (
-                first.first_offset,
-                first.last_offset,
-                first.ledger_id,
-            )
-        with pytest.raises(InvalidRequest):
-            await two.logs.append("log", call("other", seq=1))
-        assert await contents(two) == ["a", "b", "c"]
-
-
-async def test_a_repeat_survives_a_roll_and_a_takeover_behind_it() -> None:
-    async with a_cluster() as (_, (one, two)):
-        await one.logs.append("log", call("a", seq=0))
-        await one.logs.roll("log")
-        await one.logs.append("log", call("b", seq=1))
-        await two.logs.roll("log")
-        await one.logs.append("log", call("c"))
-        one.kill()
-
-        answers = [await two.logs.append("log", call(v, seq=n)) for n, v in ((0, "a"), (1, "b"))]
-
-        assert [answer.is_duplicate for answer in answers] == [True, True]
-        assert await contents(two) == ["a", "b", "c"]
-
-
 async def test_a_duplicate_in_flight_waits_for_the_first_and_gets_its_answer() -> None:
     async with a_cluster() as (_, (one, two)):
         answers = await asyncio.gather(
@@ -166,23 +127,6 @@ async def test_a_new_epoch_fences_the_old_one_off_for_good() -> None:
             await two.logs.append("log", call("c", seq=1, epoch=1))
 
         assert stale.value.headers["Producer-Epoch"] == "2"
-
-
-async def test_a_roll_goes_on_in_a_new_ledger_while_appends_come() -> None:
-    async with a_cluster() as (cluster, (one, two)):
-        appends = [
-            asyncio.create_task((one, two)[n % 2].logs.append("log", call(str(n))))
-            for n in range(40)
-        ]
-        await appends[0]
-        await two.logs.roll("log")
-        await asyncio.gather(*appends)
-        view = await one.logs.get("log")
-
-        assert len(view.log.items) == 2
-        assert view.log.items[0].last_offset is not None
-        assert sorted(await contents(two), key=int) == [str(n) for n in range(40)]
-        assert len(cluster.ledgers) == 2
 
 
 async def test_a_read_sees_what_was_acknowledged_before_it_though_it_knew_an_older_row() -> None:
@@ -343,7 +287,7 @@ async def test_rolls_end_before_takeovers_lack_room_in_the_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(takeover, "LOG_LEDGERS_MAX", 4)
-    monkeypatch.setattr(owner, "LEDGERS_SPARE", 2)
+    monkeypatch.setattr(job, "LEDGERS_SPARE", 2)
     async with a_cluster() as (_, (one, two)):
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")
@@ -354,88 +298,6 @@ async def test_rolls_end_before_takeovers_lack_room_in_the_row(
 
         assert (await two.logs.append("log", call("c"))).first_offset == 2
         assert await contents(two) == ["a", "b", "c"]
-
-
-class Client:
-    """Appends with retries through any gateway, as a careful client does; remembers answers."""
-
-    def __init__(self, gateways: Sequence[Gateway], name: str, rng: random.Random) -> None:
-        self.gateways, self.name, self.random = gateways, name, rng
-        self.acknowledged: dict[str, LogAppended] = {}
-
-    async def run(self, count: int, *, exactly_once: bool) -> None:
-        for seq in range(count):
-            value = f"{self.name}-{seq}"
-            for _ in range(5000):
-                gateway = self.random.choice([g for g in self.gateways if not g.is_dead])
-                request = call(value, seq=seq if exactly_once else None, producer=self.name)
-                task = asyncio.create_task(gateway.logs.append("log", request))
-                while not task.done() and not gateway.is_dead:
-                    await asyncio.wait({task}, timeout=0.005)
-                if not task.done():
-                    task.cancel()
-                    await asyncio.gather(task, return_exceptions=True)
-                    if exactly_once:
-                        continue
-                    break
-                error = task.exception()
-                if error is None:
-                    self.acknowledged[value] = task.result()
-                    break
-                assert isinstance(error, QuorumLogError)
-                if error.outcome == "unknown" and not exactly_once:
-                    break
-                await asyncio.sleep(0.001)
-            else:
-                raise AssertionError(f"{value} never came to an end")
-
-
-@pytest.mark.parametrize("seed", range(25))
-async def test_each_acknowledged_record_is_once_at_its_offset_whatever_dies_rolls_or_duels(
-    seed: int,
-) -> None:
-    settings = LogSettings(Quorum(3, 3, 2), roll_bytes=0, roll_entries=7 if seed % 3 else 0)
-    async with a_cluster(3, seed, settings) as (cluster, gateways):
-        rng = random.Random(seed)
-        clients = [Client(gateways, name, rng) for name in ("p1", "p2", "plain")]
-        work = asyncio.gather(
-            clients[0].run(25, exactly_once=True),
-            clients[1].run(25, exactly_once=True),
-            clients[2].run(25, exactly_once=False),
-        )
-        kills = 2
-        while not work.done():
-            await asyncio.sleep(0.002)
-            alive = [gateway for gateway in gateways if not gateway.is_dead]
-            match rng.randrange(12):
-                case 0 if kills and len(alive) > 1:
-                    rng.choice(alive).kill()
-                    gateways.append(cluster.gateway())
-                    kills -= 1
-                case 1 | 2:
-                    # A duel: another one takes over while the owner lives.
-                    seal = rng.choice(alive).logs.ownership.force(
-                        "log", create=True, finish=lambda row: row
-                    )
-                    await asyncio.gather(asyncio.wait_for(seal, 5), return_exceptions=True)
-                case 3:
-                    roll = rng.choice(alive).logs.roll("log")
-                    await asyncio.gather(asyncio.wait_for(roll, 5), return_exceptions=True)
-                case _:
-                    pass
-        await work
-
-        alive = [gateway for gateway in gateways if not gateway.is_dead]
-        found = await contents(alive[0])
-        assert found == await contents(alive[-1])
-        for client in clients:
-            for value, answer in client.acknowledged.items():
-                assert found[answer.first_offset] == value, f"seed {seed}"
-        for client in clients[:2]:
-            mine = [value for value in found if value.startswith(f"{client.name}-")]
-            assert mine == [f"{client.name}-{n}" for n in range(25)], f"seed {seed}"
-        plain = [value for value in found if value.startswith("plain-")]
-        assert len(plain) == len(set(plain)), "nobody retried, so nothing is there twice"
 
 
 def give_up(cluster: Cluster, ledger_id: int, first: int, last: int) -> None:

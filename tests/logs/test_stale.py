@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quorumlog.errors import NoSuchLog, Overloaded, QuorumLogError, WriterLost
-from quorumlog.protocol.log import owner, takeover
+from quorumlog.protocol.log import job, takeover
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import TransactionState
 from services.gateway.logs.ports import Publish
@@ -103,7 +103,7 @@ async def test_a_row_that_was_truncated_through_another_gateway_has_room_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(takeover, "LOG_LEDGERS_MAX", 4)
-    monkeypatch.setattr(owner, "LEDGERS_SPARE", 2)
+    monkeypatch.setattr(job, "LEDGERS_SPARE", 2)
     async with a_cluster() as (_, (one, two)):
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")

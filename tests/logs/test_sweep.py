@@ -15,8 +15,7 @@ from services.gateway.logs.driver import options_of
 from services.gateway.logs.ports import Append
 from services.gateway.logs.sweep import Sweep, retained_from
 from services.gateway.logs.transactions import Transactions
-from tests.logs.attempts import ModelClient
-from tests.logs.model import Gateway, Store
+from tests.logs.model import Gateway, ModelTransactions, Store
 from tests.logs.test_manager import SETTINGS, a_cluster, contents, records
 from tests.support.virtual import run_virtual
 from tests.support.waiting import until
@@ -141,18 +140,18 @@ def test_the_end_of_a_transaction_takes_orphans_of_the_age_that_was_set() -> Non
         async with a_cluster() as (cluster, (one, two)):
             orphan = (await two.create(_options())).ledger_id
 
-            def served(**more: float) -> Transactions:
-                engine, client = cast(Any, one), cast(Any, ModelClient(one))
-                store = Store(one)
-                return Transactions(
-                    engine=engine, logs=one.logs, store=store, client=client, **more
+            async def abort(**more: float) -> None:
+                engine, client = cast(Any, one), ModelTransactions(one)
+                served = Transactions(
+                    engine=engine, logs=one.logs, store=Store(one), client=client, **more
                 )
+                await served.abort(cluster.begin("log"))
 
             await asyncio.sleep(60)
-            await served().abort(cluster.begin("log"))
+            await abort()
             await asyncio.sleep(60)
             assert orphan in cluster.ledgers
-            await served(orphan_age_s=30).abort(cluster.begin("log"))
+            await abort(orphan_age_s=30)
             await until(lambda: orphan in cluster.deleted, "the orphan is deleted")
 
     run_virtual(main, seed=5)

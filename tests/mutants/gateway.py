@@ -13,8 +13,10 @@ from quorumlog.errors import NotEnoughBookies, NotYetConfirmed, QuorumLogError
 from quorumlog.protocol import writer as machine
 from quorumlog.protocol.heads import LedgerHead, LogHead
 from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.log.job import Job
 from quorumlog.protocol.log.messages import HeadLearned, RowChanged, Ticked
 from quorumlog.protocol.log.owner import Owner
+from quorumlog.protocol.log.tenancy import Tenancy
 from quorumlog.protocol.messages import MissedRange, Status
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
@@ -360,7 +362,7 @@ def asked_once(_original: Any) -> Any:
 
 def enough_anyway(original: Any) -> Any:
     """However many bookies live, a roll goes on."""
-    return lambda self, job, _writable: original(self, job, 99)
+    return lambda self, _writable, held: original(self, 99, held)
 
 
 _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
@@ -426,7 +428,7 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
         Mutant(
             "an owner's own roll counts as another's",
             "rules 16a and 23",
-            (Patch(Owner, "_may_be_own", only_the_written),),
+            (Patch(Tenancy, "may_be_own", only_the_written),),
         ),
         an_owners_own_roll_is_not_taken_for_anothers,
     ),
@@ -458,7 +460,7 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
         Mutant(
             "a log rolls though too few bookies live",
             "rule 23",
-            (Patch(Owner, "_counted", enough_anyway),),
+            (Patch(Job, "_counted", enough_anyway),),
         ),
         no_roll_while_too_few_bookies_live,
     ),

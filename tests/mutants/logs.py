@@ -9,15 +9,16 @@ from quorumlog.net import directory
 from quorumlog.net.directory import Directory
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import Record
-from quorumlog.protocol.log import LogMetadata, owner, takeover
+from quorumlog.protocol.log import LogMetadata, job, takeover
 from quorumlog.protocol.log.clock import Now
-from quorumlog.protocol.log.handover import Handover, Next, Step
-from quorumlog.protocol.log.job import Job, Stage, Work
-from quorumlog.protocol.log.messages import CloseLedger, Committed, DeleteLog, Resolve
-from quorumlog.protocol.log.owner import Owner, Phase
+from quorumlog.protocol.log.handover import Handover, HandoverStep, Next
+from quorumlog.protocol.log.job import Done, Empty, Fate, Job, JobKind, JobNext
+from quorumlog.protocol.log.messages import Committed, DeleteLog, Resolve
+from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.log.pipeline import Pipeline
 from quorumlog.protocol.log.producers import ProducerTable
 from quorumlog.protocol.log.takeover import Takeover
+from quorumlog.protocol.log.tenancy import Tenancy
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
@@ -26,6 +27,9 @@ from services.gateway.engine.appends import Appends
 from services.gateway.logs import manager
 from services.gateway.logs.reading import LogReader
 from tests.explore.scopes import (
+    LOG_DELETION,
+    LOG_FORGOTTEN,
+    LOG_OVERWRITE,
     LOG_PUBLICATION,
     LOG_REPEAT,
     LOG_REPEAT_ROLL,
@@ -48,7 +52,7 @@ def unfenced(_original: Any) -> Any:
 
     def fence(self: Handover) -> Next:
         assert self.row is not None
-        return self._ask(Step.DELETING, DeleteLog(self.row))
+        return self._ask(HandoverStep.DELETING, DeleteLog(self.row))
 
     return fence
 
@@ -94,27 +98,28 @@ def the_last_one(original: Any) -> Any:
     return property(lambda self: original.fget(self)[-1:])
 
 
-def closing_at_once(_original: Any) -> Any:
+def closing_at_once(original: Any) -> Any:
     """What is in flight does not hold up the close."""
 
-    def empty(self: Owner, _job: Job) -> None:
-        self.phase = Phase.DRAINING
-        self._ask_for_job(Stage.CLOSING, CloseLedger(self.ledger_id))
+    def proceed(self: Owner, following: JobNext, now: Now) -> None:
+        original(self, following, now)
+        if isinstance(following, Empty) and self._job is not None:
+            original(self, self._job.close(self.tenancy, now), now)
 
-    return empty
+    return proceed
 
 
 def not_closing(original: Any) -> Any:
     """The ledger before is left open."""
 
-    def ask(self: Owner, stage: Stage, question: Any) -> None:
-        if stage is Stage.CLOSING and self._job is not None and self._job.work is not Work.RELEASE:
-            self._job.end = (self.ledger_id, self._pipe.records, 0)
-            self._swap(self._job, Now(0, 0))
-        else:
-            original(self, stage, question)
+    def close(self: Job, held: Tenancy, now: Now) -> JobNext:
+        if self.kind is JobKind.RELEASE:
+            closing: JobNext = original(self, held, now)
+            return closing
+        self.end = (held.ledger_id, held.pipe.records, 0)
+        return self._swap(held, now)
 
-    return ask
+    return close
 
 
 def acknowledged_anyway(original: Any) -> Any:
@@ -141,15 +146,14 @@ def counting_nothing(original: Any) -> Any:
 def taken_for_ours(original: Any) -> Any:
     """A commit that another owner did counts as this one's."""
 
-    def swapped(self: Owner, job: Job, value: Any, now: Any) -> None:
+    def swapped(self: Job, value: Any, held: Tenancy, now: Now) -> JobNext:
         if not isinstance(value, Committed):
-            original(self, job, value, now)
-            return
-        assert job.new is not None
-        ended = self._with_ends(self.log, {job.end[0]: job.end[1:]}, now)
-        self.log = value.log or self._with_ends(ended.with_ledger(job.new), {}, now)
-        self._next_ledger(now)
-        self._end_job(value.transaction)
+            following: JobNext = original(self, value, held, now)
+            return following
+        assert self.new is not None
+        ended = held.with_ends(held.log, {self.end[0]: self.end[1:]}, now)
+        held.log = value.log or held.with_ends(ended.with_ledger(self.new), {}, now)
+        return Done(value.transaction, Fate.MOVES_ON)
 
     return swapped
 
@@ -157,13 +161,9 @@ def taken_for_ours(original: Any) -> Any:
 def from_memory(original: Any) -> Any:
     """A check asks nobody."""
 
-    def look(self: Owner) -> None:
-        job = self._job
-        assert job is not None
-        if job.work is Work.CHECK:
-            self._looked(job, self.log, cast(Any, None))
-        else:
-            original(self)
+    def look(self: Job, held: Tenancy) -> JobNext:
+        following: JobNext = Done() if self.kind is JobKind.CHECK else original(self, held)
+        return following
 
     return look
 
@@ -295,13 +295,13 @@ LOG_MUTANTS: Final = (
     Mutant(
         "an owner goes on whatever ledger the row names last",
         "rule 22",
-        (Patch(owner, "is_last", always(True)), Patch(takeover, "is_last", always(True))),
+        (Patch(job, "is_last", always(True)), Patch(takeover, "is_last", always(True))),
         scope=LOG_REPEAT,
     ),
     Mutant(
         "an owner takes every change of the row for a harmless one",
         "rule 22",
-        (Patch(Owner, "is_mine", always(True)),),
+        (Patch(Tenancy, "is_mine", always(True)),),
         scope=LOG_ROLL,
     ),
     Mutant(
@@ -312,18 +312,18 @@ LOG_MUTANTS: Final = (
     Mutant(
         "an owner asks for no writer token",
         "rule 22",
-        (Patch(Owner, "_check_token", skipped_now),),
+        (Patch(Tenancy, "check_token", skipped_now),),
     ),
     Mutant(
         "a roll does not wait for what is in flight",
         "rule 23",
-        (Patch(Owner, "_empty", closing_at_once),),
+        (Patch(Owner, "_proceed", closing_at_once),),
         scope=LOG_ROLL,
     ),
     Mutant(
         "a ledger is followed by another one before it is closed",
         "rules 23 and 28",
-        (Patch(Owner, "_ask_for_job", not_closing),),
+        (Patch(Job, "close", not_closing),),
         scope=LOG_ROLL,
     ),
     Mutant(
@@ -366,6 +366,7 @@ LOG_MUTANTS: Final = (
         "an unknown producer is new",
         "rule 26a",
         (Patch(ProducerTable, "find", since_ever),),
+        scope=LOG_FORGOTTEN,
     ),
     Mutant(
         "Producer-Since is not compared with what was forgotten",
@@ -381,6 +382,7 @@ LOG_MUTANTS: Final = (
         "what was forgotten ends with its last offset, not after it",
         "rule 26a",
         (Patch(ProducerTable, "lost", one_less),),
+        scope=LOG_FORGOTTEN,
     ),
     Mutant(
         "a Producer-Since above the log's end is taken",
@@ -400,7 +402,7 @@ LOG_MUTANTS: Final = (
     Mutant(
         "a commit that another owner did counts as this one's",
         "rule 28",
-        (Patch(Owner, "_swapped", taken_for_ours),),
+        (Patch(Job, "_swapped", taken_for_ours),),
         scope=LOG_TWICE,
     ),
     Mutant(
@@ -412,6 +414,7 @@ LOG_MUTANTS: Final = (
         "a new generation begins at offset 0",
         "rule 28",
         (Patch(LogMetadata, "with_published", from_zero),),
+        scope=LOG_OVERWRITE,
     ),
     Mutant(
         "a read believes what bookies know of the LAC",
@@ -426,12 +429,13 @@ LOG_MUTANTS: Final = (
     Mutant(
         "an owner believes its memory of a log that may be deleted",
         "rule 26",
-        (Patch(Owner, "_look", from_memory),),
+        (Patch(Job, "_look", from_memory),),
     ),
     Mutant(
         "the name of a log is free before its writer has ended",
         "rule 27",
         (Patch(Handover, "_fence", unfenced),),
+        scope=LOG_DELETION,
     ),
     Mutant(
         "the ledger API writes to a log's ledgers",

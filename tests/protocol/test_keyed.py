@@ -26,7 +26,7 @@ from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.replica import Replica
 from quorumlog.protocol.slots import Slots
 from quorumlog.protocol.tally import Tally
-from quorumlog.protocol.window import Pending, Window
+from quorumlog.protocol.window import PendingRun, Window
 from quorumlog.protocol.writer import Writer
 from tests.protocol.hands import B1, B2, B3, B4, CODEC, applied, ledger, run_of
 from tests.support.replicas import HeldEntries
@@ -75,7 +75,7 @@ def waiting() -> Window:
     return window
 
 
-def pending() -> Pending:
+def pending() -> PendingRun:
     return next(iter(waiting().runs.values()))
 
 

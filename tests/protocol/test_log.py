@@ -80,16 +80,6 @@ def test_opening_gives_a_greater_token_each_time() -> None:
     assert (first.writer_token, second.writer_token, second.opened_by) == (1, 2, "b")
 
 
-def test_a_producer_keeps_its_latest_answers_and_a_new_epoch_begins_at_zero() -> None:
-    producer = Producer("p", 1, 0, ())
-    for seq in range(ANSWERS_MAX + 3):
-        producer = producer.answered(Answer(seq, seq, seq, 1, seq, "x"), epoch=1, now_ms=seq)
-
-    assert producer.next_seq == ANSWERS_MAX + 3
-    assert len(producer.answers) == ANSWERS_MAX
-    assert producer.answered(Answer(0, 99, 99, 1, 9, "y"), epoch=2, now_ms=9).next_seq == 1
-
-
 def test_only_the_item_that_a_takeover_replays_keeps_a_producer_table() -> None:
     table = (Producer("p", 0, 1, (Answer(0, 0, 0, 7, 0, "x"),)),)
     log = EMPTY.with_ledger(7).with_ends({}, producers=(), now_ms=1).with_ledger(8)

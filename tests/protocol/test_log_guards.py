@@ -120,13 +120,6 @@ def test_a_producer_that_has_answered_nothing_begins_at_zero() -> None:
     assert Producer("p", 0, 0, ()).next_seq == 0
 
 
-def test_the_answers_of_an_earlier_epoch_are_gone() -> None:
-    answer = Answer(0, 5, 5, 7, 1, "c")
-
-    assert at(1).answered(answer, epoch=1, now_ms=1).answers == (answer,)
-    assert at(1).answered(answer, epoch=0, now_ms=1).answers == (*at(1).answers, answer)
-
-
 def test_the_head_of_a_log_names_the_ledger_whose_writer_owns_it() -> None:
     """Rule 22."""
     assert LogHead.of(ROLLED).last_ledger == 8

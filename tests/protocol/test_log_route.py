@@ -62,7 +62,7 @@ from quorumlog.protocol.log.messages import (
     SwapLog,
     Wait,
 )
-from quorumlog.protocol.log.route import Phase, Route
+from quorumlog.protocol.log.route import Route, RoutePhase
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
 
@@ -175,7 +175,7 @@ def test_a_request_that_finds_nobody_makes_this_process_the_owner() -> None:
 
     hand.hear(EntriesDurable(1, 0))
 
-    assert hand.machine.phase is Phase.OWNING
+    assert hand.machine.phase is RoutePhase.OWNING
     assert hand.answers["first"] == LogAppended(0, 0, 1, 0)
     assert [item.ledger_id for item in row.items] == [1]
 
@@ -225,7 +225,7 @@ def test_whether_a_dead_owner_has_appended_a_request_nobody_can_say() -> None:
     hand.answer(Forward, OwnerLost("gone", sent=True))
 
     assert hand.answers["first"].outcome == UNKNOWN
-    assert hand.machine.phase is Phase.UNKNOWN
+    assert hand.machine.phase is RoutePhase.UNKNOWN
     assert hand.machine.is_idle
 
 
@@ -243,7 +243,7 @@ def test_a_producers_request_is_repeated_whatever_became_of_it(*, sent: bool) ->
     hand.recover(-1)
     hand.create(8)
 
-    assert hand.machine.phase is Phase.OWNING
+    assert hand.machine.phase is RoutePhase.OWNING
     assert len(hand.submitted) == 1
 
 
@@ -255,7 +255,7 @@ def test_an_owner_that_could_not_be_reached_and_lives_stays_the_owner() -> None:
     hand.answer(ReadLedger, ledger(7, OTHER))
     hand.answer(IsAlive, value=True)
 
-    assert hand.machine.phase is Phase.REMOTE
+    assert hand.machine.phase is RoutePhase.REMOTE
     assert hand.questions(Forward) == [Forward(OTHER, "log", call("first"))]
 
 
@@ -388,7 +388,7 @@ def test_an_open_takes_the_log_from_an_owner_that_lives() -> None:
 
     assert hand.answers["open"] == row
     assert row.writer_token == 1
-    assert hand.machine.phase is Phase.OWNING
+    assert hand.machine.phase is RoutePhase.OWNING
 
 
 def test_a_close_refuses_what_the_owner_here_had_not_begun() -> None:
@@ -446,7 +446,7 @@ def test_a_log_whose_writer_is_dead_is_sealed_and_owned_by_nobody() -> None:
     assert hand.swap().end_offset == 4
 
     assert hand.answers["heal"] is True
-    assert hand.machine.phase is Phase.UNKNOWN
+    assert hand.machine.phase is RoutePhase.UNKNOWN
 
 
 def test_who_writes_a_log_is_ended_before_the_log_is_deleted() -> None:

@@ -13,7 +13,7 @@ from quorumlog.protocol.log.messages import (
     Answered,
     Ask,
     BatchesRead,
-    Begin,
+    BeginTakeover,
     CreateLedger,
     DeleteLedger,
     LedgerEnd,
@@ -39,7 +39,7 @@ class Hand:
 
     def __init__(self, log: LogMetadata = LOG, *, creates: bool = True) -> None:
         self.machine = Takeover(log, creates=creates, finish=lambda row: row)
-        (self.last,) = self.machine.step(Begin(), NOW)
+        (self.last,) = self.machine.step(BeginTakeover(), NOW)
 
     @property
     def question(self) -> Question:

@@ -107,7 +107,6 @@ def test_acknowledgement_of_a_run_is_that_of_each_of_its_entries(
         for entry_id in range(first, first + more + 1)
     )
 
-    assert quorum.is_acknowledged(acked, first, first + more) == plain
     assert quorum.has_ack_quorum(mask, first, first + more) == plain
 
 

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorumlog.protocol.ranges import complement, names, union
+from quorumlog.protocol.ranges import complement, contains, union
 
 SOME = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda p: (p[0], sum(p))))
 
@@ -23,7 +23,7 @@ def test_what_is_named_and_what_is_left_are_those_of_sets(
 
     assert ids(ranges) == ids(tuple(some))
     assert ids(complement(ranges, first, last)) == set(range(first, last + 1)) - ids(ranges)
-    assert [n for n in range(50) if names(ranges, n)] == sorted(ids(ranges))
+    assert [n for n in range(50) if contains(ranges, n)] == sorted(ids(ranges))
 
 
 @given(SOME)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from quorumlog.protocol.messages import ReadAnswered, Status
 from quorumlog.protocol.metadata import DigestKind, Fragment
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.protocol.ranges import names, ranges_of
+from quorumlog.protocol.ranges import contains, ranges_of
 from quorumlog.protocol.record import Codec, Run, make, pack
 from quorumlog.protocol.tally import Tally
 
@@ -64,7 +64,7 @@ class Plain:
             for entry_id in range(cursor, LAST + 1)
             if position in self.quorum.write_set(entry_id)
             and entry_id not in given_answer.ids
-            and not names(absent, entry_id)
+            and not contains(absent, entry_id)
         ]
         if unnamed and unnamed[0] == cursor:
             unnamed = unnamed[1:] if given_answer.ids or given_answer.absent else []

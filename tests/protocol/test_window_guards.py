@@ -5,7 +5,7 @@ from functools import partial
 from quorumlog.protocol.messages import ReadAnswered, Status
 from quorumlog.protocol.metadata import Fragment
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.protocol.tally import Tally, Verdict
+from quorumlog.protocol.tally import EntryVerdict, Tally
 from quorumlog.protocol.window import Window
 from tests.protocol.hands import B1, B2, B3, CODEC, run_of
 
@@ -30,7 +30,7 @@ def test_what_several_positions_gave_is_one_run_without_holes() -> None:
         assert part is not None
         answer = ReadAnswered(position, MEMBERS[position], 0, 2, Status.OK, part, ())
         tally.note(answer, CODEC, 7)
-    assert [tally.verdict(entry_id) for entry_id in range(3)] == [Verdict.PRESENT] * 3
+    assert [tally.verdict(entry_id) for entry_id in range(3)] == [EntryVerdict.PRESENT] * 3
 
     run = tally.runs(0, 2)
 

@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from tests.autorecovery.test_guards import GUARDS as AUTORECOVERY
 from tests.bookie.mutants import STORAGE_MUTANTS, by_crashes, by_flips
-from tests.explore.logs import LogExplorer
+from tests.explore.log_judge import LogJudge
+from tests.explore.log_parts import LogParts
 from tests.logs.judge import Judge
 from tests.metadata.test_guards import GUARDS as METADATA
 from tests.mutants.hunt import Mutant
@@ -117,7 +118,7 @@ def judged() -> Iterator[tuple[str, set[str]]]:
         for check in CHECKS:
             if check.__name__ in asked_in(world):
                 yield world, _head(check) | _named(check.__name__)
-    owned = {"E": (LogExplorer,), "L": (Judge, log_history.Checker), "H": HISTORIES}
+    owned = {"E": (LogJudge, LogParts), "L": (Judge, log_history.Checker), "H": HISTORIES}
     for letter, owners in owned.items():
         for owner in owners:
             for name, check in vars(owner).items():

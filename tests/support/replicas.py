@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.keyed import Keyed
 from quorumlog.protocol.metadata import DigestKind
-from quorumlog.protocol.ranges import Ranges, names, ranges_of
+from quorumlog.protocol.ranges import Ranges, contains, ranges_of
 from quorumlog.protocol.record import Entry, Run, pack
 from quorumlog.protocol.replica import AddAsked, Asked, Record, Replica, RunStored, Verdict
 
@@ -40,7 +40,7 @@ class HeldEntries(Keyed):
 
     def run(self, ranges: Ranges) -> Run | None:
         """What is held of these ranges, as one run."""
-        chosen = [self.entries[e] for e in sorted(self.entries) if names(ranges, e)]
+        chosen = [self.entries[e] for e in sorted(self.entries) if contains(ranges, e)]
         return pack(chosen, self.kind) if chosen else None
 
 

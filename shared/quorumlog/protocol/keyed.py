@@ -30,10 +30,8 @@ class Out:
     reason: str
 
 
-class Part:
-    """Marks a field whose type does not say that it is `Keyed`, although its values are where they are
-    copied.
-    """
+class IsKeyed:
+    """Marks a field whose type is not `Keyed`, but whose values are wherever the machine is copied."""
 
 
 class Keyed:
@@ -108,7 +106,7 @@ def left_out(hint: Any) -> str | None:
 def _way(hint: Any) -> _Way | None:
     """What is done about a field of this annotation; None: its values are immutable."""
     if get_origin(hint) is Annotated:
-        return _PART if Part in hint.__metadata__ else _way(hint.__origin__)
+        return _PART if IsKeyed in hint.__metadata__ else _way(hint.__origin__)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         ways = [way for way in map(_way, args) if way is not None]

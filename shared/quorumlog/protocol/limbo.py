@@ -1,4 +1,5 @@
-"""What a new incarnation of a bookie may have lost of a ledger, and when that is whole again (rule 15).
+"""What a new incarnation of a bookie may have lost of a ledger, and what it lacks until it has all
+again (rule 15).
 
 Pure: a row, a name, and the ranges that are held. The bookie asks this, and so does the simulator.
 """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.ranges import Ranges, names
+from quorumlog.protocol.ranges import Ranges, contains
 
 
 class Word(StrEnum):
@@ -31,10 +31,10 @@ class Holding:
     damaged: Ranges
 
     def word(self, entry_id: int) -> Word:
-        """On one entry."""
-        if not names(self.present, entry_id):
+        """What it says of one entry."""
+        if not contains(self.present, entry_id):
             return Word.ABSENT
-        return Word.DAMAGED if names(self.damaged, entry_id) else Word.HELD
+        return Word.DAMAGED if contains(self.damaged, entry_id) else Word.HELD
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Answers:
         return f"entries {self.first} to {self.last} ({said})"
 
     def is_lost(self, declared: Iterable[str] = ()) -> bool:
-        """Whether nobody can serve them. Of a member that is `declared` gone nothing is waited
-        for; where it answers that it has them all the same, it has.
+        """Whether nobody can serve them. A member that is `declared` gone need not answer;
+        if it answers nevertheless that it has them, it has them.
         """
         return all(
             word is Word.ABSENT or (word is not Word.HELD and member in declared)

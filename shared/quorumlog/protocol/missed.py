@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from quorumlog.protocol.messages import MissedRange
+from quorumlog.protocol.ranges import union
 
 RANGES_MAX: Final = 64
 """Ranges kept a member (taste). Beyond it they become one: repair looks before it copies."""
@@ -20,13 +21,8 @@ def merged(ranges: Iterable[MissedRange], stride: int = 1) -> tuple[MissedRange,
         by_member.setdefault(missed.member, []).append((missed.first, missed.last))
     out: list[MissedRange] = []
     for member, found in sorted(by_member.items()):
-        joined: list[tuple[int, int]] = []
-        for first, last in sorted(found):
-            if joined and first <= joined[-1][1] + stride:
-                joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
-            else:
-                joined.append((first, last))
+        joined = union(found, stride)
         if len(joined) > RANGES_MAX:
-            joined = [(joined[0][0], joined[-1][1])]
+            joined = ((joined[0][0], joined[-1][1]),)
         out.extend(MissedRange(member, first, last) for first, last in joined)
     return tuple(out)

@@ -1,5 +1,5 @@
-"""Which bookies an ensemble is made of. Pure: candidates arrive in the order of preference, and who
-is alive is somebody else's knowledge (liveness only proposes: I31).
+"""Which bookies an ensemble is made of. Pure: candidates arrive in the order of preference, and the
+caller knows who is alive (liveness only proposes: I31).
 """
 
 from collections.abc import Mapping, Sequence

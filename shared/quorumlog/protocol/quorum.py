@@ -69,16 +69,6 @@ class Quorum:
         """Explicit negatives of a write set that prove that no ack quorum holds the entry (I16)."""
         return self.write_quorum - self.ack_quorum + 1
 
-    def is_acknowledged(self, positions: Iterable[int], first_entry: int, last_entry: int) -> bool:
-        """Whether every entry of a run has Qa of these positions in its write set (I2)."""
-        acked = frozenset(positions)
-        count = min(last_entry - first_entry + 1, self.ensemble_size)
-        return all(
-            sum(position in acked for position in self.write_set(first_entry + offset))
-            >= self.ack_quorum
-            for offset in range(count if self.is_striped else 1)
-        )
-
     def holders(self, first_entry: int, last_entry: int) -> int:
         """The positions that store anything of a run, as a bit mask (bit p is position p)."""
         if not self.is_striped or last_entry - first_entry + 1 >= self.ensemble_size:
@@ -89,7 +79,7 @@ class Quorum:
         return mask
 
     def has_ack_quorum(self, acked: int, first_entry: int, last_entry: int) -> bool:
-        """`is_acknowledged` for a bit mask of positions: what the hot path asks."""
+        """Whether every entry of a run has Qa of these positions (a bit mask) in its write set (I2)."""
         if not self.is_striped:
             return acked.bit_count() >= self.ack_quorum
         masks, size = _write_set_masks(self), self.ensemble_size

@@ -9,8 +9,8 @@ from quorumlog.protocol.ids import ID_MAX
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
-def names(ranges: Ranges, entry_id: int) -> bool:
-    """Whether ranges name an entry. A striped member's answer has hundreds of them."""
+def contains(ranges: Ranges, entry_id: int) -> bool:
+    """Whether an entry is in one of the ranges. A striped member's answer has hundreds of them."""
     at = bisect_right(ranges, (entry_id, ID_MAX)) - 1
     return at >= 0 and entry_id <= ranges[at][1]
 
@@ -20,11 +20,11 @@ def ids_of_residue(first: int, last: int, modulus: int, residue: int) -> range:
     return range(first + (residue - first) % modulus, last + 1, modulus)
 
 
-def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Any ranges as ascending ones that are apart."""
+def union(ranges: Iterable[tuple[int, int]], stride: int = 1) -> Ranges:
+    """Any ranges as ascending ones that are apart: by more than `stride` from end to start."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
-        if merged and low <= merged[-1][1] + 1:
+        if merged and low <= merged[-1][1] + stride:
             merged[-1] = (merged[-1][0], max(merged[-1][1], high))
         else:
             merged.append((low, high))

@@ -138,7 +138,7 @@ class RangeReader(Keyed):
         return self._tally
 
     def _fetch(self, tally: Tally) -> None:
-        """See to it that every entry that is not here is asked of somebody."""
+        """Ask a member for each of the next entries that is not here."""
         # One of each write set: who is not asked for a later entry now is asked when that comes near.
         ahead = self.next + self.metadata.quorum.ensemble_size
         for entry_id in range(self.next, min(ahead, tally.last + 1)):
@@ -175,7 +175,7 @@ class RangeReader(Keyed):
         self._out.append(StartTimer(Timer.HEDGE, self._round))
 
     def _timer_fired(self, event: TimerFired) -> None:
-        """Hedge: nobody came for the next entry since that request, so ask one more (2.8)."""
+        """Hedge: the next entry has not come since that request, so ask one more member (2.8)."""
         tally = self._tally
         is_current = event.timer is Timer.HEDGE and event.tag == self._round
         if tally is None or self.is_done or not is_current:
@@ -190,13 +190,7 @@ class RangeReader(Keyed):
         tally = self._tally
         if tally is None or self.is_done or self._reading_row is not None:
             return
-        is_expected = (
-            tally.fragment.bookies[event.position] == event.member
-            and tally.cursors[event.position] == event.first
-            and tally.last == event.last
-            and self._asked & 1 << event.position
-        )
-        if not is_expected:
+        if not tally.is_answer(event) or not self._asked & 1 << event.position:
             return
         self._asked &= ~(1 << event.position)
         following = tally.note(event, self._codec, self.metadata.ledger_id)

@@ -98,13 +98,6 @@ class Codec:
             return struct.pack(f">{len(crcs)}I", *crcs)
         return b"".join([self.digest(head, payload) for head, payload in both])
 
-    def is_valid(self, entry: Entry) -> bool:
-        """Whether an entry is what its writer made (under `none`: always)."""
-        head = _ENTRY_HEAD.pack(
-            entry.ledger_id, entry.entry_id, entry.last_add_confirmed, entry.length
-        )
-        return hmac.compare_digest(self.digest(head, entry.payload), entry.digest)
-
 
 class Run:
     """Some entries of one ledger in ascending order, as the bytes that travel and are stored.

@@ -38,7 +38,7 @@ from quorumlog.protocol.messages import (
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.slots import Slots
-from quorumlog.protocol.tally import Tally, Verdict
+from quorumlog.protocol.tally import EntryVerdict, Tally
 from quorumlog.protocol.window import Window, positions
 
 READ_ENTRIES: Final = 1000
@@ -97,7 +97,7 @@ class Recovery(Keyed):
     _find: int | None = None
     _is_grace_over: bool = False
     _is_lacking: bool = False
-    """A confirmed entry is gone with members that were declared lost (rule 14)."""
+    """A confirmed entry was lost with members that were declared lost (rule 14)."""
     _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
     @property
@@ -108,7 +108,7 @@ class Recovery(Keyed):
 
     @property
     def is_done(self) -> bool:
-        """Whether Closed or Failed was said."""
+        """Whether Closed or Failed was emitted."""
         return self.phase is Phase.DONE
 
     @property
@@ -261,7 +261,7 @@ class Recovery(Keyed):
         return row.quorum.is_covered(positions(known))
 
     def _may_be_covered(self) -> bool:
-        """Whether those that have not answered could still make it."""
+        """Whether the members that have not answered could still cover the fragment."""
         quorum, lost = self.metadata.quorum, self._lost(self.metadata.last_fragment)
         hopeful = ((1 << quorum.ensemble_size) - 1) & ~(self._unfenced | lost)
         return quorum.is_covered(positions(hopeful)) or not self._unfenced
@@ -322,12 +322,7 @@ class Recovery(Keyed):
         tally = self._tally
         if tally is None or self.phase not in (Phase.READING, Phase.MEASURING):
             return
-        is_expected = (
-            tally.fragment.bookies[event.position] == event.member
-            and tally.cursors[event.position] == event.first
-            and tally.last == event.last
-        )
-        if not is_expected:
+        if not tally.is_answer(event):
             return
         codec, row = self._codec, self.metadata
         assert codec is not None, "set with the row"
@@ -339,19 +334,19 @@ class Recovery(Keyed):
     def _decide(self, tally: Tally) -> None:
         """Take the entries that are decided by now, in order."""
         first = self._next
-        verdict = Verdict.PRESENT
+        verdict = EntryVerdict.PRESENT
         while self._next <= tally.last:
             verdict = tally.verdict(self._next)
-            if verdict is not Verdict.PRESENT:
+            if verdict is not EntryVerdict.PRESENT:
                 break
             self._next += 1
         if self._next > first:
             # To all of Qw, as the bytes are (rules 2 and 12); those that have it answer ok too.
             self._out += self._slots.push(tally.runs(first, self._next - 1))
-        if verdict is Verdict.ABSENT:
+        if verdict is EntryVerdict.ABSENT:
             self._is_end_known = True  # what is found beyond a gap does not count
             self._tally = None
-        elif verdict is Verdict.BLOCKED:
+        elif verdict is EntryVerdict.BLOCKED:
             self._blocked(tally, self._next)
         elif self._next > tally.last:
             self._tally = None
@@ -461,10 +456,10 @@ class Recovery(Keyed):
     def _measured(self, tally: Tally) -> None:
         entry_id = tally.first
         verdict = tally.verdict(entry_id)
-        if verdict is Verdict.PRESENT:
+        if verdict is EntryVerdict.PRESENT:
             self._window.length = tally.length_of(entry_id)
             self._close()
-        elif verdict is Verdict.ABSENT and self.metadata.declared_lost:
+        elif verdict is EntryVerdict.ABSENT and self.metadata.declared_lost:
             # Rule 14: a confirmed entry is gone for good. An earlier one bounds the length.
             self._is_lacking = True
             below = entry_id - (self._window.last_confirmed - entry_id + 1)
@@ -472,7 +467,7 @@ class Recovery(Keyed):
                 self._close()
             else:
                 self._measure(below, self.metadata)
-        elif verdict is not Verdict.UNDECIDED:
+        elif verdict is not EntryVerdict.UNDECIDED:
             self._blocked(tally, entry_id)
 
     def _close(self) -> None:

@@ -65,7 +65,7 @@ class Part:
 
 
 def parts(metadata: LedgerMetadata, missed: MissedRange) -> Iterator[Part]:
-    """What to look at for a missed range: by closed fragment, where the member still is one."""
+    """A missed range in parts, one for each closed fragment that the member is still in."""
     for index, fragment in enumerate(metadata.fragments):
         end = metadata.fragment_last(index)
         if end is None or missed.member not in fragment.bookies:
@@ -124,7 +124,7 @@ class FragmentRepair(Keyed):
     _next: int = field(init=False)
     """COPYING: the first entry that no reader was started for. VERIFYING: that was not seen."""
     _skipped: Ranges = field(init=False)
-    """What this pass over the entries leaves out."""
+    """Ranges that this pass over the entries leaves out."""
     _lacking: Ranges = ()
     """VERIFYING: what should have been on the target's disk, and was not."""
     _is_again: bool = False
@@ -154,7 +154,7 @@ class FragmentRepair(Keyed):
 
     @property
     def is_done(self) -> bool:
-        """Whether Repaired or Failed was said."""
+        """Whether Repaired or Failed was emitted."""
         return self.stage is Stage.DONE
 
     # --- the machine -------------------------------------------------------------------------
@@ -312,8 +312,8 @@ class FragmentRepair(Keyed):
         self._copied()
 
     def _around(self, last: int) -> tuple[int, int]:
-        """Where to go on after what nothing is to be done about, and the last entry before the next
-        of that. What was given up is neither looked for nor expected of a target (rule 31).
+        """The next entry to work on, and the last one before the next range that is left out. Entries that
+        were given up are neither looked for nor expected of a target (rule 31).
         """
         for low, high in sorted(self._skipped + self.metadata.lost_entries):
             if low <= self._next <= high:
@@ -323,7 +323,7 @@ class FragmentRepair(Keyed):
         return self._next, last
 
     def _feed(self, event: Event) -> None:
-        """Let the reader hear of an event."""
+        """Pass an event to the reader."""
         reader = self._reader
         if reader is None:
             return

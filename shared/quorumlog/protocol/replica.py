@@ -20,9 +20,9 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Protocol
 
 from quorumlog.protocol.ids import NO_ENTRY, member_incarnation, member_name
-from quorumlog.protocol.keyed import Keyed, Part
+from quorumlog.protocol.keyed import IsKeyed, Keyed
 from quorumlog.protocol.messages import Status
-from quorumlog.protocol.ranges import Ranges, complement, names, ranges_of
+from quorumlog.protocol.ranges import Ranges, complement, contains, ranges_of
 from quorumlog.protocol.record import Run
 
 # --- what is asked -----------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Replica(Keyed):
 
     me: str
     """The bookie, as name@incarnation."""
-    holdings: Annotated[Holdings, Part]
+    holdings: Annotated[Holdings, IsKeyed]
     _: KW_ONLY
     is_deferred: bool = False
     """Entries are acknowledged before they are synced (rule 31)."""
@@ -275,7 +275,7 @@ class Replica(Keyed):
         return verdict
 
     def delete(self) -> Verdict:
-        """Give all up but the id: the metadata has a tombstone (rules 16a, 17)."""
+        """Drop all but the id: the metadata has a tombstone (rules 16a, 17)."""
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
         return self._took(LedgerDeleted())
@@ -503,7 +503,7 @@ class Replica(Keyed):
         return fenced.records
 
     def _took(self, record: Record) -> Verdict:
-        """Take over a record that was just made; the answer waits for it."""
+        """Apply a record that was just made; the answer waits until the record is on disk."""
         made = self.apply(record)
         count = self._accepted(1)
         return Verdict(Status.OK, count, self.last_add_confirmed, (record,), made=made)
@@ -522,7 +522,7 @@ class Replica(Keyed):
         held = self.holdings.present(run.first, run.last)
         if isinstance(run.ids, range) or not held:
             return held
-        return ranges_of(e for e in run.ids if names(held, e))
+        return ranges_of(e for e in run.ids if contains(held, e))
 
     # --- exploring ---------------------------------------------------------------------------------
 
@@ -540,8 +540,8 @@ class Replica(Keyed):
 
 def _without(held: Ranges, stored: Run | None, run: Run) -> list[int]:
     """Ids of the run that are held and that `stored` does not have."""
-    return [e for e in run.ids if names(held, e) and (stored is None or stored.index(e) is None)]
+    return [e for e in run.ids if contains(held, e) and (stored is None or stored.index(e) is None)]
 
 
 def _covers(ranges: Ranges, ids: Iterable[int]) -> bool:
-    return all(names(ranges, e) for e in ids)
+    return all(contains(ranges, e) for e in ids)

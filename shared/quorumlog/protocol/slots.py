@@ -1,7 +1,7 @@
 """The slots of an ensemble that runs are written to: who is sent what, who failed, who missed what.
 
 The writer and a recovery write alike: each run to all holders, confirmed at Qa, one silence timer for all
-that is asked. What a failure means is theirs to say: a writer seeks another member at once, and metadata
+that is asked. They differ in what a failure means: a writer seeks another member at once, and metadata
 names that member before it is written to (rule 7); a recovery goes on at Qa, and changes its ensemble in
 memory (rule 12).
 """
@@ -183,7 +183,7 @@ class Slots(Keyed):
         self.missed = merged((*self.missed, *missed), stride)
 
     def lacking(self, told: Iterable[MissedRange]) -> tuple[MissedRange, ...]:
-        """What would be missed if nobody was waited for any more, and what was told of that."""
+        """What members would lack if no answer was awaited any more, with what a change of the row tells."""
         twin = self.copy()
         twin.add_missed(told)
         twin.write_off(twin.everyone)

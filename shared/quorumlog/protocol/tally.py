@@ -15,11 +15,11 @@ from quorumlog.protocol.keyed import Keyed, Out
 from quorumlog.protocol.messages import ReadAnswered, Status
 from quorumlog.protocol.metadata import Fragment
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.protocol.ranges import Ranges, names
+from quorumlog.protocol.ranges import Ranges, contains
 from quorumlog.protocol.record import Codec, Run
 
 
-class Verdict(Enum):
+class EntryVerdict(Enum):
     """What is known of an entry."""
 
     PRESENT = "present"
@@ -74,13 +74,21 @@ class Tally(Keyed):
         """Whether somebody has yet to speak."""
         return any(cursor is not None for cursor in self.cursors)
 
-    def verdict(self, entry_id: int) -> Verdict:
+    def is_answer(self, event: ReadAnswered) -> bool:
+        """Whether this answers the latest request to the position (late answers do not count)."""
+        return (
+            self.fragment.bookies[event.position] == event.member
+            and self.cursors[event.position] == event.first
+            and self.last == event.last
+        )
+
+    def verdict(self, entry_id: int) -> EntryVerdict:
         """What is known of an entry by now."""
         if entry_id in self.found:
-            return Verdict.PRESENT
+            return EntryVerdict.PRESENT
         if self._is_absent(entry_id):
-            return Verdict.ABSENT
-        return Verdict.UNDECIDED if self.may_tell(entry_id) else Verdict.BLOCKED
+            return EntryVerdict.ABSENT
+        return EntryVerdict.UNDECIDED if self.may_tell(entry_id) else EntryVerdict.BLOCKED
 
     def may_tell(self, entry_id: int) -> tuple[int, ...]:
         """The positions that have not spoken of an entry yet, the first of its write set first."""
@@ -109,7 +117,7 @@ class Tally(Keyed):
         for position in self.quorum.write_set(entry_id):
             if self.lost & 1 << position:
                 lost += 1
-            elif names(self.absent[position], entry_id):
+            elif contains(self.absent[position], entry_id):
                 negative += 1
         return negative, lost
 
@@ -177,7 +185,7 @@ class Tally(Keyed):
             if (
                 entry_id not in named
                 and entry_id % size in residues
-                and not names(absent, entry_id)
+                and not contains(absent, entry_id)
             ):
                 yield entry_id
 
@@ -201,7 +209,7 @@ class Tally(Keyed):
         """A member of the write set that knows nothing of an entry, for the error."""
         members = self.fragment.bookies
         for position in self.quorum.write_set(entry_id):
-            if not names(self.absent[position], entry_id):
+            if not contains(self.absent[position], entry_id):
                 return members[position]
         return members[self.quorum.write_set(entry_id)[0]]
 
@@ -209,7 +217,7 @@ class Tally(Keyed):
         """What each member of the write set answered of an entry that is not present."""
         parts = []
         for position in self.quorum.write_set(entry_id):
-            is_absent = names(self.absent[position], entry_id)
+            is_absent = contains(self.absent[position], entry_id)
             what = "absent" if is_absent else self.what[position]
             parts.append(f"{self.fragment.bookies[position]}: {what}")
         return ", ".join(parts)

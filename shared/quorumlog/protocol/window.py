@@ -31,7 +31,7 @@ def part_of(run: Run, quorum: Quorum, position: int) -> Run:
 
 
 @dataclass(slots=True, eq=False)
-class Pending(Keyed):
+class PendingRun(Keyed):
     """A run that not all of its positions have settled."""
 
     run: Run
@@ -64,7 +64,7 @@ class Window(Keyed):
     last_confirmed: int
     length: int
     """Payload bytes of the ledger up to `last_confirmed`."""
-    runs: dict[int, Pending] = field(default_factory=dict)
+    runs: dict[int, PendingRun] = field(default_factory=dict)
     """By first entry."""
     pending_bytes: int = 0
     missed: list[tuple[int, int, int]] = field(default_factory=list)
@@ -91,20 +91,20 @@ class Window(Keyed):
         assert self.pending_bytes == sum(len(p.run.body) for p in self.runs.values())
 
     @property
-    def unconfirmed(self) -> Pending | None:
+    def unconfirmed(self) -> PendingRun | None:
         """The oldest run that is not confirmed."""
         return self.runs.get(self.last_confirmed + 1)
 
-    def push(self, run: Run, *, usable: int, tick: int) -> Pending:
+    def push(self, run: Run, *, usable: int, tick: int) -> PendingRun:
         """Take a run that follows on from the last one; it is asked of its usable positions."""
         holders = self.quorum.holders(run.first, run.last)
         asked = holders & usable
-        pending = Pending(run, holders=holders, waiting=asked, asked=asked, tick=tick)
+        pending = PendingRun(run, holders=holders, waiting=asked, asked=asked, tick=tick)
         self.runs[run.first] = pending
         self.pending_bytes += len(run.body)
         return pending
 
-    def find(self, first: int) -> Pending | None:
+    def find(self, first: int) -> PendingRun | None:
         """The run of which a part begins at `first`: a position's part of a striped run may begin
         after the run does.
         """
@@ -115,12 +115,12 @@ class Window(Keyed):
                 return pending if first <= pending.run.last else None
         return None
 
-    def answered(self, pending: Pending, position: int) -> None:
+    def answered(self, pending: PendingRun, position: int) -> None:
         """A position's request came to an end, well or not."""
         pending.waiting &= ~(1 << position)
         pending.asked &= ~(1 << position)
 
-    def ack(self, pending: Pending, position: int) -> None:
+    def ack(self, pending: PendingRun, position: int) -> None:
         """A position stored its part. Recorded after confirmation too: a change may take others
         away (BOOKKEEPER-826).
         """
@@ -141,7 +141,7 @@ class Window(Keyed):
             self._release(pending)
         return (first, self.last_confirmed) if self.last_confirmed >= first else None
 
-    def _may_confirm(self, pending: Pending, uncounted: int) -> bool:
+    def _may_confirm(self, pending: PendingRun, uncounted: int) -> bool:
         # I2, X14: Qa of the write set of each entry. Rule 6, I19: while a change is not settled
         # these must be members of both ensembles, so those that it replaces are not counted.
         run = pending.run
@@ -202,7 +202,7 @@ class Window(Keyed):
                 break
             self._release(pending)
 
-    def _release(self, pending: Pending) -> None:
+    def _release(self, pending: PendingRun) -> None:
         if self.is_held or pending.waiting:
             return
         run = pending.run

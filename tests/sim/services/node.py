@@ -28,7 +28,7 @@ from quorumlog.protocol.messages import (
     SendRead,
     Status,
 )
-from quorumlog.protocol.ranges import Ranges, names
+from quorumlog.protocol.ranges import Ranges, contains
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import LacAsked, LacTold
 from quorumlog.wire.bodies import BookieInfo, BookieState
@@ -249,7 +249,7 @@ def _digest(
     modulus, residue = asked.get("modulus", 1), asked.get("residue", 0)
     if ledger is not None:
         present = ledger.replica.holdings.present(first, last)
-        damaged = [e for e in sorted(ledger.damaged) if names(present, e)]
+        damaged = [e for e in sorted(ledger.damaged) if contains(present, e)]
     ids = [e for low, high in present for e in range(low, high + 1) if e % modulus == residue]
     return {
         "first": first,

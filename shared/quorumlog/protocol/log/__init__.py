@@ -6,12 +6,14 @@
 | `route` | where requests to a log go: to the owner here, to another gateway, or they wait |
 | `handover` | what may change the owner: search, open, heal, delete, drain |
 | `takeover` | becoming the owner: recover, measure, replay, create, swap |
-| `owner` `job` | owning: rolls, publications, and settling what an end left open |
+| `owner` | owning: appends, acknowledgements, and settling what an end left open |
+| `job` | what reads or changes the row for an owner: a check, a roll, a publication, a release |
+| `tenancy` | what an owner holds: the row as it knows it, and the ledger that it writes |
 | `pipeline` | the appends to one ledger: entries, offsets, acknowledgements |
 | `producers` `clock` | what makes a retry harmless; what time it is |
 
 The machines know nothing of HTTP, tasks or locks. `services/gateway/logs/driver.py` drives them, and
-`tests/explore/logs.py` searches worlds of them to their end. May use what `protocol` may.
+`tests/explore/logs.py` searches small worlds of them to their end. May use what `protocol` may.
 """
 
 from quorumlog.protocol.log.row import (

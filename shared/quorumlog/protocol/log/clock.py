@@ -1,4 +1,4 @@
-"""What time it is for a log: the database's clock decides, whatever a gateway's own one says.
+"""The time by which a log lives: the database's clock decides, not a gateway's own.
 
 A gateway's clock may be months ahead, or jump. What is forgotten or deleted because of its age is
 gone for ever, so ages are counted from and to what the database said (rule 26a): every row comes
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 SLACK_MS: Final = 60_000
-"""Clocks that differ by less are let be: a stamp must not lag by what an answer was on its way."""
+"""Smaller differences are ignored: they include the time that an answer spent on its way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +36,5 @@ class Now:
         return self.wall_ms if self.database_ms is None else self.database_ms
 
     def expiry_ms(self, appended_ms: int) -> int:
-        """The time by which a log forgets: that of its last append, if it has come."""
+        """The time by which a log forgets producers: that of its last append, but not ahead of the database."""
         return min(appended_ms, self.database_ms or 0)

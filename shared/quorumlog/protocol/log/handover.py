@@ -36,7 +36,7 @@ from quorumlog.protocol.log.takeover import ending
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 
 CONFLICTS_MAX: Final = 20
-"""Times that one handover yields before it gives up; each time another gateway has won."""
+"""How often one handover yields to another gateway before it fails."""
 
 
 class Aim(Enum):
@@ -53,7 +53,7 @@ class Aim(Enum):
     """Seal the log if this process owns it, which is about to end."""
 
 
-class Step(Enum):
+class HandoverStep(Enum):
     """Where a handover stands: what it waits for."""
 
     WAITING = "waiting"
@@ -68,7 +68,7 @@ class Step(Enum):
     TAKING = "taking"
     """A takeover."""
     YIELDING = "yielding"
-    """A while, since another gateway changes the row."""
+    """Until the row is read again, since another gateway is changing it."""
     FENCING = "fencing"
     """The recovery of a ledger of a log that is to be deleted."""
     DELETING = "deleting"
@@ -94,7 +94,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The end of a handover, and what who asked for it is told: QuorumLogError where it came to nothing."""
+    """The end of a handover, and the answer to its request: QuorumLogError where it failed."""
 
     answer: LogMetadata | QuorumLogError | bool | None = None
 
@@ -122,8 +122,8 @@ class Handover:
     ledger_id: int = -1
     """The ledger whose writer is asked for."""
     suspect: Writer | None = None
-    """This process must prove that it lives, to count as the owner."""
-    step: Step = Step.WAITING
+    """A process that counts as the owner only if it answers a probe."""
+    step: HandoverStep = HandoverStep.WAITING
     tries: int = 0
     row: LogMetadata | None = None
     """As it was read last."""
@@ -141,9 +141,9 @@ class Handover:
         """Nothing else is under way."""
         match self.aim:
             case Aim.SEARCH:
-                return self._move(Step.SETTLING, Move.RETIRE)
+                return self._move(HandoverStep.SETTLING, Move.RETIRE)
             case Aim.DRAIN:
-                return self._move(Step.SETTLING, Move.RELEASE)
+                return self._move(HandoverStep.SETTLING, Move.RELEASE)
             case _:
                 return self._look()
 
@@ -155,7 +155,7 @@ class Handover:
             case Aim.DELETE:
                 return Over(self.row)
             case _:
-                return self._move(Step.TAKING, Move.TAKE_OVER)
+                return self._move(HandoverStep.TAKING, Move.TAKE_OVER)
 
     def taken(self, result: LogMetadata | QuorumLogError | None) -> Next:
         """A takeover has ended (`TakeoverDone`)."""
@@ -169,30 +169,30 @@ class Handover:
 
     def answered(self, value: Any, *, is_owned: bool) -> Next:
         """A question was answered; `is_owned`: the owner is in this process."""
-        if self.step is Step.YIELDING:
+        if self.step is HandoverStep.YIELDING:
             return self._look()
-        if isinstance(value, NoSuchLedger) and self.step is Step.FINDING:
+        if isinstance(value, NoSuchLedger) and self.step is HandoverStep.FINDING:
             return self._yield()  # the row was changed since it was read
-        is_gone = isinstance(value, NoSuchLedger) and self.step is Step.FENCING
+        is_gone = isinstance(value, NoSuchLedger) and self.step is HandoverStep.FENCING
         if isinstance(value, QuorumLogError) and not is_gone:
             return Over(value)
         match self.step:
-            case Step.LOOKING:
+            case HandoverStep.LOOKING:
                 return self._looked(value)
-            case Step.FINDING:
+            case HandoverStep.FINDING:
                 return self._found(value, is_owned=is_owned)
-            case Step.PROBING:
+            case HandoverStep.PROBING:
                 return self._probed(is_alive=value)
-            case Step.FENCING:
+            case HandoverStep.FENCING:
                 self.unfenced = self.unfenced[1:]
                 return self._fence_next()
-            case Step.DELETING:
+            case HandoverStep.DELETING:
                 return self._deletion_answered(value)
             case _:
                 raise AssertionError(f"nothing was asked in {self.step}")
 
     def stopped(self) -> QuorumLogError | None:
-        """What who asked for it is told where the process ends before."""
+        """The answer to its request where the process ends first."""
         match self.aim:
             case Aim.DRAIN:
                 return None
@@ -205,11 +205,11 @@ class Handover:
 
     # --- steps -----------------------------------------------------------------------------------
 
-    def _ask(self, step: Step, question: Question) -> Question:
+    def _ask(self, step: HandoverStep, question: Question) -> Question:
         self.step = step
         return question
 
-    def _move(self, step: Step, move: Move) -> Move:
+    def _move(self, step: HandoverStep, move: Move) -> Move:
         self.step = step
         return move
 
@@ -217,11 +217,11 @@ class Handover:
         self.tries += 1
         if self.tries > CONFLICTS_MAX:
             return Over(Overloaded("the log changes hands all the time", log=self.log))
-        return self._ask(Step.LOOKING, ReadLog(self.log))
+        return self._ask(HandoverStep.LOOKING, ReadLog(self.log))
 
     def _yield(self) -> Next:
         """Another gateway has won: look again in a while."""
-        return self._ask(Step.YIELDING, Wait(Pause.YIELD))
+        return self._ask(HandoverStep.YIELDING, Wait(Pause.YIELD))
 
     def _looked(self, row: LogMetadata) -> Next:
         self.row = row
@@ -231,13 +231,13 @@ class Handover:
             item = row.item_of(self.ledger_id)
             if item is None or item.last_offset is not None:
                 return Over(answer=True)
-            return self._ask(Step.FINDING, ReadLedger(item.ledger_id))
+            return self._ask(HandoverStep.FINDING, ReadLedger(item.ledger_id))
         if row.state is LogState.CLOSED and self.aim is not Aim.DRAIN:
             return Over(LogClosed(f"the log {self.log} is closed", log=self.log))
         if self.aim is Aim.FORCE:
-            return self._move(Step.SETTLING, Move.RETIRE)
+            return self._move(HandoverStep.SETTLING, Move.RETIRE)
         if self._last is not None:
-            return self._ask(Step.FINDING, ReadLedger(self._last.ledger_id))
+            return self._ask(HandoverStep.FINDING, ReadLedger(self._last.ledger_id))
         return self._nobody_lives() if self.aim is Aim.SEARCH else Over()
 
     def _found(self, ledger: LedgerMetadata, *, is_owned: bool) -> Next:
@@ -250,13 +250,13 @@ class Handover:
         if self.aim is Aim.HEAL and is_mine and is_owned:
             return Over(answer=False)
         if self.aim is Aim.HEAL and last is not None and last.ledger_id != ledger.ledger_id:
-            return self._ask(Step.FINDING, ReadLedger(last.ledger_id))
+            return self._ask(HandoverStep.FINDING, ReadLedger(last.ledger_id))
         if writer is None or is_mine or ledger.state is not State.OPEN:
             return self._nobody_lives()
         if self.aim is Aim.SEARCH and writer != self.suspect:
             return Found(writer)
         self.suspect = writer
-        return self._ask(Step.PROBING, IsAlive(writer))
+        return self._ask(HandoverStep.PROBING, IsAlive(writer))
 
     def _probed(self, *, is_alive: bool) -> Next:
         if not is_alive:
@@ -268,8 +268,8 @@ class Handover:
 
     def _nobody_lives(self) -> Next:
         if self.aim is Aim.HEAL:
-            return self._move(Step.SETTLING, Move.RETIRE)
-        return self._move(Step.TAKING, Move.TAKE_OVER)
+            return self._move(HandoverStep.SETTLING, Move.RETIRE)
+        return self._move(HandoverStep.TAKING, Move.TAKE_OVER)
 
     def _fence(self) -> Next:
         """End who writes a log, before its name is free (rule 27): the name may be given again, and
@@ -282,13 +282,13 @@ class Handover:
     def _fence_next(self) -> Next:
         assert self.row is not None
         if self.unfenced:
-            return self._ask(Step.FENCING, RecoverLedger(self.unfenced[0]))
-        return self._ask(Step.DELETING, DeleteLog(self.row))
+            return self._ask(HandoverStep.FENCING, RecoverLedger(self.unfenced[0]))
+        return self._ask(HandoverStep.DELETING, DeleteLog(self.row))
 
     def _deletion_answered(self, value: RowChanged | None) -> Next:
         assert self.row is not None
         if value is None:
-            return self._move(Step.SETTLING, Move.RETIRE)
+            return self._move(HandoverStep.SETTLING, Move.RETIRE)
         if value.current.created_at != self.row.created_at:
             return Over(deleted(self.log))  # a namesake that was made since: not what was meant
         self.row = value.current
@@ -296,13 +296,13 @@ class Handover:
 
 
 def deleted(log: str) -> NoSuchLog:
-    """What a request is told whose log was deleted meanwhile."""
+    """The answer to a request whose log was deleted meanwhile."""
     return NoSuchLog(f"the log {log} was deleted", log=log)
 
 
 def told(error: QuorumLogError, log: str) -> QuorumLogError:
-    """What a client is told of a takeover that failed. What befell one of the log's ledgers says
-    nothing that the client could act on.
+    """The error that a client gets for a failed takeover. An error of one of the log's ledgers is
+    nothing that a client could act on.
     """
     if error.retryable or isinstance(error, NoSuchLog):
         return error

@@ -1,9 +1,9 @@
 """The language of a log's machines: what happens to them, and what they want done.
 
-A machine takes one event and gives effects (`step(event, now) -> list[Effect]`), as the ledger's
+A machine takes one event and returns effects (`step(event, now) -> list[Effect]`), as the ledger's
 machines do (`protocol/messages.py`). Everything that takes time is an `Ask` with a number of its own;
-its answer comes back as `Answered` with that number. A request of a client is whatever its driver
-knows it by: a machine only gives it back.
+its answer comes back as `Answered` with that number. A client's request is
+opaque to a machine: the machine only hands it back to the driver.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ Finish = Callable[[LogMetadata], LogMetadata]
 """A further change of the row in the step that takes the log over (open, close)."""
 
 
-# --- what clients ask for -------------------------------------------------------------------------
+# --- requests of clients --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,9 @@ class CountBookies:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Let the owner elsewhere do a request: LogAppended, Transaction or None (a roll); OwnerLost."""
+    """Forward a request to the owner in another process: LogAppended, Transaction or None (a roll);
+    OwnerLost.
+    """
 
     owner: Writer
     log: str
@@ -196,7 +198,7 @@ class DeleteLog:
 
 
 class Pause(Enum):
-    """What a machine waits for. How long each lasts is not the machine's business."""
+    """What a machine waits for. The driver decides how long."""
 
     YIELD = "yield"
     """Until the row is read again, which another gateway has changed or is about to change."""
@@ -275,8 +277,8 @@ class BatchesRead:
 
 @dataclass(frozen=True, slots=True)
 class OwnerLost:
-    """The owner elsewhere can't be reached as the process that was asked for. `sent`: the request
-    may have reached that process, so what became of it is unknown.
+    """The process that owned the log cannot be reached. `sent`: the request may have reached it, so its
+    outcome is unknown.
     """
 
     detail: str
@@ -305,7 +307,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """Answer a request of a client."""
+    """Answer a client's request."""
 
     request: Request
     answer: LogAppended | Transaction | LogMetadata | NotOwner | QuorumLogError | bool | None
@@ -313,7 +315,7 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """Answer a request of a client with what the owner elsewhere has said."""
+    """Answer a client's request with the answer of the owner in another process."""
 
     request: Request
     answer: LogAppended | Transaction | None
@@ -365,7 +367,7 @@ Effect = Ask | Submit | Resolve | Relay | PlaceKnown | OwnerEnded | Settled | Ta
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class BeginTakeover:
     """A takeover's first event."""
 
 
@@ -400,7 +402,7 @@ class PublishAsked:
 
 @dataclass(frozen=True, slots=True)
 class ForceAsked:
-    """Take the log over from whoever owns it; `creates`: and own it: LogMetadata."""
+    """Take the log over from its owner, and own it where `creates`. Answer: LogMetadata."""
 
     request: Request
     creates: bool
@@ -409,7 +411,9 @@ class ForceAsked:
 
 @dataclass(frozen=True, slots=True)
 class HealAsked:
-    """Take the log over if the writer of this ledger of it does not live: whether it was sealed, bool."""
+    """Take the log over if the writer of one of its ledgers does not live. Answer: whether the ledger is
+    sealed, bool.
+    """
 
     request: Request
     ledger_id: int
@@ -417,14 +421,16 @@ class HealAsked:
 
 @dataclass(frozen=True, slots=True)
 class DeletionAsked:
-    """Fence who writes the log, and delete its row: LogMetadata as it was."""
+    """Fence the log's writer, and delete the row. Answer: LogMetadata as it was."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """The process is about to end: own nothing any more, and hand over what is owned: None."""
+    """The process is about to end: take nothing over any more, and hand over what is owned. Answer:
+    None.
+    """
 
     request: Request
 
@@ -499,15 +505,15 @@ class SubmitRefused:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What a question got."""
+    """The answer to a question."""
 
     number: Number
     value: Any
-    """As the question says; QuorumLogError where it failed."""
+    """Of the type that the question names; QuorumLogError where it failed."""
 
 
 Event = (
-    Begin
+    BeginTakeover
     | AppendsAsked
     | RollAsked
     | PublishAsked

@@ -18,7 +18,7 @@ from quorumlog.protocol.log.row import Answer, LogItem
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
+class PendingAppend:
     """One request to append that waits for its answer."""
 
     request: Request
@@ -29,11 +29,11 @@ class Pending:
     appended_ms: int = 0
     replaced: object = None
     """What `ProducerTable.undo` needs."""
-    repeats: list["Pending"] = field(default_factory=list)
+    repeats: list["PendingAppend"] = field(default_factory=list)
     """Duplicates that came while this one was in flight."""
 
     @property
-    def with_repeats(self) -> tuple["Pending", ...]:
+    def with_repeats(self) -> tuple["PendingAppend", ...]:
         """All that wait for this entry."""
         return (self, *self.repeats)
 
@@ -44,10 +44,10 @@ class Pending:
 
 
 class Pipeline:
-    """What is appended to one ledger; see the module."""
+    """The appends to one ledger; see the module."""
 
     def __init__(
-        self, item: LogItem, producers: ProducerTable[Pending], appended_ms: int, now: Now
+        self, item: LogItem, producers: ProducerTable[PendingAppend], appended_ms: int, now: Now
     ) -> None:
         """`item` is the ledger's, empty, with its first offset; `appended_ms` is the append time of
         the last batch before it.
@@ -58,14 +58,14 @@ class Pipeline:
         self.producers = producers
         self.appended_ms = appended_ms
         self.since_s = now.monotonic_s
-        self.in_flight: deque[Pending] = deque()
+        self.in_flight: deque[PendingAppend] = deque()
         self.next_entry = 0
         self.records = 0
         self.bytes = 0
         self.acknowledged = 0
-        """Records that are."""
+        """How many records are acknowledged."""
         self._payloads: list[bytes] = []
-        """Of entries that are begun, and not submitted yet."""
+        """Payloads of entries that were begun and are not submitted yet."""
         self._has_producers = False
 
     @property
@@ -80,7 +80,7 @@ class Pipeline:
         assert ids == list(range(first, first + len(ids))), "rule 25: ids follow on each other"
         assert self.acknowledged <= self.records
 
-    def begin(self, pending: Pending, now: Now) -> Answer | None:
+    def begin(self, pending: PendingAppend, now: Now) -> Answer | None:
         """Give an append its entry and its offsets; or the answer that its request had before.
 
         Raises: why it can't be appended, and nothing is changed.
@@ -138,8 +138,8 @@ class Pipeline:
         payloads, self._payloads = tuple(self._payloads), []
         return payloads
 
-    def acknowledge(self) -> tuple[Pending, Answer]:
-        """The entry at the head is durable. The answer is what repeats of its request are told."""
+    def acknowledge(self) -> tuple[PendingAppend, Answer]:
+        """The entry at the head is durable. The answer is for repeats of its request."""
         pending = self.in_flight.popleft()
         self.acknowledged += len(pending.call.records)
         done, producer = pending.answer(self.ledger_id), pending.call.producer
@@ -155,15 +155,15 @@ class Pipeline:
             self.producers.done(producer, answer, now_ms=pending.appended_ms)
         return pending, answer
 
-    def cut(self, first_entry: int) -> list[Pending]:
+    def cut(self, first_entry: int) -> list[PendingAppend]:
         """Entries from this id on were not taken: what was begun for them, in order."""
-        taken: deque[Pending] = deque()
+        taken: deque[PendingAppend] = deque()
         while self.in_flight and self.in_flight[-1].entry_id >= first_entry:
             taken.appendleft(self.in_flight.pop())
         return list(taken)
 
-    def undo(self, refused: list[Pending]) -> None:
-        """What was cut off counts as never begun: the next request gets its place."""
+    def undo(self, refused: list[PendingAppend]) -> None:
+        """Treat entries that were cut off as never begun: the next request gets their place."""
         for pending in reversed(refused):
             self.next_entry -= 1
             self.records -= len(pending.call.records)

@@ -1,8 +1,8 @@
 """The producer table of one log at its owner: what makes a retry harmless (rules 26 and 26a).
 
-It holds what was acknowledged and, beside it, what is in flight. It is rebuilt at each takeover from
-the row's table and a replay of the ledger, so it is never told of a failure: an owner that fails
-is thrown away, table and all.
+It holds what was acknowledged, and what is in flight. Each takeover rebuilds it from the row's table
+and a replay of the ledger. So it never hears of a failure: an owner that fails is dropped with its
+table.
 
 Unknown is not new (rule 26a). A table is bounded, so a producer that is not in it may be one that
 was forgotten, whose repeat must not be appended. `forgotten_end` is the offset after the last record
@@ -28,7 +28,8 @@ Invariants:
   - `next_seq` of a producer counts what was begun; its answers count what was acknowledged;
   - at most PRODUCERS_MAX producers, the one that was silent longest goes first, but none that has
     a request in flight;
-  - who was acknowledged is in the table, or was seen only below `forgotten_end`, which never goes back.
+  - a producer with an acknowledged request is in the table, or all its records are below
+    `forgotten_end`, which never goes back.
 """
 
 from collections import OrderedDict
@@ -42,8 +43,7 @@ from quorumlog.protocol.batch import ProducerSeq
 from quorumlog.protocol.log.row import ANSWERS_MAX, PRODUCERS_MAX, Answer, Producer, bounded
 
 EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
-"""A producer that was silent for so long, by the log's append times, is forgotten (Kafka's default for
-a producer's state)."""
+"""A producer that was silent for so long, by the log's append times, is forgotten (Kafka's default)."""
 
 P = TypeVar("P")
 
@@ -153,12 +153,12 @@ class ProducerTable(Generic[P]):
             self._drop(name)
 
     def lost(self, end: int) -> None:
-        """Requests below an offset are lost (rule 31): whose they were, nobody can say."""
+        """Requests below an offset are lost (rule 31), and their producers with them."""
         self.forgotten_end = max(self.forgotten_end, end)
 
     def snapshot(self) -> tuple[Producer, ...]:
-        """What is acknowledged, as a row keeps it; nothing is in flight. Whom it leaves out is
-        forgotten: ask for `forgotten_end` afterwards.
+        """What is acknowledged, as a row keeps it; nothing is in flight. Producers
+        that it leaves out are forgotten: read `forgotten_end` afterwards.
         """
         while len(self._states) > PRODUCERS_MAX:
             self._drop(next(iter(self._states)))

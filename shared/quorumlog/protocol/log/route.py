@@ -33,10 +33,10 @@ from quorumlog.protocol.log.handover import (
     Aim,
     Found,
     Handover,
+    HandoverStep,
     Move,
     Next,
     Over,
-    Step,
     deleted,
 )
 from quorumlog.protocol.log.messages import (
@@ -47,7 +47,7 @@ from quorumlog.protocol.log.messages import (
     Append,
     AppendsAsked,
     Ask,
-    Begin,
+    BeginTakeover,
     DeletionAsked,
     DrainAsked,
     Effect,
@@ -80,7 +80,7 @@ from quorumlog.protocol.log.takeover import Takeover, ending
 from quorumlog.protocol.metadata import Writer
 
 
-class Phase(Enum):
+class RoutePhase(Enum):
     """What is known of a log's owner."""
 
     UNKNOWN = "unknown"
@@ -121,7 +121,7 @@ class Route:
         self._again: deque[Asked] = deque()
         """Appends that certainly were not done by an owner that ended: before all others, in order."""
         self._resent: Asked | None = None
-        """The one of these that was forwarded, one at a time: their order is that of their clients."""
+        """The one of these that is being forwarded: one at a time, to keep their order."""
         self._waiting: list[Asked] = []
         """For an owner."""
         self._jobs: dict[Request, Asked] = {}
@@ -134,22 +134,22 @@ class Route:
         self._out: list[Effect] = []
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> RoutePhase:
         """What is known of the owner."""
         if self.owner is not None:
-            return Phase.SETTLING if self.owner.is_ended else Phase.OWNING
-        return Phase.UNKNOWN if self.remote is None else Phase.REMOTE
+            return RoutePhase.SETTLING if self.owner.is_ended else RoutePhase.OWNING
+        return RoutePhase.UNKNOWN if self.remote is None else RoutePhase.REMOTE
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for this machine, and this one for nothing."""
+        """Whether no request and no answer is awaited."""
         parts = (self._handover, self._asked, self._jobs, self._former, self._again, self._waiting)
-        return not any(parts) and self.phase is not Phase.SETTLING
+        return not any(parts) and self.phase is not RoutePhase.SETTLING
 
     def check(self) -> None:
         """Assert the invariants."""
         assert self.owner is None or self.remote is None, "rule 22"
-        if (self._waiting or self._again) and self.phase is not Phase.SETTLING:
+        if (self._waiting or self._again) and self.phase is not RoutePhase.SETTLING:
             assert self._handover or self._resent, "somebody waits, and nothing is under way"
         if self.owner is not None:
             self.owner.check()
@@ -200,13 +200,13 @@ class Route:
             self._step_part(event, now)
 
     def _step_part(self, event: Event, now: Now) -> None:
-        """Let the takeover or the owner hear of an event, if there is one."""
+        """Pass an event to the takeover or the owner, if there is one."""
         part = self._takeover or self.owner
         if part is not None:
             self._heed(part.step(event, now), self._tenure, now)
 
     def _heed(self, effects: Iterable[Effect], tenure: int, now: Now) -> None:
-        """What an owner or a takeover wants done."""
+        """Perform or pass on the effects of an owner or a takeover."""
         for effect in effects:
             match effect:
                 case Resolve(request, answer) if request in self._jobs:
@@ -233,7 +233,7 @@ class Route:
     # --- requests --------------------------------------------------------------------------------
 
     def _appends_asked(self, event: AppendsAsked, now: Now) -> None:
-        if self.phase is Phase.OWNING and not self._is_draining:
+        if self.phase is RoutePhase.OWNING and not self._is_draining:
             self._step_part(event, now)
             return
         for request, call in event.requests:
@@ -242,11 +242,11 @@ class Route:
     def _go(self, asked: Asked, now: Now) -> None:
         """Give a request to the owner, here or elsewhere, or let it wait for one."""
         phase = self.phase
-        if self._is_draining and phase is not Phase.REMOTE:
+        if self._is_draining and phase is not RoutePhase.REMOTE:
             self._resolve(asked.request, not_the_owner(self.name))  # else a busy log never settles
-        elif phase is Phase.OWNING:
+        elif phase is RoutePhase.OWNING:
             self._go_here(asked, now)
-        elif phase is not Phase.REMOTE:
+        elif phase is not RoutePhase.REMOTE:
             self._waiting.append(asked)
             self._search()
         elif asked.is_forwarded:
@@ -265,7 +265,7 @@ class Route:
             self._step_part(PublishAsked(asked.request, asked.call, asked.sizes), now)
 
     def _job_done(self, asked: Asked, answer: Any, now: Now) -> None:
-        """A roll or a publication may be done twice: where an owner is lost over it, the next one does it."""
+        """A roll or a publication has ended; where its owner was lost, it is repeated by the next owner."""
         if answer is not NOT_OWNER:
             self._resolve(asked.request, answer)
         elif asked.is_forwarded:
@@ -288,7 +288,7 @@ class Route:
         owner = self._forwarded_to.pop(number, None)
         if asked is None:
             assert self._handover is not None, "it ends after its last question"
-            is_owned = self.phase is Phase.OWNING
+            is_owned = self.phase is RoutePhase.OWNING
             self._proceed(self._handover.answered(value, is_owned=is_owned), now)
         elif owner is None:
             self._go_again(asked, now)  # it has waited, since the owner was none any more
@@ -324,8 +324,8 @@ class Route:
             self._go_on(now)
 
     def _go_again(self, asked: Asked, now: Now, suspect: Writer | None = None) -> None:
-        """A forwarded request certainly was not done, or may be done twice."""
-        if suspect is not None and self.phase is Phase.UNKNOWN:
+        """Send a forwarded request again: certainly it was not done, or it may be repeated."""
+        if suspect is not None and self.phase is RoutePhase.UNKNOWN:
             self._search(suspect)
         if asked is self._resent:
             self._resent = None
@@ -335,16 +335,16 @@ class Route:
             self._go(asked, now)
 
     def _go_on(self, now: Now) -> None:
-        """Who could not go anywhere may be able to now."""
+        """Requests that found no owner may find one now."""
         phase = self.phase
-        if phase is Phase.OWNING and self._again and self._resent is None:
+        if phase is RoutePhase.OWNING and self._again and self._resent is None:
             again, self._again = self._again, deque()
             calls = tuple((one.request, one.call) for one in again if isinstance(one.call, Append))
             self._step_part(AppendsAsked(calls, are_again=True), now)
-        elif phase is Phase.REMOTE and self._again and self._resent is None:
+        elif phase is RoutePhase.REMOTE and self._again and self._resent is None:
             self._resent = self._again.popleft()
             self._forward(self._resent)
-        if phase in (Phase.OWNING, Phase.REMOTE):
+        if phase in (RoutePhase.OWNING, RoutePhase.REMOTE):
             waiting, self._waiting = self._waiting, []
             for asked in waiting:
                 self._go(asked, now)
@@ -352,7 +352,7 @@ class Route:
             self._search()
 
     def _refuse_again(self, error: QuorumLogError) -> None:
-        """These certainly were not done."""
+        """Refuse the appends that were to be repeated: certainly none was done."""
         for asked in self._again:
             self._resolve(asked.request, error.with_outcome(NOT_DONE))
         self._again.clear()
@@ -370,7 +370,7 @@ class Route:
         self._handovers.append(Handover(aim, self.name, self._me, request, **options))
 
     def _begin(self, handover: Handover, now: Now) -> None:
-        is_found = self.phase in (Phase.OWNING, Phase.REMOTE)
+        is_found = self.phase in (RoutePhase.OWNING, RoutePhase.REMOTE)
         is_needless = handover.aim is Aim.SEARCH and is_found
         if is_needless or (handover.aim is Aim.DRAIN and self.owner is None):
             self._end(None, now)
@@ -408,13 +408,13 @@ class Route:
             self._former[self._tenure] = self.owner
         self.owner = None
         self._again.extend(Asked(request, call) for request, call in again)
-        if self._handover is not None and self._handover.step is Step.SETTLING:
+        if self._handover is not None and self._handover.step is HandoverStep.SETTLING:
             self._retired(now)
         elif self._again or self._waiting:
             self._search()
 
     def _retired(self, now: Now) -> None:
-        """No owner is here any more, as the handover wants it."""
+        """This process owns the log no more, as the handover asked."""
         handover = self._handover
         assert handover is not None
         if handover.aim is Aim.DRAIN:
@@ -430,7 +430,7 @@ class Route:
         assert self.owner is None
         self._tenure += 1
         self._takeover = Takeover(handover.row, creates=handover.creates, finish=handover.finish)
-        self._step_part(Begin(), now)
+        self._step_part(BeginTakeover(), now)
 
     def _taken(self, result: LogMetadata | QuorumLogError | None, now: Now) -> None:
         """A takeover has ended."""
@@ -455,7 +455,7 @@ class Route:
         self._go_on(now)
 
     def _fail(self, error: QuorumLogError, now: Now) -> None:
-        """A handover comes to nothing: who waited for it, and for nothing else, is told so."""
+        """A handover has failed: so have the requests that waited for it alone."""
         handover = self._handover
         assert handover is not None
         self._handover = None
@@ -475,7 +475,7 @@ class Route:
         self._go_on(now)
 
     def _stop(self, now: Now) -> None:
-        """The process ends: nobody can say what becomes of what is under way."""
+        """The process ends: the outcome of what is under way is unknown."""
         self._is_draining = True
         self._takeover = None
         handovers = [*([self._handover] if self._handover else ()), *self._handovers]

@@ -41,7 +41,7 @@ class LogState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one request of a producer was answered, and the digest of what it had sent."""
+    """The answer to one request of a producer, and the digest of its records."""
 
     seq: int
     first_offset: int
@@ -65,11 +65,6 @@ class Producer:
         """The seq that this producer's next request in this epoch must carry."""
         return self.answers[-1].seq + 1 if self.answers else 0
 
-    def answered(self, answer: Answer, *, epoch: int, now_ms: int) -> "Producer":
-        """This producer after one more request."""
-        kept = self.answers if epoch == self.epoch else ()
-        return Producer(self.id, epoch, now_ms, (*kept, answer)[-ANSWERS_MAX:])
-
 
 @dataclass(frozen=True, slots=True)
 class LogItem:
@@ -89,7 +84,7 @@ class LogItem:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What a log is made with. Zero switches a limit off."""
+    """The settings that a log is created with. Zero switches a limit off."""
 
     quorum: Quorum
     digest: str = "crc32c"
@@ -161,7 +156,7 @@ class LogMetadata:
 
     @property
     def known_end(self) -> int:
-        """The highest offset that the row itself tells: nothing it was made from is at or above."""
+        """An upper bound of the offsets that the row tells of: no record that it counts is at or above."""
         ends = [self.first_offset, self.next_offset or 0]
         for item in self.items:
             ends.append(item.first_offset or 0)

@@ -1,8 +1,8 @@
 """Take a log over: recover what is not closed, learn the ends, rebuild the producers, swap the row.
 
-These are the seeds' steps for opening a log. Two gateways may do this at once: both recoveries find
-the same ends, and one compare-and-swap wins; the other one deletes the ledger that it made, in a
-transaction that sees no log naming it, and yields (rule 22).
+The steps are those of the protocol documents for opening a log. Two gateways may take them at once:
+both recoveries find the same ends, and one compare-and-swap wins. The other gateway deletes the ledger
+that it created, in a transaction that sees no log naming it, and yields (rule 22).
 """
 
 from enum import Enum
@@ -15,7 +15,7 @@ from quorumlog.protocol.log.messages import (
     Answered,
     Ask,
     BatchesRead,
-    Begin,
+    BeginTakeover,
     CreateLedger,
     DeleteLedger,
     Effect,
@@ -36,7 +36,7 @@ from quorumlog.protocol.log.producers import ProducerTable
 from quorumlog.protocol.log.row import LOG_LEDGERS_MAX, Answer, LogItem, LogMetadata
 
 
-class Stage(Enum):
+class TakeoverStage(Enum):
     """Where a takeover stands."""
 
     IDLE = "idle"
@@ -48,7 +48,7 @@ class Stage(Enum):
     CREATING = "creating"
     SWAPPING = "swapping"
     DISCARDING = "discarding"
-    """The new ledger is for nothing."""
+    """The new ledger is deleted: another gateway won, or the takeover failed."""
     DONE = "done"
 
 
@@ -60,7 +60,7 @@ class Takeover:
 
     def __init__(self, log: LogMetadata, *, creates: bool, finish: Finish) -> None:
         """`log` as it was read."""
-        self.stage = Stage.IDLE
+        self.stage = TakeoverStage.IDLE
         self._log = log
         self._creates = creates
         self._finish = finish
@@ -78,61 +78,61 @@ class Takeover:
     def step(self, event: Event, now: Now) -> list[Effect]:
         """What to do about an event."""
         match event:
-            case Begin():
+            case BeginTakeover():
                 self._recover_next(now)
             case Answered(number, value) if number == self._number:
                 self._answered(value, now)
-            case Stopped() if self.stage is not Stage.DONE:
+            case Stopped() if self.stage is not TakeoverStage.DONE:
                 self._done(ending(self._log.name))
             case _:
                 pass
         out, self._out = self._out, []
         return out
 
-    def _ask(self, stage: Stage, question: Question) -> None:
+    def _ask(self, stage: TakeoverStage, question: Question) -> None:
         self.stage = stage
         self._number += 1
         self._out.append(Ask(self._number, question))
 
     def _answered(self, value: Any, now: Now) -> None:
-        if self.stage is Stage.DISCARDING:
+        if self.stage is TakeoverStage.DISCARDING:
             self._done(self._result)  # the sweep does what failed here
         elif isinstance(value, QuorumLogError):
             self._give_up(value)
-        elif self.stage in (Stage.RECOVERING, Stage.MEASURING):
+        elif self.stage in (TakeoverStage.RECOVERING, TakeoverStage.MEASURING):
             self._measure(value, now)
-        elif self.stage is Stage.REPLAYING:
+        elif self.stage is TakeoverStage.REPLAYING:
             self._replay(value, now)
-        elif self.stage is Stage.CREATING:
+        elif self.stage is TakeoverStage.CREATING:
             self._new = value.ledger_id
             self._swap(now)
-        elif self.stage is Stage.SWAPPING:
+        elif self.stage is TakeoverStage.SWAPPING:
             self._swapped(value)
 
     def _give_up(self, result: QuorumLogError | None) -> None:
-        """End, and delete the ledger that was made for nothing."""
+        """End, and delete the ledger that was created."""
         if self._new is None:
             self._done(result)
         else:
             self._result = result
-            self._ask(Stage.DISCARDING, DeleteLedger(self._new))
+            self._ask(TakeoverStage.DISCARDING, DeleteLedger(self._new))
 
     def _done(self, result: LogMetadata | QuorumLogError | None) -> None:
-        self.stage = Stage.DONE
+        self.stage = TakeoverStage.DONE
         self._out.append(TakeoverDone(result))
 
-    # --- what there is ---------------------------------------------------------------------------
+    # --- the ledgers ----------------------------------------------------------------------------
 
     def _recover_next(self, now: Now) -> None:
         for item in self._log.unsealed:
             if item.ledger_id not in self._ends:
                 self._measured = item.ledger_id
-                self._ask(Stage.RECOVERING, RecoverLedger(item.ledger_id))
+                self._ask(TakeoverStage.RECOVERING, RecoverLedger(item.ledger_id))
                 return
         base = self._log.base
         if base is not None and base.ledger_id not in self._ends:
             self._measured = base.ledger_id
-            self._ask(Stage.MEASURING, ReadLedger(base.ledger_id))
+            self._ask(TakeoverStage.MEASURING, ReadLedger(base.ledger_id))
         else:
             self._rebuild(now)
 
@@ -154,7 +154,7 @@ class Takeover:
         """The producers as of the end of the log, and of what it has forgotten: the table of its
         last known start, and what was appended since.
 
-        Whom the owner before had forgotten since that start is known again, or is forgotten here.
+        A producer that the previous owner forgot since that start is known again, or is forgotten here.
         """
         base = self._log.base
         if base is None:
@@ -163,7 +163,7 @@ class Takeover:
         self.producers = ProducerTable(base.producers, forgotten_end=self._log.forgotten_end)
         end = self._ends[base.ledger_id]
         if end.has_producers:
-            self._ask(Stage.REPLAYING, ReadBatches(base.ledger_id, 0, end.last_entry))
+            self._ask(TakeoverStage.REPLAYING, ReadBatches(base.ledger_id, 0, end.last_entry))
         else:
             self._rebuilt(now)
 
@@ -177,8 +177,8 @@ class Takeover:
         assert base.first_offset is not None
         end = self._ends[base.ledger_id]
         if read.is_lost:
-            # Of whom only lost entries told nothing is known: to such a producer nobody can say
-            # what is a repeat.
+            # Nothing is known of a producer whose requests are all in lost entries: which of its
+            # next requests are repeats cannot be told.
             self.producers.lost(base.first_offset + end.records)
         try:
             for entry_id, data in read.entries:
@@ -190,7 +190,9 @@ class Takeover:
         if read.next > end.last_entry:
             self._rebuilt(now)
         else:
-            self._ask(Stage.REPLAYING, ReadBatches(base.ledger_id, read.next, end.last_entry))
+            self._ask(
+                TakeoverStage.REPLAYING, ReadBatches(base.ledger_id, read.next, end.last_entry)
+            )
 
     def _learn(self, item: LogItem, entry_id: int, data: bytes) -> None:
         head = batch.decode_head(data)
@@ -223,7 +225,7 @@ class Takeover:
             return
         full = no_room(self._changed)
         if full is None:
-            self._ask(Stage.CREATING, CreateLedger(self._log))
+            self._ask(TakeoverStage.CREATING, CreateLedger(self._log))
         else:
             self._give_up(full)
 
@@ -233,7 +235,7 @@ class Takeover:
             row = row.with_ledger(self._new).with_ends(
                 {}, producers=self.producers.snapshot(), now_ms=now.sealed_ms()
             )
-        self._ask(Stage.SWAPPING, SwapLog(self._finish(row)))
+        self._ask(TakeoverStage.SWAPPING, SwapLog(self._finish(row)))
 
     def _swapped(self, value: LogMetadata | RowChanged) -> None:
         if isinstance(value, RowChanged):
@@ -245,7 +247,7 @@ class Takeover:
 
 
 def no_room(log: LogMetadata, *, spare: int = 0) -> Overloaded | None:
-    """Why a row that names so many ledgers does not take another one; None where it does."""
+    """Why a row has no room for another ledger; None where it has."""
     if len(log.items) < LOG_LEDGERS_MAX - spare:
         return None
     return Overloaded(
@@ -255,7 +257,7 @@ def no_room(log: LogMetadata, *, spare: int = 0) -> Overloaded | None:
 
 
 def ending(name: str) -> WriterLost:
-    """What a request is told whose work ended with this process: nobody can say what became of it."""
+    """The answer to a request whose work ended with this process: its outcome is unknown."""
     return WriterLost("this gateway is about to end", log=name, retryable=True)
 
 

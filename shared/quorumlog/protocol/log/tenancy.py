@@ -1,0 +1,108 @@
+"""What an owner holds of its log: the row as it knows it, and the ledger that it writes."""
+
+from quorumlog.errors import LogFenced
+from quorumlog.protocol.heads import LogHead
+from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.pipeline import PendingAppend, Pipeline
+from quorumlog.protocol.log.producers import ProducerTable
+from quorumlog.protocol.log.row import LogMetadata, LogState
+
+
+class Tenancy:
+    """The row and the last ledger of a log that this process owns.
+
+    Invariant (checked by `check`): nothing is written to a ledger before the row names it with its
+    first offset (rule 23).
+    """
+
+    def __init__(self, log: LogMetadata, producers: ProducerTable[PendingAppend], now: Now) -> None:
+        """`log` names a last ledger of this process, empty, with its first offset."""
+        self.log = log
+        self.pipe = self._pipeline(producers, log.appended_ms, now)
+        """The ledger that is written."""
+        self.ahead = self.ledger_id
+        """The ledger that a job has created to go on in; the one that is written where there is none."""
+
+    def _pipeline(
+        self, producers: ProducerTable[PendingAppend], appended_ms: int, now: Now
+    ) -> Pipeline:
+        """The appends to the last ledger of the row."""
+        item = self.log.last_item
+        assert item is not None
+        return Pipeline(item, producers, appended_ms, now)
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger that is written."""
+        return self.pipe.ledger_id
+
+    def check(self, *, is_ended: bool) -> None:
+        """Assert the invariants; an owner that has ended writes nothing."""
+        self.log.check()
+        self.pipe.check()
+        if not is_ended:
+            mine = self.log.item_of(self.ledger_id)
+            assert mine is not None, "rule 23: the row names what is written"
+            assert mine.first_offset == self.pipe.first_offset, "rule 23"
+
+    def check_token(self, token: int | None) -> None:
+        """Raise LogFenced unless a writer with this token may append (`open`)."""
+        mine = self.log.writer_token
+        if (token or 0) != mine and (token is not None or mine):
+            raise LogFenced(f"the log is open for the writer token {mine}", log=self.log.name)
+
+    def is_roll_due(self, now: Now) -> bool:
+        """Whether the ledger has reached a limit of the log's settings."""
+        settings, pipe = self.log.settings, self.pipe
+        return pipe.next_entry > 0 and (
+            0 < settings.roll_bytes <= pipe.bytes
+            or 0 < settings.roll_entries <= pipe.next_entry
+            or 0 < settings.roll_seconds <= now.monotonic_s - pipe.since_s
+        )
+
+    # --- what rows say ---------------------------------------------------------------------------
+
+    def is_mine(self, log: LogMetadata) -> bool:
+        """Whether a row still says that this owner writes the log's last ledger."""
+        mine, last = self.log.last_item, log.last_item
+        return (
+            log.state is LogState.OPEN
+            and mine is not None
+            and last is not None
+            and mine.ledger_id == last.ledger_id
+            and mine.first_offset == last.first_offset
+            and log.writer_token == self.log.writer_token
+        )
+
+    def may_be_own(self, head: LogHead) -> bool:
+        """Whether this owner writes the row's last ledger. It does, too, where its own roll or
+        publication has named the next ledger and the answer has not come yet.
+        """
+        return (
+            head.state is LogState.OPEN
+            and head.last_ledger in (self.ledger_id, self.ahead)
+            and head.writer_token == self.log.writer_token
+        )
+
+    def take(self, log: LogMetadata) -> None:
+        """Know a newer row, unless it names another owner."""
+        if log.version > self.log.version and self.is_mine(log):
+            self.log = log
+
+    def with_ends(
+        self, log: LogMetadata, ends: dict[int, tuple[int, int]], now: Now
+    ) -> LogMetadata:
+        """The row with the ends of ledgers, and with the producers as they are now."""
+        producers = self.pipe.producers.snapshot()
+        return log.with_ends(
+            ends,
+            producers=producers,
+            now_ms=now.sealed_ms(),
+            forgotten_end=self.pipe.producers.forgotten_end,
+            appended_ms=self.pipe.appended_ms,
+        )
+
+    def next_ledger(self, now: Now) -> None:
+        """Write to the ledger that the row names last now."""
+        self.pipe = self._pipeline(self.pipe.producers, self.pipe.appended_ms, now)
+        self.ahead = self.ledger_id
