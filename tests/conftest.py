@@ -23,6 +23,9 @@ _ON_UVLOOP: Final = ("gateway", "net")
 """Folders whose tests run servers in their own process: on the event loop on which services run, whose
 transports are none of asyncio's classes."""
 
+_SHARED: Final = {"cluster", "session"}
+"""Fixtures that take seconds to make, and that all tests of a folder share."""
+
 # The same examples in every run, however slow the machine: what fails fails for everyone.
 settings.register_profile(
     "quorumlog",
@@ -43,6 +46,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ["PYTHONPATH"] = os.pathsep.join((str(_ROOT), str(_ROOT / "shared")))
 # A CI may have a proxy; what listens here is not asked through it.
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
+# A look for pydantic's plugins reads the metadata of all that is installed, at the start of each process.
+os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
 # For the command line, on a machine that is slow.
 os.environ["QUORUMLOG_TIMEOUT"] = "60"
 
@@ -70,12 +75,12 @@ def pytest_asyncio_loop_factories(
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that start processes. Any worker may run any test: ports are leased (ADR 2), and
-    each worker has servers and clusters of its own. Those that share Spark's session go to one worker,
-    so that there is one JVM for them, and one cluster.
+    each worker has servers and clusters of its own. Those of a folder that share a cluster, or Spark's
+    session, go to one worker, so that there is one cluster for them, and one JVM.
     """
     for item in items:
         folder = item.path.relative_to(_ROOT / "tests").parts[0]
         if folder not in _PURE and not folder.endswith(".py"):
             item.add_marker(pytest.mark.processes)
-        if folder == "spark" and {"session", "cluster"} & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        if _SHARED.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(folder))
