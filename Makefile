@@ -6,8 +6,8 @@ PIP := $(PY) -m pip --disable-pip-version-check --no-input
 ARGS ?=
 # More than the two cores that the tests are timed on: one worker or another waits for a process to start.
 WORKERS ?= 3
-# Tests start some 600 Python processes: each module is compiled for the first of them, whatever the
-# environment says of bytecode.
+# Tests start hundreds of Python processes: each module is compiled for the first of them only, whatever
+# the environment says of bytecode.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest
 
 # Settings of the local cluster and of load, handed on as they are (README, "Settings").
