@@ -23,8 +23,8 @@ _ON_UVLOOP: Final = ("gateway", "net")
 """Folders whose tests run servers in their own process: on the event loop on which services run, whose
 transports are none of asyncio's classes."""
 
-_SHARED: Final = {"cluster", "session"}
-"""Fixtures that take seconds to make, and that all tests of a folder share."""
+_SHARED: Final = {"cluster", "session", "wheel"}
+"""Fixtures that take seconds to make, and that the tests of a folder share."""
 
 # The same examples in every run, however slow the machine: what fails fails for everyone.
 settings.register_profile(
@@ -76,7 +76,8 @@ def pytest_asyncio_loop_factories(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that start processes. Any worker may run any test: ports are leased (ADR 2), and
     each worker has servers and clusters of its own. Those of a folder that share a cluster, or Spark's
-    session, go to one worker, so that there is one cluster for them, and one JVM.
+    session, go to one worker, one after another, so that there is one cluster for them, and one JVM. (A test
+    on an event loop of its own between two on the package's would end the cluster of those.)
     """
     for item in items:
         folder = item.path.relative_to(_ROOT / "tests").parts[0]
