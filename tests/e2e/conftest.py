@@ -1,5 +1,6 @@
 """One cluster for tests that kill its processes: whatever a test ends runs again before the next test."""
 
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from functools import partial
@@ -36,7 +37,8 @@ async def cluster(shared: Cluster) -> AsyncIterator[Cluster]:
             shared.resume(name)
         else:
             shared.start(name)
-        await shared.until_up(name)
+        is_up = partial(shared.is_up, name)
+        await until(is_up, f"{name} is up again", passing=(subprocess.TimeoutExpired,))
     for gateway in shared.gateways:
         async with Client(gateway) as client:
             on_all = partial(client.create_ledger, ensemble_size=BOOKIES, allow_degraded=False)
