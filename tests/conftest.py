@@ -23,6 +23,9 @@ _ON_UVLOOP: Final = ("gateway", "net")
 """Folders whose tests run servers in their own process: on the event loop on which services run, whose
 transports are none of asyncio's classes."""
 
+_FIRST: Final = ("spark", "transactions")
+"""Folders with tests of a minute, which would be the last by name: one worker alone would end the run."""
+
 _SHARED: Final = {"cluster", "session", "wheel"}
 """Fixtures that take seconds to make, and that the tests of a folder share."""
 
@@ -69,8 +72,13 @@ def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Which event loop a test runs on."""
-    folder = item.path.relative_to(_ROOT / "tests").parts[0]
-    return {"loop": uvloop.new_event_loop if folder in _ON_UVLOOP else asyncio.new_event_loop}
+    is_on_uvloop = _folder(item) in _ON_UVLOOP
+    return {"loop": uvloop.new_event_loop if is_on_uvloop else asyncio.new_event_loop}
+
+
+def _folder(item: pytest.Item) -> str:
+    """The folder in `tests` that a test belongs to, or the file right there."""
+    return item.path.relative_to(_ROOT / "tests").parts[0]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -79,8 +87,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     session, go to one worker, one after another, so that there is one cluster for them, and one JVM. (A test
     on an event loop of its own between two on the package's would end the cluster of those.)
     """
+    items.sort(key=lambda item: _folder(item) not in _FIRST)
     for item in items:
-        folder = item.path.relative_to(_ROOT / "tests").parts[0]
+        folder = _folder(item)
         if folder not in _PURE and not folder.endswith(".py"):
             item.add_marker(pytest.mark.processes)
         if _SHARED.intersection(getattr(item, "fixturenames", ())):
