@@ -68,7 +68,7 @@ check: setup ## format, lint, types, import rules, the compose file
 
 test: setup browser ## all tests
 	@mkdir -p build
-	$(PYTEST) -n $(WORKERS) --dist loadgroup --durations 15 --junitxml build/junit.xml $(ARGS)
+	$(PYTEST) -n $(WORKERS) --durations 15 --junitxml build/junit.xml $(ARGS)
 
 unit: setup ## the tests that start no processes: protocol, wire, simulation
 	$(PYTEST) -n 2 -m "not processes" $(ARGS)

@@ -23,12 +23,6 @@ _ON_UVLOOP: Final = ("gateway", "net")
 """Folders whose tests run servers in their own process: on the event loop on which services run, whose
 transports are none of asyncio's classes."""
 
-_FIRST: Final = ("spark", "transactions")
-"""Folders with tests of a minute, which would be the last by name: one worker alone would end the run."""
-
-_SHARED: Final = {"cluster", "session", "wheel"}
-"""Fixtures that take seconds to make, and that the tests of a folder share."""
-
 # The same examples in every run, however slow the machine: what fails fails for everyone.
 settings.register_profile(
     "quorumlog",
@@ -39,7 +33,7 @@ settings.register_profile(
 )
 settings.load_profile("quorumlog")
 
-pytest_plugins = ["tests.support.retry"]
+pytest_plugins = ["tests.support.retry", "tests.support.scheduling"]
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # A run that is killed takes its workers with it, and they take all that they have started.
@@ -72,25 +66,13 @@ def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Which event loop a test runs on."""
-    is_on_uvloop = _folder(item) in _ON_UVLOOP
-    return {"loop": uvloop.new_event_loop if is_on_uvloop else asyncio.new_event_loop}
-
-
-def _folder(item: pytest.Item) -> str:
-    """The folder in `tests` that a test belongs to, or the file right there."""
-    return item.path.relative_to(_ROOT / "tests").parts[0]
+    folder = item.path.relative_to(_ROOT / "tests").parts[0]
+    return {"loop": uvloop.new_event_loop if folder in _ON_UVLOOP else asyncio.new_event_loop}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that start processes. Any worker may run any test: ports are leased (ADR 2), and
-    each worker has servers and clusters of its own. Those of a folder that share a cluster, or Spark's
-    session, go to one worker, one after another, so that there is one cluster for them, and one JVM. (A test
-    on an event loop of its own between two on the package's would end the cluster of those.)
-    """
-    items.sort(key=lambda item: _folder(item) not in _FIRST)
+    """Mark the tests that start processes."""
     for item in items:
-        folder = _folder(item)
+        folder = item.path.relative_to(_ROOT / "tests").parts[0]
         if folder not in _PURE and not folder.endswith(".py"):
             item.add_marker(pytest.mark.processes)
-        if _SHARED.intersection(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(folder))
