@@ -8,7 +8,7 @@ pytest 9.2 pytest-xdist 3.8 loses the group without a word, and each worker star
 from typing import Any, Final
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 TOGETHER: Final = ("tests/client/", "tests/e2e/", "tests/gateway/test_browser.py", "tests/spark/")
 """Where tests share a cluster, a browser or Spark's session."""
@@ -20,7 +20,7 @@ FIRST: Final = ("tests/spark/", "tests/transactions/")
 """Where single tests take a minute and would be the last by name: one worker alone would end the run."""
 
 
-class Scheduling(LoadScopeScheduling):
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
     """The largest group first, then test by test."""
 
     def _split_scope(self, nodeid: str) -> str:
