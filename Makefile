@@ -4,6 +4,11 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
 ARGS ?=
+# More than the two cores that the tests are timed on: one worker or another waits for a process to start.
+WORKERS ?= 3
+# Tests start hundreds of Python processes: each module is compiled for the first of them only, whatever
+# the environment says of bytecode.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest
 
 # Settings of the local cluster and of load, handed on as they are (README, "Settings").
 export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_DELAY_S RESTART
@@ -63,10 +68,10 @@ check: setup ## format, lint, types, import rules, the compose file
 
 test: setup browser ## all tests
 	@mkdir -p build
-	$(PY) -m pytest -n 2 --dist loadgroup --durations 15 --junitxml build/junit.xml $(ARGS)
+	$(PYTEST) -n $(WORKERS) --durations 15 --junitxml build/junit.xml $(ARGS)
 
 unit: setup ## the tests that start no processes: protocol, wire, simulation
-	$(PY) -m pytest -n 2 -m "not processes" $(ARGS)
+	$(PYTEST) -n 2 -m "not processes" $(ARGS)
 
 run: .venv/installed-run ## a whole cluster on this machine, until Ctrl-C
 	@exec $(PY) -m services.local

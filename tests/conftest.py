@@ -33,7 +33,7 @@ settings.register_profile(
 )
 settings.load_profile("quorumlog")
 
-pytest_plugins = ["tests.support.retry"]
+pytest_plugins = ["tests.support.retry", "tests.support.scheduling"]
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # A run that is killed takes its workers with it, and they take all that they have started.
@@ -43,6 +43,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ["PYTHONPATH"] = os.pathsep.join((str(_ROOT), str(_ROOT / "shared")))
 # A CI may have a proxy; what listens here is not asked through it.
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
+# A look for pydantic's plugins reads the metadata of all that is installed, at the start of each process.
+os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
 # For the command line, on a machine that is slow.
 os.environ["QUORUMLOG_TIMEOUT"] = "60"
 
@@ -69,13 +71,8 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that start processes. Any worker may run any test: ports are leased (ADR 2), and
-    each worker has servers and clusters of its own. Those that share Spark's session go to one worker,
-    so that there is one JVM for them, and one cluster.
-    """
+    """Mark the tests that start processes."""
     for item in items:
         folder = item.path.relative_to(_ROOT / "tests").parts[0]
         if folder not in _PURE and not folder.endswith(".py"):
             item.add_marker(pytest.mark.processes)
-        if folder == "spark" and {"session", "cluster"} & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group("spark"))

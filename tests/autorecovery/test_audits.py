@@ -23,7 +23,7 @@ from services.autorecovery.steering import Steering
 from services.autorecovery.writers import WriterPresence, Writers
 from tests.metadata.support import DRAFT, PATIENT_S, Service
 from tests.metadata.support import serving as metadata
-from tests.support.waiting import until
+from tests.support.waiting import turns, until
 
 
 class Told(MetadataClient):
@@ -158,7 +158,7 @@ async def test_a_silent_writer_gets_the_longer_grace_and_then_its_ledger_is_reco
         says[0] = said
         auditor.trigger()
         await auditor.audit()
-        await asyncio.sleep(0)
+        await turns()
 
     monkeypatch.setattr(auditor, "_recover", recover)
     monkeypatch.setattr(auditor._writers, "presence_of", presence_of)

@@ -8,13 +8,12 @@ import orjson
 from aiohttp import web
 
 from loadtest.cluster import Cluster, running
-from loadtest.ports import free_ports
 from loadtest.stores import Stores
 from loadtest.waiting import DeadlineMissed
 from quorumlog.client import Client
 from quorumlog.net import trace
-from quorumlog.net.listen import ListenLimits, listening
 from services.local.config import ROOT
+from tests.support.answering import answering
 from tests.support.waiting import until
 
 FOLDER = ROOT / "docs" / "operations"
@@ -95,16 +94,13 @@ async def test_a_trace_continues_in_the_next_service() -> None:
         heard.append(request.headers.get(trace.HEADER))
         return web.Response()
 
-    app = web.Application()
-    app.router.add_get("/", hear)
-    port = free_ports(1)[0]
     async with (
-        listening(app, host="127.0.0.1", port=port, limits=ListenLimits()),
+        answering(hear) as url,
         aiohttp.ClientSession(trace_configs=[trace.config()]) as session,
     ):
         for traceparent in (TRACEPARENT, None):
             trace.begin("r", traceparent)
-            async with session.get(f"http://127.0.0.1:{port}/") as answer:
+            async with session.get(url) as answer:
                 assert answer.status == 200
     first, second = heard
     assert first is not None

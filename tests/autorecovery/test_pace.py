@@ -6,7 +6,7 @@ from typing import Any
 from quorumlog.protocol.messages import Status
 from services.autorecovery.pace import PacedBookies
 from tests.protocol.hands import run_of
-from tests.support.waiting import until
+from tests.support.waiting import turns, until
 
 RUN = run_of(b"x" * 1000)
 
@@ -47,8 +47,7 @@ async def test_a_pause_holds_back_all_adds_until_it_ends() -> None:
     pace.is_paused = True
     task = asyncio.create_task(pace.run())
     pace.add("b@1", b"", RUN, lambda _status: None, recovery=True)
-    for _ in range(50):
-        await asyncio.sleep(0)
+    await turns(50)
     assert not written.at
 
     pace.is_paused = False

@@ -9,14 +9,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from loadtest.ports import free_ports
 from quorumlog.net.directory import Directory
-from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList
 from services.autorecovery import check as check_module
 from services.autorecovery.check import Lack, ReplicaCheck
+from tests.support.answering import answering
 
 ROW = LedgerMetadata(
     7,
@@ -58,20 +57,16 @@ class Peer:
 
 @asynccontextmanager
 async def checking(peer: Peer) -> AsyncIterator[ReplicaCheck]:
-    port = free_ports(1)[0]
-
-    async def fetch() -> BookieList:
-        bookie = BookieInfo(id="b1@1", state="writable", url=f"http://127.0.0.1:{port}")
-        return BookieList(bookies=(bookie,))
-
-    app = web.Application()
-    app.router.add_post("/v1/ledgers/7/digests", peer.digests)
-    directory = Directory(fetch)
-    await directory.refresh()
     async with (
-        listening(app, host="127.0.0.1", port=port, limits=ListenLimits()),
+        answering(peer.digests, "/v1/ledgers/7/digests") as url,
         aiohttp.ClientSession() as session,
     ):
+
+        async def fetch() -> BookieList:
+            return BookieList(bookies=(BookieInfo(id="b1@1", state="writable", url=url),))
+
+        directory = Directory(fetch)
+        await directory.refresh()
         yield ReplicaCheck(directory, session)
 
 

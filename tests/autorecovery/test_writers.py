@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
@@ -13,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from loadtest.ports import free_ports
-from quorumlog.net.listen import listening
 from quorumlog.protocol.metadata import Writer
 from services.autorecovery.writers import WriterPresence, Writers, refuses_everywhere
+from tests.support.answering import answering
 
 HOST = "127.0.0.1"
 NOWHERE = "255.255.255.255"
@@ -28,18 +29,13 @@ async def asked() -> AsyncIterator[Writers]:
         yield Writers(session)
 
 
-@contextlib.asynccontextmanager
-async def answering(answer: Any, status: int = 200) -> AsyncIterator[str]:
-    """A server that answers what it is told to; its URL."""
+def saying(answer: Any, status: int = 200) -> AbstractAsyncContextManager[str]:
+    """A server that says this of its instance; its URL."""
 
     async def instance(_: web.Request) -> web.Response:
         return web.json_response(answer, status=status)
 
-    app = web.Application()
-    app.router.add_get("/internal/instance", instance)
-    port = free_ports(1)[0]
-    async with listening(app, host=HOST, port=port):
-        yield f"http://{HOST}:{port}"
+    return answering(instance, "/internal/instance")
 
 
 @contextlib.contextmanager
@@ -62,7 +58,7 @@ def named(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
 
 
 async def told(answer: Any, status: int = 200) -> WriterPresence:
-    async with answering(answer, status) as url, asked() as writers:
+    async with saying(answer, status) as url, asked() as writers:
         return await writers.presence_of(Writer("me", url))
 
 

@@ -1,6 +1,5 @@
 """What the storage's mutants put in place of a shipped method: each takes the original."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from services.bookie.ledger import StoredLedger
 from services.bookie.registration import Registration
 from services.bookie.space import Space
 from services.bookie.store import ReadAnswer, Store
+from tests.support.waiting import turns
 
 
 def nothing(_original: Any) -> Any:
@@ -26,7 +26,7 @@ def nothing_later(_original: Any) -> Any:
     """Do nothing, as a coroutine."""
 
     async def done(*_args: object) -> None:
-        await asyncio.sleep(0)
+        await turns()
 
     return done
 

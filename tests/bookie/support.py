@@ -5,7 +5,9 @@ import random
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import pytest
 from rocksdict import Checkpoint
 
 from quorumlog.protocol.metadata import DigestKind
@@ -28,6 +30,25 @@ SMALL = StoreOptions(
 """Small segments roll often; checkpoints come when a test asks for them."""
 
 CODEC = Codec(DigestKind.CRC32C)
+
+
+class Held:
+    """A coroutine method of an object whose answers are held back until they may go on."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+        self.count = 0
+        """How many have been asked for."""
+        self.reached = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self._answer = getattr(owner, name)
+        patch.setattr(owner, name, self._late)
+
+    async def _late(self, *args: Any) -> Any:
+        answer = await self._answer(*args)
+        self.count += 1
+        self.reached.set()
+        await self.go_on.wait()
+        return answer
 
 
 def entry_of(ledger_id: int, entry_id: int, text: str = "") -> Entry:

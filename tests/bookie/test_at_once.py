@@ -24,6 +24,7 @@ from services.bookie.store import Store
 from tests.bookie.support import (
     KEY,
     ME,
+    Held,
     add,
     assert_right,
     fence,
@@ -180,23 +181,14 @@ async def test_a_copy_partly_replaced_before_it_is_on_disk_is_found_after_a_rest
     store = started(root / "d")
     await add(store, run_of(7, range(20)))
     rot(store, 7, 0)
-    fetch = store._reads.fetch
-    reading, go_on = [0], asyncio.Event()
-
-    async def slow(*args: Any) -> Any:
-        found = await fetch(*args)
-        reading[0] += 1
-        await go_on.wait()
-        return found
-
-    monkeypatch.setattr(store._reads, "fetch", slow)
+    held = Held(monkeypatch, store._reads, "fetch")
     adding = [
         asyncio.create_task(add(store, run_of(7, ids), recovery=True))
         for ids in (range(20), range(5, 10), range(8, 15))
     ]
-    await until(lambda: reading[0] == 3, "all know that what is here is damaged")
+    await until(lambda: held.count == 3, "all know that what is here is damaged")
     gate.open.clear()
-    go_on.set()
+    held.go_on.set()
     await until(lambda: store.ledger(7).replica.accepted_count == 4, "all were accepted")
     gate.open.set()
 
@@ -378,24 +370,15 @@ async def test_damage_not_replaced_before_the_stop_is_not_denied_after_it(
     store = started(root / "d")
     await add(store, run_of(7, range(10)))
     rot(store, 7, 0)
-    fetch = store._reads.fetch
-    reading, go_on = asyncio.Event(), asyncio.Event()
-
-    async def slow(*args: Any) -> Any:
-        found = await fetch(*args)
-        reading.set()
-        await go_on.wait()
-        return found
-
-    monkeypatch.setattr(store._reads, "fetch", slow)
+    held = Held(monkeypatch, store._reads, "fetch")
     heard: list[Verdict] = []
     store.add(AddAsked(ME, run_of(7, range(10)), KEY, recovery=True), heard.append)
-    await reading.wait()
+    await held.reached.wait()
     writer = store._writer
     assert writer is not None
     ending = asyncio.create_task(store.stop())
     await until(lambda: not writer._thread.is_alive(), "the writer has ended")
-    go_on.set()
+    held.go_on.set()
     await ending
 
     assert [verdict.status for verdict in heard] == [Status.UNKNOWN]

@@ -15,7 +15,7 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.replica import FenceAsked, Verdict
 from services.bookie.collect import Collector
 from services.bookie.space import Space
-from tests.bookie.support import KEY, ME, add, ids_of, read, run_of, started
+from tests.bookie.support import KEY, ME, Held, add, ids_of, read, run_of, started
 from tests.bookie.test_at_once import rot
 from tests.bookie.test_collect import GONE, Rows, filled
 from tests.bookie.test_store import Gate
@@ -58,20 +58,11 @@ async def test_no_compared_add_is_taken_while_the_drop_of_its_ledger_is_decided(
     """It was asked before, and reads what is here while the ledger begins to leave."""
     store = started(root / "d")
     await add(store, run_of(7, range(3)))
-    stored = store._reads.stored
-    reading, go_on = asyncio.Event(), asyncio.Event()
-
-    async def slow(*args: Any) -> Any:
-        found = await stored(*args)
-        reading.set()
-        await go_on.wait()
-        return found
-
-    monkeypatch.setattr(store._reads, "stored", slow)
+    held = Held(monkeypatch, store._reads, "stored")
     adding = asyncio.create_task(add(store, run_of(7, range(5)), recovery=True))
-    await reading.wait()
+    await held.reached.wait()
     store.withhold(7, withheld=True)
-    go_on.set()
+    held.go_on.set()
 
     assert (await adding).status is Status.UNKNOWN
     store.withhold(7, withheld=False)
@@ -135,22 +126,13 @@ async def test_a_ledger_dropped_during_a_move_does_not_come_back(
     """Rules 16 and 17: compaction writes nothing that is not held any more."""
     store = await filled(root / "d")
     await store.checkpoint()
-    fetch = store._reads.fetch
-    reading, go_on = asyncio.Event(), asyncio.Event()
-
-    async def slow(*args: Any) -> Any:
-        found = await fetch(*args)
-        reading.set()
-        await go_on.wait()
-        return found
-
-    monkeypatch.setattr(store._reads, "fetch", slow)
+    held = Held(monkeypatch, store._reads, "fetch")
     parts = [(ledger, part) for ledger in (7, 8) for part in store.ledger(ledger).find(0, 500)]
     moving = asyncio.create_task(store.moves.move(parts))
-    await reading.wait()
+    await held.reached.wait()
     store.moves.drop(7, keep_stub=False)
     store.moves.drop(8, keep_stub=True)
-    go_on.set()
+    held.go_on.set()
 
     assert all(await moving)
     assert [(ledger, row.highest) for ledger, row in store.ledgers()] == [(8, -1), (9, 2)]

@@ -23,7 +23,7 @@ from tests.bookie.support import KEY, add, ids_of, read, run_of, started
 from tests.bookie.test_process import Process
 from tests.metadata.restores import dump, restore
 from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
-from tests.support.waiting import until
+from tests.support.waiting import turns, until
 
 ELSEWHERE: Final = (Fragment(0, ("b2@1", "b3@1", "b4@1")),)
 TOKEN: Final = "00000000-0000-4000-8000-000000000000"
@@ -171,7 +171,7 @@ class _News:
         self.witnesses: tuple[str, ...] = ()
 
     async def confirm(self) -> None:
-        await asyncio.sleep(0)
+        await turns()
         self.witnesses = (f"{len(self.witnesses)}", *self.witnesses)
 
 

@@ -32,6 +32,8 @@ async def test_after_a_loss_a_bookie_fills_itself_and_takes_its_old_place(stores
             environment=QUICK,
             durability="deferred",
             auto_fix_cookies=True,
+            # A ledger may name the incarnation between, which is gone for good: it is waited for that long.
+            lost_bookie_delay_s=10,
         ) as cluster,
         Client(cluster.gateways[0]) as client,
         Client(cluster.gateways[1]) as other,

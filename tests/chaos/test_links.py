@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from loadtest.ports import free_ports
 from tests.support.proxy import Proxy, proxy_to
+from tests.support.waiting import turns
 
 
 class _Echo:
@@ -61,7 +62,7 @@ async def test_a_request_that_is_held_is_gone_with_its_connection() -> None:
         _, writer = await _asked(proxy)
         while echo.heard.empty():  # the connection may not be there yet
             proxy.cut_all()
-            await asyncio.sleep(0)
+            await turns()
 
         assert await echo.heard.get() == b""
         writer.close()

@@ -14,7 +14,9 @@ from services.local.process import Become, in_child
 from tests.support.waiting import DeadlineMissed
 
 SEED: Final = 1
-COUNTS: Final = ("--kills", "20", "--power-cuts", "8", "--partitions", "3")
+KILLS: Final = 10
+POWER_CUTS: Final = 4
+PARTITIONS: Final = 2
 MISSED_STATUS: Final = 3
 LAST_LINE: Final = re.compile(
     r"chaos: (?P<kills>\d+) kills, (?P<power_cuts>\d+) power cuts, (?P<partitions>\d+) partitions,"
@@ -62,21 +64,23 @@ def test_nothing_acknowledged_is_lost_or_there_twice_whatever_is_hurt(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     """One test with several claims, not several tests with one storm: workers would run it each."""
-    told = stormed(tmp_path, "--durability", "synced", *COUNTS)
+    counts = {"--kills": KILLS, "--power-cuts": POWER_CUTS, "--partitions": PARTITIONS}
+    options = [word for name, count in counts.items() for word in (name, str(count))]
+    told = stormed(tmp_path, "--durability", "synced", *options)
     if told.status == MISSED_STATUS:
         raise DeadlineMissed("the storm goes on", told.output[-20_000:], 0)
 
     assert told.status == 0, told.output[-20_000:]
     assert told.number("acknowledged") > 0
-    assert told.number("kills") >= 20
+    assert told.number("kills") >= KILLS
     assert told.number("lost") == 0
     assert told.number("duplicated") == 0
     with subtests.test("power was cut"):
         told.skip_without("power cut")
-        assert told.number("power_cuts") >= 8
+        assert told.number("power_cuts") >= POWER_CUTS
     with subtests.test("the network was parted"):
         told.skip_without("partition")
-        assert told.number("partitions") >= 3
+        assert told.number("partitions") >= PARTITIONS
     with subtests.test("how far it is is told without a terminal"):
         assert "synced, a cluster starts: 0 kills" in told.output
 

@@ -17,7 +17,7 @@ from quorumlog.errors import (
     TooLarge,
     UnexpectedEntryId,
 )
-from tests.support.waiting import until
+from tests.support.waiting import turns, until
 
 
 class Server:
@@ -32,7 +32,7 @@ class Server:
         self.gate = asyncio.Event()
         self.refuses: Callable[[Call[bytes]], Exception | None] = lambda _call: None
         self.tasks: set[asyncio.Task[None]] = set()
-        self.under_way = 0
+        self.under_way = asyncio.Event()
         self.batcher = Batcher[bytes, int, tuple[int, int]](
             self.send,
             lambda first, index, count: (first + index, count),
@@ -50,14 +50,20 @@ class Server:
         task.add_done_callback(self.tasks.discard)
         return task
 
+    async def asked(self, payload: bytes) -> asyncio.Future[tuple[int, int]]:
+        """Submit an append, and wait until its request is under way."""
+        future = await self.batcher.submit([payload])
+        await self.under_way.wait()
+        return future
+
     async def send(self, call: Call[bytes]) -> int:
-        assert self.under_way == 0, "one request at a time"
+        assert not self.under_way.is_set(), "one request at a time"
         self.ends.append(call.end)
-        self.under_way = 1
+        self.under_way.set()
         try:
             await self.gate.wait()
         finally:
-            self.under_way = 0
+            self.under_way.clear()
         error = self.refuses(call)
         if error is not None:
             raise error
@@ -69,8 +75,7 @@ class Server:
 
 async def test_what_comes_while_a_request_is_under_way_goes_with_the_next_in_order() -> None:
     server = Server()
-    first = await server.batcher.submit([b"0"])
-    await asyncio.sleep(0)
+    first = await server.asked(b"0")
     rest = [await server.batcher.submit([b"%d" % n]) for n in range(1, 5)]
 
     server.gate.set()
@@ -108,7 +113,7 @@ async def test_a_batch_that_is_not_full_waits_for_more_for_its_time() -> None:
     server = Server(linger_ms=60_000, count_max=3)
     server.gate.set()
     first = await server.batcher.submit([b"a"])
-    await asyncio.sleep(0)
+    await turns()
     assert not server.calls
 
     rest = [await server.batcher.submit([b"b"]), await server.batcher.submit([b"c"])]
@@ -121,7 +126,7 @@ async def test_appends_beyond_the_queues_bytes_wait_in_the_order_of_the_calls() 
     server = Server(queued_bytes_max=10, count_max=1)
     first = [await server.batcher.submit([b"a" * 5]) for _ in range(2)]
     later = [asyncio.ensure_future(server.batcher.submit([b"b" * size])) for size in (9, 1, 1)]
-    await asyncio.sleep(0)
+    await turns()
 
     server.gate.set()
     await asyncio.gather(*first, *[await waiting for waiting in later])
@@ -143,8 +148,7 @@ async def test_only_the_append_that_is_wrong_is_refused() -> None:
 async def test_nothing_is_sent_that_was_queued_behind_a_failure() -> None:
     server = Server()
     server.refuses = lambda call: QuorumTimeout("late") if b"a" in call.payloads else None
-    first = await server.batcher.submit([b"a"])
-    await asyncio.sleep(0)
+    first = await server.asked(b"a")
     behind = await server.batcher.submit([b"b"])
     server.gate.set()
 
@@ -215,11 +219,10 @@ async def test_each_caller_gets_an_error_of_his_own() -> None:
 
 async def test_submit_waits_while_too_much_is_queued() -> None:
     server = Server(queued_bytes_max=10)
-    first = await server.batcher.submit([b"x" * 8])
-    await asyncio.sleep(0)
+    first = await server.asked(b"x" * 8)
     second = await server.batcher.submit([b"x" * 8])
     third = asyncio.ensure_future(server.batcher.submit([b"x" * 8]))
-    await asyncio.sleep(0)
+    await turns()
     assert not third.done()
 
     server.gate.set()
@@ -229,8 +232,7 @@ async def test_submit_waits_while_too_much_is_queued() -> None:
 
 async def test_what_nobody_waits_for_any_more_is_not_sent() -> None:
     server = Server()
-    first = await server.batcher.submit([b"a"])
-    await asyncio.sleep(0)
+    first = await server.asked(b"a")
     given_up = await server.batcher.submit([b"b"])
     given_up.cancel()
     last = await server.batcher.submit([b"c"])
@@ -242,8 +244,7 @@ async def test_what_nobody_waits_for_any_more_is_not_sent() -> None:
 
 async def test_ending_the_work_fails_what_is_under_way_and_what_is_queued() -> None:
     server = Server()
-    under_way = await server.batcher.submit([b"a"])
-    await asyncio.sleep(0)
+    under_way = await server.asked(b"a")
     queued = await server.batcher.submit([b"b"])
 
     for task in server.tasks:
@@ -321,8 +322,7 @@ async def test_a_defect_of_any_step_ends_every_append_and_is_logged(
 async def test_an_append_s_deadline_begins_with_the_call_and_not_with_its_request() -> None:
     server = Server()
     loop = asyncio.get_running_loop()
-    first = await server.batcher.submit([b"a"])
-    await asyncio.sleep(0)
+    first = await server.asked(b"a")
     queued = [await server.batcher.submit([b"b"])]
     asked = loop.time()
     queued.append(await server.batcher.submit([b"c"]))
@@ -338,8 +338,7 @@ async def test_an_append_s_deadline_begins_with_the_call_and_not_with_its_reques
 async def test_the_deadline_holds_for_who_waits_for_room() -> None:
     server = Server(queued_bytes_max=1)
     server.deadline_s = 0.01
-    futures = [await server.batcher.submit([b"a"])]
-    await asyncio.sleep(0)
+    futures = [await server.asked(b"a")]
     futures.append(await server.batcher.submit([b"b"]))
 
     with pytest.raises(ConnectionLost) as late:

@@ -27,7 +27,7 @@ from quorumlog.errors import (
     UnexpectedOffset,
     WrongPassword,
 )
-from tests.support.waiting import until
+from tests.support.waiting import turns, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -135,7 +135,7 @@ async def test_a_log_from_its_creation_to_its_end(cluster: Cluster) -> None:
             False,
         )
         tailing = asyncio.ensure_future(anext(other.log(name).tail("latest")))
-        await asyncio.sleep(0)
+        await turns()
         while not tailing.done():
             await log.append(b"tick")
             await asyncio.wait([tailing], timeout=0.1)

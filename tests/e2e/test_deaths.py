@@ -16,6 +16,8 @@ from quorumlog.errors import (
 )
 from tests.support.waiting import UNHURRIED, until
 
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
 
 async def append(ledger: Ledger, count: int, *, batch: int = 10) -> list[bytes]:
     """Append so many entries in batches; all of them are acknowledged."""
@@ -35,11 +37,8 @@ async def ensemble(ledger: Ledger) -> list[str]:
     return [member.partition("@")[0] for member in members]
 
 
-async def test_a_ledger_outlives_a_bookie_of_its_ensemble(stores: Stores) -> None:
-    async with (
-        running(stores, bookies=4, gateways=1, environment=UNHURRIED) as cluster,
-        Client(*cluster.gateways) as client,
-    ):
+async def test_a_ledger_outlives_a_bookie_of_its_ensemble(cluster: Cluster) -> None:
+    async with Client(cluster.gateways[0]) as client:
         ledger = await client.create_ledger()
         sent = await append(ledger, 50)
 
@@ -50,11 +49,8 @@ async def test_a_ledger_outlives_a_bookie_of_its_ensemble(stores: Stores) -> Non
         assert (await ledger.close())["last_entry"] == len(sent) - 1
 
 
-async def test_a_ledger_outlives_a_bookie_that_hangs(stores: Stores) -> None:
-    async with (
-        running(stores, bookies=4, gateways=1, environment=UNHURRIED) as cluster,
-        Client(*cluster.gateways) as client,
-    ):
+async def test_a_ledger_outlives_a_bookie_that_hangs(cluster: Cluster) -> None:
+    async with Client(cluster.gateways[0]) as client:
         ledger = await client.create_ledger()
         sent = await append(ledger, 50)
 
@@ -80,11 +76,8 @@ async def test_three_bookies_suffice_after_one_of_them_died(stores: Stores) -> N
         assert await contents(ledger) == sent
 
 
-async def test_a_striped_ledger_survives_the_loss_of_a_bookie(stores: Stores) -> None:
-    async with (
-        running(stores, bookies=6, gateways=1, environment=UNHURRIED) as cluster,
-        Client(*cluster.gateways) as client,
-    ):
+async def test_a_striped_ledger_survives_the_loss_of_a_bookie(cluster: Cluster) -> None:
+    async with Client(cluster.gateways[0]) as client:
         ledger = await client.create_ledger(ensemble_size=5, write_quorum=3, ack_quorum=2)
         sent = await append(ledger, 53, batch=7)
 
@@ -95,66 +88,61 @@ async def test_a_striped_ledger_survives_the_loss_of_a_bookie(stores: Stores) ->
         assert (await ledger.recover())["last_entry"] == len(sent) - 1
 
 
-async def test_the_other_gateway_recovers_the_ledger_of_a_dead_writer(stores: Stores) -> None:
-    async with running(stores, gateways=2, environment=UNHURRIED) as cluster:
-        first, second = cluster.gateways
-        async with Client(first) as writer, Client(second) as other:
-            ledger = await writer.create_ledger()
-            sent = await append(ledger, 30)
+async def test_the_other_gateway_recovers_the_ledger_of_a_dead_writer(cluster: Cluster) -> None:
+    first, second = cluster.gateways
+    async with Client(first) as writer, Client(second) as other:
+        ledger = await writer.create_ledger()
+        sent = await append(ledger, 30)
 
-            await cluster.kill("gateway-1")
-            closed = await other.ledger(ledger.ledger_id).recover()
+        await cluster.kill("gateway-1")
+        closed = await other.ledger(ledger.ledger_id).recover()
 
-            assert closed["state"] == "CLOSED"
-            assert closed["last_entry"] == len(sent) - 1
-            assert await contents(other.ledger(ledger.ledger_id)) == sent
+        assert closed["state"] == "CLOSED"
+        assert closed["last_entry"] == len(sent) - 1
+        assert await contents(other.ledger(ledger.ledger_id)) == sent
 
 
 async def test_an_append_through_the_other_gateway_says_that_the_writer_is_gone(
-    stores: Stores,
+    cluster: Cluster,
 ) -> None:
-    async with running(stores, gateways=2, environment=UNHURRIED) as cluster:
-        first, second = cluster.gateways
-        async with Client(first) as writer, Client(second) as other:
-            ledger = await writer.create_ledger()
-            await append(ledger, 1)
+    first, second = cluster.gateways
+    async with Client(first) as writer, Client(second) as other:
+        ledger = await writer.create_ledger()
+        await append(ledger, 1)
 
-            await cluster.kill("gateway-1")
-            with pytest.raises((WriterLost, LedgerClosed, LedgerFenced)):
-                await other.ledger(ledger.ledger_id).append(b"too late")
+        await cluster.kill("gateway-1")
+        with pytest.raises((WriterLost, LedgerClosed, LedgerFenced)):
+            await other.ledger(ledger.ledger_id).append(b"too late")
 
 
 async def test_a_paused_writer_can_not_append_after_its_ledger_was_recovered(
-    stores: Stores,
+    cluster: Cluster,
 ) -> None:
-    async with running(stores, gateways=2, environment=UNHURRIED) as cluster:
-        first, second = cluster.gateways
-        async with Client(first) as writer, Client(second) as other:
-            ledger = await writer.create_ledger()
-            sent = await append(ledger, 30)
+    first, second = cluster.gateways
+    async with Client(first) as writer, Client(second) as other:
+        ledger = await writer.create_ledger()
+        sent = await append(ledger, 30)
 
-            cluster.pause("gateway-1")
-            closed = await other.ledger(ledger.ledger_id).recover()
-            cluster.resume("gateway-1")
+        cluster.pause("gateway-1")
+        closed = await other.ledger(ledger.ledger_id).recover()
+        cluster.resume("gateway-1")
 
-            with pytest.raises((LedgerFenced, LedgerClosed, WriterLost)):
-                await ledger.append(b"too late")
-            assert closed["last_entry"] == len(sent) - 1
-            assert await contents(other.ledger(ledger.ledger_id)) == sent
+        with pytest.raises((LedgerFenced, LedgerClosed, WriterLost)):
+            await ledger.append(b"too late")
+        assert closed["last_entry"] == len(sent) - 1
+        assert await contents(other.ledger(ledger.ledger_id)) == sent
 
 
-async def test_a_bookie_that_comes_back_still_has_its_entries(stores: Stores) -> None:
-    async with (
-        running(stores, bookies=3, gateways=1, environment=UNHURRIED) as cluster,
-        Client(*cluster.gateways) as client,
-    ):
+async def test_a_bookie_that_comes_back_still_has_its_entries(cluster: Cluster) -> None:
+    async with Client(cluster.gateways[0]) as client:
         ledger = await client.create_ledger()
         sent = await append(ledger, 30)
         await ledger.close()
 
-        for name in ("bookie-1", "bookie-2", "bookie-3"):
+        members = await ensemble(ledger)
+        for name in members:
             await cluster.kill(name)
-        for name in ("bookie-1", "bookie-2", "bookie-3"):
+        for name in members:
             await cluster.restart(name)
 
         async def read_all() -> list[bytes]:
@@ -173,12 +161,8 @@ async def code_of_create(gateway: str) -> str:
         return code
 
 
-async def test_appends_go_on_without_postgres() -> None:
-    # This cluster has servers of its own, to be killed.
-    async with (
-        running(None, gateways=1, environment=UNHURRIED) as cluster,
-        Client(*cluster.gateways) as client,
-    ):
+async def test_appends_go_on_without_postgres(cluster: Cluster) -> None:
+    async with Client(cluster.gateways[0]) as client:
         ledger = await client.create_ledger()
         sent = await append(ledger, 10)
 
@@ -192,11 +176,8 @@ async def test_appends_go_on_without_postgres() -> None:
         assert await contents(ledger) == sent
 
 
-async def test_appends_go_on_without_redis() -> None:
-    async with (
-        running(None, gateways=1, environment=UNHURRIED) as cluster,
-        Client(*cluster.gateways) as client,
-    ):
+async def test_appends_go_on_without_redis(cluster: Cluster) -> None:
+    async with Client(cluster.gateways[0]) as client:
         ledger = await client.create_ledger()
         sent = await append(ledger, 10)
 
@@ -206,11 +187,8 @@ async def test_appends_go_on_without_redis() -> None:
         assert (await ledger.close())["last_entry"] == len(sent) - 1
 
 
-async def test_appends_go_on_without_the_metadata_service(stores: Stores) -> None:
-    async with (
-        running(stores, gateways=1, environment=UNHURRIED) as cluster,
-        Client(*cluster.gateways) as client,
-    ):
+async def test_appends_go_on_without_the_metadata_service(cluster: Cluster) -> None:
+    async with Client(cluster.gateways[0]) as client:
         ledger = await client.create_ledger()
         sent = await append(ledger, 10)
 
@@ -222,21 +200,20 @@ async def test_appends_go_on_without_the_metadata_service(stores: Stores) -> Non
         assert closed["last_entry"] == len(sent) - 1
 
 
-async def test_nothing_is_lost_when_every_process_dies_at_once() -> None:
-    async with running(None, gateways=2, environment=UNHURRIED) as cluster:
-        async with Client(cluster.gateways[0]) as client:
-            ledger = await client.create_ledger()
-            sent = await append(ledger, 100)
+async def test_nothing_is_lost_when_every_process_dies_at_once(cluster: Cluster) -> None:
+    async with Client(cluster.gateways[0]) as client:
+        ledger = await client.create_ledger()
+        sent = await append(ledger, 100)
 
-        await cluster.kill_all()
-        await start_again(cluster)
+    await cluster.kill_all()
+    await start_again(cluster)
 
-        async with Client(cluster.gateways[1]) as client:
-            closed = await until(
-                client.ledger(ledger.ledger_id).recover, "a recovery", passing=(QuorumLogError,)
-            )
-            assert closed["last_entry"] == len(sent) - 1
-            assert await contents(client.ledger(ledger.ledger_id)) == sent
+    async with Client(cluster.gateways[1]) as client:
+        closed = await until(
+            client.ledger(ledger.ledger_id).recover, "a recovery", passing=(QuorumLogError,)
+        )
+        assert closed["last_entry"] == len(sent) - 1
+        assert await contents(client.ledger(ledger.ledger_id)) == sent
 
 
 async def start_again(cluster: Cluster) -> None:
@@ -245,12 +222,8 @@ async def start_again(cluster: Cluster) -> None:
         await cluster.until_up(name)
 
 
-async def test_concurrent_writers_of_one_ledger_get_ids_of_their_own(stores: Stores) -> None:
-    async with (
-        running(stores, gateways=2, environment=UNHURRIED) as cluster,
-        Client(cluster.gateways[0]) as one,
-        Client(cluster.gateways[1]) as two,
-    ):
+async def test_concurrent_writers_of_one_ledger_get_ids_of_their_own(cluster: Cluster) -> None:
+    async with Client(cluster.gateways[0]) as one, Client(cluster.gateways[1]) as two:
         ledger = await one.create_ledger()
         sent: dict[int, bytes] = {}
 

@@ -3,27 +3,29 @@
 from typing import Any
 
 import aiohttp
+import pytest
 
-from loadtest.cluster import running
-from loadtest.stores import Stores
+from loadtest.cluster import Cluster
 from quorumlog.client import Client
-from tests.support.waiting import UNHURRIED, until
+from tests.e2e.test_deaths import ensemble
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
 async def test_the_last_entry_of_an_idle_writer_outlives_its_gateway_and_every_bookies_restart(
-    stores: Stores,
+    cluster: Cluster,
 ) -> None:
     async with (
-        running(stores, bookies=3, gateways=2, environment=UNHURRIED) as cluster,
         Client(cluster.gateways[0]) as writer,
         Client(cluster.gateways[1]) as other,
         aiohttp.ClientSession() as session,
     ):
-        bookies = [name for name in cluster.names if name.startswith("bookie")]
         ledger = await writer.create_ledger()
         sent = [b"%d" % number for number in range(3)]
         for payload in sent:
             await ledger.append(payload)
+        bookies = await ensemble(ledger)
 
         async def lac_at(name: str) -> int:
             url = f"{cluster.url(name)}/v1/ledgers/{ledger.ledger_id}"

@@ -15,10 +15,7 @@ from tests.logs.test_http import served
 from tests.support import browser
 from tests.support.browser import MISSING, Page, chromium, page
 
-pytestmark = [
-    pytest.mark.skipif(chromium() is None, reason=MISSING),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)
 
 LOG = "/v1/logs/log"
 ENTRIES = f"{LOG}/entries"

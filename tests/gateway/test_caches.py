@@ -8,9 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from loadtest.ports import free_ports
 from quorumlog.errors import NOT_DONE, WriterLost, WrongPassword
-from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.protocol.log import LogSettings
 from quorumlog.protocol.metadata import DigestKind, Writer
 from quorumlog.protocol.quorum import Quorum
@@ -22,6 +20,7 @@ from services.gateway.logs.ports import Append
 from tests.gateway.engine.hands import ROW
 from tests.logs.model import Cluster
 from tests.logs.test_manager import records
+from tests.support.answering import answering
 
 
 def test_a_password_beyond_the_bound_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,14 +47,9 @@ async def test_a_replaced_instance_beyond_the_bound_is_found_out_again(
         asked.append(request.headers[INSTANCE])
         return web.json_response({}, headers={INSTANCE: "another"})
 
-    app = web.Application()
-    app.router.add_route("*", "/{any:.*}", is_another)
-    async with (
-        listening(app, host="127.0.0.1", port=free_ports(1)[0], limits=ListenLimits()) as listener,
-        aiohttp.ClientSession() as session,
-    ):
+    async with answering(is_another) as url, aiohttp.ClientSession() as session:
         known = Peers(session)
-        gone = [Writer(name, f"http://127.0.0.1:{listener.port}") for name in ("a", "b")]
+        gone = [Writer(name, url) for name in ("a", "b")]
         for writer in (*gone, *gone, gone[1]):
             with pytest.raises(WriterLost) as told:
                 await known.append(writer, 1, [b"x"], password=None, expect=None)
@@ -76,16 +70,11 @@ async def test_a_writer_that_hung_is_not_remembered_for_ever(
         await never.wait()
         return web.Response()
 
-    app = web.Application()
-    app.router.add_route("*", "/{any:.*}", hangs)
-    async with (
-        listening(app, host="127.0.0.1", port=free_ports(1)[0], limits=ListenLimits()) as listener,
-        aiohttp.ClientSession() as session,
-    ):
+    async with answering(hangs) as url, aiohttp.ClientSession() as session:
         known = Peers(session)
         for name in "abc":
             with pytest.raises(WriterLost):
-                await known.last_add_confirmed(Writer(name, f"http://127.0.0.1:{listener.port}"), 1)
+                await known.last_add_confirmed(Writer(name, url), 1)
         never.set()
 
     assert list(known._hung_until) == ["c"]

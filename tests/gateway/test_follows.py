@@ -10,7 +10,7 @@ import pytest
 from quorumlog.errors import EntryUnavailable
 from services.gateway.edge import follows
 from services.gateway.edge.follows import Follows, Told, told_tail
-from tests.support.waiting import until
+from tests.support.waiting import turns, until
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Numbers:
 
     async def read(self, at: int, *, wait_s: float = 0.0) -> Page:
         self.reads += 1
-        await asyncio.sleep(0)
+        await turns()
         if wait_s and at >= self.count and not self.is_closed and self.error is None:
             self.waiting += 1
             await self.grown.wait()
@@ -71,8 +71,7 @@ async def read_all(shared: Follows, numbers: Numbers, at: int = 0, pauses: int =
     seen: list[int] = []
     async for told in tail(shared, numbers, at):
         seen += told.page.items
-        for _ in range(pauses):
-            await asyncio.sleep(0)
+        await turns(pauses)
     return seen
 
 
@@ -111,7 +110,7 @@ async def test_a_reader_whose_place_is_within_a_page_gets_the_rest_of_it() -> No
 
     # Beyond what the follow knows: its next page begins before this reader's place.
     ahead = asyncio.ensure_future(read_all(shared, numbers, 4))
-    await asyncio.sleep(0)
+    await turns()
     numbers.grow(4, closed=True)
 
     assert (await anext(late)).page.items == (2, 3, 4, 5)
@@ -181,8 +180,7 @@ async def test_every_reader_sees_every_item_once_and_in_order(
             readers.append((at, asyncio.ensure_future(read_all(shared, numbers, at, pauses))))
         if chance.random() < 0.5:
             numbers.grow(chance.randrange(5))
-        for _ in range(chance.randrange(6)):
-            await asyncio.sleep(0)
+        await turns(chance.randrange(6))
     numbers.grow(0, closed=True)
 
     for at, reader in readers:

@@ -1,20 +1,18 @@
 """The client believes the service only: what a proxy or another server says is no verdict."""
 
-import contextlib
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 import asyncpg
 import pytest
 from aiohttp import web
 
-from loadtest.ports import free_ports
 from loadtest.stores import Stores
 from quorumlog.errors import MetadataUnavailable, NoSuchLedger
-from quorumlog.net.listen import listening
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus
 from tests.metadata.support import DRAFT, PATIENT_S, Service
+from tests.support.answering import answering
 
 LIES = [
     (404, "text/html", b"<h1>Not Found</h1>"),
@@ -29,18 +27,13 @@ LIES = [
 ]
 
 
-@contextlib.asynccontextmanager
-async def liar(status: int, kind: str, body: bytes) -> AsyncIterator[str]:
+def liar(status: int, kind: str, body: bytes) -> AbstractAsyncContextManager[str]:
     """A server that answers everything in the same way."""
 
     async def answer(_request: web.Request) -> web.Response:
         return web.Response(status=status, content_type=kind, body=body)
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    port = free_ports(1)[0]
-    async with listening(app, host="127.0.0.1", port=port):
-        yield f"http://127.0.0.1:{port}"
+    return answering(answer)
 
 
 async def test_an_answer_of_another_service_is_no_verdict(service: Service) -> None:

@@ -37,7 +37,7 @@ from tests.metadata.test_went_back import (
     slipped_in,
     waiting,
 )
-from tests.support.waiting import until_sync
+from tests.support.waiting import turns, until_sync
 
 Scenario = Callable[[Stores, Path], Awaitable[None]]
 
@@ -191,7 +191,7 @@ def nothing(_original: Any) -> Any:
     """Do nothing."""
 
     async def done(*_args: object, **_more: object) -> set[str]:
-        await asyncio.sleep(0)
+        await turns()
         return set()
 
     return done

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import asyncpg
 import pytest
@@ -458,18 +459,23 @@ async def test_a_transaction_that_is_not_renewed_expires_and_leaves_no_ledger(
         await world.logs.delete_unnamed(two)
 
 
-async def test_a_commit_with_a_lost_answer_is_answered_again_with_the_logs_row(
-    world: World,
-) -> None:
+async def a_commit(world: World) -> tuple[str, dict[str, Any]]:
+    """A request that commits one ledger: its path and body."""
     begun = await world.begin()
     one = await world.ledger(begun.id)
     new = await world.ledger(None, last=None)
-    body = TransactionCommitBody(
+    commit = TransactionCommitBody(
         ledgers=(SealedBody(ledger_id=one),),
         row=LogRow.from_core(world.published(new, [one])),
         attempt=new_attempt(),
-    ).model_dump(mode="json")
-    path = f"/v1/transactions/{begun.id}/commit"
+    )
+    return f"/v1/transactions/{begun.id}/commit", commit.model_dump(mode="json")
+
+
+async def test_a_commit_with_a_lost_answer_is_answered_again_with_the_logs_row(
+    world: World,
+) -> None:
+    path, body = await a_commit(world)
 
     answers = [await world.service.send("POST", path, body) for _ in range(2)]
     other = await world.service.send("POST", path, body | {"attempt": new_attempt()})
@@ -478,7 +484,7 @@ async def test_a_commit_with_a_lost_answer_is_answered_again_with_the_logs_row(
         del row["row"]["read_ms"]  # the time at which it was told
     assert answers[0] == answers[1]
     status, told = answers[0]
-    assert (status, told["row"]["items"][0]["ledger_id"]) == (200, one)
+    assert (status, told["row"]["items"][0]["ledger_id"]) == (200, body["ledgers"][0]["ledger_id"])
     # Another attempt at the same: the transaction is the same, but this one did not change the log.
     assert other == (200, told | {"row": None})
 
@@ -486,15 +492,7 @@ async def test_a_commit_with_a_lost_answer_is_answered_again_with_the_logs_row(
 async def test_a_commit_with_a_lost_answer_is_answered_again_after_its_log_was_deleted(
     world: World,
 ) -> None:
-    begun = await world.begin()
-    one = await world.ledger(begun.id)
-    new = await world.ledger(None, last=None)
-    body = TransactionCommitBody(
-        ledgers=(SealedBody(ledger_id=one),),
-        row=LogRow.from_core(world.published(new, [one])),
-        attempt=new_attempt(),
-    ).model_dump(mode="json")
-    path = f"/v1/transactions/{begun.id}/commit"
+    path, body = await a_commit(world)
     status, first = await world.service.send("POST", path, body)
     assert status == 200
     await world.logs.delete(await world.logs.get("a-log"))

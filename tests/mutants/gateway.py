@@ -43,6 +43,7 @@ from tests.gateway.engine.hands import (
 from tests.logs.model import Gateway, Store
 from tests.logs.test_manager import a_cluster, call
 from tests.mutants.hunt import Mutant, Patch
+from tests.support.waiting import turns
 
 SOON_S: Final = 30.0
 """Of virtual time: by then whatever waits for nobody is done."""
@@ -99,7 +100,7 @@ async def a_row_above_ends_a_handle() -> str | None:
         hand = Hand()
         handle = handle_of(hand, Told())
         pending = handle.append([b"x"], 1)
-        await asyncio.sleep(0)
+        await turns()
         handle.learn(head)
         for done in hand.adds:
             done(Status.OK)
@@ -125,7 +126,7 @@ async def a_writers_own_close_is_not_taken_for_anothers() -> str | None:
     told = Told()
     handle = handle_of(Hand(), told)
     closing = asyncio.ensure_future(handle.close())
-    await asyncio.sleep(0)
+    await turns()
     handle.learn(LedgerHead(ROW.ledger_id, 3, State.CLOSED, ME.id))
     is_over = closing.done() or told.failed
     closing.cancel()
@@ -185,7 +186,7 @@ async def what_was_missed_outlives_its_handle() -> str | None:
     hand = Hand()
     handle = handle_of(hand, Told())
     pending = handle.append([b"x"], 1)
-    await asyncio.sleep(0)
+    await turns()
     for done in hand.adds[:2]:
         done(Status.OK)
     await pending

@@ -17,7 +17,7 @@ from quorumlog.protocol.metadata import DigestKind
 from quorumlog.wire import frames
 from quorumlog.wire.frames import Op, Request
 from tests.net.peer import ok, peer, read_body, well
-from tests.support.waiting import until, within
+from tests.support.waiting import turns, until, within
 
 KEY = b"k" * 32
 MEMBER = "bookie-1@1"
@@ -212,7 +212,7 @@ async def test_a_standstill_of_this_process_is_not_the_bookies_silence() -> None
         failed.clear()
         answer = asyncio.ensure_future(add(bookies))
         for _ in range(4):
-            await asyncio.sleep(0)
+            await turns()
             time.sleep(0.3)  # noqa: ASYNC251  # the process stands still: this is what is tried
 
         async with within("it is answered"):

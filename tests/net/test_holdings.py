@@ -8,14 +8,13 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from loadtest.ports import free_ports
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import HoldingsClient
-from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.protocol.loss import Word
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import BookieInfo, BookieList
 from tests.protocol.hands import ledger
+from tests.support.answering import answering
 
 ROW = ledger(e=2, qw=2, qa=1, state=State.CLOSED, last_entry=2499, length=10)
 
@@ -44,24 +43,18 @@ class Peer:
 
 @asynccontextmanager
 async def asking(*peers: Peer) -> AsyncIterator[HoldingsClient]:
-    ports = free_ports(len(peers))
-    infos = tuple(
-        BookieInfo(id=f"{peer.name}@1", state="writable", url=f"http://127.0.0.1:{port}")
-        for peer, port in zip(peers, ports, strict=True)
-    )
+    infos: list[BookieInfo] = []
 
     async def fetch() -> BookieList:
-        return BookieList(bookies=infos)
+        return BookieList(bookies=tuple(infos))
 
-    directory = Directory(fetch)
-    await directory.refresh()
     async with AsyncExitStack() as stack:
-        for peer, port in zip(peers, ports, strict=True):
-            app = web.Application()
-            app.router.add_post("/v1/ledgers/7/digests", peer.digests)
-            await stack.enter_async_context(
-                listening(app, host="127.0.0.1", port=port, limits=ListenLimits())
-            )
+        for peer in peers:
+            server = answering(peer.digests, "/v1/ledgers/7/digests")
+            url = await stack.enter_async_context(server)
+            infos.append(BookieInfo(id=f"{peer.name}@1", state="writable", url=url))
+        directory = Directory(fetch)
+        await directory.refresh()
         session = await stack.enter_async_context(aiohttp.ClientSession())
         yield HoldingsClient(directory, session)
 

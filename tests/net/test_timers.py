@@ -9,7 +9,7 @@ import pytest
 from quorumlog.net import timers
 from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.timers import Tasks, Timers, restarted
-from tests.support.waiting import until
+from tests.support.waiting import turns, until
 
 
 async def test_ten_thousand_timers_take_one_timer_of_the_loop_and_all_fire_once() -> None:
@@ -72,7 +72,7 @@ async def test_a_process_that_stands_still_again_and_again_does_not_use_its_time
 
     for _ in range(7):
         time.sleep(0.3)  # noqa: ASYNC251  # the process stands still: this is what is tried
-        await asyncio.sleep(0)
+        await turns()
     heard.append("seven turns")
 
     await until(lambda: "timer" in heard, "the timer fires")
@@ -88,7 +88,7 @@ async def test_a_timeout_counts_the_time_awake() -> None:
     async with awake_timeout(0.6) as limit:
         for _ in range(3):
             time.sleep(0.3)  # noqa: ASYNC251  # the process stands still: this is what is tried
-            await asyncio.sleep(0)
+            await turns()
         limit.extend(3600)
         asyncio.get_running_loop().call_later(0.01, came.set)
         await came.wait()
@@ -124,8 +124,7 @@ async def test_closed_timers_and_tasks_end() -> None:
             ended.set()
 
     tasks.start(forever())
-    await until(lambda: True, "a turn of the loop")
-    await asyncio.sleep(0)
+    await turns()
     await tasks.close()
     tasks.start(forever())
 

@@ -18,7 +18,7 @@ from quorumlog.errors import NotAcceptable, UnsupportedMediaType
 from quorumlog.spark.http import Gateways
 from quorumlog.wire.columns import MEDIA
 from services.local.config import ROOT
-from tests.support.waiting import UNHURRIED, until_sync
+from tests.support.waiting import SETTLED_S, UNHURRIED, until_sync
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
@@ -124,8 +124,6 @@ def _gated(folder: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Rows with the number of the attempt that brought them, after the first ones have waited."""
 
     def wait(batches: Iterator[Any]) -> Iterator[Any]:
-        import time
-
         import pyarrow as pa
         from pyspark import TaskContext
 
@@ -133,8 +131,7 @@ def _gated(folder: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
         assert context is not None
         for batch in batches:
             (folder / f"begun-{context.partitionId()}").touch()
-            while not (folder / "go").exists():
-                time.sleep(0.01)
+            until_sync((folder / "go").exists, "the gateway is full", SETTLED_S)
             told = [f"{value}/{context.attemptNumber()}" for value in batch.column(0).to_pylist()]
             yield pa.RecordBatch.from_pydict({"value": pa.array(told, pa.string())})
 

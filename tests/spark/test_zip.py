@@ -25,7 +25,7 @@ import json, sys
 from pyspark.sql import SparkSession
 asked = json.loads(sys.argv[1])
 spark = (
-    SparkSession.builder.master("local-cluster[2,1,1024]")
+    SparkSession.builder.master("local-cluster[1,2,1024]")
     .config("spark.ui.enabled", "false")
     .config("spark.log.level", "ERROR")
     # Quick to start, as in conftest.py.

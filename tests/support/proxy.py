@@ -8,6 +8,7 @@ from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from loadtest.ports import free_ports
+from tests.support.waiting import turns
 
 Direction = Literal["up", "down"]
 """`up` is from the client to the server."""
@@ -73,8 +74,7 @@ class Proxy:
     async def end(self) -> None:
         """Nothing is open afterwards, also of what was accepted last; nobody listens any more."""
         self.hold()
-        for _ in range(_ACCEPT_TURNS):
-            await asyncio.sleep(0)
+        await turns(_ACCEPT_TURNS)
         while self._serving:
             self.cut_all()
             await asyncio.wait(self._serving)

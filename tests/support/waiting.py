@@ -9,7 +9,7 @@ from typing import Final
 from loadtest.waiting import DEADLINE_S, DeadlineMissed, until, until_sync
 
 __all__ = [
-    "DEADLINE_S", "MENDED_S", "SETTLED_S", "UNHURRIED", "DeadlineMissed", "until", "until_sync",
+    "DEADLINE_S", "MENDED_S", "SETTLED_S", "UNHURRIED", "DeadlineMissed", "turns", "until", "until_sync",
     "within",
 ]  # fmt: skip
 
@@ -33,3 +33,11 @@ async def within(what: str, deadline_s: float = DEADLINE_S) -> AsyncIterator[Non
         if not limit.expired():
             raise
         raise DeadlineMissed(what, None, deadline_s) from error
+
+
+async def turns(count: int = 1) -> None:
+    """Let the other tasks run for so many turns of the event loop: in a test on one loop, which has no other
+    processes, that is how far they have come, and no time passes.
+    """
+    for _ in range(count):
+        await asyncio.sleep(0)

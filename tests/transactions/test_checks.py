@@ -8,6 +8,7 @@ import pytest
 from quorumlog.errors import UNKNOWN, MetadataUnavailable, TransactionAborted, TransactionCommitted
 from quorumlog.protocol.transaction import TransactionState
 from services.gateway.logs.transactions import _Checks
+from tests.support.waiting import turns
 
 
 class Service:
@@ -33,26 +34,21 @@ class Service:
         self.asked.pop(0).set_result(self.seen.pop(0))
 
 
-async def turns() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 async def test_a_question_that_was_asked_before_an_append_came_does_not_count_for_it() -> None:
     service = Service()
     checks = _Checks(cast(Any, service))
     early = asyncio.create_task(checks.check("t"))
-    await turns()
+    await turns(10)
 
     service.state = TransactionState.ABORTED
     late = [asyncio.create_task(checks.check("t")) for _ in range(5)]
-    await turns()
+    await turns(10)
 
     # One question is under way, and the five wait for the next one together.
     assert len(service.asked) == 1
     service.answer()
     await early
-    await turns()
+    await turns(10)
     assert len(service.asked) == 1
     service.answer()
     for task in late:
@@ -65,7 +61,7 @@ async def test_transactions_do_not_wait_for_each_other() -> None:
     service = Service()
     checks = _Checks(cast(Any, service))
     tasks = [asyncio.create_task(checks.check(name)) for name in ("a", "b")]
-    await turns()
+    await turns(10)
 
     assert len(service.asked) == 2
     service.answer()
@@ -77,7 +73,7 @@ async def test_an_append_is_unknown_while_nobody_can_say_whether_it_is_open() ->
     service = Service()
     checks = _Checks(cast(Any, service))
     task = asyncio.create_task(checks.check("t"))
-    await turns()
+    await turns(10)
     service.asked.pop().set_result(MetadataUnavailable("away"))
 
     with pytest.raises(MetadataUnavailable) as error:
@@ -86,7 +82,7 @@ async def test_an_append_is_unknown_while_nobody_can_say_whether_it_is_open() ->
     assert error.value.outcome == UNKNOWN
     service.state = TransactionState.COMMITTED
     again = asyncio.create_task(checks.check("t"))
-    await turns()
+    await turns(10)
     service.seen.pop(0)
     service.answer()
     with pytest.raises(TransactionCommitted):

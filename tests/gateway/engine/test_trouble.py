@@ -35,7 +35,7 @@ from services.gateway.engine import rows as engine_rows
 from services.gateway.engine.handle import RUNS_IN_FLIGHT, WriteHandle
 from tests.gateway.engine.support import Gate, World, ledger, payloads, world_of
 from tests.net.peer import ok
-from tests.support.waiting import until, within
+from tests.support.waiting import turns, until, within
 
 PATIENT = MachineTimes(add_s=120, quorum_s=120)
 """For bookies that a test holds back: their silence is no failure."""
@@ -343,8 +343,7 @@ async def test_appends_are_batched_while_two_runs_are_in_flight(stores: Stores) 
         submitted = []
         for number in range(100):
             submitted.append(world.engine.submit(row.ledger_id, [b"%d" % number]))
-            for _ in range(3):  # turns of the event loop
-                await asyncio.sleep(0)
+            await turns(3)
         assert [last for last, _ in runs] == [*range(RUNS_IN_FLIGHT)]
         gate.open()
         done = await asyncio.gather(*submitted)

@@ -1,0 +1,45 @@
+"""One cluster for tests that kill its processes: whatever a test ends runs again before the next test."""
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Final
+
+import pytest_asyncio
+
+from loadtest.cluster import Cluster, running
+from quorumlog.client import Client
+from quorumlog.errors import QuorumLogError
+from tests.support.waiting import UNHURRIED, until
+
+BOOKIES: Final = 6
+
+# A bookie that one test kills is no suspect of the next test.
+SETTINGS: Final = {**UNHURRIED, "QUARANTINE_FAILURES": "0"}
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def shared() -> AsyncIterator[Cluster]:
+    """Six bookies and two gateways; with stores of their own, which are killed too."""
+    async with running(None, bookies=BOOKIES, gateways=2, environment=SETTINGS) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def cluster(shared: Cluster) -> AsyncIterator[Cluster]:
+    """The shared cluster, in which every process runs and every gateway knows every bookie."""
+    yield shared
+    # What pytest captures, it shows of failed tests only.
+    sys.stderr.write(shared.log_ends())
+    for name in shared.names:
+        if shared.is_alive(name):
+            shared.resume(name)
+        else:
+            shared.start(name)
+        is_up = partial(shared.is_up, name)
+        await until(is_up, f"{name} is up again", passing=(subprocess.TimeoutExpired,))
+    for gateway in shared.gateways:
+        async with Client(gateway) as client:
+            on_all = partial(client.create_ledger, ensemble_size=BOOKIES, allow_degraded=False)
+            await until(on_all, f"{gateway} knows every bookie", passing=(QuorumLogError,))
