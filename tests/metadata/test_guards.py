@@ -79,7 +79,13 @@ async def a_target_is_a_member(stores: Stores, _folder: Path) -> None:
 
 async def who_is_being_named_is_not_retired(stores: Stores, _folder: Path) -> None:
     """A transaction that names the bookie is under way when it is to be taken out."""
-    async with serving(stores) as service, beside(stores) as connection:
+    async with (
+        serving(stores) as service,
+        beside(stores) as connection,
+        beside(
+            stores
+        ) as onlooker,  # its question may be cut off, which a transaction could not bear
+    ):
         client = service.client
         row = await client.create(DRAFT)
         await client.put_cookie("b9", await cookie(client), version=None)
@@ -90,7 +96,7 @@ async def who_is_being_named_is_not_retired(stores: Stores, _folder: Path) -> No
             )
             retiring = asyncio.ensure_future(service.send("DELETE", "/v1/bookies/b9/cookie"))
             # It waits, or is done already: both are events.
-            asked = asyncio.ensure_future(waiting(connection, 1))
+            asked = asyncio.ensure_future(waiting(onlooker, 1))
             await asyncio.wait((retiring, asked), return_when=asyncio.FIRST_COMPLETED)
             asked.cancel()
             assert not retiring.done(), "it was taken out while it is being named"

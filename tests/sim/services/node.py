@@ -278,6 +278,11 @@ class _Held:
     def withhold(self, ledger_id: int, *, withheld: bool) -> None:
         (self._node.leaving.add if withheld else self._node.leaving.discard)(ledger_id)
 
+    @property
+    def moves(self) -> "_Held":
+        """What the collector asks of `Moves`: `drop`."""
+        return self
+
     def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
         self._node.drop(ledger_id, keep_stub=keep_stub)
 
