@@ -24,7 +24,7 @@ from services.gateway.logs.driver import Broke, LogDriver, LogOutcome, LogPorts
 from services.gateway.logs.offsets import OffsetIndex
 
 
-class Machine:
+class ScriptedMachine:
     """Submits some entries at its first event, and remembers what it hears."""
 
     def __init__(self, *effects: Any) -> None:
@@ -37,7 +37,7 @@ class Machine:
         return effects
 
 
-class Engine:
+class BoundedEngine:
     """Takes so many bytes."""
 
     def __init__(self, room: int, error: QuorumLogError | None = None) -> None:
@@ -59,8 +59,8 @@ class Engine:
 
 
 def driver(
-    machine: Machine,
-    engine: Engine,
+    machine: ScriptedMachine,
+    engine: BoundedEngine,
     store: Any = None,
     tell: Callable[[LogOutcome], None] = lambda _told: None,
 ) -> LogDriver:
@@ -79,7 +79,7 @@ def driver(
 
 
 async def test_what_fits_is_submitted_one_by_one_and_the_rest_refused() -> None:
-    machine, engine = Machine(Submit(1, 4, (b"aa", b"bb", b"cc"))), Engine(room=5)
+    machine, engine = ScriptedMachine(Submit(1, 4, (b"aa", b"bb", b"cc"))), BoundedEngine(room=5)
 
     driver(machine, engine).post(Retired())
 
@@ -90,9 +90,9 @@ async def test_what_fits_is_submitted_one_by_one_and_the_rest_refused() -> None:
 
 
 async def test_a_handle_that_is_over_is_not_asked_again() -> None:
-    machine = Machine(Submit(1, 0, (b"aa", b"bb")))
+    machine = ScriptedMachine(Submit(1, 0, (b"aa", b"bb")))
 
-    driver(machine, Engine(room=0, error=WriterLost())).post(Retired())
+    driver(machine, BoundedEngine(room=0, error=WriterLost())).post(Retired())
 
     refused = machine.heard[-1]
     assert isinstance(refused, SubmitRefused)
@@ -101,7 +101,10 @@ async def test_a_handle_that_is_over_is_not_asked_again() -> None:
 
 async def test_large_submissions_are_cut_in_order() -> None:
     half = b"x" * (600 << 10)
-    machine, engine = Machine(Submit(1, 0, (half, half, b"y", half))), Engine(room=1 << 30)
+    machine, engine = (
+        ScriptedMachine(Submit(1, 0, (half, half, b"y", half))),
+        BoundedEngine(room=1 << 30),
+    )
 
     driver(machine, engine).post(Retired())
 
@@ -110,7 +113,7 @@ async def test_large_submissions_are_cut_in_order() -> None:
 
 @pytest.mark.parametrize("first", [0, 7])
 async def test_an_acknowledgement_of_another_entry_is_none(first: int) -> None:
-    machine, engine = Machine(Submit(1, 0, (b"a", b"b"))), Engine(room=9)
+    machine, engine = ScriptedMachine(Submit(1, 0, (b"a", b"b"))), BoundedEngine(room=9)
     driver(machine, engine).post(Retired())
 
     engine.futures[0].set_result(Appended(first, first + 1, first + 1))
@@ -131,8 +134,8 @@ async def test_a_question_that_is_cut_off_tells_the_machine_that_the_process_end
             asked.set()
             await asyncio.Event().wait()
 
-    machine = Machine(Ask(1, ReadLog("log")))
-    driver(machine, Engine(room=0), Store()).post(Retired())
+    machine = ScriptedMachine(Ask(1, ReadLog("log")))
+    driver(machine, BoundedEngine(room=0), Store()).post(Retired())
     await asked.wait()
     (task,) = asyncio.all_tasks() - {asyncio.current_task()}
 
@@ -143,8 +146,8 @@ async def test_a_question_that_is_cut_off_tells_the_machine_that_the_process_end
 
 
 async def test_a_question_that_is_cut_off_before_its_first_step_is_told_too() -> None:
-    machine = Machine(Ask(1, ReadLog("log")))
-    driver(machine, Engine(room=0)).post(Retired())
+    machine = ScriptedMachine(Ask(1, ReadLog("log")))
+    driver(machine, BoundedEngine(room=0)).post(Retired())
     (task,) = asyncio.all_tasks() - {asyncio.current_task()}
 
     task.cancel()
@@ -154,13 +157,13 @@ async def test_a_question_that_is_cut_off_before_its_first_step_is_told_too() ->
 
 
 async def test_a_machine_that_breaks_twice_hears_nothing_more_and_its_owner_is_told() -> None:
-    class Broken(Machine):
+    class Broken(ScriptedMachine):
         def step(self, event: Event, _now: Now) -> list[Any]:
             self.heard.append(event)
             raise RuntimeError("unforeseen")
 
     machine, told = Broken(), list[LogOutcome]()
-    broken = driver(machine, Engine(room=0), tell=told.append)
+    broken = driver(machine, BoundedEngine(room=0), tell=told.append)
 
     broken.post(Retired())
     broken.post(Retired())

@@ -24,7 +24,7 @@ from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.log_payloads import headers_of
 from services.gateway.edge.media import ARROW
 from services.gateway.edge.payloads import entry_too_large
-from services.gateway.logs.ports import LogBatch
+from services.gateway.logs.ports import StoredBatch
 
 _INSTALL: Final = "pip install 'quorumlog[arrow]'"
 _LEDGER: Final = ("value",)
@@ -106,7 +106,7 @@ def entries_stream(runs: Iterable[Run]) -> bytes:
     return body
 
 
-def records_stream(batches: Iterable[LogBatch]) -> bytes:
+def records_stream(batches: Iterable[StoredBatch]) -> bytes:
     """Records of a log with all their columns. Raises: EntryUnavailable."""
     columns = _for_bodies()
     try:

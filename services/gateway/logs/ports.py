@@ -33,7 +33,7 @@ class LogRead:
 
 
 @dataclass(frozen=True, slots=True)
-class LogBatch:
+class StoredBatch:
     """Records of one entry as stored: `count` of them, after the first `skip`.
 
     `first_offset` is the offset of the entry's first record, skipped or not.
@@ -51,7 +51,7 @@ class LogBatch:
 class LogBatches:
     """A `LogRead` whose records are not decoded."""
 
-    batches: tuple[LogBatch, ...]
+    batches: tuple[StoredBatch, ...]
     next: int
     first_offset: int
     closed: bool

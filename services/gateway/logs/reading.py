@@ -22,7 +22,7 @@ from services.gateway.interface import Confirmation
 from services.gateway.logs.ends import damaged, read_head
 from services.gateway.logs.offsets import find_entry
 from services.gateway.logs.ownership import Ownership
-from services.gateway.logs.ports import LogBatch, LogBatches, LogRead, ReadRecord
+from services.gateway.logs.ports import LogBatches, LogRead, ReadRecord, StoredBatch
 from services.gateway.logs.store import MetadataLogs
 
 Start = int | Literal["earliest", "latest"]
@@ -89,7 +89,7 @@ class _Batches(_Page):
 
     def __init__(self, limit: int, bytes_left: int) -> None:
         super().__init__(limit, bytes_left)
-        self.batches: list[LogBatch] = []
+        self.batches: list[StoredBatch] = []
 
     def unpack(self, item: LogItem, entry_id: int, data: bytes) -> batch.BatchHead:
         """Keep the entry; the limit may exclude its last records."""
@@ -98,7 +98,7 @@ class _Batches(_Page):
         skip = self.at - first
         if 0 <= skip < head.count:
             count = min(head.count - skip, self.limit - self.count)
-            self.batches.append(LogBatch(first, item.ledger_id, entry_id, data, skip, count))
+            self.batches.append(StoredBatch(first, item.ledger_id, entry_id, data, skip, count))
             self.bytes_left -= len(data) * count // head.count
             self.count += count
             self.at += count
