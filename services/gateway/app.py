@@ -17,15 +17,16 @@ from quorumlog.net.service import DRAINING, HOSTS, METRICS, add_shared_routes
 from services.gateway.config import GatewaySettings
 from services.gateway.edge import body
 from services.gateway.edge.body import Room, ignore_expect
-from services.gateway.edge.cluster import Cluster
+from services.gateway.edge.cluster import ClusterRoutes
 from services.gateway.edge.cluster_operations import SHARED
 from services.gateway.edge.cors import allow_origins
-from services.gateway.edge.entries import Entries
-from services.gateway.edge.ledgers import Ledgers
+from services.gateway.edge.entries import EntryRoutes
+from services.gateway.edge.ledgers import LedgerRoutes
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX, Limits
-from services.gateway.edge.log_records import LogRecords
-from services.gateway.edge.logs import Logs
+from services.gateway.edge.log_records import RecordRoutes
+from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.middleware import Metrics, edge_middleware
+from services.gateway.edge.operations import checked
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.engine import Engine, EngineConfig, add_metrics
 from services.gateway.engine.internal import InternalBodies
@@ -131,15 +132,15 @@ def _routes(
 ) -> list[Route]:
     """What this gateway serves. aiohttp tries them in this order: appends and reads come first."""
     routes = [
-        *Entries(engine, room, transactions).routes(),
-        *Ledgers(engine, room, transactions).routes(),
-        *Cluster(engine).routes(),
+        *EntryRoutes(engine, room, transactions).routes(),
+        *LedgerRoutes(engine, room, transactions).routes(),
+        *ClusterRoutes(engine).routes(),
     ]
     if logs is not None:
-        routes += [*LogRecords(logs, room).routes(), *Logs(logs, room).routes()]
+        routes += [*RecordRoutes(logs, room).routes(), *LogRoutes(logs, room).routes()]
     if transactions is not None:
         routes += TransactionRoutes(transactions, room).routes()
-    return routes
+    return [checked(route, room) for route in routes]
 
 
 async def create_app(settings: GatewaySettings) -> web.Application:

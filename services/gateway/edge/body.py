@@ -233,14 +233,14 @@ async def read_object(request: web.Request, room: Room) -> dict[str, Any]:
 
 
 async def expect_nothing(request: web.Request, room: Room) -> None:
-    """For routes that take no body: `{}` is forgiven."""
+    """Refuse a body that has a member: no body and `{}` say the same."""
     if request.body_exists:
         for name in await read_object(request, room):
             raise invalid(f"/{name}", "is not a field of this request")
 
 
-def expect_none(request: web.Request) -> None:
-    """For DELETE, which takes no body at all."""
+def expect_no_body(request: web.Request) -> None:
+    """Refuse any body: DELETE has none."""
     if request.body_exists:
         raise BadRequest("DELETE takes no body")
 

@@ -34,7 +34,7 @@ _READ_TYPES: Final = tuple(op.READ.replies[200].content)
 _IMMUTABLE: Final = {"Cache-Control": "private, max-age=31536000, immutable"}
 
 
-class Entries:
+class EntryRoutes:
     """Handlers of a ledger's entries."""
 
     def __init__(

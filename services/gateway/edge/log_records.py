@@ -36,7 +36,7 @@ _APPEND_TYPES: Final = tuple(op.APPEND.body)
 _READ_TYPES: Final = tuple(op.READ.replies[200].content)
 
 
-class LogRecords:
+class RecordRoutes:
     """Handlers of a log's records."""
 
     def __init__(self, logs: LogManager, room: body.Room) -> None:

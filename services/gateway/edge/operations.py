@@ -1,13 +1,18 @@
-"""What the gateway's operations have in common: their errors, and parameters that several take.
+"""What the gateway's operations have in common: their errors, the parameters that several of them take, and the
+checks that follow from a declaration.
 
 Each resource's operations are declared in a module beside that of its handlers.
 """
 
+from dataclasses import replace
 from typing import Any, Final
 
+from aiohttp import web
+
 from quorumlog import errors, header
-from quorumlog.net.operations import JSON, Content, Errors
+from quorumlog.net.operations import JSON, Content, Errors, Route
 from quorumlog.net.parameters import (
+    Given,
     Parameter,
     header_integer,
     header_text,
@@ -18,7 +23,9 @@ from quorumlog.net.parameters import (
 )
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.wire.bodies import LOG_NAME
+from services.gateway.edge.body import Room, expect_no_body, expect_nothing
 from services.gateway.edge.limits import PASSWORD_CHARS_MAX, WAIT_MS_MAX
+from services.gateway.edge.media import accepted
 
 ALWAYS: Final[Errors] = (
     errors.BadRequest,
@@ -82,3 +89,25 @@ def last_event_id(what: str) -> Parameter[int | None]:
         low=NO_ENTRY,
         high=ID_MAX - 1,
     )
+
+
+def checked(route: Route, room: Room) -> Route:
+    """A route that first refuses what its operation does not declare: a form of answer other than JSON where
+    all successes are JSON, and a body where the operation has none.
+    """
+    operation = route.operation
+    is_json = {media for reply in operation.replies.values() for media in reply.content} == {JSON}
+    is_empty, is_delete = operation.body is NOTHING, operation.method == "DELETE"
+    if not (is_json or is_empty or is_delete):
+        return route
+
+    async def handle(request: web.Request, given: Given) -> web.StreamResponse:
+        if is_json:
+            accepted(request)
+        if is_empty:
+            await expect_nothing(request, room)
+        elif is_delete:
+            expect_no_body(request)
+        return await route.handler(request, given)
+
+    return replace(route, handler=handle)

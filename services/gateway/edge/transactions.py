@@ -7,7 +7,6 @@ from quorumlog.net.parameters import Given
 from services.gateway.edge import body
 from services.gateway.edge import transaction_operations as op
 from services.gateway.edge.answers import json_value
-from services.gateway.edge.media import accepted
 from services.gateway.edge.transaction_models import (
     TransactionBegin,
     TransactionCommit,
@@ -26,7 +25,6 @@ class TransactionRoutes:
 
     async def begin(self, request: web.Request, _given: Given) -> web.Response:
         """POST /v1/transactions."""
-        accepted(request)
         value = await body.read_object(request, self._room)
         wanted: TransactionBegin | VersionBegin
         if value.get("app") is None and value.get("version") is None:
@@ -39,15 +37,13 @@ class TransactionRoutes:
         headers = {"Location": f"/v1/transactions/{found.id}"}
         return json_value(transaction_json(found), 201 if is_new else 200, headers)
 
-    async def get(self, request: web.Request, given: Given) -> web.Response:
+    async def get(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/transactions/{transaction}."""
-        accepted(request)
         return json_value(transaction_json(await self._transactions.get(given[op.TRANSACTION])))
 
     async def commit(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/transactions/{transaction}/commit."""
-        accepted(request)
-        wanted = body.parsed(await body.read_object(request, self._room), TransactionCommit)
+        wanted = await body.read_model(request, self._room, TransactionCommit)
         done = await self._transactions.commit(
             given[op.TRANSACTION],
             wanted.sealed(),
@@ -56,10 +52,8 @@ class TransactionRoutes:
         )
         return json_value(transaction_json(done))
 
-    async def abort(self, request: web.Request, given: Given) -> web.Response:
+    async def abort(self, _request: web.Request, given: Given) -> web.Response:
         """POST /v1/transactions/{transaction}/abort."""
-        accepted(request)
-        await body.expect_nothing(request, self._room)
         return json_value(transaction_json(await self._transactions.abort(given[op.TRANSACTION])))
 
     def routes(self) -> list[Route]:
