@@ -16,7 +16,7 @@ from quorumlog.net.quarantine import QuarantineRule
 from quorumlog.net.service import DRAINING, HOSTS, METRICS, add_shared_routes
 from services.gateway.config import GatewaySettings
 from services.gateway.edge import body
-from services.gateway.edge.body import Room, ignore_expect
+from services.gateway.edge.body import ignore_expect
 from services.gateway.edge.cluster import ClusterRoutes
 from services.gateway.edge.cluster_operations import SHARED
 from services.gateway.edge.cors import allow_origins
@@ -27,6 +27,7 @@ from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.middleware import Metrics, edge_middleware
 from services.gateway.edge.operations import checked
+from services.gateway.edge.room import Room
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.engine import Engine, EngineConfig, add_metrics
 from services.gateway.engine.internal import InternalBodies

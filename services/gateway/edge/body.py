@@ -3,132 +3,26 @@
 Everything that can be refused by the headers alone is refused before a byte of the body is read.
 """
 
-import asyncio
-import contextlib
-from collections.abc import Awaitable, Coroutine, Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from aiohttp import hdrs, web
 from pydantic import ValidationError
 
 from quorumlog.errors import (
     BadRequest,
-    Overloaded,
     RequestTimeout,
     TooLarge,
     UnsupportedMediaType,
 )
 from quorumlog.net.awake import awake_timeout
-from quorumlog.net.budget import PEER, Budget
+from quorumlog.net.budget import PEER
 from quorumlog.net.json_bodies import M, invalid_of
 from quorumlog.net.operations import JSON
 from quorumlog.net.parameters import invalid
 from quorumlog.wire import strict
-from services.gateway.edge.follows import Follows
-from services.gateway.edge.limits import Limits
-
-T = TypeVar("T")
+from services.gateway.edge.room import Room
 
 _FORM: Final = "application/x-www-form-urlencoded"
-HELD: Final = web.RequestKey("held_bytes", int)
-"""The request's key for what its body takes of the room; the middleware gives it back."""
-KEPT: Final = web.RequestKey("kept_bytes", int)
-"""The same for what its answer takes."""
-
-
-class Room:
-    """What is in work now, and whose it is. Each take is given back once."""
-
-    __slots__ = ("_waits", "answers", "bodies", "follows", "is_ending", "limits", "requests")
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.follows = Follows()
-        self.requests = Budget(
-            "requests in work", "REQUESTS_MAX", limits.requests_max, limits.peer_requests_max
-        )
-        self.bodies = Budget(
-            "bytes being appended",
-            "HELD_BYTES_MAX",
-            limits.held_bytes_max,
-            limits.peer_held_bytes_max,
-        )
-        self.answers = Budget(
-            "bytes of answers that nobody has read yet",
-            "ANSWERS_BYTES_MAX",
-            limits.answers_bytes_max,
-            limits.peer_answers_bytes_max,
-        )
-        self.is_ending = False
-        self._waits: set[asyncio.Timeout] = set()
-
-    async def wait(self, work: Awaitable[T]) -> T | None:
-        """What `work` gives, which only waits and so takes no place among the requests in work;
-        None where it was cut short because this process is about to end. Raises Overloaded.
-        """
-        if len(self._waits) >= self.limits.waiters_max:
-            if isinstance(work, Coroutine):
-                work.close()
-            raise Overloaded("too many long polls and tails (WAITERS_MAX)")
-        limit = asyncio.timeout(0 if self.is_ending else None)
-        peer = PEER.get()
-        self._waits.add(limit)
-        self.requests.give(peer)
-        try:
-            async with limit:
-                return await work
-        except TimeoutError:
-            if limit.expired():
-                return None
-            raise
-        finally:
-            self._waits.discard(limit)
-            self.requests.back(peer)
-
-    @property
-    def waiters(self) -> int:
-        """Requests that only wait."""
-        return len(self._waits)
-
-    def end_waits(self) -> None:
-        """This process is about to end: nobody waits any more."""
-        self.is_ending = True
-        now = asyncio.get_running_loop().time()
-        for wait in self._waits:
-            if not wait.expired():
-                wait.reschedule(now)
-
-    def hold(self, request: web.Request, count: int) -> None:
-        """Take room for `count` bytes of a body that have come. Raises Overloaded."""
-        self.bodies.take(PEER.get(), count)
-        request[HELD] = request.get(HELD, 0) + count
-
-    def release(self, request: web.Request) -> None:
-        """Give back what a request's body took."""
-        if count := request.get(HELD, 0):
-            self.bodies.give(PEER.get(), count)
-
-    def keep(self, request: web.Request, count: int) -> None:
-        """Take room for `count` bytes of an answer. Raises Overloaded."""
-        self.answers.take(PEER.get(), count)
-        request[KEPT] = request.get(KEPT, 0) + count
-
-    def let_go(self, request: web.Request, count: int | None = None) -> None:
-        """Give back what a request's answer took: all of it, or a part that was read."""
-        if self.answers.used and KEPT in request:
-            count = request[KEPT] if count is None else count
-            self.answers.give(PEER.get(), count)
-            request[KEPT] -= count
-
-    @contextlib.contextmanager
-    def kept(self, count: int) -> Iterator[None]:
-        """Take room for bytes of an answer while a block writes them. Raises Overloaded."""
-        peer = PEER.get()
-        self.answers.take(peer, count)
-        try:
-            yield
-        finally:
-            self.answers.give(peer, count)
 
 
 def media_type(request: web.Request, known: tuple[str, ...]) -> str:
@@ -167,31 +61,32 @@ async def read(request: web.Request, room: Room, bytes_max: int) -> bytes:
         raise TooLarge(f"the body has {length} bytes; the limit is {bytes_max}")
     if not request.body_exists:
         return b""
-    content = request.content
+    content, peer = request.content, PEER.get()
     if content.is_eof():
-        # It came together with the headers: nothing to wait for.
+        # The body came together with the headers: nothing to wait for.
         data = content.read_nowait(-1)
         if length is None:
             _check_total(len(data), bytes_max)
+        room.bodies.take(peer, len(data))
         room.hold(request, len(data))
         return data
-    # What is announced takes no room: it may never come. But what would not fit is refused at once.
-    room.bodies.check(PEER.get(), length or 0)
+    # Announced bytes take no room, since they may never come; a body that would not fit is refused at once.
+    room.bodies.check(peer, length or 0)
     return await _read_slowly(request, room, bytes_max)
 
 
 async def _read_slowly(request: web.Request, room: Room, bytes_max: int) -> bytes:
     await send_continue(request)
-    limits = room.limits
+    limits, bodies, peer = room.limits, room.bodies, PEER.get()
     chunks: list[bytes] = []
     total = 0
     try:
-        # In time awake: what came while this process stood still came in time.
+        # In time awake: bytes that came while this process stood still came in time.
         async with awake_timeout(limits.body_timeout_s) as limit:
             while chunk := await request.content.readany():
+                bodies.take(peer, len(chunk))
                 total += len(chunk)
                 _check_total(total, bytes_max)
-                room.hold(request, len(chunk))
                 chunks.append(chunk)
                 limit.extend(len(chunk) / limits.body_rate_bytes_s_min)
     except TimeoutError as error:
@@ -200,6 +95,8 @@ async def _read_slowly(request: web.Request, room: Room, bytes_max: int) -> byte
         ) from error
     except web.RequestPayloadError as error:
         raise BadRequest("the body's transfer encoding is broken, or it was cut short") from error
+    finally:
+        room.hold(request, total)
     return b"".join(chunks)
 
 

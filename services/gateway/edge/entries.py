@@ -24,6 +24,7 @@ from services.gateway.edge.payloads import (
 from services.gateway.edge.pipe import Pipe
 from services.gateway.edge.reads import Wanted, answer_read, one_page
 from services.gateway.edge.record_bodies import read_records
+from services.gateway.edge.room import Room
 from services.gateway.edge.sockets import Message, Subject, serve
 from services.gateway.edge.streams import append_lines
 from services.gateway.interface import Appended, EngineInterface
@@ -38,7 +39,7 @@ class EntryRoutes:
     """Handlers of a ledger's entries."""
 
     def __init__(
-        self, engine: EngineInterface, room: body.Room, transactions: Transactions | None = None
+        self, engine: EngineInterface, room: Room, transactions: Transactions | None = None
     ) -> None:
         self._engine = engine
         self._room = room

@@ -17,6 +17,7 @@ from services.gateway.edge.models import (
     ledger_json,
 )
 from services.gateway.edge.operations import LEDGER_ID, PASSWORD
+from services.gateway.edge.room import Room
 from services.gateway.interface import EngineInterface, LedgerQuery
 from services.gateway.logs.transactions import Attempt, Transactions
 
@@ -25,7 +26,7 @@ class LedgerRoutes:
     """Handlers of ledgers as a whole."""
 
     def __init__(
-        self, engine: EngineInterface, room: body.Room, transactions: Transactions | None = None
+        self, engine: EngineInterface, room: Room, transactions: Transactions | None = None
     ) -> None:
         self._engine = engine
         self._room = room

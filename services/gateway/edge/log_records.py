@@ -25,6 +25,7 @@ from services.gateway.edge.payloads import from_frames
 from services.gateway.edge.pipe import Pipe
 from services.gateway.edge.reads import WHOLE_BYTES_MAX, Wanted, answer_read
 from services.gateway.edge.record_bodies import read_records
+from services.gateway.edge.room import Room
 from services.gateway.edge.sockets import Message, Subject, serve
 from services.gateway.edge.streams import append_lines
 from services.gateway.interface import Appended
@@ -39,7 +40,7 @@ _READ_TYPES: Final = tuple(op.READ.replies[200].content)
 class RecordRoutes:
     """Handlers of a log's records."""
 
-    def __init__(self, logs: LogManager, room: body.Room) -> None:
+    def __init__(self, logs: LogManager, room: Room) -> None:
         self._logs = logs
         self._room = room
 

@@ -10,13 +10,14 @@ from services.gateway.edge.answers import json_value, no_content
 from services.gateway.edge.log_models import LogArchived, LogCreate, LogOpen, LogTruncate
 from services.gateway.edge.log_payloads import view_json
 from services.gateway.edge.operations import NAME
+from services.gateway.edge.room import Room
 from services.gateway.logs.manager import LogManager
 
 
 class LogRoutes:
     """Handlers of logs."""
 
-    def __init__(self, logs: LogManager, room: body.Room) -> None:
+    def __init__(self, logs: LogManager, room: Room) -> None:
         self._logs = logs
         self._room = room
 

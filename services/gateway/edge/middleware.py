@@ -23,7 +23,7 @@ from quorumlog.net import trace
 from quorumlog.net.budget import PEER, peer_of
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.listen import error_of_http, forgotten, problem_response, request_id
-from services.gateway.edge.body import Room
+from services.gateway.edge.room import Room
 from services.gateway.edge.sending import large_bytes, send_whole
 
 log = logging.getLogger(__name__)

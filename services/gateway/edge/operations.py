@@ -23,9 +23,10 @@ from quorumlog.net.parameters import (
 )
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.wire.bodies import LOG_NAME
-from services.gateway.edge.body import Room, expect_no_body, expect_nothing
+from services.gateway.edge.body import expect_no_body, expect_nothing
 from services.gateway.edge.limits import PASSWORD_CHARS_MAX, WAIT_MS_MAX
 from services.gateway.edge.media import accepted
+from services.gateway.edge.room import Room
 
 ALWAYS: Final[Errors] = (
     errors.BadRequest,

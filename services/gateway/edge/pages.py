@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Itera
 from contextlib import aclosing
 from typing import Final, Generic
 
-from services.gateway.edge.body import Room
 from services.gateway.edge.follows import P, Told, told_tail
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.room import Room
 from services.gateway.logs.reading import Start
 
 STREAM_BYTES: Final = 1 << 20

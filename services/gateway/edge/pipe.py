@@ -11,8 +11,8 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.budget import PEER
-from services.gateway.edge.body import Room
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.room import Room
 from services.gateway.interface import Appended
 
 T = TypeVar("T")

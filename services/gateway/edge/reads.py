@@ -9,12 +9,12 @@ from aiohttp import web
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.budget import PEER
 from services.gateway.edge.answers import json_bytes, octets
-from services.gateway.edge.body import Room
 from services.gateway.edge.follows import P
 from services.gateway.edge.media import EVENTS, FRAMES, NDJSON
 from services.gateway.edge.middleware import REQUEST_ID
 from services.gateway.edge.operations import PAGE_BYTES, PAGE_ENTRIES
 from services.gateway.edge.pages import STREAM_BYTES, Pages, PageStream
+from services.gateway.edge.room import Room
 from services.gateway.edge.sending import LARGE_BYTES, send_parts
 from services.gateway.edge.streams import send_events, send_lines
 from services.gateway.logs.reading import Start

@@ -9,7 +9,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from services.gateway.edge.body import Room
+from services.gateway.edge.room import Room
 
 LARGE_BYTES: Final = 64 << 10
 """Up to this size an answer costs no more than its connection's buffer, which is bounded anyway."""

@@ -24,11 +24,11 @@ from quorumlog.net.parameters import invalid
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire import problems, strict
 from services.gateway.edge.arrivals import Arrivals
-from services.gateway.edge.body import Room
 from services.gateway.edge.follows import P
 from services.gateway.edge.middleware import REQUEST_ID
 from services.gateway.edge.pages import PageStream
 from services.gateway.edge.pipe import Pipe
+from services.gateway.edge.room import Room
 from services.gateway.edge.sending import LARGE_BYTES
 from services.gateway.edge.streams import beside
 from services.gateway.interface import Appended

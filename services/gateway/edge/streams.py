@@ -16,13 +16,14 @@ from aiohttp import web
 from quorumlog.errors import BadRequest, QuorumLogError, RequestTimeout, TooLarge
 from quorumlog.net.budget import PEER
 from quorumlog.wire import problems
-from services.gateway.edge.body import Room, send_continue
+from services.gateway.edge.body import send_continue
 from services.gateway.edge.follows import P
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.media import EVENTS, NDJSON
 from services.gateway.edge.middleware import REQUEST_ID
 from services.gateway.edge.pages import PageStream
 from services.gateway.edge.pipe import Pipe
+from services.gateway.edge.room import Room
 from services.gateway.edge.sending import write
 
 log = logging.getLogger(__name__)

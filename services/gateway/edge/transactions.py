@@ -7,6 +7,7 @@ from quorumlog.net.parameters import Given
 from services.gateway.edge import body
 from services.gateway.edge import transaction_operations as op
 from services.gateway.edge.answers import json_value
+from services.gateway.edge.room import Room
 from services.gateway.edge.transaction_models import (
     TransactionBegin,
     TransactionCommit,
@@ -19,7 +20,7 @@ from services.gateway.logs.transactions import Transactions
 class TransactionRoutes:
     """Handlers of transactions."""
 
-    def __init__(self, transactions: Transactions, room: body.Room) -> None:
+    def __init__(self, transactions: Transactions, room: Room) -> None:
         self._transactions = transactions
         self._room = room
 
