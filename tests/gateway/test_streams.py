@@ -599,6 +599,41 @@ async def test_what_came_of_a_line_is_counted_until_its_stream_ends(gateway: Gat
     await until(is_given_back, "the room is given back")
 
 
+def test_a_line_that_came_while_this_process_stood_still_came_in_time() -> None:
+    line = b'{"text":"' + b"x" * 1000 + b'"}'
+
+    async def story(gateway: Gateway) -> None:
+        await gateway.create()
+        loop = asyncio.get_running_loop()
+        time, standstill_s = loop.time, 0.0
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.listener.port)
+        head = f"POST {ENTRIES} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson"
+        length = f"Content-Length: {len(line)}"
+        writer.write(f"{head}\r\n{length}\r\n\r\n".encode() + line[:500])
+
+        async def has_begun() -> bool:
+            return await held_bytes(gateway) == 500
+
+        await until(has_begun, "half of the line came")
+        loop.time = lambda: time() + standstill_s  # type: ignore[method-assign]
+        writer.write(line[500:])
+        standstill_s = 3600.0
+        async with within("the line is acknowledged"):
+            told = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+        assert told.startswith(b"HTTP/1.1 200 ")
+        assert gateway.engine.entries[1] == [b"x" * 1000]
+
+    async def on_this_loop() -> None:
+        async with running() as gateway:
+            await story(gateway)
+
+    # asyncio's own loop, whose clock can be moved.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        runner.run(on_this_loop())
+
+
 async def test_what_streams_took_is_given_back(gateway: Gateway) -> None:
     await gateway.create()
 

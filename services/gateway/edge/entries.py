@@ -25,7 +25,7 @@ from services.gateway.edge.pipe import Pipe
 from services.gateway.edge.reads import Wanted, answer_read, one_page
 from services.gateway.edge.record_bodies import read_records
 from services.gateway.edge.room import Room
-from services.gateway.edge.sockets import Message, Subject, serve
+from services.gateway.edge.sockets import Message, SocketTarget, serve
 from services.gateway.edge.streams import append_lines
 from services.gateway.interface import Appended, EngineInterface
 from services.gateway.logs.transactions import Transactions
@@ -142,7 +142,7 @@ class EntryRoutes:
         ledger_id, password = given[LEDGER_ID], given[PASSWORD]
         await self._engine.get(ledger_id)
         pages = LedgerPages(self._engine, ledger_id, password=password)
-        subject = Subject(
+        target = SocketTarget(
             self._pipe(ledger_id, password),
             self._payloads_of,
             lambda done: {
@@ -152,7 +152,7 @@ class EntryRoutes:
             },
             lambda start: PageStream(pages, self._room, start),
         )
-        return await serve(request, self._room, subject)
+        return await serve(request, self._room, target)
 
     def _payloads_of(self, data: Message) -> list[bytes]:
         """The payloads of a socket's message: frames, or the JSON of an append."""
@@ -162,7 +162,7 @@ class EntryRoutes:
         return from_json(data.encode(), entry_bytes_max)[0]
 
     def _pipe(self, ledger_id: int, password: str | None, expect: int | None = None) -> Pipe[bytes]:
-        async def append(payloads: Sequence[bytes], *, expect: int | None) -> Appended:
+        async def append(payloads: Sequence[bytes], expect: int | None) -> Appended:
             return await self._engine.append(ledger_id, payloads, password=password, expect=expect)
 
         return Pipe(append, self._room, size=len, expect=expect)

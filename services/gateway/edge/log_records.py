@@ -26,7 +26,7 @@ from services.gateway.edge.pipe import Pipe
 from services.gateway.edge.reads import WHOLE_BYTES_MAX, Wanted, answer_read
 from services.gateway.edge.record_bodies import read_records
 from services.gateway.edge.room import Room
-from services.gateway.edge.sockets import Message, Subject, serve
+from services.gateway.edge.sockets import Message, SocketTarget, serve
 from services.gateway.edge.streams import append_lines
 from services.gateway.interface import Appended
 from services.gateway.logs.manager import LogManager
@@ -103,21 +103,21 @@ class RecordRoutes:
         """GET /v1/logs/{name}/ws."""
         name = given[NAME]
         await self._logs.get(name)
-        subject = Subject(
+        target = SocketTarget(
             self._pipe(name, given[op.WRITER_TOKEN]),
             _records_of,
             lambda done: {"first_offset": done.first, "last_offset": done.last},
             lambda start: PageStream(LogPages(self._logs, name), self._room, start),
             tuple(op.STARTS),
         )
-        return await serve(request, self._room, subject)
+        return await serve(request, self._room, target)
 
     def _pipe(self, name: str, token: int | None, expect: int | None = None) -> Pipe[Record]:
         """Appends that come in a stream: what comes while one is in flight is the next batch, so a
         producer's sequence, which counts requests, has no place in it.
         """
 
-        async def append(records: Sequence[Record], *, expect: int | None) -> Appended:
+        async def append(records: Sequence[Record], expect: int | None) -> Appended:
             call = Append(tuple(records), expect=expect, token=token)
             done = await self._logs.append(name, call)
             return Appended(done.first_offset, done.last_offset, done.last_offset)
