@@ -17,6 +17,7 @@ from services.gateway.edge.models import (
     Text,
     WriterModel,
 )
+from services.gateway.logs.views import LogView
 
 Digest = Literal["crc32c", "none"]
 """A log's ledgers have no password, so there is no key for a MAC."""
@@ -106,6 +107,42 @@ class Log(Model):
     owner: WriterModel | None = Field(description="Who writes it; null while nobody does.")
     version: Annotated[int, Field(ge=1)]
     created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
+
+
+def log_json(view: LogView) -> dict[str, Any]:
+    """A log as the API shows it."""
+    log, settings = view.log, view.log.settings
+    return {
+        "name": log.name,
+        "settings": {
+            "ensemble_size": settings.quorum.ensemble_size,
+            "write_quorum": settings.quorum.write_quorum,
+            "ack_quorum": settings.quorum.ack_quorum,
+            "digest": settings.digest,
+            "metadata": dict(settings.custom),
+            "roll_bytes": settings.roll_bytes,
+            "roll_entries": settings.roll_entries,
+            "roll_seconds": settings.roll_seconds,
+            "retention_bytes": settings.retention_bytes,
+            "retention_seconds": settings.retention_seconds,
+        },
+        "state": log.state,
+        "first_offset": log.first_offset,
+        "next_offset": view.next_offset,
+        "archived_through": log.archived_through,
+        "ledgers": [
+            {
+                "ledger_id": item.ledger_id,
+                "first_offset": item.first_offset,
+                "last_offset": item.last_offset,
+                "state": view.states.get(item.ledger_id, "CLOSED"),
+            }
+            for item in log.items
+        ],
+        "owner": None if view.owner is None else {"id": view.owner.id, "url": view.owner.url},
+        "version": log.version,
+        "created_at": log.created_at,
+    }
 
 
 class LogList(Model):

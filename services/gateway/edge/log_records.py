@@ -18,12 +18,12 @@ from services.gateway.edge.log_payloads import (
     record_of_line,
     records_from_json,
 )
-from services.gateway.edge.media import ARROW, EVENTS, NDJSON, accepted
-from services.gateway.edge.operations import NAME, PAGE_BYTES, PAGE_ENTRIES, WAIT_MS
+from services.gateway.edge.media import ARROW, NDJSON, accepted
+from services.gateway.edge.operations import EXPECT, NAME, WRITER_TOKEN
 from services.gateway.edge.pages import PageStream, page_or_news
 from services.gateway.edge.payloads import from_frames
 from services.gateway.edge.pipe import Pipe
-from services.gateway.edge.reads import WHOLE_BYTES_MAX, Wanted, answer_read
+from services.gateway.edge.reads import WHOLE_BYTES_MAX, ReadRequest, answer_read
 from services.gateway.edge.record_bodies import read_records
 from services.gateway.edge.room import Room
 from services.gateway.edge.sockets import Message, SocketTarget, serve
@@ -46,7 +46,7 @@ class RecordRoutes:
 
     async def append(self, request: web.Request, given: Given) -> web.StreamResponse:
         """POST /v1/logs/{name}/entries."""
-        name, expect, token = given[NAME], given[op.EXPECT], given[op.WRITER_TOKEN]
+        name, expect, token = given[NAME], given[EXPECT], given[WRITER_TOKEN]
         media = body.media_type(request, _APPEND_TYPES)
         arrow.check_supported(media)
         producer = _producer_of(given)
@@ -70,26 +70,18 @@ class RecordRoutes:
 
     async def read(self, request: web.Request, given: Given) -> web.StreamResponse:
         """GET /v1/logs/{name}/entries."""
-        media = accepted(request, _READ_TYPES)
-        arrow.check_acceptable(media)
-        seen = given[op.LAST_EVENT_ID] if media == EVENTS else None
-        wanted = Wanted(
-            media,
-            given[op.FROM] if seen is None else seen + 1,
-            given[op.ENCODING],
-            given[WAIT_MS] / 1000,
-            given.get(op.LIMIT),
-            given.get(op.MAX_BYTES),
-        )
-        if media == ARROW:
-            stored = await self._batches(given[NAME], wanted)
+        name = given[NAME]
+        wanted = ReadRequest.of(request, given, _READ_TYPES, given[op.FROM])
+        if wanted.media == ARROW:
+            stored = await self._batches(name, wanted.as_page())
             return octets(arrow.records_stream(stored.batches), ARROW, log_position(stored))
-        return await answer_read(request, self._room, LogPages(self._logs, given[NAME]), wanted)
+        return await answer_read(request, self._room, LogPages(self._logs, name), wanted)
 
-    async def _batches(self, name: str, wanted: Wanted) -> LogBatches:
-        """The page of a read, of which no record is decoded."""
-        limit = wanted.limit or PAGE_ENTRIES
-        max_bytes = min(wanted.max_bytes or PAGE_BYTES, WHOLE_BYTES_MAX)
+    async def _batches(self, name: str, wanted: ReadRequest) -> LogBatches:
+        """The page of a read, without decoding its records."""
+        assert wanted.limit is not None, "a page has limits"
+        assert wanted.max_bytes is not None, "a page has limits"
+        limit, max_bytes = wanted.limit, min(wanted.max_bytes, WHOLE_BYTES_MAX)
 
         def read(at: Start, wait_s: float) -> Awaitable[LogBatches]:
             return self._logs.batches(name, at, limit=limit, max_bytes=max_bytes, wait_s=wait_s)
@@ -104,7 +96,7 @@ class RecordRoutes:
         name = given[NAME]
         await self._logs.get(name)
         target = SocketTarget(
-            self._pipe(name, given[op.WRITER_TOKEN]),
+            self._pipe(name, given[WRITER_TOKEN]),
             _records_of,
             lambda done: {"first_offset": done.first, "last_offset": done.last},
             lambda start: PageStream(LogPages(self._logs, name), self._room, start),

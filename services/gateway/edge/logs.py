@@ -7,8 +7,13 @@ from quorumlog.net.parameters import Given
 from services.gateway.edge import body
 from services.gateway.edge import log_operations as op
 from services.gateway.edge.answers import json_value, no_content
-from services.gateway.edge.log_models import LogArchived, LogCreate, LogOpen, LogTruncate
-from services.gateway.edge.log_payloads import view_json
+from services.gateway.edge.log_models import (
+    LogArchived,
+    LogCreate,
+    LogOpen,
+    LogTruncate,
+    log_json,
+)
 from services.gateway.edge.operations import NAME
 from services.gateway.edge.room import Room
 from services.gateway.logs.manager import LogManager
@@ -28,17 +33,17 @@ class LogRoutes:
         headers = {"ETag": f'"{view.log.version}"'}
         if is_new:
             headers["Location"] = f"/v1/logs/{given[NAME]}"
-        return json_value(view_json(view), 201 if is_new else 200, headers)
+        return json_value(log_json(view), 201 if is_new else 200, headers)
 
     async def get(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/logs/{name}."""
         view = await self._logs.get(given[NAME])
-        return json_value(view_json(view), headers={"ETag": f'"{view.log.version}"'})
+        return json_value(log_json(view), headers={"ETag": f'"{view.log.version}"'})
 
     async def page(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/logs."""
         views, following = await self._logs.page(after=given[op.AFTER], limit=given[op.LIMIT])
-        return json_value({"logs": [view_json(view) for view in views], "next": following})
+        return json_value({"logs": [log_json(view) for view in views], "next": following})
 
     async def delete(self, _request: web.Request, given: Given) -> web.Response:
         """DELETE /v1/logs/{name}."""
@@ -47,22 +52,22 @@ class LogRoutes:
 
     async def close(self, _request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/close."""
-        return json_value(view_json(await self._logs.close(given[NAME])))
+        return json_value(log_json(await self._logs.close(given[NAME])))
 
     async def roll(self, _request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/roll."""
-        return json_value(view_json(await self._logs.roll(given[NAME])))
+        return json_value(log_json(await self._logs.roll(given[NAME])))
 
     async def truncate(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/truncate."""
         wanted = await body.read_model(request, self._room, LogTruncate)
-        return json_value(view_json(await self._logs.truncate(given[NAME], wanted.before)))
+        return json_value(log_json(await self._logs.truncate(given[NAME], wanted.before)))
 
     async def archived(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/archived."""
         wanted = await body.read_model(request, self._room, LogArchived)
         view = await self._logs.archived(given[NAME], wanted.through, expect=wanted.expect)
-        return json_value(view_json(view))
+        return json_value(log_json(view))
 
     async def open(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/open."""

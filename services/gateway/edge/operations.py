@@ -13,7 +13,6 @@ from quorumlog import errors, header
 from quorumlog.net.operations import JSON, Content, Errors, Route
 from quorumlog.net.parameters import (
     Given,
-    Parameter,
     header_integer,
     header_text,
     path_id,
@@ -24,8 +23,13 @@ from quorumlog.net.parameters import (
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.wire.bodies import LOG_NAME
 from services.gateway.edge.body import expect_no_body, expect_nothing
-from services.gateway.edge.limits import PASSWORD_CHARS_MAX, WAIT_MS_MAX
-from services.gateway.edge.media import accepted
+from services.gateway.edge.limits import (
+    BATCH_ENTRIES_MAX,
+    PASSWORD_CHARS_MAX,
+    READ_BYTES_MAX,
+    WAIT_MS_MAX,
+)
+from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS, accepted
 from services.gateway.edge.room import Room
 
 ALWAYS: Final[Errors] = (
@@ -68,28 +72,77 @@ PASSWORD: Final = header_text(
 WAIT_MS: Final = query_integer(
     "wait_ms", 0, WAIT_MS_MAX, "At the tail: wait for that long for something new.", 0
 )
-ENCODINGS: Final = ("base64", "text", "json")
+LIMIT: Final = query_integer(
+    "limit", 1, BATCH_ENTRIES_MAX, "Entries, or records, at most.", PAGE_ENTRIES
+)
+MAX_BYTES: Final = query_integer(
+    "max_bytes",
+    1,
+    READ_BYTES_MAX,
+    "Bytes, roughly; the first entry or record always comes.",
+    PAGE_BYTES,
+)
+ENCODING: Final = query_choice(
+    "encoding",
+    ("base64", "text", "json"),
+    "How JSON carries payloads: as `data`, `text` or `json`. A payload that is no text, or no JSON, comes as "
+    "`data_base64` among the others.",
+    "base64",
+)
+LAST_EVENT_ID: Final = header_integer(
+    "Last-Event-ID",
+    "With events: the id of the last event that was seen, in place of `from`; -1: none.",
+    low=NO_ENTRY,
+    high=ID_MAX - 1,
+)
+"""Where a stream of events goes on after it was cut off."""
+EXPECT: Final = query_integer(
+    "expect",
+    0,
+    ID_MAX,
+    "The entry id, or offset, that the first item must get; else 412, nothing written. The items of a stream "
+    "must follow on without a gap.",
+)
+WRITER_TOKEN: Final = header_integer(
+    header.WRITER_TOKEN, "From `open`, where the log was opened for one writer."
+)
 
 
-def encoding(what: str) -> Parameter[str]:
-    """How JSON carries payloads, or values."""
-    return query_choice(
-        "encoding",
-        ENCODINGS,
-        f"How JSON carries {what}: as `data`, `text` or `json`. What is no text, or no JSON, comes as "
-        "`data_base64` among the others.",
-        "base64",
-    )
+def append_forms(json: Content, item: str, arrow: str) -> dict[str, Content]:
+    """The bodies of an append of entries or records."""
+    return {
+        JSON: json,
+        OCTETS: Content(BYTES | {"description": f"The body is one {item}."}),
+        FRAMES: Content(
+            BYTES | {"description": "A batch: (u32 length, payload) repeated, big-endian."}
+        ),
+        NDJSON: Content({"type": "string", "description": f"One JSON {item} a line, streamed."}),
+        ARROW: Content(
+            BYTES | {"description": f"A batch: an Arrow stream, not compressed: {arrow}"}
+        ),
+    }
 
 
-def last_event_id(what: str) -> Parameter[int | None]:
-    """Where a stream of events goes on after it was cut off."""
-    return header_integer(
-        "Last-Event-ID",
-        f"With events: the last {what} that was seen, in place of `from`; -1: none.",
-        low=NO_ENTRY,
-        high=ID_MAX - 1,
-    )
+def read_forms(
+    json: Content, item: str, number: str, arrow: str, events: str
+) -> dict[str, Content]:
+    """The forms of a page or stream of entries or records."""
+    return {
+        JSON: json,
+        FRAMES: Content(
+            BYTES | {"description": f"(u64 {number}, u32 length, payload) repeated, big-endian."}
+        ),
+        ARROW: Content(BYTES | {"description": f"An Arrow stream of {arrow}."}),
+        NDJSON: Content(
+            {"type": "string", "description": f"One {item} a line; an error is the last line."}
+        ),
+        EVENTS: Content(
+            {
+                "type": "string",
+                "description": f"One {item} an event, `id` its {number}; follows the tail, {events}",
+            }
+        ),
+    }
 
 
 def checked(route: Route, room: Room) -> Route:

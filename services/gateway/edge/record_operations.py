@@ -11,24 +11,24 @@ from quorumlog.net.parameters import (
     int64,
     integer,
     invalid,
-    query_integer,
 )
-from quorumlog.protocol.ids import ID_MAX
 from services.gateway.edge import log_models as models
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX, READ_BYTES_MAX
 from services.gateway.edge.log_operations import TAKING_OVER
-from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS
+from services.gateway.edge.media import NDJSON
 from services.gateway.edge.operations import (
     ALWAYS,
-    BYTES,
+    ENCODING,
+    EXPECT,
+    LAST_EVENT_ID,
+    LIMIT,
+    MAX_BYTES,
     NAME,
-    PAGE_BYTES,
-    PAGE_ENTRIES,
     USUAL,
     WAIT_MS,
     WITH_METADATA,
-    encoding,
-    last_event_id,
+    WRITER_TOKEN,
+    append_forms,
+    read_forms,
 )
 from services.gateway.logs.reading import Start
 
@@ -50,13 +50,6 @@ def _start(text: str, pointer: str) -> Start:
     return integer(text, pointer) if named is None else named
 
 
-EXPECT: Final = query_integer(
-    "expect",
-    0,
-    ID_MAX,
-    "The offset that the first record must get; else 412, nothing written. The records of a stream "
-    "must follow on without a gap.",
-)
 PRODUCER_ID: Final[Parameter[str | None]] = Parameter(
     header.PRODUCER_ID,
     "header",
@@ -78,9 +71,6 @@ PRODUCER_EPOCH: Final = header_integer(
 PRODUCER_SEQ: Final = header_integer(
     header.PRODUCER_SEQ, "Counts this producer's requests from 0 in each epoch."
 )
-WRITER_TOKEN: Final = header_integer(
-    header.WRITER_TOKEN, "From `open`, where the log was opened for one writer."
-)
 FROM: Final[Parameter[Start]] = Parameter(
     "from",
     "query",
@@ -89,12 +79,6 @@ FROM: Final[Parameter[Start]] = Parameter(
     "The first offset.",
     "earliest",
 )
-LIMIT: Final = query_integer("limit", 1, BATCH_ENTRIES_MAX, "Records at most.", PAGE_ENTRIES)
-MAX_BYTES: Final = query_integer(
-    "max_bytes", 1, READ_BYTES_MAX, "Bytes, roughly; one record always comes.", PAGE_BYTES
-)
-ENCODING: Final = encoding("values")
-LAST_EVENT_ID: Final = last_event_id("offset")
 
 APPEND: Final = Operation(
     "POST",
@@ -106,8 +90,8 @@ APPEND: Final = Operation(
     "through any gateway and for ever: it gets the first answer, or 409 `expired-producer` where "
     "that is no longer known.",
     (NAME, EXPECT, PRODUCER_ID, PRODUCER_SINCE, PRODUCER_EPOCH, PRODUCER_SEQ, WRITER_TOKEN),
-    {
-        JSON: Content(
+    append_forms(
+        Content(
             {
                 "anyOf": [
                     models.RecordData,
@@ -121,19 +105,10 @@ APPEND: Final = Operation(
                 "batch": {"entries": [{"text": "a"}, {"data": "Yg=="}]},
             },
         ),
-        OCTETS: Content(BYTES | {"description": "The body is one record."}),
-        FRAMES: Content(
-            BYTES | {"description": "A batch: (u32 length, value) repeated, big-endian."}
-        ),
-        NDJSON: Content({"type": "string", "description": "One JSON record a line, streamed."}),
-        ARROW: Content(
-            BYTES
-            | {
-                "description": "An Arrow stream, not compressed: the column `value` (binary or "
-                "string), and maybe `key`, `headers` (map of strings) and `timestamp` (with a zone)."
-            }
-        ),
-    },
+        "record",
+        "the column `value` (binary or string), and maybe `key`, `headers` (map of strings) and `timestamp` "
+        "(with a zone).",
+    ),
     {
         200: Reply(
             "For NDJSON: a line for each acknowledged batch, all before it included; an error is "
@@ -186,8 +161,8 @@ READ: Final = Operation(
     replies={
         200: Reply(
             "Records, maybe none.",
-            {
-                JSON: Content(
+            read_forms(
+                Content(
                     models.LogEntries,
                     {
                         "one": {
@@ -209,28 +184,12 @@ READ: Final = Operation(
                         }
                     },
                 ),
-                FRAMES: Content(
-                    BYTES | {"description": "(u64 offset, u32 length, value) repeated, big-endian."}
-                ),
-                ARROW: Content(
-                    BYTES
-                    | {
-                        "description": "An Arrow stream of `offset`, `timestamp`, `key`, `headers`, "
-                        "`value`, `ledger_id`, `entry_id`."
-                    }
-                ),
-                NDJSON: Content(
-                    {"type": "string", "description": "One record a line; an error is the last."}
-                ),
-                EVENTS: Content(
-                    {
-                        "type": "string",
-                        "description": "One record an event, `id` its offset; follows the tail, "
-                        "`event: end` once the log is closed. From `latest` the id before "
-                        "the first record comes at once, without an event.",
-                    }
-                ),
-            },
+                "record",
+                "offset",
+                "`offset`, `timestamp`, `key`, `headers`, `value`, `ledger_id`, `entry_id`",
+                "`event: end` once the log is closed. From `latest` the id before the first record comes at once, "
+                "without an event.",
+            ),
             {
                 header.NEXT_OFFSET: "With frames and Arrow: where to go on; with NDJSON where that was when "
                 "the head was sent.",

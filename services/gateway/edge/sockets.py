@@ -169,11 +169,11 @@ async def _messages(stream: PageStream[P], encoding: str) -> Tail:
         )
 
     async with contextlib.aclosing(stream.tail()) as tail:
-        async for told in tail:
+        async for shared in tail:
             if begins_at_end:
-                yield orjson.dumps({"tail": {"from": stream.begin(told.page)}}).decode()
+                yield orjson.dumps({"tail": {"from": stream.begin(shared.page)}}).decode()
                 begins_at_end = False
-            if pages.count(told.page):
-                yield told.form(("socket", encoding), message)
-            if pages.is_end(told.page):
-                yield orjson.dumps({"end": pages.ending(told.page)}).decode()
+            if pages.count(shared.page):
+                yield shared.form(("socket", encoding), message)
+            if pages.is_end(shared.page):
+                yield orjson.dumps({"end": pages.ending(shared.page)}).decode()

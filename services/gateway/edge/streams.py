@@ -108,25 +108,25 @@ async def send_events(
     pages, begins_at_end = stream.pages, stream.begins_at_end
 
     def events_of(page: P) -> bytes:
-        items = zip(pages.ids(page), pages.items(page, encoding), strict=True)
+        items = zip(pages.numbers(page), pages.items(page, encoding), strict=True)
         return b"".join(b"id: %d\ndata: %b\n\n" % item for item in items)
 
     response: web.StreamResponse | None = None
     try:
         async with aclosing(stream.tail()) as tail:
-            async for told in tail:
-                events = told.form(("events", encoding), events_of)
+            async for shared in tail:
+                events = shared.form(("events", encoding), events_of)
                 if response is None:
                     response = await opened(request, EVENTS)
                     if request.method == "HEAD":
                         return response
                     if begins_at_end:
-                        events = b"id: %d\n\n" % (stream.begin(told.page) - 1) + events
-                is_end = pages.is_end(told.page)
+                        events = b"id: %d\n\n" % (stream.begin(shared.page) - 1) + events
+                is_end = pages.is_end(shared.page)
                 if events or not is_end:
                     await write(response, stream.room, events or b": \n\n")
                 if is_end:
-                    end = orjson.dumps(pages.ending(told.page))
+                    end = orjson.dumps(pages.ending(shared.page))
                     await response.write(b"event: end\ndata: " + end + b"\n\n")
     except QuorumLogError as error:
         if response is None:

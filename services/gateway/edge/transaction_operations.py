@@ -2,17 +2,16 @@
 
 from typing import Any, Final
 
-from quorumlog import errors, header
+from quorumlog import errors
 from quorumlog.net.operations import JSON, Content, Operation, Reply
-from quorumlog.net.parameters import header_integer, path_text
+from quorumlog.net.parameters import path_text
 from quorumlog.wire.transaction_bodies import TRANSACTION_ID
 from services.gateway.edge import transaction_models as models
-from services.gateway.edge.operations import NOTHING, USUAL, WITH_BODY
+from services.gateway.edge.operations import NOTHING, USUAL, WITH_BODY, WRITER_TOKEN
 
 TRANSACTION: Final = path_text(
     "transaction", TRANSACTION_ID, "The transaction.", "5a0d1f6e-6c1c-4f0e-9d0e-1c7f3b0f2a11"
 )
-WRITER_TOKEN: Final = header_integer(header.WRITER_TOKEN, "Of a log that was opened.")
 
 _OPEN: Final[dict[str, Any]] = {
     "transaction": "5a0d1f6e-6c1c-4f0e-9d0e-1c7f3b0f2a11",

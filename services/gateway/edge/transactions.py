@@ -7,6 +7,7 @@ from quorumlog.net.parameters import Given
 from services.gateway.edge import body
 from services.gateway.edge import transaction_operations as op
 from services.gateway.edge.answers import json_value
+from services.gateway.edge.operations import WRITER_TOKEN
 from services.gateway.edge.room import Room
 from services.gateway.edge.transaction_models import (
     TransactionBegin,
@@ -49,7 +50,7 @@ class TransactionRoutes:
             given[op.TRANSACTION],
             wanted.sealed(),
             overwrite=wanted.overwrite,
-            token=given[op.WRITER_TOKEN],
+            token=given[WRITER_TOKEN],
         )
         return json_value(transaction_json(done))
 
