@@ -27,6 +27,7 @@ from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.middleware import Metrics, edge_middleware
 from services.gateway.edge.operations import checked
+from services.gateway.edge.payloads import from_frames
 from services.gateway.edge.room import Room
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.engine import Engine, EngineConfig, add_metrics
@@ -109,9 +110,8 @@ def add_internal_routes(app: web.Application, engine: Engine, logs: LogManager) 
     largest = max(limits.frames_bytes_max, limits.body_bytes_max) + 4 * BATCH_ENTRIES_MAX
     bodies = InternalBodies(
         read=lambda request, bytes_max: body.read(request, room, bytes_max),
+        decode=lambda data: from_frames(data, limits.entry_bytes_max),
         bytes_max=largest,
-        entry_bytes_max=limits.entry_bytes_max,
-        entries_max=BATCH_ENTRIES_MAX,
     )
     instance = engine.writer.id
     inner = (*internal_routes(engine, instance, bodies), *log_routes(logs, instance, bodies))

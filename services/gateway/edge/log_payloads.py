@@ -13,9 +13,9 @@ from quorumlog.errors import BadRequest, TooLarge
 from quorumlog.net.parameters import escaped, invalid
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
 from quorumlog.wire import strict
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.payloads import (
     base64_of,
+    batch_of,
     entry_too_large,
 )
 
@@ -28,24 +28,12 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 def records_from_json(data: bytes) -> tuple[Record, ...]:
     """The records of a JSON body: one, or those of `entries`."""
-    given = strict.loads(data)
-    if not isinstance(given, dict):
-        raise invalid("", "must be a JSON object")
-    if "entries" not in given:
-        one = (_record(given, ""),)
-        check_size(one)
-        return one
-    for name in given:
-        if name != "entries":
-            raise invalid(f"/{escaped(name)}", "is not a field of this request")
-    entries = given["entries"]
-    if not isinstance(entries, list):
-        raise invalid("/entries", "must be a list")
-    if not entries:
-        raise invalid("/entries", "must have at least one entry")
-    if len(entries) > BATCH_ENTRIES_MAX:
-        raise TooLarge(f"a batch of {len(entries)} records; the limit is {BATCH_ENTRIES_MAX}")
-    records = tuple(_record(entry, f"/entries/{n}") for n, entry in enumerate(entries))
+    body = strict.loads(data)
+    entries = batch_of(body, "records")
+    if entries is None:
+        records: tuple[Record, ...] = (_record(body, ""),)
+    else:
+        records = tuple(_record(entry, f"/entries/{n}") for n, entry in enumerate(entries))
     check_size(records)
     return records
 
