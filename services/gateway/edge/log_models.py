@@ -1,15 +1,16 @@
 """The public bodies of logs as pydantic models."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
 
 from quorumlog.protocol.log import LogSettings
 from quorumlog.protocol.quorum import Quorum
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX, CUSTOM_BYTES_MAX, CUSTOM_KEYS_MAX
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.models import (
     BASE64,
     DATE_TIME,
+    Custom,
     Id,
     IdOrNone,
     Model,
@@ -22,9 +23,14 @@ from services.gateway.logs.views import LogView
 Digest = Literal["crc32c", "none"]
 """A log's ledgers have no password, so there is no key for a MAC."""
 
+_LIMITS: Final = (
+    "roll_bytes", "roll_entries", "roll_seconds", "retention_bytes", "retention_seconds",
+)  # fmt: skip
+"""Fields of a log's settings that the protocol's value has too, under the same names."""
+
 
 class LogCreate(Model):
-    """What a log should be like; everything is optional, and 0 switches a limit off."""
+    """A log to create. Everything is optional, and 0 switches a limit off."""
 
     ensemble_size: Size | None = Field(
         default=None, description="E of each of its ledgers: 3, or Qw where that is larger."
@@ -32,11 +38,7 @@ class LogCreate(Model):
     write_quorum: Size | None = Field(default=None, description="Qw: 3, or E where smaller.")
     ack_quorum: Size | None = Field(default=None, description="Qa: Qw // 2 + 1.")
     digest: Digest = Field(default="crc32c", description="How entries prove to be unchanged.")
-    metadata: dict[Text, Text] = Field(
-        default_factory=dict,
-        max_length=CUSTOM_KEYS_MAX,
-        description=f"For the caller's use: {CUSTOM_BYTES_MAX} bytes at most, keys included.",
-    )
+    metadata: Custom = Field(default_factory=dict)
     allow_degraded: Literal[True] = Field(
         default=True, description="Always: a takeover must work while a bookie is away."
     )
@@ -49,27 +51,20 @@ class LogCreate(Model):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         self.settings()
-        size = sum(len(k.encode()) + len(v.encode()) for k, v in self.metadata.items())
-        if size > CUSTOM_BYTES_MAX:
-            raise ValueError(f"metadata has {size} bytes; the limit is {CUSTOM_BYTES_MAX}")
         return self
 
     def settings(self) -> LogSettings:
-        """The settings. Raises ValueError where the sizes do not fit."""
+        """The protocol's value. Raises: ValueError unless E >= Qw >= Qa."""
         return LogSettings(
             quorum=Quorum.of(self.ensemble_size, self.write_quorum, self.ack_quorum),
             digest=self.digest,
-            roll_bytes=self.roll_bytes,
-            roll_entries=self.roll_entries,
-            roll_seconds=self.roll_seconds,
-            retention_bytes=self.retention_bytes,
-            retention_seconds=self.retention_seconds,
+            **{name: getattr(self, name) for name in _LIMITS},
             custom=tuple(sorted(self.metadata.items())),
         )
 
 
 class LogSettingsModel(Model):
-    """What a log was made with."""
+    """The settings with which a log was created."""
 
     ensemble_size: Size
     write_quorum: Size
@@ -120,11 +115,7 @@ def log_json(view: LogView) -> dict[str, Any]:
             "ack_quorum": settings.quorum.ack_quorum,
             "digest": settings.digest,
             "metadata": dict(settings.custom),
-            "roll_bytes": settings.roll_bytes,
-            "roll_entries": settings.roll_entries,
-            "roll_seconds": settings.roll_seconds,
-            "retention_bytes": settings.retention_bytes,
-            "retention_seconds": settings.retention_seconds,
+            **{name: getattr(settings, name) for name in _LIMITS},
         },
         "state": log.state,
         "first_offset": log.first_offset,
@@ -139,7 +130,7 @@ def log_json(view: LogView) -> dict[str, Any]:
             }
             for item in log.items
         ],
-        "owner": None if view.owner is None else {"id": view.owner.id, "url": view.owner.url},
+        "owner": view.owner,
         "version": log.version,
         "created_at": log.created_at,
     }
@@ -227,7 +218,7 @@ class LogEntries(Model):
 
 
 class LogOpen(Model):
-    """Who wants to be the log's only writer."""
+    """The only writer that the log should have."""
 
     owner: Annotated[Text, Field(min_length=1, max_length=1024)]
 

@@ -1,6 +1,6 @@
-"""Records of a log as the bodies of HTTP carry them.
+"""The records of a JSON body or line.
 
-A record's key is base64 beside `data`, else text (`encodings.py`).
+A record's key is base64 beside `data`, else text, as in `encodings.py`.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,8 @@
-"""The public bodies as pydantic models: what the OpenAPI description is made of.
+"""The public bodies of ledgers as pydantic models, of which the OpenAPI description is made.
 
-They parse what comes once per ledger. Appends and reads never pass through them; the tests hold
-their hand-made JSON against these models.
+The models parse requests about ledgers as a whole. Appends and reads never pass through them; tests hold the
+hand-made JSON of appends and reads to these models. The names of the classes are those of the description's
+schemas, which clients see.
 """
 
 from typing import Annotated, Any, Final, Literal, Self
@@ -76,16 +77,25 @@ def _within_limits(custom: dict[str, str]) -> dict[str, str]:
 
 Custom = Annotated[
     dict[Text, Text],
-    AfterValidator(_within_limits),
     Field(
         max_length=CUSTOM_KEYS_MAX,
         description=f"For the caller's use: {CUSTOM_BYTES_MAX} bytes at most, keys included.",
+    ),
+    AfterValidator(_within_limits),
+]
+
+
+Members = Annotated[
+    list[Member],
+    Field(
+        max_length=QUORUM_MAX,
+        description="Members that will never come back: an operator's word, kept with the ledger.",
     ),
 ]
 
 
 class LedgerCreate(Model):
-    """What a new ledger should be like. Everything is optional."""
+    """A ledger to create. Everything is optional."""
 
     ensemble_size: Size | None = Field(
         default=None, description="E, bookies that store the ledger: 3, or Qw where that is larger."
@@ -117,11 +127,11 @@ class LedgerCreate(Model):
         return self
 
     def quorum(self) -> Quorum:
-        """The sizes, with those that were left out. Raises ValueError where they do not fit."""
+        """The sizes, omitted ones filled in. Raises: ValueError unless E >= Qw >= Qa."""
         return Quorum.of(self.ensemble_size, self.write_quorum, self.ack_quorum)
 
     def options(self, idempotency_key: str | None) -> LedgerOptions:
-        """What the engine is asked for."""
+        """The options for the engine."""
         quorum = self.quorum()
         return LedgerOptions(
             ensemble_size=quorum.ensemble_size,
@@ -137,7 +147,7 @@ class LedgerCreate(Model):
 
 
 class TransactionLedgerCreate(Model):
-    """A ledger of a transaction: like those of its log in all else."""
+    """A ledger to create in a transaction: in all else like the ledgers of its log."""
 
     transaction: Annotated[str, Field(pattern=f"^{TRANSACTION_ID}$", description="Its id.")]
     partition: Id | None = Field(default=None, description="For which part of the work it is.")
@@ -146,7 +156,7 @@ class TransactionLedgerCreate(Model):
 
 
 class FragmentModel(Model):
-    """From `first_entry` to the next fragment, entries live on these bookies."""
+    """The entries from `first_entry` to the next fragment live on these bookies."""
 
     first_entry: Id
     bookies: list[str]
@@ -198,7 +208,7 @@ class Ledger(Model):
 
 
 def ledger_json(metadata: LedgerMetadata) -> dict[str, Any]:
-    """A ledger's row as the public API shows it: no key ever."""
+    """A ledger's row as the public API shows it, without its keys; orjson writes dataclasses as objects."""
     quorum = metadata.quorum
     shown: dict[str, Any] = {
         "ledger_id": metadata.ledger_id,
@@ -209,17 +219,12 @@ def ledger_json(metadata: LedgerMetadata) -> dict[str, Any]:
         "digest": metadata.digest,
         "last_entry": metadata.last_entry,
         "length": metadata.length,
-        "fragments": [
-            {"first_entry": fragment.first_entry, "bookies": fragment.bookies}
-            for fragment in metadata.fragments
-        ],
+        "fragments": metadata.fragments,
         "metadata": dict(metadata.custom),
         "log": metadata.log,
         "created_at": metadata.created_at,
         "version": metadata.version,
-        "writer": None
-        if metadata.writer is None
-        else {"id": metadata.writer.id, "url": metadata.writer.url},
+        "writer": metadata.writer,
     }
     tags = dict(metadata.extra)
     if tags.get(DEGRADED) == "true":
@@ -261,13 +266,12 @@ class EntryJson(Model):
     value: Any = Field(alias="json")
 
 
-EntryIn = EntryData | EntryText | EntryJson
-
-
 class Batch(Model):
     """Several entries; they get contiguous ids."""
 
-    entries: list[EntryIn] = Field(min_length=1, max_length=BATCH_ENTRIES_MAX)
+    entries: list[EntryData | EntryText | EntryJson] = Field(
+        min_length=1, max_length=BATCH_ENTRIES_MAX
+    )
 
 
 class AppendedEntry(Model):
@@ -358,11 +362,7 @@ class LastAddConfirmed(Model):
 class Recover(Model):
     """How to recover a ledger."""
 
-    declare_lost: list[Member] = Field(
-        default_factory=list,
-        max_length=QUORUM_MAX,
-        description="Members that will never come back: an operator's word, kept with the ledger.",
-    )
+    declare_lost: Members = Field(default_factory=list)
 
 
 class AcceptLoss(Model):
@@ -370,11 +370,7 @@ class AcceptLoss(Model):
 
     first: Id
     last: Id
-    declare_lost: list[Member] = Field(
-        default_factory=list,
-        max_length=QUORUM_MAX,
-        description="Members that will never come back: an operator's word, kept with the ledger.",
-    )
+    declare_lost: Members = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:

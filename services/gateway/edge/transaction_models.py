@@ -11,30 +11,35 @@ from quorumlog.wire.transaction_bodies import APP_CHARS_MAX, EXPIRES_IN_S
 from services.gateway.edge.models import DATE_TIME, Id, IdOrNone, Model, Text
 from services.gateway.logs.transactions import EXPIRES_IN_S as EXPIRES_IN_S_DEFAULT
 
+_TargetLog = Annotated[LogName, Field(description="Where its records will come.")]
+_ExpiresInS = Annotated[
+    int,
+    Field(
+        ge=EXPIRES_IN_S[0],
+        le=EXPIRES_IN_S[1],
+        description="After so many seconds in which nobody began it, made a ledger or appended.",
+    ),
+]
+
 
 class TransactionBegin(Model):
-    """What to begin."""
+    """A transaction to begin."""
 
-    log: Annotated[LogName, Field(description="Where its records will come.")]
+    log: _TargetLog
     app: None = None
     version: None = None
-    expires_in_s: Annotated[int, Field(ge=EXPIRES_IN_S[0], le=EXPIRES_IN_S[1])] = Field(
-        default=EXPIRES_IN_S_DEFAULT,
-        description="After so many seconds in which nobody began it, made a ledger or appended.",
-    )
+    expires_in_s: _ExpiresInS = EXPIRES_IN_S_DEFAULT
 
 
 class VersionBegin(Model):
-    """One commit of an app, which must come onto the log once."""
+    """A transaction to begin for one commit of an app, which must come onto the log once."""
 
-    log: Annotated[LogName, Field(description="Where its records will come.")]
+    log: _TargetLog
     app: Annotated[Text, Field(min_length=1, max_length=APP_CHARS_MAX, description="Who writes.")]
     version: Annotated[
         Id, Field(description="Which of the app's commits it is; they come in ascending order.")
     ]
-    expires_in_s: Annotated[int, Field(ge=EXPIRES_IN_S[0], le=EXPIRES_IN_S[1])] = (
-        EXPIRES_IN_S_DEFAULT
-    )
+    expires_in_s: _ExpiresInS = EXPIRES_IN_S_DEFAULT
 
 
 class SealedLedger(Model):
@@ -103,16 +108,7 @@ def transaction_json(found: Transaction) -> dict[str, Any]:
         "duplicate": found.is_duplicate,
         "first_offset": found.first_offset,
         "last_offset": found.last_offset,
-        "ledgers": [
-            {
-                "ledger_id": ledger.ledger_id,
-                "partition": ledger.partition,
-                "attempt": ledger.attempt,
-                "first_offset": ledger.first_offset,
-                "last_offset": ledger.last_offset,
-            }
-            for ledger in found.ledgers
-        ],
+        "ledgers": found.ledgers,
         "created_at": found.created_at,
         "expires_at": found.expires_at,
     }
