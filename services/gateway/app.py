@@ -61,7 +61,7 @@ def build_app(
     cors_origins: Iterable[str] = (),
     hosts: Hosts | None = None,
 ) -> web.Application:
-    """The application that serves an engine and logs. The caller starts and stops those itself."""
+    """The application that serves an engine and logs, which the caller starts and stops."""
     app = web.Application()
     room = app[_ROOM] = Room(limits)
     routes = _routes(engine, room, logs, transactions)
@@ -103,10 +103,10 @@ def build_app(
 
 
 def add_internal_routes(app: web.Application, engine: Engine, logs: LogManager) -> None:
-    """Have a gateway's application answer other gateways too."""
+    """Add the routes for other gateways to a gateway's application."""
     room = app[_ROOM]
     limits = room.limits
-    # What any public body becomes between gateways: payloads, each with its length.
+    # Any public body as it travels between gateways: payloads, each with its length.
     largest = max(limits.frames_bytes_max, limits.body_bytes_max) + 4 * BATCH_ENTRIES_MAX
     bodies = InternalBodies(
         read=lambda request, bytes_max: body.read(request, room, bytes_max),
@@ -119,7 +119,7 @@ def add_internal_routes(app: web.Application, engine: Engine, logs: LogManager) 
 
 
 def _described(operation: Operation) -> Operation:
-    """An operation as clients meet it: of a gateway that is about to end nobody changes anything."""
+    """An operation with the error that every change gets while the gateway shuts down."""
     if operation.method == "GET":
         return operation
     return replace(operation, errors=(*operation.errors, ShuttingDown))
@@ -131,7 +131,7 @@ def _routes(
     logs: LogManager | None,
     transactions: Transactions | None,
 ) -> list[Route]:
-    """What this gateway serves. aiohttp tries them in this order: appends and reads come first."""
+    """The public routes. aiohttp tries them in this order: appends and reads come first."""
     routes = [
         *EntryRoutes(engine, room, transactions).routes(),
         *LedgerRoutes(engine, room, transactions).routes(),
@@ -145,7 +145,7 @@ def _routes(
 
 
 async def create_app(settings: GatewaySettings) -> web.Application:
-    """The application of a real gateway: its engine runs from now until the cleanup."""
+    """The application of a real gateway, whose engine runs until the application's cleanup."""
     stack = contextlib.AsyncExitStack()
     config = EngineConfig(
         url=settings.url,

@@ -1,6 +1,6 @@
-"""Read a request's body: the right type, in time, and never more than there is room for.
+"""Read a request's body: of the right type, in time, and within the room for bodies.
 
-Everything that can be refused by the headers alone is refused before a byte of the body is read.
+A request that its headers alone rule out is refused before a byte of its body is read.
 """
 
 from typing import Any, Final
@@ -26,8 +26,7 @@ _FORM: Final = "application/x-www-form-urlencoded"
 
 
 def media_type(request: web.Request, known: tuple[str, ...]) -> str:
-    """The body's media type without its parameters, one of `known`; the first one where there is
-    no body.
+    """The body's media type without its parameters, one of `known`; without a body the first of these.
 
     Raises: UnsupportedMediaType, whose detail says what to add to a curl command.
     """
@@ -55,7 +54,7 @@ def media_type(request: web.Request, known: tuple[str, ...]) -> str:
 
 
 async def read(request: web.Request, room: Room, bytes_max: int) -> bytes:
-    """The whole body. Raises TooLarge, RequestTimeout, Overloaded or BadRequest."""
+    """The whole body. Raises: TooLarge, RequestTimeout, Overloaded, BadRequest."""
     length = request.content_length
     if length is not None and length > bytes_max:
         raise TooLarge(f"the body has {length} bytes; the limit is {bytes_max}")
@@ -106,15 +105,15 @@ def _check_total(total: int, bytes_max: int) -> None:
 
 
 async def send_continue(request: web.Request) -> None:
-    """Ask for the body, where the client waits to be asked."""
+    """Ask for the body if the client waits for that (`Expect: 100-continue`)."""
     if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        # The interim answer is not part of the answer, which has not begun.
+        # The interim response is no part of the response, which has not begun.
         request.writer.output_size = 0
 
 
 async def ignore_expect(_request: web.Request) -> None:
-    """A route's `Expect` handler: the body is asked for when it is read, not before."""
+    """Handle `Expect` for a route: the body is asked for only when it is read."""
 
 
 async def read_object(request: web.Request, room: Room) -> dict[str, Any]:
@@ -148,7 +147,7 @@ async def read_model(request: web.Request, room: Room, model: type[M]) -> M:
 
 
 def parsed(value: object, model: type[M]) -> M:
-    """A JSON value as a model. Raises: InvalidRequest, which lists all that pydantic found."""
+    """A JSON value as a model. Raises: InvalidRequest, which lists all that pydantic found wrong."""
     try:
         return model.model_validate(value)
     except ValidationError as error:

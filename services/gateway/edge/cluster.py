@@ -1,4 +1,4 @@
-"""The cluster as the gateway sees it, and the pages that explain problems."""
+"""The resources /v1/bookies, /v1/cluster and /problems."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from services.gateway.interface import EngineInterface
 
 
 class ClusterRoutes:
-    """Handlers of what is not a ledger."""
+    """Handlers about the cluster, and the pages that explain problems."""
 
     def __init__(self, engine: EngineInterface) -> None:
         self._engine = engine

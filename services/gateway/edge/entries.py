@@ -66,7 +66,7 @@ class EntryRoutes:
         return _appended(ledger_id, done, is_batch=is_batch)
 
     async def _payloads(self, request: web.Request, media: str) -> tuple[list[bytes], bool]:
-        """What to append, and whether it came as a batch."""
+        """The payloads to append, and whether they came as a batch."""
         limits = self._room.limits
         if media == JSON:
             data = await body.read(request, self._room, limits.body_bytes_max)

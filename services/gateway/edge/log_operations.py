@@ -56,7 +56,7 @@ TAKING_OVER: Final = (
     errors.RecoveryBlocked,
     errors.EntryUnavailable,
 )
-"""What a request may be answered with that the log's owner does, which this gateway may become."""
+"""Errors of a request to a log's owner, which this gateway may become."""
 
 
 def _order(verb: str, name: str, summary: str, text: str = "", **more: Any) -> Operation:

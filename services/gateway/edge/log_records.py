@@ -105,8 +105,8 @@ class RecordRoutes:
         return await serve(request, self._room, target)
 
     def _pipe(self, name: str, token: int | None, expect: int | None = None) -> Pipe[Record]:
-        """Appends that come in a stream: what comes while one is in flight is the next batch, so a
-        producer's sequence, which counts requests, has no place in it.
+        """The pipe of a stream. Its batches depend on timing, so a producer's sequence, which counts requests, has
+        no place in a stream.
         """
 
         async def append(records: Sequence[Record], expect: int | None) -> Appended:

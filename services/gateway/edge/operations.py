@@ -41,7 +41,7 @@ ALWAYS: Final[Errors] = (
     errors.HeadersTooLarge,
     errors.Overloaded,
 )
-"""What any request may be answered with."""
+"""Errors of every operation."""
 
 ANSWERING: Final[Errors] = (errors.NotAcceptable,)
 WITH_BODY: Final[Errors] = (errors.TooLarge, errors.UnsupportedMediaType)
@@ -52,23 +52,23 @@ OF_TRANSACTION: Final[Errors] = (
     errors.TransactionAborted,
     errors.TransactionCommitted,
 )
-"""What else a ledger of a transaction may be answered with."""
+"""Further errors of a transaction's ledger."""
 
 BYTES: Final[dict[str, Any]] = {"type": "string", "format": "binary"}
 NOTHING: Final = {JSON: Content({"type": "object", "additionalProperties": False}, {"nothing": {}})}
-"""The body of a request that has nothing to say."""
+"""The body of a request without parameters in its body."""
 ETAG: Final = {"ETag": "The row's version, in quotes."}
 
 PAGE_ENTRIES: Final = 100
 PAGE_BYTES: Final = 1 << 20
-"""What a page has at most where a read does not say it; a stream has no such limit."""
+"""The limits of a page for a read that names none; a stream has no such limit."""
 
 LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
 NAME: Final = path_text("name", LOG_NAME, "The log.", "events")
 PASSWORD: Final = header_text(
-    header.LEDGER_PASSWORD, "The ledger's password, where it has one.", chars_max=PASSWORD_CHARS_MAX
+    header.LEDGER_PASSWORD, "The ledger's password, if it has one.", chars_max=PASSWORD_CHARS_MAX
 )
-"""Header values can't hold every character: a password that must travel should be printable."""
+"""Header values can't hold every character: a password should be printable."""
 WAIT_MS: Final = query_integer(
     "wait_ms", 0, WAIT_MS_MAX, "At the tail: wait for that long for something new.", 0
 )

@@ -36,7 +36,7 @@ _PRODUCER_BYTES_MAX: Final = 255
 """A producer's id is stored with its length in one byte."""
 
 STARTS: Final[Mapping[str, Start]] = {"earliest": "earliest", "latest": "latest"}
-"""Where a read may begin besides at an offset."""
+"""Positions of a read besides offsets."""
 
 
 def _producer(text: str, pointer: str) -> str:

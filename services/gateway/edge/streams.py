@@ -67,8 +67,8 @@ async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[
 async def send_lines(
     request: web.Request, stream: PageStream[P], encoding: str, wait_s: float
 ) -> web.StreamResponse:
-    """Items as lines, up to what is acknowledged now; an error in between is the last line. From the end
-    the head says where that is, before anything is waited for.
+    """Send items as lines, up to the end as it is now; an error in between is the last line. For a read from
+    the end the head is sent before any wait, since it says where the end is.
     """
     pages = stream.pages
     later_s, wait_s = (wait_s, 0.0) if stream.begins_at_end else (0.0, wait_s)
@@ -102,8 +102,8 @@ async def send_lines(
 async def send_events(
     request: web.Request, stream: PageStream[P], encoding: str
 ) -> web.StreamResponse:
-    """Each item as an event whose id is the item's; follows the tail until its end is final. From the
-    end the id before the first one comes at once: a browser resumes there.
+    """Send each item as an event whose id is the item's; follow the tail until its end is final. For a tail from
+    the end the id before its first item is sent at once: a browser resumes there.
     """
     pages, begins_at_end = stream.pages, stream.begins_at_end
 

@@ -1,4 +1,4 @@
-"""The resource /v1/transactions: sealed ledgers that come onto a log together."""
+"""The resource /v1/transactions: sealed ledgers that are published onto a log together."""
 
 from aiohttp import web
 
