@@ -159,14 +159,7 @@ ENTRY: Final = Operation(
             "The entry.",
             {
                 JSON: Content(
-                    {
-                        "anyOf": [
-                            models.OneEntryData,
-                            models.OneEntryText,
-                            models.OneEntryJson,
-                            models.OneEntryBase64,
-                        ]
-                    },
+                    models.OneEntry,
                     {"bytes": {"ledger_id": 1, "entry_id": 0, "data": "aGVsbG8="}},
                 ),
                 OCTETS: Content(BYTES | {"description": "The payload alone."}),

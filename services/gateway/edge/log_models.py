@@ -14,6 +14,7 @@ from services.gateway.edge.models import (
     Id,
     IdOrNone,
     Model,
+    PayloadOut,
     Size,
     Text,
     WriterModel,
@@ -189,10 +190,8 @@ class LogAppendedModel(Model):
     entry_id: Id
 
 
-class RecordOut(Model):
-    """A record in one of four forms: `data`; with `encoding=text` or `json` that, or `data_base64` where
-    the value is not readable so. `key` is base64 beside `data`, else text: `key_base64` where it is none.
-    """
+class RecordOut(PayloadOut):
+    """A record with its place. `key` is base64 beside `data`, else text, or `key_base64` if the key is no text."""
 
     offset: Id
     timestamp: Annotated[str, WithJsonSchema(DATE_TIME)]
@@ -201,10 +200,6 @@ class RecordOut(Model):
     key: str | None
     key_base64: Annotated[str, WithJsonSchema(BASE64)] | None = None
     headers: dict[str, str]
-    data: Annotated[str, WithJsonSchema(BASE64)] | None = None
-    text: str | None = None
-    value: Any = Field(default=None, alias="json")
-    data_base64: Annotated[str, WithJsonSchema(BASE64)] | None = None
 
 
 class LogEntries(Model):

@@ -291,28 +291,20 @@ class AppendedBatch(Model):
     last_add_confirmed: Id
 
 
-class EntryDataOut(EntryData):
+class PayloadOut(Model):
+    """A payload in one of four forms: `data`; with `encoding=text` or `json` that, or `data_base64` where the
+    payload is not readable so.
+    """
+
+    data: Annotated[str, WithJsonSchema(BASE64)] | None = None
+    text: str | None = None
+    value: Any = Field(default=None, alias="json")
+    data_base64: Annotated[str, WithJsonSchema(BASE64)] | None = None
+
+
+class EntryOut(PayloadOut):
     """An entry with its id."""
 
-    entry_id: Id
-
-
-class EntryTextOut(EntryText):
-    """An entry with its id, for `encoding=text`."""
-
-    entry_id: Id
-
-
-class EntryJsonOut(EntryJson):
-    """An entry with its id, for `encoding=json`."""
-
-    entry_id: Id
-
-
-class EntryBase64Out(Model):
-    """An entry with its id, for `encoding=text` and `json` where it is neither."""
-
-    data_base64: Annotated[str, WithJsonSchema(BASE64)]
     entry_id: Id
 
 
@@ -320,33 +312,15 @@ class Entries(Model):
     """Confirmed entries, in order; go on at `next`."""
 
     ledger_id: Id
-    entries: list[EntryDataOut | EntryTextOut | EntryJsonOut | EntryBase64Out]
+    entries: list[EntryOut]
     next: Id
     last_add_confirmed: IdOrNone
     closed: bool
     lac_source: Literal["writer", "bookies", "metadata"]
 
 
-class OneEntryData(EntryDataOut):
+class OneEntry(EntryOut):
     """One confirmed entry."""
-
-    ledger_id: Id
-
-
-class OneEntryText(EntryTextOut):
-    """One confirmed entry, for `encoding=text`."""
-
-    ledger_id: Id
-
-
-class OneEntryJson(EntryJsonOut):
-    """One confirmed entry, for `encoding=json`."""
-
-    ledger_id: Id
-
-
-class OneEntryBase64(EntryBase64Out):
-    """One confirmed entry, for `encoding=text` and `json` where it is neither."""
 
     ledger_id: Id
 
