@@ -47,7 +47,7 @@ def run(
     partitions: int | None = None,
     create: Mapping[str, Any] | None = None,
     dry_run: bool = False,
-) -> job.Result:
+) -> job.JobResult:
     """Ingest a DataFrame, the files of `path` (of the format `kind`), or the rows of a SQL `query`.
 
     `partitions`: the most ledgers. `create`: settings for a log that does not exist yet. The frame has
@@ -61,7 +61,7 @@ def run(
     report: dict[str, Any] = {"job": "ingest", "dry_run": dry_run, "log": log}
     if dry_run:
         report |= {"rows": records.count(), "ledgers": records.rdd.getNumPartitions()}
-        return job.Result(spark.createDataFrame([], RECEIPTS), report)
+        return job.JobResult(spark.createDataFrame([], RECEIPTS), report)
     urls = gateway if isinstance(gateway, str) else ",".join(gateway)
     try:
         _ensure(gateway, log, create)
@@ -84,7 +84,7 @@ def run(
         "first_offset": done[0].first_offset if done else None,
         "last_offset": done[-1].last_offset if done else None,
     }
-    return job.Result(spark.createDataFrame(rows, RECEIPTS), report)
+    return job.JobResult(spark.createDataFrame(rows, RECEIPTS), report)
 
 
 def stream(
@@ -101,7 +101,7 @@ def stream(
     key: str | None = None,
     create: Mapping[str, Any] | None = None,
     dry_run: bool = False,
-) -> job.Result:
+) -> job.JobResult:
     """Ingest the files of a folder that are new since the last run, then end.
 
     `checkpoint`: a folder for this stream only. `schema`: for files without one.
@@ -113,7 +113,7 @@ def stream(
     try:
         records = _records((reader.schema(schema) if schema else reader).load(path), value, key)
         if dry_run:
-            return job.Result(spark.createDataFrame([], RECEIPTS), report)
+            return job.JobResult(spark.createDataFrame([], RECEIPTS), report)
         _ensure(gateway, log, create)
         running = (
             records.writeStream.format("quorumlog")
@@ -135,7 +135,7 @@ def stream(
         "batches": sum(item["numInputRows"] > 0 for item in progress),
         "rows": sum(item["numInputRows"] for item in progress),
     }
-    return job.Result(spark.createDataFrame([], RECEIPTS), report)
+    return job.JobResult(spark.createDataFrame([], RECEIPTS), report)
 
 
 def _read(
@@ -265,7 +265,7 @@ def _main(
     except job.JobFailed as error:
         raise typer.BadParameter(str(error)) from None
 
-    def work(spark: SparkSession) -> job.Result:
+    def work(spark: SparkSession) -> job.JobResult:
         if not is_stream:
             return run(
                 spark,
