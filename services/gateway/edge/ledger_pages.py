@@ -83,16 +83,15 @@ class LedgerPages(Pages[ReadResult]):
         """The entry ids."""
         return chain.from_iterable(run.ids for run in page.runs)
 
-    def payloads(self, page: ReadResult) -> Iterable[memoryview]:
-        """The entries' payloads."""
-        return chain.from_iterable(run.payloads() for run in page.runs)
+    def payloads(self, page: ReadResult) -> Iterable[tuple[int, memoryview]]:
+        """The entry ids with their payloads."""
+        return chain.from_iterable(zip(run.ids, run.payloads(), strict=True) for run in page.runs)
 
     def items(self, page: ReadResult, encoding: str) -> Iterable[bytes]:
         """Each entry as a JSON object."""
         return (
             b'{"entry_id":%d,%b}' % (entry_id, encoded(payload, encoding))
-            for run in page.runs
-            for entry_id, payload in zip(run.ids, run.payloads(), strict=True)
+            for entry_id, payload in self.payloads(page)
         )
 
     def members(self, page: ReadResult) -> bytes:

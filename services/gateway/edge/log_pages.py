@@ -71,9 +71,9 @@ class LogPages(Pages[LogRead]):
         """The offsets."""
         return (found.offset for found in page.records)
 
-    def payloads(self, page: LogRead) -> Iterable[bytes]:
-        """The records' values."""
-        return (found.record.value for found in page.records)
+    def payloads(self, page: LogRead) -> Iterable[tuple[int, bytes]]:
+        """The offsets with the records' values."""
+        return ((found.offset, found.record.value) for found in page.records)
 
     def items(self, page: LogRead, encoding: str) -> Iterable[bytes]:
         """Each record as a JSON object."""

@@ -74,8 +74,8 @@ class Pages(ABC, Generic[P]):
         """The items' numbers."""
 
     @abstractmethod
-    def payloads(self, page: P) -> Iterable[bytes | memoryview]:
-        """The items' payloads."""
+    def payloads(self, page: P) -> Iterable[tuple[int, bytes | memoryview]]:
+        """The items' numbers with their payloads."""
 
     @abstractmethod
     def items(self, page: P, encoding: str) -> Iterable[bytes]:
@@ -96,7 +96,7 @@ class Pages(ABC, Generic[P]):
     def frames(self, page: P) -> bytes:
         """A page as (u64 number, u32 length, payload), repeated."""
         parts: list[bytes | memoryview] = []
-        for number, payload in zip(self.numbers(page), self.payloads(page), strict=True):
+        for number, payload in self.payloads(page):
             parts.append(_FRAME.pack(number, len(payload)))
             parts.append(payload)
         return b"".join(parts)
