@@ -85,9 +85,9 @@ CREATE: Final = Operation(
     "createLedger",
     "Ledgers",
     "Create a ledger",
-    "The gateway that answers is its writer. Any gateway takes appends and hands them on. One of a "
-    "transaction is like the ledgers of its log: each append is one entry, a batch of records in "
-    "the log's forms; it is sealed by `close` and named by the commit.",
+    "The gateway that answers is the ledger's writer. Any gateway takes appends and forwards them. A "
+    "transaction's ledger is like the ledgers of its log: each append is one entry, a batch of records in "
+    "the log's forms; `close` seals the ledger, and the commit names it.",
     (IDEMPOTENCY_KEY,),
     {
         JSON: Content(
@@ -151,8 +151,8 @@ CLOSE: Final = Operation(
     "closeLedger",
     "Ledgers",
     "Close a ledger as its writer",
-    "The end is the writer's last acknowledged entry. Where somebody else closed the ledger: 200 if "
-    "the end is the same, else 409 with the real one (`last_entry`).",
+    "The end is the writer's last acknowledged entry. If another process closed the ledger: 200 if "
+    "the end is the same, else 409 with the real end (`last_entry`).",
     (LEDGER_ID, PASSWORD),
     NOTHING,
     {200: Reply("The closed ledger.", {JSON: Content(models.Ledger, {"closed": _CLOSED})}, ETAG)},
@@ -164,7 +164,7 @@ RECOVER: Final = Operation(
     "recoverLedger",
     "Ledgers",
     "Close a ledger as a reader: fence it, find its end, close it",
-    "The same end for all who ask. What was acknowledged is in it; its writer can't go on.",
+    "All who ask get the same end. Every acknowledged entry is kept; the writer can't go on.",
     (LEDGER_ID, PASSWORD),
     {
         JSON: Content(
@@ -179,9 +179,9 @@ ACCEPT_LOSS: Final = Operation(
     "/v1/ledgers/{ledger_id}/accept-loss",
     "acceptLoss",
     "Ledgers",
-    "Give up entries that nobody can serve any more",
-    "An operator's last word, for ever. Only of a CLOSED ledger, and only where all who could hold "
-    "the entries answer that they do not; from then on these are 410 `entry-lost`.",
+    "Give up entries that no bookie can serve any more",
+    "Irrevocable, and for operators. Only for a CLOSED ledger, and only if all bookies that could hold "
+    "the entries answer that they do not; from then on the entries are 410 `entry-lost`.",
     (LEDGER_ID, PASSWORD),
     {
         JSON: Content(

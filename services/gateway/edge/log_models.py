@@ -38,15 +38,19 @@ class LogCreate(Model):
     )
     write_quorum: Size | None = Field(default=None, description="Qw: 3, or E where smaller.")
     ack_quorum: Size | None = Field(default=None, description="Qa: Qw // 2 + 1.")
-    digest: Digest = Field(default="crc32c", description="How entries prove to be unchanged.")
+    digest: Digest = Field(default="crc32c", description="How readers verify entries.")
     metadata: Custom = Field(default_factory=dict)
     allow_degraded: Literal[True] = Field(
         default=True, description="Always: a takeover must work while a bookie is away."
     )
     roll_bytes: Id = Field(default=256 << 20, description="Bytes after which a ledger is closed.")
-    roll_entries: Id = Field(default=0, description="Append requests after which it is.")
-    roll_seconds: Id = Field(default=0, description="Age at which it is.")
-    retention_bytes: Id = Field(default=0, description="What is kept at least, once there is more.")
+    roll_entries: Id = Field(
+        default=0, description="Append requests after which a ledger is closed."
+    )
+    roll_seconds: Id = Field(default=0, description="Age at which a ledger is closed.")
+    retention_bytes: Id = Field(
+        default=0, description="Bytes that are kept at least; older ledgers beyond are dropped."
+    )
     retention_seconds: Id = Field(default=0, description="For how long a closed ledger is kept.")
 
     @model_validator(mode="after")
@@ -84,7 +88,7 @@ class LogLedger(Model):
 
     ledger_id: Id
     first_offset: Id | None = Field(description="null while a roll waits for the end before it.")
-    last_offset: IdOrNone | None = Field(description="null while it may grow.")
+    last_offset: IdOrNone | None = Field(description="null while the ledger may grow.")
     state: Literal["OPEN", "IN_RECOVERY", "CLOSED"]
 
 
@@ -95,12 +99,16 @@ class Log(Model):
     settings: LogSettingsModel
     state: Literal["OPEN", "CLOSED"]
     first_offset: Id
-    next_offset: Id = Field(description="What the next record gets; all before it are durable.")
+    next_offset: Id = Field(
+        description="The next record's offset; all records before it are durable."
+    )
     archived_through: Id | None = Field(
-        description="Records below are kept elsewhere too; null where nobody archives the log."
+        description="Records below it are kept elsewhere too; null if the log is not archived."
     )
     ledgers: list[LogLedger]
-    owner: WriterModel | None = Field(description="Who writes it; null while nobody does.")
+    owner: WriterModel | None = Field(
+        description="The gateway that writes the log; null while none does."
+    )
     version: Annotated[int, Field(ge=1)]
     created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
 
@@ -147,7 +155,7 @@ class LogList(Model):
 class _RecordIn(Model):
     headers: dict[str, str] | None = None
     timestamp: Annotated[str, WithJsonSchema(DATE_TIME)] | None = Field(
-        default=None, description="The record's own time; else that of its append."
+        default=None, description="The record's own time; by default the time of its append."
     )
 
 

@@ -98,7 +98,7 @@ PUT: Final = Operation(
     "putLog",
     "Logs",
     "Create a log",
-    "With the same settings again it is the same log; with others 409.",
+    "A repeat with the same settings gets the same log; with other settings 409.",
     (NAME,),
     {JSON: Content(models.LogCreate, {"default": {}, "small": {"roll_entries": 1000}})},
     {
@@ -131,7 +131,7 @@ OPEN: Final = _order(
     "open",
     "openLog",
     "Open a log for one writer",
-    "Whoever wrote it is fenced off. From then on appends need `Writer-Token`.",
+    "Earlier writers are fenced off. From then on appends need `Writer-Token`.",
     body={JSON: Content(models.LogOpen, {"me": {"owner": "me"}})},
     content={JSON: Content(models.LogOpened, {"first": {"writer_token": 1, "next_offset": 0}})},
     errors=(errors.LogClosed, errors.NotTheOwner, errors.WriterLost),
@@ -152,7 +152,7 @@ TRUNCATE: Final = _order(
 ARCHIVED: Final = _order(
     "archived",
     "markLogArchived",
-    "Say that records are archived",
+    "Note that records are archived",
     "By compare-and-swap on `archived_through`. From then on retention keeps what is not archived.",
     body={JSON: Content(models.LogArchived, {"first": {"through": 10, "expect": None}})},
     errors=(errors.VersionConflict, errors.InvalidRequest),

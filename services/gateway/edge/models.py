@@ -108,11 +108,11 @@ class LedgerCreate(Model):
         default=None, description="Qa, bookies that must have it on disk: Qw // 2 + 1."
     )
     digest: Literal["crc32c", "hmac-sha256", "none"] = Field(
-        default="crc32c", description="How entries prove to be unchanged; the MAC needs a password."
+        default="crc32c", description="How readers verify entries; the MAC needs a password."
     )
     password: (
         Annotated[str, StringConstraints(min_length=1, max_length=PASSWORD_CHARS_MAX)] | None
-    ) = Field(default=None, description="What `Ledger-Password` must say from then on.")
+    ) = Field(default=None, description="The value that `Ledger-Password` must have from then on.")
     metadata: Custom = Field(default_factory=dict)
     ledger_id: Id | None = Field(default=None, description="An id of the caller's choice.")
     allow_degraded: bool = Field(
@@ -150,8 +150,10 @@ class TransactionLedgerCreate(Model):
     """A ledger to create in a transaction: in all else like the ledgers of its log."""
 
     transaction: Annotated[str, Field(pattern=f"^{TRANSACTION_ID}$", description="Its id.")]
-    partition: Id | None = Field(default=None, description="For which part of the work it is.")
-    attempt: Id | None = Field(default=None, description="Which try at that part it is.")
+    partition: Id | None = Field(
+        default=None, description="The part of the work for which it is created."
+    )
+    attempt: Id | None = Field(default=None, description="The number of the try at that part.")
     metadata: Custom = Field(default_factory=dict)
 
 
@@ -200,9 +202,11 @@ class Ledger(Model):
     )
     lost_entries: list[LostRange] = Field(
         default_factory=list,
-        description="What nobody can serve any more, as an operator has accepted: 410 `entry-lost`.",
+        description="Entries that no bookie can serve any more, as an operator has accepted: 410 `entry-lost`.",
     )
-    transaction: str | None = Field(default=None, description="What it was written in.")
+    transaction: str | None = Field(
+        default=None, description="The transaction in which it was written."
+    )
     partition: Id | None = None
     attempt: Id | None = None
 

@@ -61,9 +61,8 @@ PRODUCER_ID: Final[Parameter[str | None]] = Parameter(
 PRODUCER_SINCE: Final = header_integer(
     header.PRODUCER_SINCE,
     "The log's `next_offset`, as it was read before this producer (id and epoch) had sent "
-    "anything; the same in all of its requests. Without it, or below what the log has "
-    "forgotten, a producer that is not known is 409 `expired-producer`; beyond the log's "
-    "end 422.",
+    "anything; the same in all of its requests. Without it, or below the offset up to which the log has "
+    "forgotten producers, an unknown producer is 409 `expired-producer`; beyond the log's end 422.",
 )
 PRODUCER_EPOCH: Final = header_integer(
     header.PRODUCER_EPOCH, "A higher epoch ends the lower ones of this producer."
@@ -87,8 +86,8 @@ APPEND: Final = Operation(
     "Logs",
     "Append records",
     "One request is one atomic record batch. With the `Producer-` headers a repeat is harmless, "
-    "through any gateway and for ever: it gets the first answer, or 409 `expired-producer` where "
-    "that is no longer known.",
+    "through any gateway and for ever: it gets the first answer, or 409 `expired-producer` once that "
+    "answer is forgotten.",
     (NAME, EXPECT, PRODUCER_ID, PRODUCER_SINCE, PRODUCER_EPOCH, PRODUCER_SEQ, WRITER_TOKEN),
     append_forms(
         Content(

@@ -48,9 +48,9 @@ BEGIN: Final = Operation(
     "beginTransaction",
     "Transactions",
     "Begin a transaction on a log",
-    "With `app` and `version` all who begin the same get the same one while it is OPEN; where this "
-    "version, or a later one, is on the log it is COMMITTED and there is nothing to do. Its ledgers "
-    "are made by `POST /v1/ledgers` with `transaction`.",
+    "With the same `app` and `version` all callers get the same transaction while it is OPEN; if this "
+    "version, or a later one, is on the log, it is COMMITTED and there is nothing to do. Its ledgers "
+    "are created by `POST /v1/ledgers` with `transaction`.",
     body={
         JSON: Content(
             {"anyOf": [models.TransactionBegin, models.VersionBegin]},
@@ -60,7 +60,7 @@ BEGIN: Final = Operation(
     replies={
         201: Reply("It is new.", _content(_OPEN), {"Location": "The transaction's path."}),
         200: Reply(
-            "There was one of this app and version.",
+            "There was a transaction of this app and version.",
             _content(_OPEN),
             {"Location": "The transaction's path."},
         ),
@@ -122,7 +122,7 @@ ABORT: Final = Operation(
     "abortTransaction",
     "Transactions",
     "End a transaction without a trace",
-    "Its ledgers are fenced and deleted. One that is COMMITTED stays so: 409, nothing is changed.",
+    "Its ledgers are fenced and deleted. A COMMITTED transaction stays so: 409, nothing is changed.",
     (TRANSACTION,),
     NOTHING,
     {200: Reply("It is aborted.", _content(_OPEN | {"state": "ABORTED", "ledgers": []}))},
