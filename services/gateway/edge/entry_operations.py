@@ -1,6 +1,6 @@
 """The operations of /v1/ledgers/{ledger_id}/entries."""
 
-from typing import Any, Final
+from typing import Final
 
 from quorumlog import errors, header
 from quorumlog.net.operations import JSON, Content, Operation, Reply
@@ -24,6 +24,7 @@ from services.gateway.edge.operations import (
     WITH_BODY,
     WITH_METADATA,
     append_forms,
+    gives,
     read_forms,
 )
 
@@ -45,7 +46,6 @@ _POSITION_HEADERS: Final = {
     header.LEDGER_CLOSED: "With frames, Arrow and NDJSON: true or false.",
     "Lac-Source": "With frames, Arrow and NDJSON: who said how far it is confirmed.",
 }
-_EITHER: Final[dict[str, Any]] = {"anyOf": [models.AppendedEntry, models.AppendedBatch]}
 
 APPEND: Final = Operation(
     "POST",
@@ -75,22 +75,19 @@ APPEND: Final = Operation(
             "last line, a problem object.",
             {NDJSON: Content({"type": "string"})},
         ),
-        201: Reply(
+        **gives(
             "Acknowledged.",
+            {"anyOf": [models.AppendedEntry, models.AppendedBatch]},
             {
-                JSON: Content(
-                    _EITHER,
-                    {
-                        "one": {"ledger_id": 1, "entry_id": 7, "last_add_confirmed": 7},
-                        "batch": {
-                            "ledger_id": 1,
-                            "first_entry": 8,
-                            "last_entry": 107,
-                            "last_add_confirmed": 107,
-                        },
-                    },
-                )
+                "one": {"ledger_id": 1, "entry_id": 7, "last_add_confirmed": 7},
+                "batch": {
+                    "ledger_id": 1,
+                    "first_entry": 8,
+                    "last_entry": 107,
+                    "last_add_confirmed": 107,
+                },
             },
+            status=201,
         ),
     },
     (
@@ -177,17 +174,11 @@ LAST_ADD_CONFIRMED: Final = Operation(
     "How far a ledger is confirmed",
     "With `after` and `wait_ms`: answers as soon as it is above `after`, or the ledger is closed.",
     (LEDGER_ID, AFTER, WAIT_MS, PASSWORD),
-    replies={
-        200: Reply(
-            "The last add confirmed; -1: nothing yet.",
-            {
-                JSON: Content(
-                    models.LastAddConfirmed,
-                    {"seven": {"ledger_id": 1, "last_add_confirmed": 7, "closed": False}},
-                )
-            },
-        )
-    },
+    replies=gives(
+        "The last add confirmed; -1: nothing yet.",
+        models.LastAddConfirmed,
+        {"seven": {"ledger_id": 1, "last_add_confirmed": 7, "closed": False}},
+    ),
     errors=_READING,
 )
 SOCKET: Final = Operation(

@@ -27,6 +27,7 @@ from services.gateway.edge.operations import (
     USUAL,
     WITH_BODY,
     WITH_METADATA,
+    gives,
 )
 
 _KEY: Final = "[!-~]{1,255}"
@@ -68,6 +69,7 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "writer": {"id": "b1946ac9", "url": "http://127.0.0.1:8080"},
 }
 _CLOSED: Final = _EXAMPLE | {"state": "CLOSED", "last_entry": 7, "length": 40, "version": 2}
+_LACKING: Final = _CLOSED | {"may_lack_entries": True, "lost_entries": [{"first": 3, "last": 5}]}
 
 
 _ENDING: Final = (
@@ -99,13 +101,13 @@ CREATE: Final = Operation(
             },
         )
     },
-    {
-        201: Reply(
-            "The ledger.",
-            {JSON: Content(models.Ledger, {"new": _EXAMPLE})},
-            {"Location": "The ledger's path.", **ETAG},
-        )
-    },
+    gives(
+        "The ledger.",
+        models.Ledger,
+        {"new": _EXAMPLE},
+        {"Location": "The ledger's path.", **ETAG},
+        status=201,
+    ),
     (
         *USUAL,
         *WITH_BODY,
@@ -123,16 +125,11 @@ LIST: Final = Operation(
     "List ledgers",
     "Ascending by id; all conditions hold. `next` is the next `after`, null at the end.",
     (STATE, BOOKIE, LOG, METADATA, LIMIT, AFTER),
-    replies={
-        200: Reply(
-            "A page of ledgers.",
-            {
-                JSON: Content(
-                    models.LedgerList, {"last page": {"ledgers": [_EXAMPLE], "next": None}}
-                )
-            },
-        )
-    },
+    replies=gives(
+        "A page of ledgers.",
+        models.LedgerList,
+        {"last page": {"ledgers": [_EXAMPLE], "next": None}},
+    ),
     errors=USUAL,
 )
 GET: Final = Operation(
@@ -142,7 +139,7 @@ GET: Final = Operation(
     "Ledgers",
     "Look at a ledger",
     parameters=(LEDGER_ID,),
-    replies={200: Reply("The ledger.", {JSON: Content(models.Ledger, {"open": _EXAMPLE})}, ETAG)},
+    replies=gives("The ledger.", models.Ledger, {"open": _EXAMPLE}, ETAG),
     errors=(*USUAL, errors.NoSuchLedger),
 )
 CLOSE: Final = Operation(
@@ -155,7 +152,7 @@ CLOSE: Final = Operation(
     "the end is the same, else 409 with the real end (`last_entry`).",
     (LEDGER_ID, PASSWORD),
     NOTHING,
-    {200: Reply("The closed ledger.", {JSON: Content(models.Ledger, {"closed": _CLOSED})}, ETAG)},
+    gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, ETAG),
     (*_ENDING, errors.LedgerClosed, errors.LedgerFenced, errors.WriterLost),
 )
 RECOVER: Final = Operation(
@@ -171,7 +168,7 @@ RECOVER: Final = Operation(
             models.Recover, {"usual": {}, "without a bookie": {"declare_lost": ["bookie-1@1"]}}
         )
     },
-    {200: Reply("The closed ledger.", {JSON: Content(models.Ledger, {"closed": _CLOSED})}, ETAG)},
+    gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, ETAG),
     (*_ENDING, errors.NotEnoughBookies),
 )
 ACCEPT_LOSS: Final = Operation(
@@ -192,21 +189,7 @@ ACCEPT_LOSS: Final = Operation(
             },
         )
     },
-    {
-        200: Reply(
-            "The ledger.",
-            {
-                JSON: Content(
-                    models.Ledger,
-                    {
-                        "with a loss": _CLOSED
-                        | {"may_lack_entries": True, "lost_entries": [{"first": 3, "last": 5}]}
-                    },
-                )
-            },
-            ETAG,
-        )
-    },
+    gives("The ledger.", models.Ledger, {"with a loss": _LACKING}, ETAG),
     (*USUAL, *WITH_BODY, errors.WrongPassword, errors.NoSuchLedger, errors.LossNotProven),
 )
 DELETE: Final = Operation(

@@ -4,13 +4,14 @@ checks that follow from a declaration.
 Each resource's operations are declared in a module beside that of its handlers.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from aiohttp import web
 
 from quorumlog import errors, header
-from quorumlog.net.operations import JSON, Content, Errors, Route
+from quorumlog.net.operations import JSON, Content, Errors, Reply, Route, Schema
 from quorumlog.net.parameters import (
     Given,
     header_integer,
@@ -106,6 +107,18 @@ EXPECT: Final = query_integer(
 WRITER_TOKEN: Final = header_integer(
     header.WRITER_TOKEN, "From `open`, where the log was opened for one writer."
 )
+
+
+def gives(
+    description: str,
+    schema: Schema,
+    examples: dict[str, Any],
+    headers: Mapping[str, str] | None = None,
+    *,
+    status: int = 200,
+) -> dict[int | Literal["default"], Reply]:
+    """A success whose body is JSON."""
+    return {status: Reply(description, {JSON: Content(schema, examples)}, headers or {})}
 
 
 def append_forms(json: Content, item: str, arrow: str) -> dict[str, Content]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from quorumlog import errors, header
-from quorumlog.net.operations import JSON, Content, Operation, Reply
+from quorumlog.net.operations import Content, Operation, Reply
 from quorumlog.net.parameters import (
     Parameter,
     header_integer,
@@ -28,6 +28,7 @@ from services.gateway.edge.operations import (
     WITH_METADATA,
     WRITER_TOKEN,
     append_forms,
+    gives,
     read_forms,
 )
 from services.gateway.logs.reading import Start
@@ -114,23 +115,20 @@ APPEND: Final = Operation(
             "the last line, a problem object.",
             {NDJSON: Content({"type": "string"})},
         ),
-        201: Reply(
+        **gives(
             "All records are durable.",
+            models.LogAppendedModel,
             {
-                JSON: Content(
-                    models.LogAppendedModel,
-                    {
-                        "two": {
-                            "log": "events",
-                            "first_offset": 8,
-                            "last_offset": 9,
-                            "ledger_id": 2,
-                            "entry_id": 3,
-                        }
-                    },
-                )
+                "two": {
+                    "log": "events",
+                    "first_offset": 8,
+                    "last_offset": 9,
+                    "ledger_id": 2,
+                    "entry_id": 3,
+                }
             },
             {header.PRODUCER_DUPLICATE: "true: this is the answer that the first request got."},
+            status=201,
         ),
     },
     (

@@ -3,11 +3,11 @@
 from typing import Any, Final
 
 from quorumlog import errors
-from quorumlog.net.operations import JSON, Content, Operation, Reply
+from quorumlog.net.operations import JSON, Content, Operation
 from quorumlog.net.parameters import path_text
 from quorumlog.wire.transaction_bodies import TRANSACTION_ID
 from services.gateway.edge import transaction_models as models
-from services.gateway.edge.operations import NOTHING, USUAL, WITH_BODY, WRITER_TOKEN
+from services.gateway.edge.operations import NOTHING, USUAL, WITH_BODY, WRITER_TOKEN, gives
 
 TRANSACTION: Final = path_text(
     "transaction", TRANSACTION_ID, "The transaction.", "5a0d1f6e-6c1c-4f0e-9d0e-1c7f3b0f2a11"
@@ -38,9 +38,8 @@ _DONE: Final = _OPEN | {
 }
 
 
-def _content(example: dict[str, Any]) -> dict[str, Content]:
-    return {JSON: Content(models.TransactionModel, {"a transaction": example})}
-
+_AS_OPEN: Final = (models.TransactionModel, {"a transaction": _OPEN})
+_LOCATION: Final = {"Location": "The transaction's path."}
 
 BEGIN: Final = Operation(
     "POST",
@@ -58,12 +57,8 @@ BEGIN: Final = Operation(
         )
     },
     replies={
-        201: Reply("It is new.", _content(_OPEN), {"Location": "The transaction's path."}),
-        200: Reply(
-            "There was a transaction of this app and version.",
-            _content(_OPEN),
-            {"Location": "The transaction's path."},
-        ),
+        **gives("It is new.", *_AS_OPEN, _LOCATION, status=201),
+        **gives("There was a transaction of this app and version.", *_AS_OPEN, _LOCATION),
     },
     errors=(*USUAL, *WITH_BODY, errors.NoSuchLog, errors.LogClosed),
     needs_body=True,
@@ -75,7 +70,7 @@ GET: Final = Operation(
     "Transactions",
     "Look at a transaction",
     parameters=(TRANSACTION,),
-    replies={200: Reply("The transaction.", _content(_OPEN))},
+    replies=gives("The transaction.", *_AS_OPEN),
     errors=(*USUAL, errors.NoSuchTransaction),
 )
 COMMIT: Final = Operation(
@@ -97,7 +92,7 @@ COMMIT: Final = Operation(
             },
         )
     },
-    {200: Reply("It is committed.", _content(_DONE))},
+    gives("It is committed.", models.TransactionModel, {"a transaction": _DONE}),
     (
         *USUAL,
         *WITH_BODY,
@@ -125,6 +120,10 @@ ABORT: Final = Operation(
     "Its ledgers are fenced and deleted. A COMMITTED transaction stays so: 409, nothing is changed.",
     (TRANSACTION,),
     NOTHING,
-    {200: Reply("It is aborted.", _content(_OPEN | {"state": "ABORTED", "ledgers": []}))},
+    gives(
+        "It is aborted.",
+        models.TransactionModel,
+        {"a transaction": _OPEN | {"state": "ABORTED", "ledgers": []}},
+    ),
     (*USUAL, *WITH_BODY, errors.NoSuchTransaction, errors.TransactionCommitted),
 )
