@@ -16,16 +16,19 @@ from quorumlog.net.quarantine import QuarantineRule
 from quorumlog.net.service import DRAINING, HOSTS, METRICS, add_shared_routes
 from services.gateway.config import GatewaySettings
 from services.gateway.edge import body
-from services.gateway.edge.body import Room, ignore_expect
-from services.gateway.edge.cluster import Cluster
+from services.gateway.edge.body import ignore_expect
+from services.gateway.edge.cluster import ClusterRoutes
 from services.gateway.edge.cluster_operations import SHARED
 from services.gateway.edge.cors import allow_origins
-from services.gateway.edge.entries import Entries
-from services.gateway.edge.ledgers import Ledgers
+from services.gateway.edge.entries import EntryRoutes
+from services.gateway.edge.ledgers import LedgerRoutes
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX, Limits
-from services.gateway.edge.log_records import LogRecords
-from services.gateway.edge.logs import Logs
+from services.gateway.edge.log_records import RecordRoutes
+from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.middleware import Metrics, edge_middleware
+from services.gateway.edge.operations import checked
+from services.gateway.edge.payloads import from_frames
+from services.gateway.edge.room import Room
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.engine import Engine, EngineConfig, add_metrics
 from services.gateway.engine.internal import InternalBodies
@@ -58,7 +61,7 @@ def build_app(
     cors_origins: Iterable[str] = (),
     hosts: Hosts | None = None,
 ) -> web.Application:
-    """The application that serves an engine and logs. The caller starts and stops those itself."""
+    """The application that serves an engine and logs, which the caller starts and stops."""
     app = web.Application()
     room = app[_ROOM] = Room(limits)
     routes = _routes(engine, room, logs, transactions)
@@ -100,16 +103,15 @@ def build_app(
 
 
 def add_internal_routes(app: web.Application, engine: Engine, logs: LogManager) -> None:
-    """Have a gateway's application answer other gateways too."""
+    """Add the routes for other gateways to a gateway's application."""
     room = app[_ROOM]
     limits = room.limits
-    # What any public body becomes between gateways: payloads, each with its length.
+    # Any public body as it travels between gateways: payloads, each with its length.
     largest = max(limits.frames_bytes_max, limits.body_bytes_max) + 4 * BATCH_ENTRIES_MAX
     bodies = InternalBodies(
         read=lambda request, bytes_max: body.read(request, room, bytes_max),
+        decode=lambda data: from_frames(data, limits.entry_bytes_max),
         bytes_max=largest,
-        entry_bytes_max=limits.entry_bytes_max,
-        entries_max=BATCH_ENTRIES_MAX,
     )
     instance = engine.writer.id
     inner = (*internal_routes(engine, instance, bodies), *log_routes(logs, instance, bodies))
@@ -117,7 +119,7 @@ def add_internal_routes(app: web.Application, engine: Engine, logs: LogManager) 
 
 
 def _described(operation: Operation) -> Operation:
-    """An operation as clients meet it: of a gateway that is about to end nobody changes anything."""
+    """An operation with the error that every change gets while the gateway shuts down."""
     if operation.method == "GET":
         return operation
     return replace(operation, errors=(*operation.errors, ShuttingDown))
@@ -129,21 +131,21 @@ def _routes(
     logs: LogManager | None,
     transactions: Transactions | None,
 ) -> list[Route]:
-    """What this gateway serves. aiohttp tries them in this order: appends and reads come first."""
+    """The public routes. aiohttp tries them in this order: appends and reads come first."""
     routes = [
-        *Entries(engine, room, transactions).routes(),
-        *Ledgers(engine, room, transactions).routes(),
-        *Cluster(engine).routes(),
+        *EntryRoutes(engine, room, transactions).routes(),
+        *LedgerRoutes(engine, room, transactions).routes(),
+        *ClusterRoutes(engine).routes(),
     ]
     if logs is not None:
-        routes += [*LogRecords(logs, room).routes(), *Logs(logs, room).routes()]
+        routes += [*RecordRoutes(logs, room).routes(), *LogRoutes(logs, room).routes()]
     if transactions is not None:
         routes += TransactionRoutes(transactions, room).routes()
-    return routes
+    return [checked(route, room) for route in routes]
 
 
 async def create_app(settings: GatewaySettings) -> web.Application:
-    """The application of a real gateway: its engine runs from now until the cleanup."""
+    """The application of a real gateway, whose engine runs until the application's cleanup."""
     stack = contextlib.AsyncExitStack()
     config = EngineConfig(
         url=settings.url,

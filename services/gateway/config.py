@@ -18,7 +18,9 @@ class GatewaySettings(ServiceSettings, Limits):
         default=(), description="Origins whose pages may call; `*` for all. Off by default."
     )
     quorum_timeout_s: float = Field(
-        default=10.0, gt=0, description="Then an append below its ack quorum fails as unknown."
+        default=10.0,
+        gt=0,
+        description="After it, an append without its ack quorum fails, outcome unknown.",
     )
     silent_bookie_s: float = Field(
         default=2.0, gt=0, description="A bookie that is silent for so long is replaced."
@@ -27,10 +29,14 @@ class GatewaySettings(ServiceSettings, Limits):
         default=False, description="Replace bookies only if an ack quorum is out of reach."
     )
     ledger_in_flight_bytes_max: int = Field(
-        default=128 << 20, gt=0, description="Unacknowledged appends of a ledger; more is a 429."
+        default=128 << 20,
+        gt=0,
+        description="Unacknowledged appends of a ledger; beyond: 429 overloaded.",
     )
     gateway_in_flight_bytes_max: int = Field(
-        default=512 << 20, gt=0, description="Unacknowledged appends of all ledgers."
+        default=512 << 20,
+        gt=0,
+        description="Unacknowledged appends of all ledgers; beyond: 429 overloaded.",
     )
     open_ledgers_max: int = Field(
         default=200_000, ge=1, description="Ledgers that are written here; beyond: 429 overloaded."

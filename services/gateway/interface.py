@@ -1,7 +1,7 @@
-"""The engine's interface for the HTTP edge: the one seam inside the gateway.
+"""The engine's interface for the HTTP edge.
 
-The edge has parsed everything and knows nothing of quorums; the engine knows nothing of HTTP and
-raises classes of `quorumlog.errors`. Both sides import these values from here.
+The edge parses requests and knows nothing of quorums; the engine knows nothing of HTTP and raises
+classes of `quorumlog.errors`. Both import these values from here.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from quorumlog.protocol.record import Run
 from quorumlog.wire.bodies import BookieList
 
 LacSource = Literal["writer", "bookies", "metadata"]
-"""Who said how far a ledger is confirmed; `metadata`: it is CLOSED."""
+"""The source of an LAC; `metadata`: the ledger is CLOSED."""
 
 _DEFAULT: Final = Quorum.of()
 
 DEGRADED = "degraded"
-"""A tag in `LedgerMetadata.extra`, value "true": created with absent members (rule 29)."""
+"""A tag in `LedgerMetadata.extra`; "true": the ledger was created with absent members (rule 29)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerOptions:
-    """A ledger to be created. The quorum is checked; the password is as the client sent it."""
+    """A ledger to create. The quorum is checked; the password is as the client sent it."""
 
     ensemble_size: int = _DEFAULT.ensemble_size
     write_quorum: int = _DEFAULT.write_quorum
@@ -39,12 +39,12 @@ class LedgerOptions:
     tags: tuple[tuple[str, str], ...] = ()
     """Transaction, partition and attempt of a transaction's ledger (docs/guides/transactions.md)."""
     log: str | None = None
-    """The log that the ledger is created for: only that log may write to it (rule 27)."""
+    """The log for which the ledger is created: only that log may write to it (rule 27)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerQuery:
-    """The conditions of a list. All must hold; ids ascend and are above `after`."""
+    """The conditions of a list, of which all must hold. Ids ascend from above `after`."""
 
     state: State | None = None
     bookie: str | None = None
@@ -75,8 +75,8 @@ class Appended:
 class ReadResult:
     """Confirmed entries, contiguous from the first requested one, possibly none.
 
-    `next` is where to continue. `closed` says that the ledger is CLOSED, not that this is its end;
-    its end is then `last_entry`.
+    `next` is where to go on. `closed`: the ledger is CLOSED, with `last_entry` as its end, which this
+    page need not reach.
     """
 
     runs: tuple[Run, ...]
@@ -106,14 +106,14 @@ class Confirmation:
 
 
 class EngineInterface(Protocol):
-    """The client protocol behind one gateway, for any ledger, whoever writes it."""
+    """The client protocol for any ledger, whichever gateway is its writer."""
 
     async def create(self, options: LedgerOptions) -> LedgerMetadata:
         """Create a ledger whose only writer is this process."""
         ...
 
     async def get(self, ledger_id: int) -> LedgerMetadata:
-        """The present row. Raises NoSuchLedger."""
+        """The row as it is now. Raises: NoSuchLedger."""
         ...
 
     async def list(self, query: LedgerQuery) -> LedgerPage:
@@ -132,7 +132,7 @@ class EngineInterface(Protocol):
         ...
 
     async def transaction_of(self, ledger_id: int) -> str | None:
-        """The transaction that a ledger belongs to, if any; None for an unknown ledger too."""
+        """The transaction of a ledger, if any; None for an unknown ledger too."""
         ...
 
     async def read(
@@ -148,14 +148,14 @@ class EngineInterface(Protocol):
         """Confirmed entries from `first` to `last` (inclusive), at most `limit` and about
         `max_bytes` of payload, but at least one. Includes every entry acknowledged before the call.
         Beyond the end: no entries, and `next` is `first`. Stops before lost entries; a read from
-        there raises EntryLost, whose `next` is where to continue.
+        there raises EntryLost, whose `next` is where to go on.
         """
         ...
 
     async def entry(
         self, ledger_id: int, entry_id: int, *, password: str | None = None
     ) -> EntryResult:
-        """One entry. Raises NoSuchEntry, NotYetConfirmed, EntryLost or EntryUnavailable."""
+        """One entry. Raises: NoSuchEntry, NotYetConfirmed, EntryLost, EntryUnavailable."""
         ...
 
     async def last_add_confirmed(
@@ -188,7 +188,7 @@ class EngineInterface(Protocol):
         password: str | None = None,
         declare_lost: Sequence[str] = (),
     ) -> LedgerMetadata:
-        """Declare entries of a CLOSED ledger lost that nobody can serve. Raises LossNotProven."""
+        """Declare entries of a CLOSED ledger lost that no bookie can serve. Raises: LossNotProven."""
         ...
 
     async def delete(self, ledger_id: int, *, password: str | None = None) -> None:

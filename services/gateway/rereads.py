@@ -1,9 +1,8 @@
-"""Rereading rows on which this process relies, after a gap in the stream of changes (rule 16a).
+"""Reread the rows on which this process relies, after a gap in the stream of changes (rule 16a).
 
-A handle or an owner that missed the change that ended it would go on writing to a ledger or log
-that nobody reads any more. The rows are read from the primary, in bulk and in the background, until
-all are read. Appends go on meanwhile, since writing an open ledger needs no metadata. The handle or
-owner itself judges its row.
+A write handle or a log's owner that missed the change by which it was superseded would go on writing to a
+ledger or log that nobody reads any more. All rows are read from the primary, in bulk and in the background.
+Appends go on meanwhile, since writing an open ledger needs no metadata. The handle or owner judges its row.
 """
 
 import asyncio
@@ -26,8 +25,8 @@ _LOGGED_MAX: Final = 10
 
 
 class Rereads(Generic[Key, Head]):
-    """The rows to be read again. Invariant: a key stays wanted until its row was read by a request
-    that began after the key became wanted.
+    """The rows to reread. Invariant: a key stays wanted until its row was read by a request that began after
+    the key became wanted.
     """
 
     def __init__(
@@ -36,9 +35,9 @@ class Rereads(Generic[Key, Head]):
         read: Callable[[Sequence[Key]], Awaitable[Mapping[Key, Head]]],
         apply: Callable[[Head], None],
     ) -> None:
-        """`live_keys` gives the keys of all rows that this process relies on; `read` asks the
-        primary, and `apply` gets each row. A row that is missing is an alarm and proves nothing:
-        its handle or owner goes on (rule 18).
+        """`live_keys` gives the keys of all rows on which this process relies; `read` asks the primary,
+        and `apply` gets each row. A missing row is logged as an error and proves nothing: its handle or owner goes
+        on (rule 18).
         """
         self._live_keys: Callable[[], Iterable[Key]] = live_keys
         self._read: Callable[[Sequence[Key]], Awaitable[Mapping[Key, Head]]] = read
@@ -48,26 +47,26 @@ class Rereads(Generic[Key, Head]):
         self._requests = 0
         self._is_due = asyncio.Event()
         self.gaps = 0
-        """How many gaps there were."""
+        """Gaps in the stream of changes so far."""
 
     @property
     def waiting(self) -> int:
-        """How many rows are to be read again."""
+        """Rows to reread."""
         return len(self._wanted)
 
     def gap(self) -> None:
-        """Changes may have been missed: read every relevant row again."""
+        """Reread every row: changes may have been missed."""
         self.gaps += 1
         for key in self._live_keys():
             self.want(key)
 
     def want(self, key: Key) -> None:
-        """Read one row again."""
+        """Reread one row."""
         self._wanted[key] = self._requests
         self._is_due.set()
 
     async def run(self) -> None:
-        """Read wanted rows for ever."""
+        """Reread wanted rows for ever."""
         while True:
             await self._is_due.wait()
             self._is_due.clear()

@@ -9,7 +9,7 @@ import pytest
 
 from quorumlog.errors import EntryUnavailable
 from services.gateway.edge import follows
-from services.gateway.edge.follows import Follows, Told, told_tail
+from services.gateway.edge.follows import Follows, SharedPage, shared_tail
 from tests.support.waiting import turns, until
 
 
@@ -58,12 +58,12 @@ class Numbers:
         return self.is_closed and page.next >= self.count
 
 
-async def waited(work: Awaitable[Told[Page] | None]) -> Told[Page] | None:
+async def waited(work: Awaitable[SharedPage[Page] | None]) -> SharedPage[Page] | None:
     return await work
 
 
-def tail(shared: Follows, numbers: Numbers, at: int = 0) -> AsyncIterator[Told[Page]]:
-    return told_tail(shared, "numbers", numbers, at, wait_s=60, waited=waited)
+def tail(shared: Follows, numbers: Numbers, at: int = 0) -> AsyncIterator[SharedPage[Page]]:
+    return shared_tail(shared, "numbers", numbers, at, wait_s=60, waited=waited)
 
 
 async def read_all(shared: Follows, numbers: Numbers, at: int = 0, pauses: int = 0) -> list[int]:
@@ -91,7 +91,7 @@ async def test_one_read_serves_all_who_wait_at_the_tail() -> None:
 
 
 async def test_a_page_is_put_into_each_form_once() -> None:
-    told, made = Told(Page((1,), 2)), []
+    told, made = SharedPage(Page((1,), 2)), []
 
     def form(page: Page) -> str:
         made.append(page)

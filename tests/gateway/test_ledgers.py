@@ -223,7 +223,7 @@ async def test_single_entries_of_closed_ledgers_may_be_cached(gateway: Gateway) 
     gateway.engine.entries[1] = [b"a"]
 
     opened = await gateway.ask("GET", ENTRIES + "/0")
-    models.OneEntryData.model_validate_json(opened.body)
+    models.OneEntry.model_validate_json(opened.body)
     assert opened.json == {"ledger_id": 1, "entry_id": 0, "data": "YQ=="}
     assert opened.headers["Cache-Control"] == "no-store"
     closed = await gateway.ask("POST", "/v1/ledgers/1/close")

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 import pytest
 
 from quorumlog.errors import Overloaded, UnexpectedEntryId
-from services.gateway.edge.body import Room
 from services.gateway.edge.limits import Limits
 from services.gateway.edge.pipe import Pipe
+from services.gateway.edge.room import Room
 from services.gateway.interface import Appended, LedgerOptions
 from tests.gateway.fake_engine import FakeEngine
 from tests.support.waiting import until
 
 
 def _to(engine: FakeEngine, room: Room, ledger_id: int, expect: int | None = None) -> Pipe[bytes]:
-    async def append(payloads: Sequence[bytes], *, expect: int | None) -> Appended:
+    async def append(payloads: Sequence[bytes], expect: int | None) -> Appended:
         return await engine.append(ledger_id, payloads, expect=expect)
 
     return Pipe(append, room, size=len, expect=expect)
@@ -69,6 +69,18 @@ async def test_a_stream_for_which_there_is_no_room_is_told() -> None:
         await pipe.put([bytes(200)])
 
     assert room.bodies.used == 900
+
+
+async def test_items_put_after_the_last_append_are_dropped_and_hold_nothing() -> None:
+    engine, room, pipe = await _pipe()
+    engine.fails = UnexpectedEntryId("not its place")
+    await pipe.put([b"a"])
+    assert [run async for run in pipe.acknowledged()] == []
+
+    await pipe.put([b"b"])
+
+    assert isinstance(pipe.error, UnexpectedEntryId)
+    assert room.bodies.used == 0
 
 
 async def test_a_stream_that_expects_its_place_stops_where_somebody_else_wrote() -> None:

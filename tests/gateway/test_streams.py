@@ -477,8 +477,8 @@ async def held_bytes(gateway: Gateway) -> float:
 
 
 @contextlib.asynccontextmanager
-async def message_under_way(gateway: Gateway, count: int) -> AsyncIterator[asyncio.StreamReader]:
-    """A socket over which so many bytes of a message of 8 MiB came, and no more come."""
+async def raw_socket(gateway: Gateway, frames: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    """A socket over which these bytes came after the handshake, and no more come."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.listener.port)
     try:
         writer.write(
@@ -488,10 +488,18 @@ async def message_under_way(gateway: Gateway, count: int) -> AsyncIterator[async
         )
         async with within("the socket opens"):
             assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"\x82\xff" + struct.pack(">Q", 8 << 20) + bytes(4) + bytes(count))
+        writer.write(frames)
         yield reader
     finally:
         writer.close()
+
+
+def message_under_way(
+    gateway: Gateway, count: int
+) -> contextlib.AbstractAsyncContextManager[asyncio.StreamReader]:
+    """A socket over which so many bytes of a message of 8 MiB came, and no more come."""
+    head = b"\x82\xff" + struct.pack(">Q", 8 << 20) + bytes(4)
+    return raw_socket(gateway, head + bytes(count))
 
 
 async def test_what_came_of_a_message_is_counted_until_its_socket_ends(gateway: Gateway) -> None:
@@ -506,6 +514,40 @@ async def test_what_came_of_a_message_is_counted_until_its_socket_ends(gateway: 
     async with message_under_way(gateway, 3 << 20), message_under_way(gateway, 3 << 20):
         await until(is_counted, "what came of both is counted")
     await until(is_given_back, "the room is given back")
+
+
+async def test_pings_between_the_fragments_of_a_message_do_not_hide_what_came(
+    gateway: Gateway,
+) -> None:
+    await gateway.create()
+    ping = b"\x89\x84" + bytes(4) + b"ping"
+    first, later = (kind + b"\xff" + struct.pack(">Q", 1 << 20) for kind in (b"\x02", b"\x00"))
+    fragments = [start + bytes(4) + bytes(1 << 20) + ping for start in (first, later, later)]
+
+    async def is_counted() -> bool:
+        return await held_bytes(gateway) >= 3 << 20
+
+    async def is_given_back() -> bool:
+        return await held_bytes(gateway) == 0
+
+    async with raw_socket(gateway, b"".join(fragments)):
+        await until(is_counted, "all fragments are counted")
+    await until(is_given_back, "the room is given back")
+
+
+async def test_pings_alone_hold_nothing(gateway: Gateway) -> None:
+    await gateway.create()
+    pings = b"".join(b"\x89" + bytes([0x80 | size]) + bytes(4 + size) for size in range(126))
+    one = b"\x82\x85" + bytes(4) + b"\0\0\0\1x"
+
+    async with raw_socket(gateway, pings + one) as reader:
+        async with within("the append after them is acknowledged"):
+            await reader.readuntil(b"last_add_confirmed")
+
+        async def is_given_back() -> bool:
+            return await held_bytes(gateway) == 0
+
+        await until(is_given_back, "nothing is held")
 
 
 async def test_a_message_beyond_the_room_ends_its_socket_before_it_is_whole() -> None:
@@ -555,6 +597,41 @@ async def test_what_came_of_a_line_is_counted_until_its_stream_ends(gateway: Gat
     await until(is_counted, "what came is counted")
     writer.close()
     await until(is_given_back, "the room is given back")
+
+
+def test_a_line_that_came_while_this_process_stood_still_came_in_time() -> None:
+    line = b'{"text":"' + b"x" * 1000 + b'"}'
+
+    async def story(gateway: Gateway) -> None:
+        await gateway.create()
+        loop = asyncio.get_running_loop()
+        time, standstill_s = loop.time, 0.0
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.listener.port)
+        head = f"POST {ENTRIES} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson"
+        length = f"Content-Length: {len(line)}"
+        writer.write(f"{head}\r\n{length}\r\n\r\n".encode() + line[:500])
+
+        async def has_begun() -> bool:
+            return await held_bytes(gateway) == 500
+
+        await until(has_begun, "half of the line came")
+        loop.time = lambda: time() + standstill_s  # type: ignore[method-assign]
+        writer.write(line[500:])
+        standstill_s = 3600.0
+        async with within("the line is acknowledged"):
+            told = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+        assert told.startswith(b"HTTP/1.1 200 ")
+        assert gateway.engine.entries[1] == [b"x" * 1000]
+
+    async def on_this_loop() -> None:
+        async with running() as gateway:
+            await story(gateway)
+
+    # asyncio's own loop, whose clock can be moved.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        runner.run(on_this_loop())
 
 
 async def test_what_streams_took_is_given_back(gateway: Gateway) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, In, LessThan,
 from quorumlog.spark.filters import pruning_of
 from quorumlog.spark.options import ReadOptions
 from quorumlog.spark.plan import EVERYTHING, LogExtent, Pruning, TaskRange
-from quorumlog.spark.source import PruningReader, Reader
+from quorumlog.spark.source import BatchReader, PruningReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -142,7 +142,7 @@ def test_without_the_conf_only_who_asks_for_pruning_is_refused(
     assert load(spark, cluster).filter("offset < 2").count() == 4
     with pytest.raises(Exception, match=CONF):
         load(spark, cluster, pushFilters="true").filter("offset < 2").count()
-    assert "pushFilters" not in vars(Reader)
+    assert "pushFilters" not in vars(BatchReader)
     assert "pushFilters" in vars(PruningReader)
 
 

@@ -169,7 +169,7 @@ def test_scrub_finds_exactly_what_was_planted_while_writers_run(
 
     planted = {plain, striped, rotten}
 
-    def scrubbed() -> tuple[job.Result, list[Any]] | None:
+    def scrubbed() -> tuple[job.JobResult, list[Any]] | None:
         result = scrub.run(spark, cluster.urls)
         told = result.frame.collect()
         elsewhere = {row.kind for row in told if row.ledger not in planted} - {EXTRA}
@@ -306,7 +306,7 @@ def test_of_two_archives_at_once_one_gives_up_and_each_record_is_there_once(
     cluster.append(log, "a", "b", "c", "d", "e")
     root = str(tmp_path)
     publish = archive._Store.publish
-    done: list[job.Result] = []
+    done: list[job.JobResult] = []
     begun: list[int] = []
 
     def publish_beside_another(store: Any, staged: Any, start: int, end: int) -> Any:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.spark.jobs import spans
-from quorumlog.spark.jobs.spans import Finding, Held, Span
+from quorumlog.spark.jobs.spans import Finding, MemberDigest, Span
 
 SOUND, OTHER, DAMAGED = "sound", "other", "damaged"
 DAMAGE = (spans.MISSING, spans.CORRUPT, spans.DIVERGENT)
@@ -16,13 +16,13 @@ DAMAGE = (spans.MISSING, spans.CORRUPT, spans.DIVERGENT)
 Copies = dict[str, dict[int, str]]
 
 
-def held(copies: dict[int, str], span: Span) -> Held:
+def held(copies: dict[int, str], span: Span) -> MemberDigest:
     """What a bookie says of these copies; as real ones, it names few ranges."""
     mine = [entry for entry in span.ids if entry in copies]
     readable = [entry for entry in mine if copies[entry] != DAMAGED]
     text = repr([(entry, copies[entry]) for entry in readable])
     everything = [e for e in sorted(copies) if span.first <= e <= span.last]
-    return Held(
+    return MemberDigest(
         len(readable),
         hashlib.sha256(text.encode()).hexdigest(),
         tuple((e, e) for e in everything)[:1000],

@@ -102,7 +102,7 @@ quorumlog.spark.writing.WriteOver: the transaction of this write on a is over
 def test_what_could_not_be_done_ends_with_3_and_is_no_finding(
     error: Exception, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def call() -> job.Result:
+    def call() -> job.JobResult:
         raise error
 
     with pytest.raises(typer.Exit) as ended:

@@ -1,17 +1,13 @@
-"""Responses: JSON, and entries in the forms that a reader may ask for."""
+"""Responses: JSON, bytes, and none."""
 
-import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
 from quorumlog.net.operations import JSON
-from quorumlog.protocol.record import Run
-from services.gateway.edge.encodings import encoded
 
-_FRAME: Final = struct.Struct(">QI")
 _JSON_HEADERS: Final = {"Content-Type": JSON, "Vary": "Accept", "Cache-Control": "no-store"}
 
 
@@ -50,22 +46,3 @@ def octets(body: bytes, media: str, headers: Mapping[str, str] | None = None) ->
             **(headers or {}),
         },
     )
-
-
-def entries_json(runs: Iterable[Run], encoding: str) -> Iterator[bytes]:
-    """Each entry of some runs as a JSON object."""
-    return (
-        b'{"entry_id":%d,%b}' % (entry_id, encoded(run.payload(index), encoding))
-        for run in runs
-        for index, entry_id in enumerate(run.ids)
-    )
-
-
-def entries_frames(runs: Iterable[Run]) -> bytes:
-    """The entries of some runs as (u64 id, u32 length, payload), repeated."""
-    parts: list[bytes | memoryview] = []
-    for run in runs:
-        for entry_id, payload in zip(run.ids, run.payloads(), strict=True):
-            parts.append(_FRAME.pack(entry_id, len(payload)))
-            parts.append(payload)
-    return b"".join(parts)

@@ -1,25 +1,30 @@
-"""Bytes of WebSocket messages that have come and are in no stream yet, counted in the room.
+"""Bytes of WebSocket messages that have come and that no stream has taken yet, counted in the room.
 
 aiohttp reads messages by itself and hands out whole ones. A message may have as many bytes as a body,
-so what has come of one counts as a body's bytes do, although nobody has seen it yet.
+so the bytes of an incomplete message count as a body's do.
 """
 
 from collections.abc import Callable
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
-from aiohttp import web
+from aiohttp import WSMsgType, web
 
 from quorumlog.errors import Overloaded, QuorumLogError
 from quorumlog.net.budget import PEER
-from services.gateway.edge.body import Room
+from services.gateway.edge.room import Room
+
+_CONTROL_HEAD_BYTES: Final = 6
+"""What a control frame of a client has besides its payload: its head and its mask (RFC 6455, 5.2)."""
+_DATA: Final = frozenset((WSMsgType.TEXT, WSMsgType.BINARY))
 
 
 class Arrivals:
-    """What one socket holds of messages.
+    """The bytes that one socket holds.
 
-    Stands in front of aiohttp's parser, which offers no hook. The frames of small messages are not told
-    apart: a chunk in which a message ends counts with that message only, so a socket may hold one
-    read of its connection more than is counted.
+    Stands in front of aiohttp's parser, which offers no hook. A chunk in which a message ends counts with
+    that message only, so a socket may hold one read of its connection more than is counted. Control
+    frames may come between the fragments of a message, which they do not end, and count nothing.
 
     Invariant: the room counts `_held` bytes for this socket, none once it is closed.
     """
@@ -36,50 +41,53 @@ class Arrivals:
         self._parser: Any = socket._parser  # noqa: SLF001
         self._queue: Any = socket._reader  # noqa: SLF001
         self._socket, self._bodies, self._refuse = socket, room.bodies, refuse
-        self._peer = PEER.get()  # a transport's calls come in another context
+        self._peer = PEER.get()  # aiohttp calls `feed_data` in another context
         self._partial = 0
         self._taken = 0
         self._held = 0
         request.protocol._payload_parser = self  # noqa: SLF001
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Parse what came; True ends the reading."""
+        """Parse a chunk. True ends the reading."""
         if self._parser is None:
             return True, b""
-        queued = self._queue._size  # noqa: SLF001
-        told: tuple[bool, bytes] = self._parser.feed_data(data)
-        ends_message = self._queue._size > queued  # noqa: SLF001
-        self._partial = 0 if ends_message else self._partial + len(data)
+        waiting = len(self._queue._buffer)  # noqa: SLF001
+        parsed: tuple[bool, bytes] = self._parser.feed_data(data)
+        self._partial += len(data)
+        for message, size in islice(self._queue._buffer, waiting, None):  # noqa: SLF001
+            is_data = message.type in _DATA
+            self._partial = 0 if is_data else max(self._partial - size - _CONTROL_HEAD_BYTES, 0)
         try:
             self._count()
         except Overloaded as error:
             self._drop()
+            self._count()
             self._refuse(error)
             return True, b""
-        return told
+        return parsed
 
     def feed_eof(self) -> None:
-        """The connection is lost."""
+        """End the queue: the connection is lost."""
         self._queue.feed_eof()
 
     def _drop(self) -> None:
-        """Free what came of a message that is not whole, and read no further."""
+        """Free what came of an incomplete message, and read no further."""
         self._parser = self._socket._parser = None  # noqa: SLF001
         self._partial = 0
-        self._count()
 
     def take(self, count: int) -> None:
-        """A message of so many bytes was taken, and is held until the next call."""
+        """Count a whole message of `count` bytes, taken from the queue, until the next call."""
         self._taken = count
         self._count()
 
     def close(self) -> None:
         """Give the room back."""
+        self._drop()
         self._bodies.give(self._peer, self._held)
         self._held = 0
 
     def _count(self) -> None:
-        """Bring the room's count up to date. Raises: Overloaded; what came is in memory, and counts."""
+        """Bring the room's count up to date. Raises: Overloaded; the bytes are in memory and count."""
         held = self._partial + self._taken + self._queue._size  # noqa: SLF001
         more, self._held = held - self._held, held
         if more <= 0:

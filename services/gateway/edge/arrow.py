@@ -1,7 +1,7 @@
 """`application/vnd.apache.arrow.stream` on the append and read routes, where pyarrow is installed.
 
-It is 170 MB, so a gateway does without: then the routes say what to install. Where it is there, a
-batch costs no Python call a record on the way out, and a quarter of base64's on the way in.
+pyarrow is 170 MB, so a gateway can do without it; the routes then say what to install. With it, reading a
+batch costs no Python call per record, and appending one costs a quarter of what base64 costs.
 """
 
 import importlib
@@ -33,7 +33,7 @@ _LOG: Final = ("value", "key", "headers", "timestamp")
 
 @cache
 def _columns() -> ModuleType | None:
-    """The module that needs pyarrow; None where that is not installed."""
+    """The module that needs pyarrow; None if pyarrow is not installed."""
     try:
         return importlib.import_module("quorumlog.wire.columns")
     except ImportError:
@@ -48,13 +48,13 @@ def _for_bodies() -> ModuleType:
 
 
 def check_acceptable(media: str) -> None:
-    """Raise NotAcceptable where Arrow is asked for and pyarrow is not there."""
+    """Raise NotAcceptable if the answer should be Arrow and pyarrow is not installed."""
     if media == ARROW and _columns() is None:
         raise NotAcceptable(f"this gateway can't write {ARROW} without pyarrow: {_INSTALL}")
 
 
 def check_supported(media: str) -> None:
-    """Raise UnsupportedMediaType where Arrow is sent and pyarrow is not there."""
+    """Raise UnsupportedMediaType if the body is Arrow and pyarrow is not installed."""
     if media == ARROW:
         _for_bodies()
 

@@ -1,4 +1,4 @@
-"""The cluster as the gateway sees it, and the pages that explain problems."""
+"""The resources /v1/bookies, /v1/cluster and /problems."""
 
 from typing import Any
 
@@ -15,15 +15,14 @@ from services.gateway.edge.problem_pages import problem_json, problem_page
 from services.gateway.interface import EngineInterface
 
 
-class Cluster:
-    """Handlers of what is not a ledger."""
+class ClusterRoutes:
+    """Handlers about the cluster, and the pages that explain problems."""
 
     def __init__(self, engine: EngineInterface) -> None:
         self._engine = engine
 
-    async def bookies(self, request: web.Request, _given: Given) -> web.Response:
+    async def bookies(self, _request: web.Request, _given: Given) -> web.Response:
         """GET /v1/bookies."""
-        accepted(request)
         found = await self._engine.bookies()
         shown: dict[str, Any] = {
             "bookies": [bookie.model_dump(mode="json") for bookie in found.bookies]
@@ -32,9 +31,8 @@ class Cluster:
             shown["stale"] = True
         return json_value(shown)
 
-    async def cluster(self, request: web.Request, _given: Given) -> web.Response:
+    async def cluster(self, _request: web.Request, _given: Given) -> web.Response:
         """GET /v1/cluster."""
-        accepted(request)
         return json_value(await self._engine.cluster())
 
     async def problem(self, request: web.Request, given: Given) -> web.Response:

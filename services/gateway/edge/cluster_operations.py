@@ -7,7 +7,7 @@ from quorumlog.net.operations import JSON, Content, Operation, Reply
 from quorumlog.net.parameters import Parameter
 from services.gateway.edge.media import HTML
 from services.gateway.edge.models import BookieListModel
-from services.gateway.edge.operations import ALWAYS, ANSWERING, WITH_METADATA
+from services.gateway.edge.operations import ALWAYS, ANSWERING, WITH_METADATA, gives
 from services.gateway.edge.problem_pages import problem_json
 
 CODE: Final[Parameter[str]] = Parameter(
@@ -27,6 +27,14 @@ _STATUS: Final[dict[str, Any]] = {
     "required": ["status"],
 }
 
+_BOOKIE: Final = {
+    "id": "bookie-1@1",
+    "state": "writable",
+    "url": "http://127.0.0.1:8101",
+    "zone": "a",
+    "free_bytes": 1 << 30,
+}
+
 BOOKIES: Final = Operation(
     "GET",
     "/v1/bookies",
@@ -34,29 +42,7 @@ BOOKIES: Final = Operation(
     "Cluster",
     "Every registered bookie with its state",
     "`lost`: no heartbeat in time. Liveness is advice: `stale` says that it can't be learned now.",
-    replies={
-        200: Reply(
-            "The bookies.",
-            {
-                JSON: Content(
-                    BookieListModel,
-                    {
-                        "one": {
-                            "bookies": [
-                                {
-                                    "id": "bookie-1@1",
-                                    "state": "writable",
-                                    "url": "http://127.0.0.1:8101",
-                                    "zone": "a",
-                                    "free_bytes": 1 << 30,
-                                }
-                            ]
-                        }
-                    },
-                )
-            },
-        )
-    },
+    replies=gives("The bookies.", BookieListModel, {"one": {"bookies": [_BOOKIE]}}),
     errors=(*_ERRORS, *WITH_METADATA),
 )
 CLUSTER: Final = Operation(
@@ -65,7 +51,7 @@ CLUSTER: Final = Operation(
     "getCluster",
     "Cluster",
     "Every service with its state, and the ledgers that lack copies",
-    replies={200: Reply("The cluster.", {JSON: Content({"type": "object"}, {"empty": {}})})},
+    replies=gives("The cluster.", {"type": "object"}, {"empty": {}}),
     errors=(*_ERRORS, *WITH_METADATA),
 )
 PROBLEM: Final = Operation(
@@ -109,7 +95,7 @@ SHARED: Final = (
         "isReady",
         "About",
         "A default ledger could be created now",
-        replies={200: Reply("Ready.", {JSON: Content(_STATUS, {"yes": {"status": "ready"}})})},
+        replies=gives("Ready.", _STATUS, {"yes": {"status": "ready"}}),
         errors=(*ALWAYS, *(cls for cls in errors.codes().values() if cls.status == 503)),
     ),
     _shared("/metrics", "getMetrics", "Metrics for Prometheus", "text/plain", _TEXT),

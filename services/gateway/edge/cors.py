@@ -1,7 +1,7 @@
 """CORS: which web pages may read this gateway's answers.
 
-The headers are added as an answer is about to be sent, so that each answer has them: streams and sockets,
-whose head is sent by their handler, and errors too.
+The headers are added when an answer is about to be sent, so that every answer has them: errors, and streams
+and sockets, whose handlers send the head.
 """
 
 from collections.abc import Awaitable, Callable
@@ -28,7 +28,7 @@ EXPOSED: Final = (
     hdrs.RETRY_AFTER,
     header.REQUEST_ID,
 )
-"""What a page may read besides the headers that browsers always show."""
+"""The headers that a page may read besides those that browsers always show."""
 
 _EXPOSED: Final = ", ".join(EXPOSED)
 _MAX_AGE_S: Final = "600"
@@ -54,7 +54,7 @@ def allow_origins(
 
 
 def _answer_preflight(request: web.Request, response: web.StreamResponse) -> None:
-    """Tell a browser what the page may send: whatever the path takes."""
+    """Allow a page to send whatever the path takes."""
     response.headers[hdrs.ACCESS_CONTROL_ALLOW_METHODS] = response.headers.get(hdrs.ALLOW, "")
     wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS)
     if wanted:

@@ -12,8 +12,8 @@ from services.gateway.edge import entry_operations as op
 from services.gateway.edge.answers import json_bytes, json_value, octets
 from services.gateway.edge.encodings import encoded
 from services.gateway.edge.ledger_pages import LedgerPages
-from services.gateway.edge.media import ARROW, EVENTS, NDJSON, OCTETS, accepted
-from services.gateway.edge.operations import LEDGER_ID, PASSWORD, WAIT_MS
+from services.gateway.edge.media import ARROW, NDJSON, OCTETS, accepted
+from services.gateway.edge.operations import ENCODING, EXPECT, LEDGER_ID, PASSWORD, WAIT_MS
 from services.gateway.edge.pages import PageStream
 from services.gateway.edge.payloads import (
     entry_too_large,
@@ -22,9 +22,10 @@ from services.gateway.edge.payloads import (
     from_line,
 )
 from services.gateway.edge.pipe import Pipe
-from services.gateway.edge.reads import Wanted, answer_read, one_page
+from services.gateway.edge.reads import WHOLE_BYTES_MAX, ReadRequest, answer_read
 from services.gateway.edge.record_bodies import read_records
-from services.gateway.edge.sockets import Message, Subject, serve
+from services.gateway.edge.room import Room
+from services.gateway.edge.sockets import Message, SocketTarget, serve
 from services.gateway.edge.streams import append_lines
 from services.gateway.interface import Appended, EngineInterface
 from services.gateway.logs.transactions import Transactions
@@ -34,11 +35,11 @@ _READ_TYPES: Final = tuple(op.READ.replies[200].content)
 _IMMUTABLE: Final = {"Cache-Control": "private, max-age=31536000, immutable"}
 
 
-class Entries:
+class EntryRoutes:
     """Handlers of a ledger's entries."""
 
     def __init__(
-        self, engine: EngineInterface, room: body.Room, transactions: Transactions | None = None
+        self, engine: EngineInterface, room: Room, transactions: Transactions | None = None
     ) -> None:
         self._engine = engine
         self._room = room
@@ -46,7 +47,7 @@ class Entries:
 
     async def append(self, request: web.Request, given: Given) -> web.StreamResponse:
         """POST /v1/ledgers/{ledger_id}/entries."""
-        ledger_id, expect, password = given[LEDGER_ID], given[op.EXPECT], given[PASSWORD]
+        ledger_id, expect, password = given[LEDGER_ID], given[EXPECT], given[PASSWORD]
         media = body.media_type(request, _APPEND_TYPES)
         arrow.check_supported(media)
         if media == NDJSON:
@@ -65,7 +66,7 @@ class Entries:
         return _appended(ledger_id, done, is_batch=is_batch)
 
     async def _payloads(self, request: web.Request, media: str) -> tuple[list[bytes], bool]:
-        """What to append, and whether it came as a batch."""
+        """The payloads to append, and whether they came as a batch."""
         limits = self._room.limits
         if media == JSON:
             data = await body.read(request, self._room, limits.body_bytes_max)
@@ -83,22 +84,13 @@ class Entries:
     async def read(self, request: web.Request, given: Given) -> web.StreamResponse:
         """GET /v1/ledgers/{ledger_id}/entries."""
         first, last = given[op.FROM], given[op.TO]
-        media = accepted(request, _READ_TYPES)
-        arrow.check_acceptable(media)
         if last is not None and last < first:
             raise invalid(op.TO.pointer, f"must not be below from, {first}")
-        seen = given[op.LAST_EVENT_ID] if media == EVENTS else None
-        wanted = Wanted(
-            media,
-            first if seen is None else seen + 1,
-            given[op.ENCODING],
-            given[WAIT_MS] / 1000,
-            given.get(op.LIMIT),
-            given.get(op.MAX_BYTES),
-        )
+        wanted = ReadRequest.of(request, given, _READ_TYPES, first)
         pages = LedgerPages(self._engine, given[LEDGER_ID], last=last, password=given[PASSWORD])
-        if media == ARROW:
-            page = await one_page(self._room, pages, wanted)
+        if wanted.media == ARROW:
+            stream = wanted.as_page().stream(self._room, pages)
+            page = await stream.page(wanted.wait_s, bytes_max=WHOLE_BYTES_MAX)
             return octets(arrow.entries_stream(page.runs), ARROW, pages.position(page))
         return await answer_read(request, self._room, pages, wanted)
 
@@ -110,7 +102,7 @@ class Entries:
         headers = _IMMUTABLE if result.closed else None
         if media == OCTETS:
             return octets(result.payload, OCTETS, headers)
-        member = encoded(result.payload, given[op.ENCODING])
+        member = encoded(result.payload, given[ENCODING])
         return json_bytes(
             b'{"ledger_id":%d,"entry_id":%d,%b}' % (ledger_id, entry_id, member), headers=headers
         )
@@ -141,7 +133,7 @@ class Entries:
         ledger_id, password = given[LEDGER_ID], given[PASSWORD]
         await self._engine.get(ledger_id)
         pages = LedgerPages(self._engine, ledger_id, password=password)
-        subject = Subject(
+        target = SocketTarget(
             self._pipe(ledger_id, password),
             self._payloads_of,
             lambda done: {
@@ -151,7 +143,7 @@ class Entries:
             },
             lambda start: PageStream(pages, self._room, start),
         )
-        return await serve(request, self._room, subject)
+        return await serve(request, self._room, target)
 
     def _payloads_of(self, data: Message) -> list[bytes]:
         """The payloads of a socket's message: frames, or the JSON of an append."""
@@ -161,7 +153,7 @@ class Entries:
         return from_json(data.encode(), entry_bytes_max)[0]
 
     def _pipe(self, ledger_id: int, password: str | None, expect: int | None = None) -> Pipe[bytes]:
-        async def append(payloads: Sequence[bytes], *, expect: int | None) -> Appended:
+        async def append(payloads: Sequence[bytes], expect: int | None) -> Appended:
             return await self._engine.append(ledger_id, payloads, password=password, expect=expect)
 
         return Pipe(append, self._room, size=len, expect=expect)

@@ -1,50 +1,36 @@
 """The operations of /v1/ledgers/{ledger_id}/entries."""
 
-from typing import Any, Final
+from typing import Final
 
 from quorumlog import errors, header
 from quorumlog.net.operations import JSON, Content, Operation, Reply
 from quorumlog.net.parameters import path_id, query_integer
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from services.gateway.edge import models
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX, READ_BYTES_MAX
-from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS
+from services.gateway.edge.media import NDJSON, OCTETS
 from services.gateway.edge.operations import (
     ALWAYS,
     BYTES,
+    ENCODING,
+    EXPECT,
+    LAST_EVENT_ID,
     LEDGER_ID,
+    LIMIT,
+    MAX_BYTES,
     OF_TRANSACTION,
-    PAGE_BYTES,
-    PAGE_ENTRIES,
     PASSWORD,
     USUAL,
     WAIT_MS,
     WITH_BODY,
     WITH_METADATA,
-    encoding,
-    last_event_id,
+    append_forms,
+    gives,
+    read_forms,
 )
 
 ENTRY_ID: Final = path_id("entry_id", "The entry.")
-EXPECT: Final = query_integer(
-    "expect",
-    0,
-    ID_MAX,
-    "The id that the first entry must get; else 412, nothing written. The entries of a stream must "
-    "follow on without a gap.",
-)
 FROM: Final = query_integer("from", 0, ID_MAX, "The first entry.", 0)
 TO: Final = query_integer("to", 0, ID_MAX, "The last entry, inclusive.")
-LIMIT: Final = query_integer("limit", 1, BATCH_ENTRIES_MAX, "Entries at most.", PAGE_ENTRIES)
-MAX_BYTES: Final = query_integer(
-    "max_bytes",
-    1,
-    READ_BYTES_MAX,
-    "Payload bytes, roughly; the first entry always comes.",
-    PAGE_BYTES,
-)
-ENCODING: Final = encoding("payloads")
-LAST_EVENT_ID: Final = last_event_id("entry")
 AFTER: Final = query_integer("after", NO_ENTRY, ID_MAX, "The LAC that is known already.")
 
 _READING: Final = (
@@ -60,7 +46,6 @@ _POSITION_HEADERS: Final = {
     header.LEDGER_CLOSED: "With frames, Arrow and NDJSON: true or false.",
     "Lac-Source": "With frames, Arrow and NDJSON: who said how far it is confirmed.",
 }
-_EITHER: Final[dict[str, Any]] = {"anyOf": [models.AppendedEntry, models.AppendedBatch]}
 
 APPEND: Final = Operation(
     "POST",
@@ -71,8 +56,8 @@ APPEND: Final = Operation(
     "The answer comes when everything is durable on Qa bookies. A batch gets contiguous ids; after "
     "an unknown outcome a prefix of it may be there.",
     (LEDGER_ID, EXPECT, PASSWORD),
-    {
-        JSON: Content(
+    append_forms(
+        Content(
             {"anyOf": [models.EntryData, models.EntryText, models.EntryJson, models.Batch]},
             {
                 "text": {"text": "hello"},
@@ -81,41 +66,28 @@ APPEND: Final = Operation(
                 "batch": {"entries": [{"text": "a"}, {"data": "Yg=="}]},
             },
         ),
-        OCTETS: Content(BYTES | {"description": "The body is one entry."}),
-        FRAMES: Content(
-            BYTES | {"description": "A batch: (u32 length, payload) repeated, big-endian."}
-        ),
-        NDJSON: Content({"type": "string", "description": "One JSON entry a line, streamed."}),
-        ARROW: Content(
-            BYTES
-            | {
-                "description": "A batch: an Arrow stream, not compressed, of the column `value` "
-                "(binary or string)."
-            }
-        ),
-    },
+        "entry",
+        "the column `value` (binary or string).",
+    ),
     {
         200: Reply(
             "For NDJSON: a line for each acknowledged run, all before it included; an error is the "
             "last line, a problem object.",
             {NDJSON: Content({"type": "string"})},
         ),
-        201: Reply(
+        **gives(
             "Acknowledged.",
+            {"anyOf": [models.AppendedEntry, models.AppendedBatch]},
             {
-                JSON: Content(
-                    _EITHER,
-                    {
-                        "one": {"ledger_id": 1, "entry_id": 7, "last_add_confirmed": 7},
-                        "batch": {
-                            "ledger_id": 1,
-                            "first_entry": 8,
-                            "last_entry": 107,
-                            "last_add_confirmed": 107,
-                        },
-                    },
-                )
+                "one": {"ledger_id": 1, "entry_id": 7, "last_add_confirmed": 7},
+                "batch": {
+                    "ledger_id": 1,
+                    "first_entry": 8,
+                    "last_entry": 107,
+                    "last_add_confirmed": 107,
+                },
             },
+            status=201,
         ),
     },
     (
@@ -148,8 +120,8 @@ READ: Final = Operation(
     replies={
         200: Reply(
             "Entries, maybe none.",
-            {
-                JSON: Content(
+            read_forms(
+                Content(
                     models.Entries,
                     {
                         "one": {
@@ -162,23 +134,11 @@ READ: Final = Operation(
                         }
                     },
                 ),
-                FRAMES: Content(
-                    BYTES | {"description": "(u64 id, u32 length, payload) repeated, big-endian."}
-                ),
-                ARROW: Content(
-                    BYTES | {"description": "An Arrow stream of `entry_id` and `value`."}
-                ),
-                NDJSON: Content(
-                    {"type": "string", "description": "One entry a line; an error is the last."}
-                ),
-                EVENTS: Content(
-                    {
-                        "type": "string",
-                        "description": "One entry an event, `id` its entry id; follows the tail, "
-                        "`event: end` once the ledger is closed.",
-                    }
-                ),
-            },
+                "entry",
+                "entry id",
+                "`entry_id` and `value`",
+                "`event: end` once the ledger is closed.",
+            ),
             _POSITION_HEADERS,
         )
     },
@@ -196,14 +156,7 @@ ENTRY: Final = Operation(
             "The entry.",
             {
                 JSON: Content(
-                    {
-                        "anyOf": [
-                            models.OneEntryData,
-                            models.OneEntryText,
-                            models.OneEntryJson,
-                            models.OneEntryBase64,
-                        ]
-                    },
+                    models.OneEntry,
                     {"bytes": {"ledger_id": 1, "entry_id": 0, "data": "aGVsbG8="}},
                 ),
                 OCTETS: Content(BYTES | {"description": "The payload alone."}),
@@ -221,17 +174,11 @@ LAST_ADD_CONFIRMED: Final = Operation(
     "How far a ledger is confirmed",
     "With `after` and `wait_ms`: answers as soon as it is above `after`, or the ledger is closed.",
     (LEDGER_ID, AFTER, WAIT_MS, PASSWORD),
-    replies={
-        200: Reply(
-            "The last add confirmed; -1: nothing yet.",
-            {
-                JSON: Content(
-                    models.LastAddConfirmed,
-                    {"seven": {"ledger_id": 1, "last_add_confirmed": 7, "closed": False}},
-                )
-            },
-        )
-    },
+    replies=gives(
+        "The last add confirmed; -1: nothing yet.",
+        models.LastAddConfirmed,
+        {"seven": {"ledger_id": 1, "last_add_confirmed": 7, "closed": False}},
+    ),
     errors=_READING,
 )
 SOCKET: Final = Operation(

@@ -1,7 +1,7 @@
-"""One follow of a tail for all who read there: a page is read once and put into each form once.
+"""One follow of a tail for all of its readers: a page is read once and put into each form once.
 
-A reader that keeps up takes each page from the window; one that falls behind it reads for itself
-until it has caught up, so what a slow reader costs is one page and its connection's buffer.
+A reader that keeps up takes each page from the follow's window. A reader that falls behind the window reads for
+itself until it has caught up, so a slow reader costs one page and its connection's buffer.
 """
 
 import asyncio
@@ -17,19 +17,19 @@ from quorumlog.errors import QuorumLogError
 log = logging.getLogger(__name__)
 
 _WINDOW_BYTES: Final = 4 << 20
-"""What is kept for readers that are a little behind (taste); one page at least."""
+"""Pages kept for readers that are a little behind (taste); one page at least."""
 _READ_S: Final = 30.0
-"""How long one read of the follow waits for news."""
+"""How long one read of a follow waits for news."""
 
 F = TypeVar("F")
 
 
 class Positioned(Protocol):
-    """A page: where to go on after it."""
+    """A page that says where to go on."""
 
     @property
     def next(self) -> int:
-        """The first position after it."""
+        """The first position after the page."""
         ...
 
 
@@ -37,8 +37,8 @@ P = TypeVar("P", bound=Positioned)
 
 
 @dataclass(slots=True)
-class Told(Generic[P]):
-    """A page that many may be given, and the forms in which it was asked for so far."""
+class SharedPage(Generic[P]):
+    """A page for many readers, with the forms that were made of it so far."""
 
     page: P
     _forms: dict[Hashable, Any] = field(default_factory=dict)
@@ -51,36 +51,36 @@ class Told(Generic[P]):
         return made
 
 
-class Tail(Protocol[P]):
-    """What can be followed."""
+class Followable(Protocol[P]):
+    """A ledger or a log, of which a tail can be followed."""
 
     async def read(self, at: int, *, wait_s: float = 0.0) -> P:
-        """What is there from `at` on, maybe nothing. Waits at the end."""
+        """The page at `at`, maybe empty. At the end waits for news for `wait_s`."""
         ...
 
     def size(self, page: P) -> int:
-        """Bytes of a page."""
+        """Bytes of a page in memory."""
         ...
 
     def rest(self, page: P, at: int) -> P:
-        """The part of a page from `at` on, which is within it."""
+        """The part of a page from `at` on, a position within the page."""
         ...
 
     def is_end(self, page: P) -> bool:
-        """Whether nothing can follow a page."""
+        """Whether nothing can ever follow a page."""
         ...
 
 
 class Follow(Generic[P]):
     """The newest pages of one tail.
 
-    Invariants: the pages of the window are next to each other, and end at `_at`; `_news` is done
-    with the next page, or with the end of the follow.
+    Invariants: the pages of the window are contiguous and end at `_at`; `_news` is done with the next
+    page, or with the end of the follow.
     """
 
-    def __init__(self, tail: Tail[P], at: int) -> None:
+    def __init__(self, tail: Followable[P], at: int) -> None:
         self._tail = tail
-        self._window: deque[tuple[int, int, Told[P]]] = deque()
+        self._window: deque[tuple[int, int, SharedPage[P]]] = deque()
         """Where a page begins, its bytes, and the page."""
         self._bytes = 0
         self._at = at
@@ -88,7 +88,7 @@ class Follow(Generic[P]):
         self.is_over = False
 
     async def run(self) -> None:
-        """Read on until the end, or the first error: then each reader asks for himself."""
+        """Read on until the end, or the first error: each reader then reads for itself, and learns why."""
         try:
             with contextlib.suppress(QuorumLogError):
                 while not self.is_over:
@@ -101,44 +101,44 @@ class Follow(Generic[P]):
             log.exception("follow-broke")
         finally:
             self.is_over = True
-            self._tell()
+            self._announce()
 
     def _add(self, page: P) -> None:
         size = self._tail.size(page)
-        self._window.append((self._at, size, Told(page)))
+        self._window.append((self._at, size, SharedPage(page)))
         self._bytes += size
         self._at = page.next
         while self._bytes > _WINDOW_BYTES and len(self._window) > 1:
             self._bytes -= self._window.popleft()[1]
-        self._tell()
+        self._announce()
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         if not self._news.done():
             self._news.set_result(None)
         if not self.is_over:
             self._news = asyncio.get_running_loop().create_future()
 
-    async def after(self, at: int, wait_s: float) -> Told[P] | None:
-        """The page that begins at `at`, waiting for it; None where that must be asked for otherwise:
-        it is too old, the follow is over, or nothing came in time.
+    async def after(self, at: int, wait_s: float) -> SharedPage[P] | None:
+        """The page that begins at `at`, waiting for it. None if the reader must read for itself: the page left
+        the window, the follow is over, or nothing came in time.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while at >= self._at and not self.is_over:
-                    # Shielded: one reader that gives up must not end the others' news.
+                    # Shielded: a reader that gives up must not cancel the others' future.
                     await asyncio.shield(self._news)
         if not self._window or not self._window[0][0] <= at < self._at:
             return None
-        for first, _, told in reversed(self._window):
+        for first, _, shared in reversed(self._window):
             if first == at:
-                return told
+                return shared
             if first < at:
-                return Told(self._tail.rest(told.page, at))
+                return SharedPage(self._tail.rest(shared.page, at))
         return None
 
 
 class Follows:
-    """The tails that are followed. Invariant: one is followed while somebody reads there."""
+    """The tails that are followed. Invariant: a tail is followed only while it has readers."""
 
     def __init__(self) -> None:
         self._followed: dict[Hashable, tuple[Follow[Any], asyncio.Task[None]]] = {}
@@ -150,7 +150,7 @@ class Follows:
 
     @contextlib.asynccontextmanager
     async def joined(self, key: Hashable) -> AsyncIterator[None]:
-        """Read along at the tail that `key` names; the last reader ends the follow."""
+        """Be a reader of the tail that `key` names for a block; the last reader ends the follow."""
         self._readers[key] = self._readers.get(key, 0) + 1
         try:
             yield
@@ -163,42 +163,42 @@ class Follows:
                     followed[1].cancel()
 
     def found(self, key: Hashable) -> Follow[Any] | None:
-        """The follow of a tail, where there is one that goes on."""
+        """The follow of a tail, unless it is over or there is none."""
         followed = self._followed.get(key)
         return None if followed is None or followed[0].is_over else followed[0]
 
-    def begin(self, key: Hashable, tail: Tail[P], at: int) -> Follow[P]:
-        """Follow a tail from `at` on, which is its end; call it within `joined`."""
+    def begin(self, key: Hashable, tail: Followable[P], at: int) -> Follow[P]:
+        """Follow a tail from its end, `at`; call it within `joined`."""
         follow = Follow(tail, at)
         self._followed[key] = follow, asyncio.ensure_future(follow.run())
         return follow
 
 
-async def told_tail(
+async def shared_tail(
     follows: Follows,
     key: Hashable,
-    tail: Tail[P],
+    tail: Followable[P],
     at: int,
     *,
     wait_s: float,
-    waited: Callable[[Awaitable[Told[P] | None]], Awaitable[Told[P] | None]],
-) -> AsyncGenerator[Told[P], None]:
-    """Pages from `at` on, an empty one whenever nothing came for `wait_s`; ends with the tail.
-    `waited` waits for a page beside the requests in work.
+    waited: Callable[[Awaitable[SharedPage[P] | None]], Awaitable[SharedPage[P] | None]],
+) -> AsyncGenerator[SharedPage[P], None]:
+    """Pages from `at` on, an empty one whenever nothing came for `wait_s`; ends with the tail. `waited`
+    wraps each wait for a page, which is no work.
 
     Raises: what `tail.read` raises.
     """
     async with follows.joined(key):
         while True:
-            # The first one, and each one while this reader is behind, or when nothing came.
-            told: Told[P] | None = Told(await tail.read(at))
-            while told is not None:
-                yield told
-                page = told.page
+            # The first page, each page while this reader is behind, and after a wait without news.
+            shared: SharedPage[P] | None = SharedPage(await tail.read(at))
+            while shared is not None:
+                yield shared
+                page = shared.page
                 if tail.is_end(page):
                     return
                 is_at_tail, at = page.next == at, page.next
                 follow = follows.found(key)
                 if follow is None and is_at_tail:
                     follow = follows.begin(key, tail, at)
-                told = None if follow is None else await waited(follow.after(at, wait_s))
+                shared = None if follow is None else await waited(follow.after(at, wait_s))

@@ -27,6 +27,7 @@ from services.gateway.edge.operations import (
     USUAL,
     WITH_BODY,
     WITH_METADATA,
+    gives,
 )
 
 _KEY: Final = "[!-~]{1,255}"
@@ -68,6 +69,7 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "writer": {"id": "b1946ac9", "url": "http://127.0.0.1:8080"},
 }
 _CLOSED: Final = _EXAMPLE | {"state": "CLOSED", "last_entry": 7, "length": 40, "version": 2}
+_LACKING: Final = _CLOSED | {"may_lack_entries": True, "lost_entries": [{"first": 3, "last": 5}]}
 
 
 _ENDING: Final = (
@@ -85,9 +87,9 @@ CREATE: Final = Operation(
     "createLedger",
     "Ledgers",
     "Create a ledger",
-    "The gateway that answers is its writer. Any gateway takes appends and hands them on. One of a "
-    "transaction is like the ledgers of its log: each append is one entry, a batch of records in "
-    "the log's forms; it is sealed by `close` and named by the commit.",
+    "The gateway that answers is the ledger's writer. Any gateway takes appends and forwards them. A "
+    "transaction's ledger is like the ledgers of its log: each append is one entry, a batch of records in "
+    "the log's forms; `close` seals the ledger, and the commit names it.",
     (IDEMPOTENCY_KEY,),
     {
         JSON: Content(
@@ -99,13 +101,13 @@ CREATE: Final = Operation(
             },
         )
     },
-    {
-        201: Reply(
-            "The ledger.",
-            {JSON: Content(models.Ledger, {"new": _EXAMPLE})},
-            {"Location": "The ledger's path.", **ETAG},
-        )
-    },
+    gives(
+        "The ledger.",
+        models.Ledger,
+        {"new": _EXAMPLE},
+        {"Location": "The ledger's path.", **ETAG},
+        status=201,
+    ),
     (
         *USUAL,
         *WITH_BODY,
@@ -123,16 +125,11 @@ LIST: Final = Operation(
     "List ledgers",
     "Ascending by id; all conditions hold. `next` is the next `after`, null at the end.",
     (STATE, BOOKIE, LOG, METADATA, LIMIT, AFTER),
-    replies={
-        200: Reply(
-            "A page of ledgers.",
-            {
-                JSON: Content(
-                    models.LedgerList, {"last page": {"ledgers": [_EXAMPLE], "next": None}}
-                )
-            },
-        )
-    },
+    replies=gives(
+        "A page of ledgers.",
+        models.LedgerList,
+        {"last page": {"ledgers": [_EXAMPLE], "next": None}},
+    ),
     errors=USUAL,
 )
 GET: Final = Operation(
@@ -142,7 +139,7 @@ GET: Final = Operation(
     "Ledgers",
     "Look at a ledger",
     parameters=(LEDGER_ID,),
-    replies={200: Reply("The ledger.", {JSON: Content(models.Ledger, {"open": _EXAMPLE})}, ETAG)},
+    replies=gives("The ledger.", models.Ledger, {"open": _EXAMPLE}, ETAG),
     errors=(*USUAL, errors.NoSuchLedger),
 )
 CLOSE: Final = Operation(
@@ -151,11 +148,11 @@ CLOSE: Final = Operation(
     "closeLedger",
     "Ledgers",
     "Close a ledger as its writer",
-    "The end is the writer's last acknowledged entry. Where somebody else closed the ledger: 200 if "
-    "the end is the same, else 409 with the real one (`last_entry`).",
+    "The end is the writer's last acknowledged entry. If another process closed the ledger: 200 if "
+    "the end is the same, else 409 with the real end (`last_entry`).",
     (LEDGER_ID, PASSWORD),
     NOTHING,
-    {200: Reply("The closed ledger.", {JSON: Content(models.Ledger, {"closed": _CLOSED})}, ETAG)},
+    gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, ETAG),
     (*_ENDING, errors.LedgerClosed, errors.LedgerFenced, errors.WriterLost),
 )
 RECOVER: Final = Operation(
@@ -164,14 +161,14 @@ RECOVER: Final = Operation(
     "recoverLedger",
     "Ledgers",
     "Close a ledger as a reader: fence it, find its end, close it",
-    "The same end for all who ask. What was acknowledged is in it; its writer can't go on.",
+    "All who ask get the same end. Every acknowledged entry is kept; the writer can't go on.",
     (LEDGER_ID, PASSWORD),
     {
         JSON: Content(
             models.Recover, {"usual": {}, "without a bookie": {"declare_lost": ["bookie-1@1"]}}
         )
     },
-    {200: Reply("The closed ledger.", {JSON: Content(models.Ledger, {"closed": _CLOSED})}, ETAG)},
+    gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, ETAG),
     (*_ENDING, errors.NotEnoughBookies),
 )
 ACCEPT_LOSS: Final = Operation(
@@ -179,9 +176,9 @@ ACCEPT_LOSS: Final = Operation(
     "/v1/ledgers/{ledger_id}/accept-loss",
     "acceptLoss",
     "Ledgers",
-    "Give up entries that nobody can serve any more",
-    "An operator's last word, for ever. Only of a CLOSED ledger, and only where all who could hold "
-    "the entries answer that they do not; from then on these are 410 `entry-lost`.",
+    "Give up entries that no bookie can serve any more",
+    "Irrevocable, and for operators. Only for a CLOSED ledger, and only if all bookies that could hold "
+    "the entries answer that they do not; from then on the entries are 410 `entry-lost`.",
     (LEDGER_ID, PASSWORD),
     {
         JSON: Content(
@@ -192,21 +189,7 @@ ACCEPT_LOSS: Final = Operation(
             },
         )
     },
-    {
-        200: Reply(
-            "The ledger.",
-            {
-                JSON: Content(
-                    models.Ledger,
-                    {
-                        "with a loss": _CLOSED
-                        | {"may_lack_entries": True, "lost_entries": [{"first": 3, "last": 5}]}
-                    },
-                )
-            },
-            ETAG,
-        )
-    },
+    gives("The ledger.", models.Ledger, {"with a loss": _LACKING}, ETAG),
     (*USUAL, *WITH_BODY, errors.WrongPassword, errors.NoSuchLedger, errors.LossNotProven),
 )
 DELETE: Final = Operation(

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 from quorumlog import header
-from quorumlog.protocol.record import Run
-from services.gateway.edge.answers import entries_frames, entries_json
+from services.gateway.edge.encodings import encoded
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.pages import TAIL_BYTES, Pages
 from services.gateway.interface import EngineInterface, ReadResult
@@ -23,8 +23,7 @@ class LedgerPages(Pages[ReadResult]):
         last: int | None = None,
         password: str | None = None,
     ) -> None:
-        """Nothing is read yet."""
-        super().__init__(("ledger", ledger_id), last)
+        super().__init__(b'"ledger_id":%d' % ledger_id, last)
         self._engine, self._ledger_id, self._password = engine, ledger_id, password
 
     async def read(
@@ -64,7 +63,8 @@ class LedgerPages(Pages[ReadResult]):
 
     def rest(self, page: ReadResult, at: int) -> ReadResult:
         """The entries from an id on."""
-        return replace(page, runs=tuple(_from(at, page.runs)))
+        parts = (run.where(lambda entry_id: entry_id >= at) for run in page.runs)
+        return replace(page, runs=tuple(part for part in parts if part is not None))
 
     def is_end(self, page: ReadResult) -> bool:
         """Whether a page reaches the end of a closed ledger."""
@@ -79,40 +79,33 @@ class LedgerPages(Pages[ReadResult]):
             "Lac-Source": page.lac_source,
         }
 
-    def ids(self, page: ReadResult) -> Iterable[int]:
+    def numbers(self, page: ReadResult) -> Iterable[int]:
         """The entry ids."""
-        return (entry_id for run in page.runs for entry_id in run.ids)
+        return chain.from_iterable(run.ids for run in page.runs)
+
+    def payloads(self, page: ReadResult) -> Iterable[tuple[int, memoryview]]:
+        """The entry ids with their payloads."""
+        return chain.from_iterable(zip(run.ids, run.payloads(), strict=True) for run in page.runs)
 
     def items(self, page: ReadResult, encoding: str) -> Iterable[bytes]:
         """Each entry as a JSON object."""
-        return entries_json(page.runs, encoding)
-
-    def frames(self, page: ReadResult) -> bytes:
-        """(u64 id, u32 length, payload), repeated."""
-        return entries_frames(page.runs)
-
-    def document(self, page: ReadResult, encoding: str) -> bytes:
-        """The JSON of a read (`models.Entries`)."""
-        return b'{"ledger_id":%d,%b,"lac_source":"%b"}' % (
-            self._ledger_id,
-            self.members(page, encoding),
-            page.lac_source.encode(),
+        return (
+            b'{"entry_id":%d,%b}' % (entry_id, encoded(payload, encoding))
+            for entry_id, payload in self.payloads(page)
         )
 
-    def members(self, page: ReadResult, encoding: str) -> bytes:
-        """`"entries","next","last_add_confirmed","closed"`."""
-        return b'"entries":[%b],"next":%d,"last_add_confirmed":%d,"closed":%b' % (
-            b",".join(self.items(page, encoding)),
+    def members(self, page: ReadResult) -> bytes:
+        """`"next","last_add_confirmed","closed"`."""
+        return b'"next":%d,"last_add_confirmed":%d,"closed":%b' % (
             page.next,
             page.last_add_confirmed,
             b"true" if page.closed else b"false",
         )
 
+    def document_members(self, page: ReadResult) -> bytes:
+        """`members` and `"lac_source"`."""
+        return b'%b,"lac_source":"%b"' % (self.members(page), page.lac_source.encode())
+
     def ending(self, page: ReadResult) -> dict[str, int]:
         """The ledger's last entry."""
         return {"last_entry": page.last_add_confirmed}
-
-
-def _from(at: int, runs: Iterable[Run]) -> Iterable[Run]:
-    parts = (run.where(lambda entry_id: entry_id >= at) for run in runs)
-    return (part for part in parts if part is not None)

@@ -9,7 +9,6 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from services.gateway.edge import body
 from services.gateway.edge import ledger_operations as op
 from services.gateway.edge.answers import json_value, no_content
-from services.gateway.edge.media import accepted
 from services.gateway.edge.models import (
     AcceptLoss,
     LedgerCreate,
@@ -18,15 +17,16 @@ from services.gateway.edge.models import (
     ledger_json,
 )
 from services.gateway.edge.operations import LEDGER_ID, PASSWORD
+from services.gateway.edge.room import Room
 from services.gateway.interface import EngineInterface, LedgerQuery
 from services.gateway.logs.transactions import Attempt, Transactions
 
 
-class Ledgers:
+class LedgerRoutes:
     """Handlers of ledgers as a whole."""
 
     def __init__(
-        self, engine: EngineInterface, room: body.Room, transactions: Transactions | None = None
+        self, engine: EngineInterface, room: Room, transactions: Transactions | None = None
     ) -> None:
         self._engine = engine
         self._room = room
@@ -34,7 +34,6 @@ class Ledgers:
 
     async def create(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/ledgers."""
-        accepted(request)
         key = given[op.IDEMPOTENCY_KEY]
         value = await body.read_object(request, self._room)
         if "transaction" in value:
@@ -54,15 +53,13 @@ class Ledgers:
         custom = tuple(sorted(wanted.metadata.items()))
         return await self._transactions.create_ledger(whose, custom=custom, idempotency_key=key)
 
-    async def get(self, request: web.Request, given: Given) -> web.Response:
+    async def get(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/ledgers/{ledger_id}."""
-        accepted(request)
         ledger = await self._engine.get(given[LEDGER_ID])
         return _shown(ledger)
 
-    async def page(self, request: web.Request, given: Given) -> web.Response:
+    async def page(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/ledgers."""
-        accepted(request)
         page = await self._engine.list(
             LedgerQuery(
                 state=given[op.STATE],
@@ -77,16 +74,13 @@ class Ledgers:
             {"ledgers": [ledger_json(ledger) for ledger in page.ledgers], "next": page.next}
         )
 
-    async def close(self, request: web.Request, given: Given) -> web.Response:
+    async def close(self, _request: web.Request, given: Given) -> web.Response:
         """POST /v1/ledgers/{ledger_id}/close."""
-        accepted(request)
-        await body.expect_nothing(request, self._room)
         ledger = await self._engine.close(given[LEDGER_ID], password=given[PASSWORD])
         return _shown(ledger)
 
     async def recover(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/ledgers/{ledger_id}/recover."""
-        accepted(request)
         wanted = await body.read_model(request, self._room, Recover)
         ledger = await self._engine.recover(
             given[LEDGER_ID], password=given[PASSWORD], declare_lost=wanted.declare_lost
@@ -95,7 +89,6 @@ class Ledgers:
 
     async def accept_loss(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/ledgers/{ledger_id}/accept-loss."""
-        accepted(request)
         wanted = await body.read_model(request, self._room, AcceptLoss)
         ledger = await self._engine.accept_loss(
             given[LEDGER_ID],
@@ -106,9 +99,8 @@ class Ledgers:
         )
         return _shown(ledger)
 
-    async def delete(self, request: web.Request, given: Given) -> web.Response:
+    async def delete(self, _request: web.Request, given: Given) -> web.Response:
         """DELETE /v1/ledgers/{ledger_id}."""
-        body.expect_none(request)
         await self._engine.delete(given[LEDGER_ID], password=given[PASSWORD])
         return no_content()
 

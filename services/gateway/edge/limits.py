@@ -1,4 +1,4 @@
-"""What the edge grants to one request, and to all of them together."""
+"""The edge's limits, for one request and for all requests together."""
 
 from typing import Final
 
@@ -13,7 +13,7 @@ CUSTOM_BYTES_MAX: Final = 16 * 1024
 PASSWORD_CHARS_MAX: Final = 1024
 """Long enough for any secret; short enough for a header (taste)."""
 READ_BYTES_MAX: Final = 64 << 20
-"""The greatest `max_bytes`: what a body of frames may have too."""
+"""The greatest `max_bytes`: as much as a body of frames."""
 
 
 class Limits(BaseModel):
@@ -24,19 +24,27 @@ class Limits(BaseModel):
     entry_bytes_max: int = Field(default=1 << 20, ge=1, le=64 << 20, description="One entry.")
     body_bytes_max: int = Field(default=16 << 20, ge=1, le=1 << 30, description="A JSON body.")
     frames_bytes_max: int = Field(
-        default=64 << 20, ge=1, le=1 << 30, description="A body of frames; they need no decoding."
+        default=64 << 20, ge=1, le=1 << 30, description="A body of frames, which need no decoding."
     )
     body_timeout_s: float = Field(
-        default=10.0, gt=0, le=3600, description="For a body; longer while it comes at a fair rate."
+        default=10.0,
+        gt=0,
+        le=3600,
+        description="For a body to come; longer while it comes at a fair rate.",
     )
     body_rate_bytes_s_min: int = Field(
-        default=256 << 10, ge=1, description="The fair rate: what earns a body more time."
+        default=256 << 10,
+        ge=1,
+        description="The fair rate: so many bytes earn a body one second more.",
     )
     stream_idle_s: float = Field(
         default=300.0, gt=0, le=86_400, description="For the next line of a streamed append."
     )
     comment_every_s: float = Field(
-        default=15.0, gt=0, le=3600, description="Between signs of life of a tail at rest."
+        default=15.0,
+        gt=0,
+        le=3600,
+        description="Between the comments that keep an idle tail's connection open.",
     )
     stalled_answer_s: float = Field(
         default=30.0, gt=0, le=3600, description="For a client to go on reading its answer."

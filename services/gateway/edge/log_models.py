@@ -1,74 +1,75 @@
 """The public bodies of logs as pydantic models."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
 
 from quorumlog.protocol.log import LogSettings
 from quorumlog.protocol.quorum import Quorum
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX, CUSTOM_BYTES_MAX, CUSTOM_KEYS_MAX
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.models import (
     BASE64,
     DATE_TIME,
+    Custom,
     Id,
     IdOrNone,
     Model,
+    PayloadOut,
     Size,
     Text,
     WriterModel,
 )
+from services.gateway.logs.views import LogView
 
 Digest = Literal["crc32c", "none"]
 """A log's ledgers have no password, so there is no key for a MAC."""
 
+_LIMITS: Final = (
+    "roll_bytes", "roll_entries", "roll_seconds", "retention_bytes", "retention_seconds",
+)  # fmt: skip
+"""Fields of a log's settings that the protocol's value has too, under the same names."""
+
 
 class LogCreate(Model):
-    """What a log should be like; everything is optional, and 0 switches a limit off."""
+    """A log to create. Everything is optional, and 0 switches a limit off."""
 
     ensemble_size: Size | None = Field(
         default=None, description="E of each of its ledgers: 3, or Qw where that is larger."
     )
     write_quorum: Size | None = Field(default=None, description="Qw: 3, or E where smaller.")
     ack_quorum: Size | None = Field(default=None, description="Qa: Qw // 2 + 1.")
-    digest: Digest = Field(default="crc32c", description="How entries prove to be unchanged.")
-    metadata: dict[Text, Text] = Field(
-        default_factory=dict,
-        max_length=CUSTOM_KEYS_MAX,
-        description=f"For the caller's use: {CUSTOM_BYTES_MAX} bytes at most, keys included.",
-    )
+    digest: Digest = Field(default="crc32c", description="How readers verify entries.")
+    metadata: Custom = Field(default_factory=dict)
     allow_degraded: Literal[True] = Field(
         default=True, description="Always: a takeover must work while a bookie is away."
     )
     roll_bytes: Id = Field(default=256 << 20, description="Bytes after which a ledger is closed.")
-    roll_entries: Id = Field(default=0, description="Append requests after which it is.")
-    roll_seconds: Id = Field(default=0, description="Age at which it is.")
-    retention_bytes: Id = Field(default=0, description="What is kept at least, once there is more.")
+    roll_entries: Id = Field(
+        default=0, description="Append requests after which a ledger is closed."
+    )
+    roll_seconds: Id = Field(default=0, description="Age at which a ledger is closed.")
+    retention_bytes: Id = Field(
+        default=0, description="Bytes that are kept at least; older ledgers beyond are dropped."
+    )
     retention_seconds: Id = Field(default=0, description="For how long a closed ledger is kept.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         self.settings()
-        size = sum(len(k.encode()) + len(v.encode()) for k, v in self.metadata.items())
-        if size > CUSTOM_BYTES_MAX:
-            raise ValueError(f"metadata has {size} bytes; the limit is {CUSTOM_BYTES_MAX}")
         return self
 
     def settings(self) -> LogSettings:
-        """The settings. Raises ValueError where the sizes do not fit."""
+        """The protocol's value. Raises: ValueError unless E >= Qw >= Qa."""
         return LogSettings(
             quorum=Quorum.of(self.ensemble_size, self.write_quorum, self.ack_quorum),
             digest=self.digest,
-            roll_bytes=self.roll_bytes,
-            roll_entries=self.roll_entries,
-            roll_seconds=self.roll_seconds,
-            retention_bytes=self.retention_bytes,
-            retention_seconds=self.retention_seconds,
+            **{name: getattr(self, name) for name in _LIMITS},
             custom=tuple(sorted(self.metadata.items())),
         )
 
 
 class LogSettingsModel(Model):
-    """What a log was made with."""
+    """The settings with which a log was created."""
 
     ensemble_size: Size
     write_quorum: Size
@@ -87,7 +88,7 @@ class LogLedger(Model):
 
     ledger_id: Id
     first_offset: Id | None = Field(description="null while a roll waits for the end before it.")
-    last_offset: IdOrNone | None = Field(description="null while it may grow.")
+    last_offset: IdOrNone | None = Field(description="null while the ledger may grow.")
     state: Literal["OPEN", "IN_RECOVERY", "CLOSED"]
 
 
@@ -98,14 +99,50 @@ class Log(Model):
     settings: LogSettingsModel
     state: Literal["OPEN", "CLOSED"]
     first_offset: Id
-    next_offset: Id = Field(description="What the next record gets; all before it are durable.")
+    next_offset: Id = Field(
+        description="The next record's offset; all records before it are durable."
+    )
     archived_through: Id | None = Field(
-        description="Records below are kept elsewhere too; null where nobody archives the log."
+        description="Records below it are kept elsewhere too; null if the log is not archived."
     )
     ledgers: list[LogLedger]
-    owner: WriterModel | None = Field(description="Who writes it; null while nobody does.")
+    owner: WriterModel | None = Field(
+        description="The gateway that writes the log; null while none does."
+    )
     version: Annotated[int, Field(ge=1)]
     created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
+
+
+def log_json(view: LogView) -> dict[str, Any]:
+    """A log as the API shows it."""
+    log, settings = view.log, view.log.settings
+    return {
+        "name": log.name,
+        "settings": {
+            "ensemble_size": settings.quorum.ensemble_size,
+            "write_quorum": settings.quorum.write_quorum,
+            "ack_quorum": settings.quorum.ack_quorum,
+            "digest": settings.digest,
+            "metadata": dict(settings.custom),
+            **{name: getattr(settings, name) for name in _LIMITS},
+        },
+        "state": log.state,
+        "first_offset": log.first_offset,
+        "next_offset": view.next_offset,
+        "archived_through": log.archived_through,
+        "ledgers": [
+            {
+                "ledger_id": item.ledger_id,
+                "first_offset": item.first_offset,
+                "last_offset": item.last_offset,
+                "state": view.states.get(item.ledger_id, "CLOSED"),
+            }
+            for item in log.items
+        ],
+        "owner": view.owner,
+        "version": log.version,
+        "created_at": log.created_at,
+    }
 
 
 class LogList(Model):
@@ -118,7 +155,7 @@ class LogList(Model):
 class _RecordIn(Model):
     headers: dict[str, str] | None = None
     timestamp: Annotated[str, WithJsonSchema(DATE_TIME)] | None = Field(
-        default=None, description="The record's own time; else that of its append."
+        default=None, description="The record's own time; by default the time of its append."
     )
 
 
@@ -161,10 +198,8 @@ class LogAppendedModel(Model):
     entry_id: Id
 
 
-class RecordOut(Model):
-    """A record in one of four forms: `data`; with `encoding=text` or `json` that, or `data_base64` where
-    the value is not readable so. `key` is base64 beside `data`, else text: `key_base64` where it is none.
-    """
+class RecordOut(PayloadOut):
+    """A record with its place. `key` is base64 beside `data`, else text, or `key_base64` if the key is no text."""
 
     offset: Id
     timestamp: Annotated[str, WithJsonSchema(DATE_TIME)]
@@ -173,10 +208,6 @@ class RecordOut(Model):
     key: str | None
     key_base64: Annotated[str, WithJsonSchema(BASE64)] | None = None
     headers: dict[str, str]
-    data: Annotated[str, WithJsonSchema(BASE64)] | None = None
-    text: str | None = None
-    value: Any = Field(default=None, alias="json")
-    data_base64: Annotated[str, WithJsonSchema(BASE64)] | None = None
 
 
 class LogEntries(Model):
@@ -190,7 +221,7 @@ class LogEntries(Model):
 
 
 class LogOpen(Model):
-    """Who wants to be the log's only writer."""
+    """The only writer that the log should have."""
 
     owner: Annotated[Text, Field(min_length=1, max_length=1024)]
 

@@ -16,6 +16,7 @@ from services.gateway.edge.operations import (
     USUAL,
     WITH_BODY,
     WITH_METADATA,
+    gives,
 )
 
 LIMIT: Final = query_integer("limit", 1, BATCH_ENTRIES_MAX, "Logs of a page.", 100)
@@ -47,7 +48,7 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "version": 4,
     "created_at": "2026-01-02T03:04:05.678901Z",
 }
-_LOG: Final = {JSON: Content(models.Log, {"a log": _EXAMPLE})}
+_LOG: Final = (models.Log, {"a log": _EXAMPLE})
 TAKING_OVER: Final = (
     *USUAL,
     *WITH_BODY,
@@ -56,7 +57,7 @@ TAKING_OVER: Final = (
     errors.RecoveryBlocked,
     errors.EntryUnavailable,
 )
-"""What a request may be answered with that the log's owner does, which this gateway may become."""
+"""Errors of a request to a log's owner, which this gateway may become."""
 
 
 def _order(verb: str, name: str, summary: str, text: str = "", **more: Any) -> Operation:
@@ -70,7 +71,7 @@ def _order(verb: str, name: str, summary: str, text: str = "", **more: Any) -> O
         text,
         (NAME,),
         more.get("body", NOTHING),
-        {200: Reply("Done.", more.get("content", _LOG))},
+        gives("Done.", *more.get("content", _LOG)),
         (*TAKING_OVER, *more.get("errors", ())),
         needs_body="body" in more,
     )
@@ -84,12 +85,9 @@ LIST: Final = Operation(
     "List logs",
     "By name. `next` is the next `after`, null at the end.",
     (LIMIT, AFTER),
-    replies={
-        200: Reply(
-            "A page of logs.",
-            {JSON: Content(models.LogList, {"last page": {"logs": [_EXAMPLE], "next": None}})},
-        )
-    },
+    replies=gives(
+        "A page of logs.", models.LogList, {"last page": {"logs": [_EXAMPLE], "next": None}}
+    ),
     errors=(*USUAL, errors.EntryUnavailable, errors.RecoveryBlocked),
 )
 PUT: Final = Operation(
@@ -98,12 +96,12 @@ PUT: Final = Operation(
     "putLog",
     "Logs",
     "Create a log",
-    "With the same settings again it is the same log; with others 409.",
+    "A repeat with the same settings gets the same log; with other settings 409.",
     (NAME,),
     {JSON: Content(models.LogCreate, {"default": {}, "small": {"roll_entries": 1000}})},
     {
-        201: Reply("The new log.", _LOG, {"Location": "The log's path."}),
-        200: Reply("The log that was there.", _LOG),
+        **gives("The new log.", *_LOG, {"Location": "The log's path."}, status=201),
+        **gives("The log that was there.", *_LOG),
     },
     (*TAKING_OVER, errors.LogExists),
 )
@@ -114,7 +112,7 @@ GET: Final = Operation(
     "Logs",
     "Look at a log",
     parameters=(NAME,),
-    replies={200: Reply("The log.", _LOG, ETAG)},
+    replies=gives("The log.", *_LOG, ETAG),
     errors=(*USUAL, errors.NoSuchLog, errors.EntryUnavailable, errors.RecoveryBlocked),
 )
 DELETE: Final = Operation(
@@ -131,9 +129,9 @@ OPEN: Final = _order(
     "open",
     "openLog",
     "Open a log for one writer",
-    "Whoever wrote it is fenced off. From then on appends need `Writer-Token`.",
+    "Earlier writers are fenced off. From then on appends need `Writer-Token`.",
     body={JSON: Content(models.LogOpen, {"me": {"owner": "me"}})},
-    content={JSON: Content(models.LogOpened, {"first": {"writer_token": 1, "next_offset": 0}})},
+    content=(models.LogOpened, {"first": {"writer_token": 1, "next_offset": 0}}),
     errors=(errors.LogClosed, errors.NotTheOwner, errors.WriterLost),
 )
 ROLL: Final = _order(
@@ -152,7 +150,7 @@ TRUNCATE: Final = _order(
 ARCHIVED: Final = _order(
     "archived",
     "markLogArchived",
-    "Say that records are archived",
+    "Note that records are archived",
     "By compare-and-swap on `archived_through`. From then on retention keeps what is not archived.",
     body={JSON: Content(models.LogArchived, {"first": {"through": 10, "expect": None}})},
     errors=(errors.VersionConflict, errors.InvalidRequest),

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
+
+import orjson
 
 from quorumlog import header
+from services.gateway.edge.encodings import encoded, encoded_key
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
-from services.gateway.edge.log_payloads import records_frames, records_json
 from services.gateway.edge.pages import TAIL_BYTES, Pages
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.ports import LogBatches, LogRead
+from services.gateway.logs.ports import LogBatches, LogRead, ReadRecord
 from services.gateway.logs.reading import Start
 
 
@@ -25,9 +28,8 @@ class LogPages(Pages[LogRead]):
     """Records of one log."""
 
     def __init__(self, logs: LogManager, name: str) -> None:
-        """Nothing is read yet."""
-        super().__init__(("log", name))
-        self._logs, self._name = logs, name
+        super().__init__(b'"log":"%b"' % name.encode())
+        self._logs, self._log = logs, name
 
     async def read(
         self,
@@ -38,14 +40,12 @@ class LogPages(Pages[LogRead]):
         wait_s: float = 0.0,
     ) -> LogRead:
         """The records from an offset on. Raises: what the log raises."""
-        return await self._logs.read(
-            self._name, at, limit=limit, max_bytes=max_bytes, wait_s=wait_s
-        )
+        return await self._logs.read(self._log, at, limit=limit, max_bytes=max_bytes, wait_s=wait_s)
 
     async def end(self, page: LogRead) -> int:
         """The offset after the last acknowledged record."""
         del page
-        return await self._logs.end(self._name)
+        return await self._logs.end(self._log)
 
     def count(self, page: LogRead) -> int:
         """Records of a page."""
@@ -67,26 +67,21 @@ class LogPages(Pages[LogRead]):
         """Where to go on, and where the log begins."""
         return log_position(page)
 
-    def ids(self, page: LogRead) -> Iterable[int]:
+    def numbers(self, page: LogRead) -> Iterable[int]:
         """The offsets."""
         return (found.offset for found in page.records)
 
+    def payloads(self, page: LogRead) -> Iterable[tuple[int, bytes]]:
+        """The offsets with the records' values."""
+        return ((found.offset, found.record.value) for found in page.records)
+
     def items(self, page: LogRead, encoding: str) -> Iterable[bytes]:
         """Each record as a JSON object."""
-        return records_json(page.records, encoding)
+        return (_record_json(found, encoding) for found in page.records)
 
-    def frames(self, page: LogRead) -> bytes:
-        """(u64 offset, u32 length, value), repeated."""
-        return records_frames(page.records)
-
-    def document(self, page: LogRead, encoding: str) -> bytes:
-        """The JSON of a read (`log_models.LogEntries`)."""
-        return b'{"log":"%b",%b}' % (self._name.encode(), self.members(page, encoding))
-
-    def members(self, page: LogRead, encoding: str) -> bytes:
-        """`"entries","next","first_offset","closed"`."""
-        return b'"entries":[%b],"next":%d,"first_offset":%d,"closed":%b' % (
-            b",".join(self.items(page, encoding)),
+    def members(self, page: LogRead) -> bytes:
+        """`"next","first_offset","closed"`."""
+        return b'"next":%d,"first_offset":%d,"closed":%b' % (
             page.next,
             page.first_offset,
             b"true" if page.closed else b"false",
@@ -95,3 +90,24 @@ class LogPages(Pages[LogRead]):
     def ending(self, page: LogRead) -> dict[str, int]:
         """The offset after the last record."""
         return {"next_offset": page.next}
+
+
+def _record_json(found: ReadRecord, encoding: str) -> bytes:
+    record = found.record
+    return b'{"offset":%d,"timestamp":"%b","ledger_id":%d,"entry_id":%d,%b,"headers":%b,%b}' % (
+        found.offset,
+        _time_text(found.timestamp_ms).encode(),
+        found.ledger_id,
+        found.entry_id,
+        encoded_key(record.key, encoding),
+        orjson.dumps(dict(record.headers)) if record.headers else b"{}",
+        encoded(record.value, encoding),
+    )
+
+
+def _time_text(milliseconds: int) -> str:
+    """A time as the API writes it; a time outside the calendar is cut to the calendar's first or last."""
+    at = min(max(milliseconds, -62_135_596_800_000), 253_402_300_799_999)
+    seconds, rest = divmod(at, 1000)
+    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text.rjust(19, '0')}.{rest:03d}Z"

@@ -1,12 +1,11 @@
-"""Records of a log as the bodies of HTTP carry them.
+"""The records of a JSON body or line.
 
-A record's key is base64 beside `data`, else text (`encodings.py`).
+A record's key is base64 beside `data`, else text, as in `encodings.py`.
 """
 
-import struct
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -14,42 +13,27 @@ from quorumlog.errors import BadRequest, TooLarge
 from quorumlog.net.parameters import escaped, invalid
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
 from quorumlog.wire import strict
-from services.gateway.edge.encodings import encoded, encoded_key
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.payloads import (
     base64_of,
+    batch_of,
     entry_too_large,
 )
-from services.gateway.logs.ports import ReadRecord
 
 _FORMS: Final = ("data", "text", "json")
 _FIELDS: Final = frozenset((*_FORMS, "key", "headers", "timestamp"))
 _HEADER_BYTES_MAX: Final = 65_535
 _HEADERS_MAX: Final = 1_000
-_FRAME: Final = struct.Struct(">QI")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def records_from_json(data: bytes) -> tuple[Record, ...]:
     """The records of a JSON body: one, or those of `entries`."""
-    given = strict.loads(data)
-    if not isinstance(given, dict):
-        raise invalid("", "must be a JSON object")
-    if "entries" not in given:
-        one = (_record(given, ""),)
-        check_size(one)
-        return one
-    for name in given:
-        if name != "entries":
-            raise invalid(f"/{escaped(name)}", "is not a field of this request")
-    entries = given["entries"]
-    if not isinstance(entries, list):
-        raise invalid("/entries", "must be a list")
-    if not entries:
-        raise invalid("/entries", "must have at least one entry")
-    if len(entries) > BATCH_ENTRIES_MAX:
-        raise TooLarge(f"a batch of {len(entries)} records; the limit is {BATCH_ENTRIES_MAX}")
-    records = tuple(_record(entry, f"/entries/{n}") for n, entry in enumerate(entries))
+    body = strict.loads(data)
+    entries = batch_of(body, "records")
+    if entries is None:
+        records: tuple[Record, ...] = (_record(body, ""),)
+    else:
+        records = tuple(_record(entry, f"/entries/{n}") for n, entry in enumerate(entries))
     check_size(records)
     return records
 
@@ -142,74 +126,3 @@ def _timestamp(value: object, pointer: str) -> int | None:
         raise invalid(pointer, "must say its offset from UTC, like Z")
     age = at - _EPOCH
     return (age.days * 86_400 + age.seconds) * 1000 + age.microseconds // 1000
-
-
-def time_of(milliseconds: int) -> str:
-    """A time as the API writes it; one that no calendar has is cut to the nearest that one has."""
-    at = min(max(milliseconds, -62_135_596_800_000), 253_402_300_799_999)
-    seconds, rest = divmod(at, 1000)
-    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{text.rjust(19, '0')}.{rest:03d}Z"
-
-
-def records_json(records: Iterable[ReadRecord], encoding: str) -> list[bytes]:
-    """Each record as a JSON object."""
-    return [record_json(record, encoding) for record in records]
-
-
-def record_json(found: ReadRecord, encoding: str) -> bytes:
-    """One record as a JSON object."""
-    record = found.record
-    return b'{"offset":%d,"timestamp":"%b","ledger_id":%d,"entry_id":%d,%b,"headers":%b,%b}' % (
-        found.offset,
-        time_of(found.timestamp_ms).encode(),
-        found.ledger_id,
-        found.entry_id,
-        encoded_key(record.key, encoding),
-        orjson.dumps(dict(record.headers)) if record.headers else b"{}",
-        encoded(record.value, encoding),
-    )
-
-
-def records_frames(records: Iterable[ReadRecord]) -> bytes:
-    """The values of records as (u64 offset, u32 length, value), repeated."""
-    parts: list[bytes] = []
-    for found in records:
-        parts += [_FRAME.pack(found.offset, len(found.record.value)), found.record.value]
-    return b"".join(parts)
-
-
-def view_json(view: Any) -> dict[str, Any]:
-    """A log as the API shows it (`views.LogView`)."""
-    log, settings = view.log, view.log.settings
-    return {
-        "name": log.name,
-        "settings": {
-            "ensemble_size": settings.quorum.ensemble_size,
-            "write_quorum": settings.quorum.write_quorum,
-            "ack_quorum": settings.quorum.ack_quorum,
-            "digest": settings.digest,
-            "metadata": dict(settings.custom),
-            "roll_bytes": settings.roll_bytes,
-            "roll_entries": settings.roll_entries,
-            "roll_seconds": settings.roll_seconds,
-            "retention_bytes": settings.retention_bytes,
-            "retention_seconds": settings.retention_seconds,
-        },
-        "state": log.state,
-        "first_offset": log.first_offset,
-        "next_offset": view.next_offset,
-        "archived_through": log.archived_through,
-        "ledgers": [
-            {
-                "ledger_id": item.ledger_id,
-                "first_offset": item.first_offset,
-                "last_offset": item.last_offset,
-                "state": view.states.get(item.ledger_id, "CLOSED"),
-            }
-            for item in log.items
-        ],
-        "owner": None if view.owner is None else {"id": view.owner.id, "url": view.owner.url},
-        "version": log.version,
-        "created_at": log.created_at,
-    }

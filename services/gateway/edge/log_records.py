@@ -18,14 +18,15 @@ from services.gateway.edge.log_payloads import (
     record_of_line,
     records_from_json,
 )
-from services.gateway.edge.media import ARROW, EVENTS, NDJSON, accepted
-from services.gateway.edge.operations import NAME, PAGE_BYTES, PAGE_ENTRIES, WAIT_MS
+from services.gateway.edge.media import ARROW, NDJSON, accepted
+from services.gateway.edge.operations import EXPECT, NAME, WRITER_TOKEN
 from services.gateway.edge.pages import PageStream, page_or_news
 from services.gateway.edge.payloads import from_frames
 from services.gateway.edge.pipe import Pipe
-from services.gateway.edge.reads import WHOLE_BYTES_MAX, Wanted, answer_read
+from services.gateway.edge.reads import WHOLE_BYTES_MAX, ReadRequest, answer_read
 from services.gateway.edge.record_bodies import read_records
-from services.gateway.edge.sockets import Message, Subject, serve
+from services.gateway.edge.room import Room
+from services.gateway.edge.sockets import Message, SocketTarget, serve
 from services.gateway.edge.streams import append_lines
 from services.gateway.interface import Appended
 from services.gateway.logs.manager import LogManager
@@ -36,16 +37,16 @@ _APPEND_TYPES: Final = tuple(op.APPEND.body)
 _READ_TYPES: Final = tuple(op.READ.replies[200].content)
 
 
-class LogRecords:
+class RecordRoutes:
     """Handlers of a log's records."""
 
-    def __init__(self, logs: LogManager, room: body.Room) -> None:
+    def __init__(self, logs: LogManager, room: Room) -> None:
         self._logs = logs
         self._room = room
 
     async def append(self, request: web.Request, given: Given) -> web.StreamResponse:
         """POST /v1/logs/{name}/entries."""
-        name, expect, token = given[NAME], given[op.EXPECT], given[op.WRITER_TOKEN]
+        name, expect, token = given[NAME], given[EXPECT], given[WRITER_TOKEN]
         media = body.media_type(request, _APPEND_TYPES)
         arrow.check_supported(media)
         producer = _producer_of(given)
@@ -69,26 +70,18 @@ class LogRecords:
 
     async def read(self, request: web.Request, given: Given) -> web.StreamResponse:
         """GET /v1/logs/{name}/entries."""
-        media = accepted(request, _READ_TYPES)
-        arrow.check_acceptable(media)
-        seen = given[op.LAST_EVENT_ID] if media == EVENTS else None
-        wanted = Wanted(
-            media,
-            given[op.FROM] if seen is None else seen + 1,
-            given[op.ENCODING],
-            given[WAIT_MS] / 1000,
-            given.get(op.LIMIT),
-            given.get(op.MAX_BYTES),
-        )
-        if media == ARROW:
-            stored = await self._batches(given[NAME], wanted)
+        name = given[NAME]
+        wanted = ReadRequest.of(request, given, _READ_TYPES, given[op.FROM])
+        if wanted.media == ARROW:
+            stored = await self._batches(name, wanted.as_page())
             return octets(arrow.records_stream(stored.batches), ARROW, log_position(stored))
-        return await answer_read(request, self._room, LogPages(self._logs, given[NAME]), wanted)
+        return await answer_read(request, self._room, LogPages(self._logs, name), wanted)
 
-    async def _batches(self, name: str, wanted: Wanted) -> LogBatches:
-        """The page of a read, of which no record is decoded."""
-        limit = wanted.limit or PAGE_ENTRIES
-        max_bytes = min(wanted.max_bytes or PAGE_BYTES, WHOLE_BYTES_MAX)
+    async def _batches(self, name: str, wanted: ReadRequest) -> LogBatches:
+        """The page of a read, without decoding its records."""
+        assert wanted.limit is not None, "a page has limits"
+        assert wanted.max_bytes is not None, "a page has limits"
+        limit, max_bytes = wanted.limit, min(wanted.max_bytes, WHOLE_BYTES_MAX)
 
         def read(at: Start, wait_s: float) -> Awaitable[LogBatches]:
             return self._logs.batches(name, at, limit=limit, max_bytes=max_bytes, wait_s=wait_s)
@@ -102,21 +95,21 @@ class LogRecords:
         """GET /v1/logs/{name}/ws."""
         name = given[NAME]
         await self._logs.get(name)
-        subject = Subject(
-            self._pipe(name, given[op.WRITER_TOKEN]),
+        target = SocketTarget(
+            self._pipe(name, given[WRITER_TOKEN]),
             _records_of,
             lambda done: {"first_offset": done.first, "last_offset": done.last},
             lambda start: PageStream(LogPages(self._logs, name), self._room, start),
             tuple(op.STARTS),
         )
-        return await serve(request, self._room, subject)
+        return await serve(request, self._room, target)
 
     def _pipe(self, name: str, token: int | None, expect: int | None = None) -> Pipe[Record]:
-        """Appends that come in a stream: what comes while one is in flight is the next batch, so a
-        producer's sequence, which counts requests, has no place in it.
+        """The pipe of a stream. Its batches depend on timing, so a producer's sequence, which counts requests, has
+        no place in a stream.
         """
 
-        async def append(records: Sequence[Record], *, expect: int | None) -> Appended:
+        async def append(records: Sequence[Record], expect: int | None) -> Appended:
             call = Append(tuple(records), expect=expect, token=token)
             done = await self._logs.append(name, call)
             return Appended(done.first_offset, done.last_offset, done.last_offset)

@@ -7,76 +7,70 @@ from quorumlog.net.parameters import Given
 from services.gateway.edge import body
 from services.gateway.edge import log_operations as op
 from services.gateway.edge.answers import json_value, no_content
-from services.gateway.edge.log_models import LogArchived, LogCreate, LogOpen, LogTruncate
-from services.gateway.edge.log_payloads import view_json
-from services.gateway.edge.media import accepted
+from services.gateway.edge.log_models import (
+    LogArchived,
+    LogCreate,
+    LogOpen,
+    LogTruncate,
+    log_json,
+)
 from services.gateway.edge.operations import NAME
+from services.gateway.edge.room import Room
 from services.gateway.logs.manager import LogManager
 
 
-class Logs:
+class LogRoutes:
     """Handlers of logs."""
 
-    def __init__(self, logs: LogManager, room: body.Room) -> None:
+    def __init__(self, logs: LogManager, room: Room) -> None:
         self._logs = logs
         self._room = room
 
     async def put(self, request: web.Request, given: Given) -> web.Response:
         """PUT /v1/logs/{name}."""
-        accepted(request)
         wanted = await body.read_model(request, self._room, LogCreate)
         view, is_new = await self._logs.put(given[NAME], wanted.settings())
         headers = {"ETag": f'"{view.log.version}"'}
         if is_new:
             headers["Location"] = f"/v1/logs/{given[NAME]}"
-        return json_value(view_json(view), 201 if is_new else 200, headers)
+        return json_value(log_json(view), 201 if is_new else 200, headers)
 
-    async def get(self, request: web.Request, given: Given) -> web.Response:
+    async def get(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/logs/{name}."""
-        accepted(request)
         view = await self._logs.get(given[NAME])
-        return json_value(view_json(view), headers={"ETag": f'"{view.log.version}"'})
+        return json_value(log_json(view), headers={"ETag": f'"{view.log.version}"'})
 
-    async def page(self, request: web.Request, given: Given) -> web.Response:
+    async def page(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/logs."""
-        accepted(request)
         views, following = await self._logs.page(after=given[op.AFTER], limit=given[op.LIMIT])
-        return json_value({"logs": [view_json(view) for view in views], "next": following})
+        return json_value({"logs": [log_json(view) for view in views], "next": following})
 
-    async def delete(self, request: web.Request, given: Given) -> web.Response:
+    async def delete(self, _request: web.Request, given: Given) -> web.Response:
         """DELETE /v1/logs/{name}."""
-        body.expect_none(request)
         await self._logs.delete(given[NAME])
         return no_content()
 
-    async def close(self, request: web.Request, given: Given) -> web.Response:
+    async def close(self, _request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/close."""
-        accepted(request)
-        await body.expect_nothing(request, self._room)
-        return json_value(view_json(await self._logs.close(given[NAME])))
+        return json_value(log_json(await self._logs.close(given[NAME])))
 
-    async def roll(self, request: web.Request, given: Given) -> web.Response:
+    async def roll(self, _request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/roll."""
-        accepted(request)
-        await body.expect_nothing(request, self._room)
-        return json_value(view_json(await self._logs.roll(given[NAME])))
+        return json_value(log_json(await self._logs.roll(given[NAME])))
 
     async def truncate(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/truncate."""
-        accepted(request)
         wanted = await body.read_model(request, self._room, LogTruncate)
-        return json_value(view_json(await self._logs.truncate(given[NAME], wanted.before)))
+        return json_value(log_json(await self._logs.truncate(given[NAME], wanted.before)))
 
     async def archived(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/archived."""
-        accepted(request)
         wanted = await body.read_model(request, self._room, LogArchived)
         view = await self._logs.archived(given[NAME], wanted.through, expect=wanted.expect)
-        return json_value(view_json(view))
+        return json_value(log_json(view))
 
     async def open(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/open."""
-        accepted(request)
         wanted = await body.read_model(request, self._room, LogOpen)
         token, next_offset = await self._logs.open(given[NAME], wanted.owner)
         return json_value({"writer_token": token, "next_offset": next_offset})

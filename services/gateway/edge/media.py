@@ -1,4 +1,4 @@
-"""Media types, and which of them a request is answered with."""
+"""Media types, and the choice of an answer's."""
 
 from functools import lru_cache
 from typing import Final

@@ -1,6 +1,5 @@
-"""What surrounds every request: its id, a place in the queue, errors as documents, metrics.
-
-Handlers contain no `try`: they raise, and here it becomes an answer.
+"""The middleware of every request: its id, its place among the requests in work, errors as problem documents,
+metrics. Handlers contain no `try`: the errors that they raise become answers here.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ from quorumlog.net import trace
 from quorumlog.net.budget import PEER, peer_of
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.listen import error_of_http, forgotten, problem_response, request_id
-from services.gateway.edge.body import Room
+from services.gateway.edge.room import Room
 from services.gateway.edge.sending import large_bytes, send_whole
 
 log = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ _BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 
 
 class Metrics:
-    """How many requests of which kind, how long they took, and what is in work."""
+    """Metrics of requests: their count, their time, and what is in work."""
 
     def __init__(self, registry: CollectorRegistry, room: Room) -> None:
         labels = ("method", "route", "status")
@@ -60,7 +59,7 @@ class Metrics:
         self._known: dict[tuple[str, str, int], tuple[Any, Any]] = {}
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
-        """One request was answered."""
+        """Count an answered request."""
         key = (method if method in _KNOWN else "other", route, status)
         known = self._known.get(key)
         if known is None:
@@ -91,7 +90,7 @@ def edge_middleware(
         trace.begin(instance, request.headers.get(trace.HEADER))
         resource = request.match_info.route.resource
         route = "none" if resource is None else resource.canonical
-        # What gateways ask of each other waits for tails too, and must not starve.
+        # Requests of other gateways take no place: they must not starve behind those of clients.
         peer = peer_of(request.remote)
         PEER.set(peer)
         place = large = 0
@@ -141,7 +140,7 @@ def edge_middleware(
 
 
 def _admit(request: web.Request, is_draining: Callable[[], bool]) -> None:
-    """Refuse what can't be taken now, before a byte of the body is read."""
+    """Refuse a request that can't be taken now, before a byte of its body is read."""
     if request.version < (1, 0) or (hdrs.HOST not in request.headers and request.version >= (1, 1)):
         raise BadRequest("the request is not HTTP/1.1: it needs a version and a Host")
     if is_draining() and request.method not in _SAFE:
@@ -149,7 +148,7 @@ def _admit(request: web.Request, is_draining: Callable[[], bool]) -> None:
 
 
 def _answer_to(request: web.Request, error: web.HTTPException, instance: str) -> web.StreamResponse:
-    """OPTIONS is answered with what a path allows; everything else is a problem."""
+    """The answer to an error of aiohttp's: a problem, and for OPTIONS the methods of the path."""
     problem = error_of_http(error, request.method, request.path)
     if request.method == hdrs.METH_OPTIONS and isinstance(problem, MethodNotAllowed):
         allow = problem.headers["Allow"]

@@ -1,7 +1,8 @@
-"""The public bodies as pydantic models: what the OpenAPI description is made of.
+"""The public bodies of ledgers as pydantic models, of which the OpenAPI description is made.
 
-They parse what comes once per ledger. Appends and reads never pass through them; the tests hold
-their hand-made JSON against these models.
+The models parse requests about ledgers as a whole. Appends and reads never pass through them; tests hold the
+hand-made JSON of appends and reads to these models. The names of the classes are those of the description's
+schemas, which clients see.
 """
 
 from typing import Annotated, Any, Final, Literal, Self
@@ -76,16 +77,25 @@ def _within_limits(custom: dict[str, str]) -> dict[str, str]:
 
 Custom = Annotated[
     dict[Text, Text],
-    AfterValidator(_within_limits),
     Field(
         max_length=CUSTOM_KEYS_MAX,
         description=f"For the caller's use: {CUSTOM_BYTES_MAX} bytes at most, keys included.",
+    ),
+    AfterValidator(_within_limits),
+]
+
+
+Members = Annotated[
+    list[Member],
+    Field(
+        max_length=QUORUM_MAX,
+        description="Members that will never come back: an operator's word, kept with the ledger.",
     ),
 ]
 
 
 class LedgerCreate(Model):
-    """What a new ledger should be like. Everything is optional."""
+    """A ledger to create. Everything is optional."""
 
     ensemble_size: Size | None = Field(
         default=None, description="E, bookies that store the ledger: 3, or Qw where that is larger."
@@ -98,11 +108,11 @@ class LedgerCreate(Model):
         default=None, description="Qa, bookies that must have it on disk: Qw // 2 + 1."
     )
     digest: Literal["crc32c", "hmac-sha256", "none"] = Field(
-        default="crc32c", description="How entries prove to be unchanged; the MAC needs a password."
+        default="crc32c", description="How readers verify entries; the MAC needs a password."
     )
     password: (
         Annotated[str, StringConstraints(min_length=1, max_length=PASSWORD_CHARS_MAX)] | None
-    ) = Field(default=None, description="What `Ledger-Password` must say from then on.")
+    ) = Field(default=None, description="The value that `Ledger-Password` must have from then on.")
     metadata: Custom = Field(default_factory=dict)
     ledger_id: Id | None = Field(default=None, description="An id of the caller's choice.")
     allow_degraded: bool = Field(
@@ -117,11 +127,11 @@ class LedgerCreate(Model):
         return self
 
     def quorum(self) -> Quorum:
-        """The sizes, with those that were left out. Raises ValueError where they do not fit."""
+        """The sizes, omitted ones filled in. Raises: ValueError unless E >= Qw >= Qa."""
         return Quorum.of(self.ensemble_size, self.write_quorum, self.ack_quorum)
 
     def options(self, idempotency_key: str | None) -> LedgerOptions:
-        """What the engine is asked for."""
+        """The options for the engine."""
         quorum = self.quorum()
         return LedgerOptions(
             ensemble_size=quorum.ensemble_size,
@@ -137,16 +147,18 @@ class LedgerCreate(Model):
 
 
 class TransactionLedgerCreate(Model):
-    """A ledger of a transaction: like those of its log in all else."""
+    """A ledger to create in a transaction: in all else like the ledgers of its log."""
 
     transaction: Annotated[str, Field(pattern=f"^{TRANSACTION_ID}$", description="Its id.")]
-    partition: Id | None = Field(default=None, description="For which part of the work it is.")
-    attempt: Id | None = Field(default=None, description="Which try at that part it is.")
+    partition: Id | None = Field(
+        default=None, description="The part of the work for which it is created."
+    )
+    attempt: Id | None = Field(default=None, description="The number of the try at that part.")
     metadata: Custom = Field(default_factory=dict)
 
 
 class FragmentModel(Model):
-    """From `first_entry` to the next fragment, entries live on these bookies."""
+    """The entries from `first_entry` to the next fragment live on these bookies."""
 
     first_entry: Id
     bookies: list[str]
@@ -190,15 +202,17 @@ class Ledger(Model):
     )
     lost_entries: list[LostRange] = Field(
         default_factory=list,
-        description="What nobody can serve any more, as an operator has accepted: 410 `entry-lost`.",
+        description="Entries that no bookie can serve any more, as an operator has accepted: 410 `entry-lost`.",
     )
-    transaction: str | None = Field(default=None, description="What it was written in.")
+    transaction: str | None = Field(
+        default=None, description="The transaction in which it was written."
+    )
     partition: Id | None = None
     attempt: Id | None = None
 
 
 def ledger_json(metadata: LedgerMetadata) -> dict[str, Any]:
-    """A ledger's row as the public API shows it: no key ever."""
+    """A ledger's row as the public API shows it, without its keys; orjson writes dataclasses as objects."""
     quorum = metadata.quorum
     shown: dict[str, Any] = {
         "ledger_id": metadata.ledger_id,
@@ -209,17 +223,12 @@ def ledger_json(metadata: LedgerMetadata) -> dict[str, Any]:
         "digest": metadata.digest,
         "last_entry": metadata.last_entry,
         "length": metadata.length,
-        "fragments": [
-            {"first_entry": fragment.first_entry, "bookies": fragment.bookies}
-            for fragment in metadata.fragments
-        ],
+        "fragments": metadata.fragments,
         "metadata": dict(metadata.custom),
         "log": metadata.log,
         "created_at": metadata.created_at,
         "version": metadata.version,
-        "writer": None
-        if metadata.writer is None
-        else {"id": metadata.writer.id, "url": metadata.writer.url},
+        "writer": metadata.writer,
     }
     tags = dict(metadata.extra)
     if tags.get(DEGRADED) == "true":
@@ -261,13 +270,12 @@ class EntryJson(Model):
     value: Any = Field(alias="json")
 
 
-EntryIn = EntryData | EntryText | EntryJson
-
-
 class Batch(Model):
     """Several entries; they get contiguous ids."""
 
-    entries: list[EntryIn] = Field(min_length=1, max_length=BATCH_ENTRIES_MAX)
+    entries: list[EntryData | EntryText | EntryJson] = Field(
+        min_length=1, max_length=BATCH_ENTRIES_MAX
+    )
 
 
 class AppendedEntry(Model):
@@ -287,28 +295,20 @@ class AppendedBatch(Model):
     last_add_confirmed: Id
 
 
-class EntryDataOut(EntryData):
+class PayloadOut(Model):
+    """A payload in one of four forms: `data`; with `encoding=text` or `json` that, or `data_base64` where the
+    payload is not readable so.
+    """
+
+    data: Annotated[str, WithJsonSchema(BASE64)] | None = None
+    text: str | None = None
+    value: Any = Field(default=None, alias="json")
+    data_base64: Annotated[str, WithJsonSchema(BASE64)] | None = None
+
+
+class EntryOut(PayloadOut):
     """An entry with its id."""
 
-    entry_id: Id
-
-
-class EntryTextOut(EntryText):
-    """An entry with its id, for `encoding=text`."""
-
-    entry_id: Id
-
-
-class EntryJsonOut(EntryJson):
-    """An entry with its id, for `encoding=json`."""
-
-    entry_id: Id
-
-
-class EntryBase64Out(Model):
-    """An entry with its id, for `encoding=text` and `json` where it is neither."""
-
-    data_base64: Annotated[str, WithJsonSchema(BASE64)]
     entry_id: Id
 
 
@@ -316,33 +316,15 @@ class Entries(Model):
     """Confirmed entries, in order; go on at `next`."""
 
     ledger_id: Id
-    entries: list[EntryDataOut | EntryTextOut | EntryJsonOut | EntryBase64Out]
+    entries: list[EntryOut]
     next: Id
     last_add_confirmed: IdOrNone
     closed: bool
     lac_source: Literal["writer", "bookies", "metadata"]
 
 
-class OneEntryData(EntryDataOut):
+class OneEntry(EntryOut):
     """One confirmed entry."""
-
-    ledger_id: Id
-
-
-class OneEntryText(EntryTextOut):
-    """One confirmed entry, for `encoding=text`."""
-
-    ledger_id: Id
-
-
-class OneEntryJson(EntryJsonOut):
-    """One confirmed entry, for `encoding=json`."""
-
-    ledger_id: Id
-
-
-class OneEntryBase64(EntryBase64Out):
-    """One confirmed entry, for `encoding=text` and `json` where it is neither."""
 
     ledger_id: Id
 
@@ -358,11 +340,7 @@ class LastAddConfirmed(Model):
 class Recover(Model):
     """How to recover a ledger."""
 
-    declare_lost: list[Member] = Field(
-        default_factory=list,
-        max_length=QUORUM_MAX,
-        description="Members that will never come back: an operator's word, kept with the ledger.",
-    )
+    declare_lost: Members = Field(default_factory=list)
 
 
 class AcceptLoss(Model):
@@ -370,11 +348,7 @@ class AcceptLoss(Model):
 
     first: Id
     last: Id
-    declare_lost: list[Member] = Field(
-        default_factory=list,
-        max_length=QUORUM_MAX,
-        description="Members that will never come back: an operator's word, kept with the ledger.",
-    )
+    declare_lost: Members = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:

@@ -1,14 +1,19 @@
-"""What the gateway's operations have in common: their errors, and parameters that several take.
+"""What the gateway's operations have in common: their errors, the parameters that several of them take, and the
+checks that follow from a declaration.
 
 Each resource's operations are declared in a module beside that of its handlers.
 """
 
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+from aiohttp import web
 
 from quorumlog import errors, header
-from quorumlog.net.operations import JSON, Content, Errors
+from quorumlog.net.operations import JSON, Content, Errors, Reply, Route, Schema
 from quorumlog.net.parameters import (
-    Parameter,
+    Given,
     header_integer,
     header_text,
     path_id,
@@ -18,7 +23,15 @@ from quorumlog.net.parameters import (
 )
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.wire.bodies import LOG_NAME
-from services.gateway.edge.limits import PASSWORD_CHARS_MAX, WAIT_MS_MAX
+from services.gateway.edge.body import expect_no_body, expect_nothing
+from services.gateway.edge.limits import (
+    BATCH_ENTRIES_MAX,
+    PASSWORD_CHARS_MAX,
+    READ_BYTES_MAX,
+    WAIT_MS_MAX,
+)
+from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS, accepted
+from services.gateway.edge.room import Room
 
 ALWAYS: Final[Errors] = (
     errors.BadRequest,
@@ -29,7 +42,7 @@ ALWAYS: Final[Errors] = (
     errors.HeadersTooLarge,
     errors.Overloaded,
 )
-"""What any request may be answered with."""
+"""Errors of every operation."""
 
 ANSWERING: Final[Errors] = (errors.NotAcceptable,)
 WITH_BODY: Final[Errors] = (errors.TooLarge, errors.UnsupportedMediaType)
@@ -40,45 +53,128 @@ OF_TRANSACTION: Final[Errors] = (
     errors.TransactionAborted,
     errors.TransactionCommitted,
 )
-"""What else a ledger of a transaction may be answered with."""
+"""Further errors of a transaction's ledger."""
 
 BYTES: Final[dict[str, Any]] = {"type": "string", "format": "binary"}
 NOTHING: Final = {JSON: Content({"type": "object", "additionalProperties": False}, {"nothing": {}})}
-"""The body of a request that has nothing to say."""
+"""The body of a request without parameters in its body."""
 ETAG: Final = {"ETag": "The row's version, in quotes."}
 
 PAGE_ENTRIES: Final = 100
 PAGE_BYTES: Final = 1 << 20
-"""What a page has at most where a read does not say it; a stream has no such limit."""
+"""The limits of a page for a read that names none; a stream has no such limit."""
 
 LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
 NAME: Final = path_text("name", LOG_NAME, "The log.", "events")
 PASSWORD: Final = header_text(
-    header.LEDGER_PASSWORD, "The ledger's password, where it has one.", chars_max=PASSWORD_CHARS_MAX
+    header.LEDGER_PASSWORD, "The ledger's password, if it has one.", chars_max=PASSWORD_CHARS_MAX
 )
-"""Header values can't hold every character: a password that must travel should be printable."""
+"""Header values can't hold every character: a password should be printable."""
 WAIT_MS: Final = query_integer(
     "wait_ms", 0, WAIT_MS_MAX, "At the tail: wait for that long for something new.", 0
 )
-ENCODINGS: Final = ("base64", "text", "json")
+LIMIT: Final = query_integer(
+    "limit", 1, BATCH_ENTRIES_MAX, "Entries, or records, at most.", PAGE_ENTRIES
+)
+MAX_BYTES: Final = query_integer(
+    "max_bytes",
+    1,
+    READ_BYTES_MAX,
+    "Bytes, roughly; the first entry or record always comes.",
+    PAGE_BYTES,
+)
+ENCODING: Final = query_choice(
+    "encoding",
+    ("base64", "text", "json"),
+    "How JSON carries payloads: as `data`, `text` or `json`. A payload that is no text, or no JSON, comes as "
+    "`data_base64` among the others.",
+    "base64",
+)
+LAST_EVENT_ID: Final = header_integer(
+    "Last-Event-ID",
+    "With events: the id of the last event that was seen, in place of `from`; -1: none.",
+    low=NO_ENTRY,
+    high=ID_MAX - 1,
+)
+"""Where a stream of events goes on after it was cut off."""
+EXPECT: Final = query_integer(
+    "expect",
+    0,
+    ID_MAX,
+    "The entry id, or offset, that the first item must get; else 412, nothing written. The items of a stream "
+    "must follow on without a gap.",
+)
+WRITER_TOKEN: Final = header_integer(
+    header.WRITER_TOKEN, "From `open`, where the log was opened for one writer."
+)
 
 
-def encoding(what: str) -> Parameter[str]:
-    """How JSON carries payloads, or values."""
-    return query_choice(
-        "encoding",
-        ENCODINGS,
-        f"How JSON carries {what}: as `data`, `text` or `json`. What is no text, or no JSON, comes as "
-        "`data_base64` among the others.",
-        "base64",
-    )
+def gives(
+    description: str,
+    schema: Schema,
+    examples: dict[str, Any],
+    headers: Mapping[str, str] | None = None,
+    *,
+    status: int = 200,
+) -> dict[int | Literal["default"], Reply]:
+    """A success whose body is JSON."""
+    return {status: Reply(description, {JSON: Content(schema, examples)}, headers or {})}
 
 
-def last_event_id(what: str) -> Parameter[int | None]:
-    """Where a stream of events goes on after it was cut off."""
-    return header_integer(
-        "Last-Event-ID",
-        f"With events: the last {what} that was seen, in place of `from`; -1: none.",
-        low=NO_ENTRY,
-        high=ID_MAX - 1,
-    )
+def append_forms(json: Content, item: str, arrow: str) -> dict[str, Content]:
+    """The bodies of an append of entries or records."""
+    return {
+        JSON: json,
+        OCTETS: Content(BYTES | {"description": f"The body is one {item}."}),
+        FRAMES: Content(
+            BYTES | {"description": "A batch: (u32 length, payload) repeated, big-endian."}
+        ),
+        NDJSON: Content({"type": "string", "description": f"One JSON {item} a line, streamed."}),
+        ARROW: Content(
+            BYTES | {"description": f"A batch: an Arrow stream, not compressed: {arrow}"}
+        ),
+    }
+
+
+def read_forms(
+    json: Content, item: str, number: str, arrow: str, events: str
+) -> dict[str, Content]:
+    """The forms of a page or stream of entries or records."""
+    return {
+        JSON: json,
+        FRAMES: Content(
+            BYTES | {"description": f"(u64 {number}, u32 length, payload) repeated, big-endian."}
+        ),
+        ARROW: Content(BYTES | {"description": f"An Arrow stream of {arrow}."}),
+        NDJSON: Content(
+            {"type": "string", "description": f"One {item} a line; an error is the last line."}
+        ),
+        EVENTS: Content(
+            {
+                "type": "string",
+                "description": f"One {item} an event, `id` its {number}; follows the tail, {events}",
+            }
+        ),
+    }
+
+
+def checked(route: Route, room: Room) -> Route:
+    """A route that first refuses what its operation does not declare: a form of answer other than JSON where
+    all successes are JSON, and a body where the operation has none.
+    """
+    operation = route.operation
+    is_json = {media for reply in operation.replies.values() for media in reply.content} == {JSON}
+    is_empty, is_delete = operation.body is NOTHING, operation.method == "DELETE"
+    if not (is_json or is_empty or is_delete):
+        return route
+
+    async def handle(request: web.Request, given: Given) -> web.StreamResponse:
+        if is_json:
+            accepted(request)
+        if is_empty:
+            await expect_nothing(request, room)
+        elif is_delete:
+            expect_no_body(request)
+        return await route.handler(request, given)
+
+    return replace(route, handler=handle)

@@ -1,33 +1,38 @@
 """Pages of a ledger or of a log, read one after another: what lists, streams and tails share.
 
-What differs between the two (who is asked, and how a page looks in each form) is in
-`ledger_pages.py` and `log_pages.py`.
+The differences between the two (who is asked, and the members of a page) are in `ledger_pages.py` and
+`log_pages.py`.
 """
 
+import struct
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from typing import Final, Generic
 
-from services.gateway.edge.body import Room
-from services.gateway.edge.follows import P, Told, told_tail
+from services.gateway.edge.follows import P, SharedPage, shared_tail
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.room import Room
 from services.gateway.logs.reading import Start
 
 STREAM_BYTES: Final = 1 << 20
 """What a stream reads ahead of its client (taste)."""
 TAIL_BYTES: Final = 256 << 10
-"""What a tail does: hundreds of slow readers, each with a page in hand, must fit into memory."""
+"""The same for a tail: hundreds of slow readers, each with a page in hand, must fit into memory."""
 _ITEM_BYTES: Final = 64
-"""What an entry or a record takes besides its payload."""
+"""What an entry or a record takes in memory besides its payload."""
+_FRAME: Final = struct.Struct(">QI")
 
 
 class Pages(ABC, Generic[P]):
-    """What can be read page by page and followed (`follows.Tail`), and the forms of its pages."""
+    """A ledger or a log that is read page by page and followed, and the forms of its pages.
 
-    def __init__(self, key: Hashable, last: int | None = None) -> None:
-        """`key` names it among all that are followed; `last` is the last position to be read."""
-        self.key, self.last = key, last
+    An item is an entry or a record; its number is its entry id or offset.
+    """
+
+    def __init__(self, name: bytes, last: int | None = None) -> None:
+        """`name` is the JSON member that names the ledger or log; `last` the last number to be read."""
+        self.name, self.last = name, last
 
     @abstractmethod
     async def read(
@@ -38,7 +43,7 @@ class Pages(ABC, Generic[P]):
         max_bytes: int = TAIL_BYTES,
         wait_s: float = 0.0,
     ) -> P:
-        """The page at a position, maybe empty; with `wait_s` waits at the end for news."""
+        """The page at a position, maybe empty. At the end waits for news for `wait_s`."""
 
     @abstractmethod
     async def end(self, page: P) -> int:
@@ -46,19 +51,15 @@ class Pages(ABC, Generic[P]):
 
     @abstractmethod
     def count(self, page: P) -> int:
-        """Entries or records of a page."""
+        """Items of a page."""
 
     @abstractmethod
     def payload_bytes(self, page: P) -> int:
         """Bytes of their payloads."""
 
-    def size(self, page: P) -> int:
-        """Bytes of a page in memory."""
-        return self.payload_bytes(page) + _ITEM_BYTES * self.count(page)
-
     @abstractmethod
     def rest(self, page: P, at: int) -> P:
-        """The part of a page from a position on, which is within the page."""
+        """The part of a page from a position within the page on."""
 
     @abstractmethod
     def is_end(self, page: P) -> bool:
@@ -66,41 +67,57 @@ class Pages(ABC, Generic[P]):
 
     @abstractmethod
     def position(self, page: P) -> dict[str, str]:
-        """Where a read stands, as headers, for forms that have no room for it in the body."""
+        """The members of a page as headers, for forms whose body has no room for them."""
 
     @abstractmethod
-    def ids(self, page: P) -> Iterable[int]:
-        """The entry ids or offsets."""
+    def numbers(self, page: P) -> Iterable[int]:
+        """The items' numbers."""
+
+    @abstractmethod
+    def payloads(self, page: P) -> Iterable[tuple[int, bytes | memoryview]]:
+        """The items' numbers with their payloads."""
 
     @abstractmethod
     def items(self, page: P, encoding: str) -> Iterable[bytes]:
-        """Each entry or record as a JSON object."""
+        """Each item as a JSON object."""
 
     @abstractmethod
-    def frames(self, page: P) -> bytes:
-        """A page as frames."""
-
-    @abstractmethod
-    def members(self, page: P, encoding: str) -> bytes:
-        """The members of the JSON object that is a page."""
-
-    def message(self, page: P, encoding: str) -> bytes:
-        """A page as the JSON object of a socket."""
-        return b"{%b}" % self.members(page, encoding)
-
-    @abstractmethod
-    def document(self, page: P, encoding: str) -> bytes:
-        """A page as the JSON object of a read: it names what was read too."""
-
-    def around(self, page: P) -> tuple[bytes, bytes]:
-        """What stands before and after the items in the JSON of a read."""
-        rest = self.document(self.rest(page, page.next), "base64")
-        before, entries, after = rest.partition(b'"entries":[')
-        return before + entries, after
+    def members(self, page: P) -> bytes:
+        """The JSON members of a page besides its items."""
 
     @abstractmethod
     def ending(self, page: P) -> dict[str, int]:
-        """What the end says, of a page that is one."""
+        """What a stream says after its last page."""
+
+    def size(self, page: P) -> int:
+        """Bytes of a page in memory."""
+        return self.payload_bytes(page) + _ITEM_BYTES * self.count(page)
+
+    def frames(self, page: P) -> bytes:
+        """A page as (u64 number, u32 length, payload), repeated."""
+        parts: list[bytes | memoryview] = []
+        for number, payload in self.payloads(page):
+            parts.append(_FRAME.pack(number, len(payload)))
+            parts.append(payload)
+        return b"".join(parts)
+
+    def message(self, page: P, encoding: str) -> bytes:
+        """A page as the JSON object of a socket."""
+        return b'{"entries":[%b],%b}' % (b",".join(self.items(page, encoding)), self.members(page))
+
+    def document(self, pages: Iterable[P], end: bytes, encoding: str) -> Iterator[bytes]:
+        """Pages as the JSON object of one read, which names what was read too; `end` has the members besides
+        the items.
+        """
+        before = b'{%b,"entries":[' % self.name
+        for page in pages:
+            yield before + b",".join(self.items(page, encoding))
+            before = b","
+        yield b"],%b}" % end
+
+    def document_members(self, page: P) -> bytes:
+        """The JSON members of a read besides its items, where its last page is this one."""
+        return self.members(page)
 
 
 async def page_or_news(
@@ -110,7 +127,7 @@ async def page_or_news(
     wait_s: float,
     is_news: Callable[[P], bool],
 ) -> P:
-    """The page at a position. Where that is no news, waits for some beside the requests in work."""
+    """The page at a position. If it has no news, waits for some without a place among the requests in work."""
     page = await read(at, 0.0)
     if wait_s <= 0 or is_news(page):
         return page
@@ -119,9 +136,9 @@ async def page_or_news(
 
 
 class PageStream(Generic[P]):
-    """Reads pages one after another, within limits, and follows the tail with all who read there.
+    """Reads pages one after another, within limits, and follows the tail together with its other readers.
 
-    Invariant: `at` is the next position that nobody was given.
+    Invariant: `at` is the next position that the caller was not given.
     """
 
     def __init__(
@@ -139,14 +156,14 @@ class PageStream(Generic[P]):
 
     @property
     def begins_at_end(self) -> bool:
-        """Whether the next page is at the log's end, wherever that is: a client that is cut off before it
-        knows the place would begin at another one, and miss what came in between.
+        """Whether the next page is at the log's end, wherever that is. A client must learn the place early: if
+        it is cut off before, it begins again at a later end, and misses the records in between.
         """
         return self.at == "latest"
 
     def begin(self, page: P) -> int:
         """The position at which a page begins."""
-        return next(iter(self.pages.ids(page)), page.next)
+        return next(iter(self.pages.numbers(page)), page.next)
 
     @property
     def is_over(self) -> bool:
@@ -177,28 +194,28 @@ class PageStream(Generic[P]):
             self._bytes_left -= pages.payload_bytes(page)
         return page
 
-    async def tail(self) -> AsyncGenerator[Told[P], None]:
+    async def tail(self) -> AsyncGenerator[SharedPage[P], None]:
         """Pages without an end, an empty one whenever nothing came for a while. Ends after the page
-        that nothing can follow, with the limits, or when this process is about to end.
+        that nothing can follow, at the limits, or when this process is about to end.
         """
         wait_s = 0.0
         is_limited = (self._left, self._bytes_left, self.pages.last) != (None, None, None)
         while is_limited or not isinstance(self.at, int):
             page = await self.page(wait_s)
-            yield Told(page)
+            yield SharedPage(page)
             wait_s = self.room.limits.comment_every_s
             if self.pages.is_end(page) or self.is_over or self.room.is_ending:
                 return
-        shared = told_tail(
+        tail = shared_tail(
             self.room.follows,
-            self.pages.key,
+            self.pages.name,
             self.pages,
             self.at,
             wait_s=self.room.limits.comment_every_s,
             waited=self.room.wait,
         )
-        async with aclosing(shared):
-            async for told in shared:
-                yield told
+        async with aclosing(tail):
+            async for shared in tail:
+                yield shared
                 if self.room.is_ending:
                     return

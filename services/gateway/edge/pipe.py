@@ -1,57 +1,56 @@
 """Appends that come in a stream: gathered while one append is in flight, acknowledged in order.
 
-One append at a time keeps the order of the stream, whoever the writer is; what comes meanwhile is
-the next one, so a fast stream makes large runs by itself and a slow one is not held up.
+One append at a time keeps the order of the stream, whichever gateway is the writer. Items that come meanwhile
+are the next append: a fast stream makes large runs by itself, and a slow one is not held up.
 """
 
 import asyncio
+import contextlib
+import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from typing import Final, Generic, TypeVar
 
-from quorumlog.errors import QuorumLogError
+from aiohttp import web
+
+from quorumlog.errors import BadRequest, QuorumLogError
 from quorumlog.net.budget import PEER
-from services.gateway.edge.body import Room
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.room import Room
 from services.gateway.interface import Appended
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
-T_contra = TypeVar("T_contra", contravariant=True)
+AppendItems = Callable[[Sequence[T], int | None], Awaitable[Appended]]
+"""Append items to a ledger or to a log; returns when they are acknowledged. The number, where there is one, is
+the id or offset that the first item must get.
+"""
 
 _RUN_BYTES_MAX: Final = 2 << 20
-"""What one append takes: large enough for the disks, small enough for a steady rhythm (taste)."""
+"""One append: large enough for the disks, small enough for a steady rhythm (taste)."""
 _BUFFER_BYTES_MAX: Final = 4 << 20
-"""What a stream may be ahead of its acknowledgements; then it is read no further."""
-
-
-class Append(Protocol[T_contra]):
-    """Where a stream's appends go: a ledger, or a log."""
-
-    async def __call__(self, items: Sequence[T_contra], /, *, expect: int | None) -> Appended:
-        """Append items; returns when they are acknowledged."""
-        ...
-
-
+"""How far a stream may be ahead of its acknowledgements before it is read no further."""
 _ITEM_BYTES: Final = 64
-"""What an item takes besides its own bytes, so that a buffer of empty ones has an end too."""
+"""What an item takes besides its own bytes, so that a buffer of empty items has an end too."""
 
 
 class Pipe(Generic[T]):
     """The appends of one stream: of entries, or of a log's records.
 
-    Invariants: entries are appended in the order in which they were put; after the first error
-    nothing more is appended; what is in the buffer, or waits for it, is counted in the room.
+    Invariants: items are appended in the order in which they were put; after the first error nothing
+    more is appended; the room counts all items in the buffer, and those that wait for a place in it.
     """
 
     def __init__(
         self,
-        append: Append[T],
+        append: AppendItems[T],
         room: Room,
         *,
         size: Callable[[T], int],
         expect: int | None = None,
     ) -> None:
-        """`size` tells an item's bytes; `expect` what the first one must get."""
+        """`size` gives an item's bytes; `expect` is the id or offset that the first item must get."""
         self._append = append
         self._room = room
         self._peer = PEER.get()
@@ -60,13 +59,16 @@ class Pipe(Generic[T]):
         self._items: deque[T] = deque()
         self._bytes = 0
         self._is_finished = False
+        self._is_over = False
         self._filled = asyncio.Event()
         self._drained = asyncio.Event()
         self.error: QuorumLogError | None = None
-        """Why the stream ended, where it did not end by itself."""
+        """What ended the stream too early."""
 
     async def put(self, items: Sequence[T]) -> None:
-        """Append these in their turn. Waits while the stream is too far ahead."""
+        """Append items in their turn. Waits while the stream is too far ahead; once the appends are over
+        the items are dropped.
+        """
         size = sum(map(self._size, items)) + _ITEM_BYTES * len(items)
         # Before the wait: these items are in memory already.
         self._room.bodies.take(self._peer, size)
@@ -74,15 +76,16 @@ class Pipe(Generic[T]):
             while self._bytes and self._bytes + size > _BUFFER_BYTES_MAX:
                 self._drained.clear()
                 await self._drained.wait()
-        except asyncio.CancelledError:
+            if not self._is_over:
+                self._items.extend(items)
+                self._bytes += size
+                size = 0
+        finally:
             self._room.bodies.give(self._peer, size)
-            raise
-        self._items.extend(items)
-        self._bytes += size
         self._filled.set()
 
     def finish(self, error: QuorumLogError | None = None) -> None:
-        """Nothing more comes; what was put is still appended."""
+        """End the stream: all items that were put are still appended."""
         if error is not None:
             # Its frames hold this pipe, in a cycle, and the message that was wrong, up to 16 MiB of it
             # in three forms; the next full collection may be hours away.
@@ -91,7 +94,20 @@ class Pipe(Generic[T]):
         self._is_finished = True
         self._filled.set()
 
-    async def acknowledged(self) -> AsyncIterator[Appended]:
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """End the stream with the error of a block, if it has one."""
+        try:
+            yield
+        except QuorumLogError as error:
+            self.finish(error)
+        except (web.RequestPayloadError, ConnectionError):
+            self.finish(BadRequest("the stream was cut short"))
+        except Exception:
+            log.exception("unhandled-error")
+            self.finish(QuorumLogError())
+
+    async def acknowledged(self) -> AsyncGenerator[Appended, None]:
         """Append, and give each acknowledgement; ends with the stream, or at its first error."""
         try:
             while True:
@@ -102,22 +118,23 @@ class Pipe(Generic[T]):
                     await self._filled.wait()
                 run = self._take()
                 try:
-                    appended = await self._append(run, expect=self._expect)
+                    appended = await self._append(run, self._expect)
                 except QuorumLogError as error:
                     self.error = error
                     return
                 if self._expect is not None:
-                    # What a client expects of a stream holds for all of it: one that broke may
-                    # still be appending here while its client goes on in another.
+                    # The expectation holds for the whole stream: a broken stream may still be appending
+                    # here while its client goes on in another one.
                     self._expect = appended.last + 1
                 yield appended
         finally:
             self._room.bodies.give(self._peer, self._bytes)
             self._bytes = 0
             self._items.clear()
+            self._is_over = True
 
     def _take(self) -> list[T]:
-        """The next run; its bytes count no more, they are the engine's now."""
+        """The next run. The room counts its bytes no more: the engine does."""
         run: list[T] = []
         size = 0
         while self._items and len(run) < BATCH_ENTRIES_MAX:

@@ -1,4 +1,4 @@
-"""What a problem's code stands for: as JSON, and as a page for people."""
+"""The explanation of a problem's code: as JSON, and as a page for people."""
 
 import html
 import inspect
@@ -8,7 +8,7 @@ from quorumlog.errors import NOT_DONE, QuorumLogError
 
 
 def problem_json(cls: type[QuorumLogError]) -> dict[str, Any]:
-    """What a code stands for."""
+    """The explanation of a code."""
     return {
         "code": cls.code,
         "status": cls.status,
@@ -20,7 +20,7 @@ def problem_json(cls: type[QuorumLogError]) -> dict[str, Any]:
 
 
 def problem_page(cls: type[QuorumLogError]) -> str:
-    """What a code stands for, as HTML that loads nothing."""
+    """The explanation of a code as HTML that loads nothing."""
     shown = problem_json(cls)
     retry = "It may be sent again as it is." if cls.retryable else "Sent again, it fails again."
     done = (

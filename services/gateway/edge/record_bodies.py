@@ -8,9 +8,10 @@ from services.gateway.edge import arrow, body
 from services.gateway.edge.log_payloads import check_size, records_from_json
 from services.gateway.edge.media import ARROW, OCTETS
 from services.gateway.edge.payloads import from_frames
+from services.gateway.edge.room import Room
 
 
-async def read_records(request: web.Request, room: body.Room, media: str) -> tuple[Record, ...]:
+async def read_records(request: web.Request, room: Room, media: str) -> tuple[Record, ...]:
     """The records of a request that is one batch: JSON, frames, Arrow, or one record as it is."""
     limits = room.limits
     if media == JSON:

@@ -4,31 +4,32 @@ from collections.abc import Mapping
 from typing import Final
 
 from quorumlog import errors, header
-from quorumlog.net.operations import JSON, Content, Operation, Reply
+from quorumlog.net.operations import Content, Operation, Reply
 from quorumlog.net.parameters import (
     Parameter,
     header_integer,
     int64,
     integer,
     invalid,
-    query_integer,
 )
-from quorumlog.protocol.ids import ID_MAX
 from services.gateway.edge import log_models as models
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX, READ_BYTES_MAX
 from services.gateway.edge.log_operations import TAKING_OVER
-from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS
+from services.gateway.edge.media import NDJSON
 from services.gateway.edge.operations import (
     ALWAYS,
-    BYTES,
+    ENCODING,
+    EXPECT,
+    LAST_EVENT_ID,
+    LIMIT,
+    MAX_BYTES,
     NAME,
-    PAGE_BYTES,
-    PAGE_ENTRIES,
     USUAL,
     WAIT_MS,
     WITH_METADATA,
-    encoding,
-    last_event_id,
+    WRITER_TOKEN,
+    append_forms,
+    gives,
+    read_forms,
 )
 from services.gateway.logs.reading import Start
 
@@ -36,7 +37,7 @@ _PRODUCER_BYTES_MAX: Final = 255
 """A producer's id is stored with its length in one byte."""
 
 STARTS: Final[Mapping[str, Start]] = {"earliest": "earliest", "latest": "latest"}
-"""Where a read may begin besides at an offset."""
+"""Positions of a read besides offsets."""
 
 
 def _producer(text: str, pointer: str) -> str:
@@ -50,13 +51,6 @@ def _start(text: str, pointer: str) -> Start:
     return integer(text, pointer) if named is None else named
 
 
-EXPECT: Final = query_integer(
-    "expect",
-    0,
-    ID_MAX,
-    "The offset that the first record must get; else 412, nothing written. The records of a stream "
-    "must follow on without a gap.",
-)
 PRODUCER_ID: Final[Parameter[str | None]] = Parameter(
     header.PRODUCER_ID,
     "header",
@@ -68,18 +62,14 @@ PRODUCER_ID: Final[Parameter[str | None]] = Parameter(
 PRODUCER_SINCE: Final = header_integer(
     header.PRODUCER_SINCE,
     "The log's `next_offset`, as it was read before this producer (id and epoch) had sent "
-    "anything; the same in all of its requests. Without it, or below what the log has "
-    "forgotten, a producer that is not known is 409 `expired-producer`; beyond the log's "
-    "end 422.",
+    "anything; the same in all of its requests. Without it, or below the offset up to which the log has "
+    "forgotten producers, an unknown producer is 409 `expired-producer`; beyond the log's end 422.",
 )
 PRODUCER_EPOCH: Final = header_integer(
     header.PRODUCER_EPOCH, "A higher epoch ends the lower ones of this producer."
 )
 PRODUCER_SEQ: Final = header_integer(
     header.PRODUCER_SEQ, "Counts this producer's requests from 0 in each epoch."
-)
-WRITER_TOKEN: Final = header_integer(
-    header.WRITER_TOKEN, "From `open`, where the log was opened for one writer."
 )
 FROM: Final[Parameter[Start]] = Parameter(
     "from",
@@ -89,12 +79,6 @@ FROM: Final[Parameter[Start]] = Parameter(
     "The first offset.",
     "earliest",
 )
-LIMIT: Final = query_integer("limit", 1, BATCH_ENTRIES_MAX, "Records at most.", PAGE_ENTRIES)
-MAX_BYTES: Final = query_integer(
-    "max_bytes", 1, READ_BYTES_MAX, "Bytes, roughly; one record always comes.", PAGE_BYTES
-)
-ENCODING: Final = encoding("values")
-LAST_EVENT_ID: Final = last_event_id("offset")
 
 APPEND: Final = Operation(
     "POST",
@@ -103,11 +87,11 @@ APPEND: Final = Operation(
     "Logs",
     "Append records",
     "One request is one atomic record batch. With the `Producer-` headers a repeat is harmless, "
-    "through any gateway and for ever: it gets the first answer, or 409 `expired-producer` where "
-    "that is no longer known.",
+    "through any gateway and for ever: it gets the first answer, or 409 `expired-producer` once that "
+    "answer is forgotten.",
     (NAME, EXPECT, PRODUCER_ID, PRODUCER_SINCE, PRODUCER_EPOCH, PRODUCER_SEQ, WRITER_TOKEN),
-    {
-        JSON: Content(
+    append_forms(
+        Content(
             {
                 "anyOf": [
                     models.RecordData,
@@ -121,42 +105,30 @@ APPEND: Final = Operation(
                 "batch": {"entries": [{"text": "a"}, {"data": "Yg=="}]},
             },
         ),
-        OCTETS: Content(BYTES | {"description": "The body is one record."}),
-        FRAMES: Content(
-            BYTES | {"description": "A batch: (u32 length, value) repeated, big-endian."}
-        ),
-        NDJSON: Content({"type": "string", "description": "One JSON record a line, streamed."}),
-        ARROW: Content(
-            BYTES
-            | {
-                "description": "An Arrow stream, not compressed: the column `value` (binary or "
-                "string), and maybe `key`, `headers` (map of strings) and `timestamp` (with a zone)."
-            }
-        ),
-    },
+        "record",
+        "the column `value` (binary or string), and maybe `key`, `headers` (map of strings) and `timestamp` "
+        "(with a zone).",
+    ),
     {
         200: Reply(
             "For NDJSON: a line for each acknowledged batch, all before it included; an error is "
             "the last line, a problem object.",
             {NDJSON: Content({"type": "string"})},
         ),
-        201: Reply(
+        **gives(
             "All records are durable.",
+            models.LogAppendedModel,
             {
-                JSON: Content(
-                    models.LogAppendedModel,
-                    {
-                        "two": {
-                            "log": "events",
-                            "first_offset": 8,
-                            "last_offset": 9,
-                            "ledger_id": 2,
-                            "entry_id": 3,
-                        }
-                    },
-                )
+                "two": {
+                    "log": "events",
+                    "first_offset": 8,
+                    "last_offset": 9,
+                    "ledger_id": 2,
+                    "entry_id": 3,
+                }
             },
             {header.PRODUCER_DUPLICATE: "true: this is the answer that the first request got."},
+            status=201,
         ),
     },
     (
@@ -186,8 +158,8 @@ READ: Final = Operation(
     replies={
         200: Reply(
             "Records, maybe none.",
-            {
-                JSON: Content(
+            read_forms(
+                Content(
                     models.LogEntries,
                     {
                         "one": {
@@ -209,28 +181,12 @@ READ: Final = Operation(
                         }
                     },
                 ),
-                FRAMES: Content(
-                    BYTES | {"description": "(u64 offset, u32 length, value) repeated, big-endian."}
-                ),
-                ARROW: Content(
-                    BYTES
-                    | {
-                        "description": "An Arrow stream of `offset`, `timestamp`, `key`, `headers`, "
-                        "`value`, `ledger_id`, `entry_id`."
-                    }
-                ),
-                NDJSON: Content(
-                    {"type": "string", "description": "One record a line; an error is the last."}
-                ),
-                EVENTS: Content(
-                    {
-                        "type": "string",
-                        "description": "One record an event, `id` its offset; follows the tail, "
-                        "`event: end` once the log is closed. From `latest` the id before "
-                        "the first record comes at once, without an event.",
-                    }
-                ),
-            },
+                "record",
+                "offset",
+                "`offset`, `timestamp`, `key`, `headers`, `value`, `ledger_id`, `entry_id`",
+                "`event: end` once the log is closed. From `latest` the id before the first record comes at once, "
+                "without an event.",
+            ),
             {
                 header.NEXT_OFFSET: "With frames and Arrow: where to go on; with NDJSON where that was when "
                 "the head was sent.",

@@ -1,7 +1,7 @@
-"""Send answers to clients that may not read them.
+"""Send answers to clients that may read slowly, or not at all.
 
-aiohttp takes an answer whole and keeps it until the client has read it. Here a large one is handed over
-a little at a time, and what is still to go counts among the bytes of answers (`Room.answers`).
+aiohttp takes an answer whole and keeps it until the client has read it. Here aiohttp gets a large answer in
+slices, and the answer counts in `Room.answers` until it is sent.
 """
 
 from collections.abc import Iterable
@@ -9,24 +9,24 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from services.gateway.edge.body import Room
+from services.gateway.edge.room import Room
 
 LARGE_BYTES: Final = 64 << 10
 """Up to this size an answer costs no more than its connection's buffer, which is bounded anyway."""
 
 
 def large_bytes(response: web.StreamResponse) -> int:
-    """The bytes of an answer that is large and still to be sent; 0 for any other."""
+    """The bytes of a large answer that is not yet sent; 0 for any other answer."""
     body = response.body if isinstance(response, web.Response) else None
     return len(body) if isinstance(body, bytes) and len(body) > LARGE_BYTES else 0
 
 
 async def write(response: web.StreamResponse, room: Room, data: bytes) -> None:
-    """Write a part of a streamed answer, at the client's pace. Raises Overloaded."""
+    """Write a part of a streamed answer, at the client's pace. Raises: Overloaded."""
     if len(data) <= LARGE_BYTES:
         await response.write(data)
         return
-    # Twice: the page of which these bytes were made is held as long.
+    # Twice: the page from which these bytes were made is held as long.
     with room.kept(2 * len(data)):
         await _write_slices(response, data)
 
@@ -46,7 +46,7 @@ async def send_whole(request: web.Request, response: web.Response) -> web.Stream
 async def send_parts(
     request: web.Request, head: web.Response, parts: Iterable[bytes]
 ) -> web.StreamResponse:
-    """Send a large answer that is made while it is sent; each part is held until it is read."""
+    """Send a large answer whose parts are made while it is sent; each part is held until it is sent."""
     sent = web.StreamResponse(status=head.status, headers=head.headers)
     sent.headers.popall(hdrs.CONTENT_LENGTH, None)
     await sent.prepare(request)

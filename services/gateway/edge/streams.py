@@ -5,35 +5,34 @@ Until the first byte of an answer an error is a status; after that it is the str
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
 import orjson
 from aiohttp import web
 
-from quorumlog.errors import BadRequest, QuorumLogError, RequestTimeout, TooLarge
+from quorumlog.errors import QuorumLogError, RequestTimeout, TooLarge
+from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.budget import PEER
 from quorumlog.wire import problems
-from services.gateway.edge.body import Room, send_continue
+from services.gateway.edge.body import send_continue
 from services.gateway.edge.follows import P
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.media import EVENTS, NDJSON
 from services.gateway.edge.middleware import REQUEST_ID
 from services.gateway.edge.pages import PageStream
 from services.gateway.edge.pipe import Pipe
+from services.gateway.edge.room import Room
 from services.gateway.edge.sending import write
-
-log = logging.getLogger(__name__)
 
 _LINE_OVERHEAD: Final = 1024
 _ESCAPED: Final = 6
-"""Bytes that JSON may take for one: \\u0000."""
+"""Bytes of JSON for one byte of a payload, at most: \\u0000."""
 
 T = TypeVar("T")
 ParseLine = Callable[[bytes, int, int], T]
-"""What a line says: its text, its number, and the most bytes that a payload may have."""
+"""The item of a line, of its text, its number, and the most bytes that a payload may have."""
 
 
 async def opened(
@@ -68,8 +67,8 @@ async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[
 async def send_lines(
     request: web.Request, stream: PageStream[P], encoding: str, wait_s: float
 ) -> web.StreamResponse:
-    """Items as lines, up to what is acknowledged now; an error in between is the last line. From the end
-    the head says where that is, before anything is waited for.
+    """Send items as lines, up to the end as it is now; an error in between is the last line. For a read from
+    the end the head is sent before any wait, since it says where the end is.
     """
     pages = stream.pages
     later_s, wait_s = (wait_s, 0.0) if stream.begins_at_end else (0.0, wait_s)
@@ -103,31 +102,31 @@ async def send_lines(
 async def send_events(
     request: web.Request, stream: PageStream[P], encoding: str
 ) -> web.StreamResponse:
-    """Each item as an event whose id is the item's; follows the tail until its end is final. From the
-    end the id before the first one comes at once: a browser resumes there.
+    """Send each item as an event whose id is the item's; follow the tail until its end is final. For a tail from
+    the end the id before its first item is sent at once: a browser resumes there.
     """
     pages, begins_at_end = stream.pages, stream.begins_at_end
 
     def events_of(page: P) -> bytes:
-        items = zip(pages.ids(page), pages.items(page, encoding), strict=True)
+        items = zip(pages.numbers(page), pages.items(page, encoding), strict=True)
         return b"".join(b"id: %d\ndata: %b\n\n" % item for item in items)
 
     response: web.StreamResponse | None = None
     try:
         async with aclosing(stream.tail()) as tail:
-            async for told in tail:
-                events = told.form(("events", encoding), events_of)
+            async for shared in tail:
+                events = shared.form(("events", encoding), events_of)
                 if response is None:
                     response = await opened(request, EVENTS)
                     if request.method == "HEAD":
                         return response
                     if begins_at_end:
-                        events = b"id: %d\n\n" % (stream.begin(told.page) - 1) + events
-                is_end = pages.is_end(told.page)
+                        events = b"id: %d\n\n" % (stream.begin(shared.page) - 1) + events
+                is_end = pages.is_end(shared.page)
                 if events or not is_end:
                     await write(response, stream.room, events or b": \n\n")
                 if is_end:
-                    end = orjson.dumps(pages.ending(told.page))
+                    end = orjson.dumps(pages.ending(shared.page))
                     await response.write(b"event: end\ndata: " + end + b"\n\n")
     except QuorumLogError as error:
         if response is None:
@@ -147,64 +146,52 @@ async def append_lines(
     parse: ParseLine[T],
     names: tuple[str, str],
 ) -> web.StreamResponse:
-    """Append one item a line; answer one line for each acknowledged run, cumulative. `names` are
-    those of a run's first and last item.
+    """Append one item a line; answer one line for each acknowledged run, cumulative. `names` are the members
+    for a run's first and last item.
     """
     response: web.StreamResponse | None = None
-    async with beside(_read_lines(request, room, pipe, parse)):
-        async for appended in pipe.acknowledged():
+    async with (
+        aclosing(pipe.acknowledged()) as runs,
+        beside(_put_lines(request, room, pipe, parse)),
+    ):
+        async for appended in runs:
             if response is None:
                 response = await opened(request, NDJSON)
             await response.write(
                 f'{{"{names[0]}":{appended.first},"{names[1]}":{appended.last}}}\n'.encode()
             )
-    if pipe.error is not None:
-        if response is None:
-            raise pipe.error
-        await response.write(problems.to_bytes(pipe.error, request[REQUEST_ID]) + b"\n")
     if response is None:
+        if pipe.error is not None:
+            raise pipe.error
         response = await opened(request, NDJSON)
+    if pipe.error is not None:
+        await response.write(problems.to_bytes(pipe.error, request[REQUEST_ID]) + b"\n")
     await response.write_eof()
     return response
 
 
-async def _read_lines(request: web.Request, room: Room, pipe: Pipe[T], parse: ParseLine[T]) -> None:
-    """Put each line of the body into the pipe; what ends the stream too early is the pipe's error."""
-    item_bytes_max, number = room.limits.entry_bytes_max, 0
-    try:
+async def _put_lines(request: web.Request, room: Room, pipe: Pipe[T], parse: ParseLine[T]) -> None:
+    """Put the item of each line of the body into the pipe."""
+    with pipe.failing():
         await send_continue(request)
-        async with aclosing(_lines(request, room)) as several:
-            async for lines in several:
-                items = []
-                for line in lines:
-                    if line and not line.isspace():
-                        try:
-                            items.append(parse(line, number, item_bytes_max))
-                        except QuorumLogError:
-                            await _put(pipe, items)
-                            raise
-                        number += 1
-                await _put(pipe, items)
-    except QuorumLogError as error:
-        pipe.finish(error)
-    except (web.RequestPayloadError, ConnectionError):
-        pipe.finish(BadRequest("the stream was cut short"))
-    except Exception:
-        log.exception("unhandled-error")
-        pipe.finish(QuorumLogError())
-    else:
+        number = 0
+        async with aclosing(_lines(request, room)) as chunks:
+            async for lines in chunks:
+                items: list[T] = []
+                try:
+                    for line in lines:
+                        if line and not line.isspace():
+                            items.append(parse(line, number, room.limits.entry_bytes_max))
+                            number += 1
+                finally:
+                    for start in range(0, len(items), BATCH_ENTRIES_MAX):
+                        await pipe.put(items[start : start + BATCH_ENTRIES_MAX])
         pipe.finish()
 
 
-async def _put(pipe: Pipe[T], items: list[T]) -> None:
-    for start in range(0, len(items), BATCH_ENTRIES_MAX):
-        await pipe.put(items[start : start + BATCH_ENTRIES_MAX])
+async def _lines(request: web.Request, room: Room) -> AsyncGenerator[list[bytes], None]:
+    """The lines of a body, as many as come at once. The room counts what has come of the next line.
 
-
-async def _lines(request: web.Request, room: Room) -> AsyncGenerator[Iterable[bytes], None]:
-    """The lines of a body, as many as come at once; the room counts what has come of the next one.
-
-    A line that has begun must be complete in time; between lines a stream may rest for longer.
     Raises: RequestTimeout, TooLarge, Overloaded.
     """
     held, peer = 0, PEER.get()
@@ -220,14 +207,18 @@ async def _lines(request: web.Request, room: Room) -> AsyncGenerator[Iterable[by
         room.bodies.give(peer, held)
 
 
-async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[Iterable[bytes], int]]:
-    """Whole lines, and how many bytes of the next one have come."""
-    limits, loop = room.limits, asyncio.get_running_loop()
+async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[list[bytes], int]]:
+    """Whole lines, and how many bytes of the next line have come.
+
+    A line that has begun must be complete in time; between lines a stream may rest for longer. Both in
+    time awake: bytes that came while this process stood still came in time.
+    """
+    limits, clock = room.limits, awake()
     line_bytes_max = _ESCAPED * limits.entry_bytes_max + _LINE_OVERHEAD
-    rest, deadline = b"", loop.time() + limits.stream_idle_s
+    rest, deadline = bytearray(), clock.time() + limits.stream_idle_s
     while True:
         try:
-            async with asyncio.timeout_at(deadline):
+            async with awake_timeout(deadline - clock.time()):
                 chunk = await room.wait(request.content.readany())
         except TimeoutError as error:
             raise RequestTimeout("the next line was not complete in time") from error
@@ -235,20 +226,19 @@ async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[Iterab
             raise RequestTimeout("this gateway is about to end")
         if not chunk:
             if rest:
-                yield (rest,), 0
+                yield [bytes(rest)], 0
             return
         *lines, last = chunk.split(b"\n")
-        now = loop.time()
         if lines:
-            lines[0] = rest + lines[0]
-            rest, deadline = last, now + limits.body_timeout_s
-        elif rest:
-            rest += last
-            deadline += len(chunk) / limits.body_rate_bytes_s_min
+            lines[0] = bytes(rest) + lines[0]
+            rest.clear()
+        if not last:
+            deadline = clock.time() + limits.stream_idle_s
+        elif not rest:
+            deadline = clock.time() + limits.body_timeout_s
         else:
-            rest, deadline = last, now + limits.body_timeout_s
-        if not rest:
-            deadline = now + limits.stream_idle_s
+            deadline += len(chunk) / limits.body_rate_bytes_s_min
+        rest += last
         if len(rest) > line_bytes_max:
             raise TooLarge(f"a line of more than {line_bytes_max} bytes")
         yield lines, len(rest)

@@ -11,30 +11,37 @@ from quorumlog.wire.transaction_bodies import APP_CHARS_MAX, EXPIRES_IN_S
 from services.gateway.edge.models import DATE_TIME, Id, IdOrNone, Model, Text
 from services.gateway.logs.transactions import EXPIRES_IN_S as EXPIRES_IN_S_DEFAULT
 
+_TargetLog = Annotated[
+    LogName, Field(description="The log on which its records will be published.")
+]
+_ExpiresInS = Annotated[
+    int,
+    Field(
+        ge=EXPIRES_IN_S[0],
+        le=EXPIRES_IN_S[1],
+        description="The transaction ends after so many seconds without a begin, a new ledger or an append.",
+    ),
+]
+
 
 class TransactionBegin(Model):
-    """What to begin."""
+    """A transaction to begin."""
 
-    log: Annotated[LogName, Field(description="Where its records will come.")]
+    log: _TargetLog
     app: None = None
     version: None = None
-    expires_in_s: Annotated[int, Field(ge=EXPIRES_IN_S[0], le=EXPIRES_IN_S[1])] = Field(
-        default=EXPIRES_IN_S_DEFAULT,
-        description="After so many seconds in which nobody began it, made a ledger or appended.",
-    )
+    expires_in_s: _ExpiresInS = EXPIRES_IN_S_DEFAULT
 
 
 class VersionBegin(Model):
-    """One commit of an app, which must come onto the log once."""
+    """A transaction to begin for one commit of an app, which must come onto the log once."""
 
-    log: Annotated[LogName, Field(description="Where its records will come.")]
-    app: Annotated[Text, Field(min_length=1, max_length=APP_CHARS_MAX, description="Who writes.")]
-    version: Annotated[
-        Id, Field(description="Which of the app's commits it is; they come in ascending order.")
+    log: _TargetLog
+    app: Annotated[
+        Text, Field(min_length=1, max_length=APP_CHARS_MAX, description="The app that writes.")
     ]
-    expires_in_s: Annotated[int, Field(ge=EXPIRES_IN_S[0], le=EXPIRES_IN_S[1])] = (
-        EXPIRES_IN_S_DEFAULT
-    )
+    version: Annotated[Id, Field(description="The number of the app's commit; numbers ascend.")]
+    expires_in_s: _ExpiresInS = EXPIRES_IN_S_DEFAULT
 
 
 class SealedLedger(Model):
@@ -63,7 +70,7 @@ class TransactionCommit(Model):
 
 
 class LedgerOfTransaction(Model):
-    """A ledger that was made in a transaction; with offsets once it is on the log."""
+    """A ledger that was created in a transaction; with offsets once it is on the log."""
 
     ledger_id: Id
     partition: Id | None
@@ -83,10 +90,10 @@ class TransactionModel(Model):
     duplicate: bool = Field(
         description="COMMITTED, but by another commit of this version: nothing new was published."
     )
-    first_offset: Id | None = Field(description="Of the first record that it published.")
+    first_offset: Id | None = Field(description="The offset of the first record that it published.")
     last_offset: Id | None
     ledgers: list[LedgerOfTransaction] = Field(
-        description="While OPEN those made in it; once COMMITTED those published, in order."
+        description="While OPEN those created in it; once COMMITTED those published, in the log's order."
     )
     created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
     expires_at: Annotated[str, WithJsonSchema(DATE_TIME)]
@@ -103,16 +110,7 @@ def transaction_json(found: Transaction) -> dict[str, Any]:
         "duplicate": found.is_duplicate,
         "first_offset": found.first_offset,
         "last_offset": found.last_offset,
-        "ledgers": [
-            {
-                "ledger_id": ledger.ledger_id,
-                "partition": ledger.partition,
-                "attempt": ledger.attempt,
-                "first_offset": ledger.first_offset,
-                "last_offset": ledger.last_offset,
-            }
-            for ledger in found.ledgers
-        ],
+        "ledgers": found.ledgers,
         "created_at": found.created_at,
         "expires_at": found.expires_at,
     }

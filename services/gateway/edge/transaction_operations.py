@@ -2,17 +2,16 @@
 
 from typing import Any, Final
 
-from quorumlog import errors, header
-from quorumlog.net.operations import JSON, Content, Operation, Reply
-from quorumlog.net.parameters import header_integer, path_text
+from quorumlog import errors
+from quorumlog.net.operations import JSON, Content, Operation
+from quorumlog.net.parameters import path_text
 from quorumlog.wire.transaction_bodies import TRANSACTION_ID
 from services.gateway.edge import transaction_models as models
-from services.gateway.edge.operations import NOTHING, USUAL, WITH_BODY
+from services.gateway.edge.operations import NOTHING, USUAL, WITH_BODY, WRITER_TOKEN, gives
 
 TRANSACTION: Final = path_text(
     "transaction", TRANSACTION_ID, "The transaction.", "5a0d1f6e-6c1c-4f0e-9d0e-1c7f3b0f2a11"
 )
-WRITER_TOKEN: Final = header_integer(header.WRITER_TOKEN, "Of a log that was opened.")
 
 _OPEN: Final[dict[str, Any]] = {
     "transaction": "5a0d1f6e-6c1c-4f0e-9d0e-1c7f3b0f2a11",
@@ -39,9 +38,8 @@ _DONE: Final = _OPEN | {
 }
 
 
-def _content(example: dict[str, Any]) -> dict[str, Content]:
-    return {JSON: Content(models.TransactionModel, {"a transaction": example})}
-
+_AS_OPEN: Final = (models.TransactionModel, {"a transaction": _OPEN})
+_LOCATION: Final = {"Location": "The transaction's path."}
 
 BEGIN: Final = Operation(
     "POST",
@@ -49,9 +47,9 @@ BEGIN: Final = Operation(
     "beginTransaction",
     "Transactions",
     "Begin a transaction on a log",
-    "With `app` and `version` all who begin the same get the same one while it is OPEN; where this "
-    "version, or a later one, is on the log it is COMMITTED and there is nothing to do. Its ledgers "
-    "are made by `POST /v1/ledgers` with `transaction`.",
+    "With the same `app` and `version` all callers get the same transaction while it is OPEN; if this "
+    "version, or a later one, is on the log, it is COMMITTED and there is nothing to do. Its ledgers "
+    "are created by `POST /v1/ledgers` with `transaction`.",
     body={
         JSON: Content(
             {"anyOf": [models.TransactionBegin, models.VersionBegin]},
@@ -59,12 +57,8 @@ BEGIN: Final = Operation(
         )
     },
     replies={
-        201: Reply("It is new.", _content(_OPEN), {"Location": "The transaction's path."}),
-        200: Reply(
-            "There was one of this app and version.",
-            _content(_OPEN),
-            {"Location": "The transaction's path."},
-        ),
+        **gives("It is new.", *_AS_OPEN, _LOCATION, status=201),
+        **gives("There was a transaction of this app and version.", *_AS_OPEN, _LOCATION),
     },
     errors=(*USUAL, *WITH_BODY, errors.NoSuchLog, errors.LogClosed),
     needs_body=True,
@@ -76,7 +70,7 @@ GET: Final = Operation(
     "Transactions",
     "Look at a transaction",
     parameters=(TRANSACTION,),
-    replies={200: Reply("The transaction.", _content(_OPEN))},
+    replies=gives("The transaction.", *_AS_OPEN),
     errors=(*USUAL, errors.NoSuchTransaction),
 )
 COMMIT: Final = Operation(
@@ -98,7 +92,7 @@ COMMIT: Final = Operation(
             },
         )
     },
-    {200: Reply("It is committed.", _content(_DONE))},
+    gives("It is committed.", models.TransactionModel, {"a transaction": _DONE}),
     (
         *USUAL,
         *WITH_BODY,
@@ -123,9 +117,13 @@ ABORT: Final = Operation(
     "abortTransaction",
     "Transactions",
     "End a transaction without a trace",
-    "Its ledgers are fenced and deleted. One that is COMMITTED stays so: 409, nothing is changed.",
+    "Its ledgers are fenced and deleted. A COMMITTED transaction stays so: 409, nothing is changed.",
     (TRANSACTION,),
     NOTHING,
-    {200: Reply("It is aborted.", _content(_OPEN | {"state": "ABORTED", "ledgers": []}))},
+    gives(
+        "It is aborted.",
+        models.TransactionModel,
+        {"a transaction": _OPEN | {"state": "ABORTED", "ledgers": []}},
+    ),
     (*USUAL, *WITH_BODY, errors.NoSuchTransaction, errors.TransactionCommitted),
 )

@@ -1,4 +1,4 @@
-"""The resource /v1/transactions: sealed ledgers that come onto a log together."""
+"""The resource /v1/transactions: sealed ledgers that are published onto a log together."""
 
 from aiohttp import web
 
@@ -7,7 +7,8 @@ from quorumlog.net.parameters import Given
 from services.gateway.edge import body
 from services.gateway.edge import transaction_operations as op
 from services.gateway.edge.answers import json_value
-from services.gateway.edge.media import accepted
+from services.gateway.edge.operations import WRITER_TOKEN
+from services.gateway.edge.room import Room
 from services.gateway.edge.transaction_models import (
     TransactionBegin,
     TransactionCommit,
@@ -20,13 +21,12 @@ from services.gateway.logs.transactions import Transactions
 class TransactionRoutes:
     """Handlers of transactions."""
 
-    def __init__(self, transactions: Transactions, room: body.Room) -> None:
+    def __init__(self, transactions: Transactions, room: Room) -> None:
         self._transactions = transactions
         self._room = room
 
     async def begin(self, request: web.Request, _given: Given) -> web.Response:
         """POST /v1/transactions."""
-        accepted(request)
         value = await body.read_object(request, self._room)
         wanted: TransactionBegin | VersionBegin
         if value.get("app") is None and value.get("version") is None:
@@ -39,27 +39,23 @@ class TransactionRoutes:
         headers = {"Location": f"/v1/transactions/{found.id}"}
         return json_value(transaction_json(found), 201 if is_new else 200, headers)
 
-    async def get(self, request: web.Request, given: Given) -> web.Response:
+    async def get(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/transactions/{transaction}."""
-        accepted(request)
         return json_value(transaction_json(await self._transactions.get(given[op.TRANSACTION])))
 
     async def commit(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/transactions/{transaction}/commit."""
-        accepted(request)
-        wanted = body.parsed(await body.read_object(request, self._room), TransactionCommit)
+        wanted = await body.read_model(request, self._room, TransactionCommit)
         done = await self._transactions.commit(
             given[op.TRANSACTION],
             wanted.sealed(),
             overwrite=wanted.overwrite,
-            token=given[op.WRITER_TOKEN],
+            token=given[WRITER_TOKEN],
         )
         return json_value(transaction_json(done))
 
-    async def abort(self, request: web.Request, given: Given) -> web.Response:
+    async def abort(self, _request: web.Request, given: Given) -> web.Response:
         """POST /v1/transactions/{transaction}/abort."""
-        accepted(request)
-        await body.expect_nothing(request, self._room)
         return json_value(transaction_json(await self._transactions.abort(given[op.TRANSACTION])))
 
     def routes(self) -> list[Route]:

@@ -26,7 +26,7 @@ from quorumlog.protocol import batch
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.wire.bodies import MEMBER_OR_NAME
 from services.gateway.engine.engine import Engine
-from services.gateway.engine.peers import INSTANCE, PASSWORD, decode_payloads
+from services.gateway.engine.peers import INSTANCE, PASSWORD
 
 _WAIT_S_MAX: Final = 60.0
 _WAIT_MS_MAX: Final = 3_600_000
@@ -62,9 +62,9 @@ class InternalBodies:
 
     read: Callable[[web.Request, int], Awaitable[bytes]]
     """Reads a body of at most so many bytes, in time and within the room for all bodies."""
+    decode: Callable[[bytes], list[bytes]]
+    """The payloads of a public append's frames, which are the body of an append between gateways too."""
     bytes_max: int
-    entry_bytes_max: int
-    entries_max: int
 
 
 def routes(engine: Engine, instance: str, bodies: InternalBodies) -> Iterable[Route]:
@@ -119,13 +119,7 @@ class _InternalLedgerRoutes(InternalRoutes):
     async def append(self, request: web.Request, given: Given) -> web.Response:
         """Append to a ledger of this process."""
         ledger_id, bodies = self._ledger_of(given), self.bodies
-        payloads = decode_payloads(
-            await bodies.read(request, bodies.bytes_max),
-            payloads_max=bodies.entries_max,
-            payload_bytes_max=bodies.entry_bytes_max,
-        )
-        if not payloads:
-            raise InvalidRequest("there is nothing to append")
+        payloads = bodies.decode(await bodies.read(request, bodies.bytes_max))
         done = await self._engine.appends.append_here(
             ledger_id, payloads, password=given[SECRET], expect=given[EXPECT]
         )

@@ -19,11 +19,9 @@ from quorumlog import header
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
-    BadRequest,
     ForeignHost,
     QuorumLogError,
     QuorumTimeout,
-    TooLarge,
     WriterLost,
 )
 from quorumlog.net.awake import awake_timeout
@@ -50,28 +48,8 @@ _U32: Final = struct.Struct(">I")
 
 
 def encode_payloads(payloads: Sequence[bytes]) -> bytes:
-    """Payloads, each as (u32 length, payload)."""
+    """Payloads as the frames of a public append: (u32 length, payload), repeated."""
     return b"".join([part for p in payloads for part in (_U32.pack(len(p)), p)])
-
-
-def decode_payloads(body: bytes, *, payloads_max: int, payload_bytes_max: int) -> list[bytes]:
-    """The inverse of `encode_payloads`. Raises BadRequest, TooLarge."""
-    payloads: list[bytes] = []
-    at, end = 0, len(body)
-    while at < end:
-        if end - at < 4:
-            raise BadRequest("a payload's length is cut short")
-        (size,) = _U32.unpack_from(body, at)
-        at += 4
-        if size > payload_bytes_max:
-            raise TooLarge(f"an entry has {size} bytes; the limit is {payload_bytes_max}")
-        if size > end - at:
-            raise BadRequest("a payload is cut short")
-        if len(payloads) == payloads_max:
-            raise TooLarge(f"a batch of more than {payloads_max} entries")
-        payloads.append(body[at : at + size])
-        at += size
-    return payloads
 
 
 class Peers:

@@ -36,7 +36,7 @@ def pruning_of(filters: Sequence[Filter], *, of_logs: bool) -> tuple[Pruning, li
         column = getattr(each, "attribute", ())
         value = getattr(each, "value", None)
         if isinstance(each, IsNotNull) and column in never_null:
-            # Comes with each comparison.
+            # Spark adds IsNotNull to each comparison.
             continue
         if column == ("topic",) and of_logs:
             found, is_whole = _by_name(found, each, value)

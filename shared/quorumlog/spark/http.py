@@ -114,7 +114,7 @@ class Gateways:
                     and not isinstance(error, ConnectionLost)
                     and len(self._urls) > 1
                 ):
-                    # The next gateway may be able to do what this one can't do now.
+                    # The next gateway may be able to do now what this gateway can't.
                     self.close()
                     self._turn()
                 rest_s = max(pause_s * random.uniform(0.5, 1), error.retry_after_s or 0)  # noqa: S311
@@ -167,7 +167,7 @@ class Gateways:
             self.close()
             if not is_kept:
                 self._turn()
-            # The server may have closed an idle connection; but nobody can tell.
+            # The server may have closed an idle connection, or may have done the request: unknown.
             raise ConnectionLost(f"{url}: {type(error).__name__} {error}") from error
         self._answered_at = time.monotonic()
         if response.will_close:

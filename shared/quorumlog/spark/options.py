@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Self
 
 from quorumlog import header
 from quorumlog.spark.config import gateways
+from quorumlog.spark.http import Gateways
 
 EARLIEST, LATEST = -2, -1
 """The ends of a log in JSON (Kafka's numbers)."""
@@ -79,10 +80,12 @@ class ClusterAccess:
             raise BadOption(f"gateway.url is a list of http://host:port with commas, not {urls!r}")
         return cls(urls, options.get("ledger.password"))
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers of each request."""
-        return {} if self.password is None else {header.LEDGER_PASSWORD: self.password}
+    def connect(self) -> Gateways:
+        """A connection to the gateways, to be closed."""
+        password = self.password
+        return Gateways(
+            self.urls, headers=None if password is None else {header.LEDGER_PASSWORD: password}
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,20 @@ def offset_at(place: Place, found: LogExtent, default: int) -> int:
     return given
 
 
+def start_of(options: ReadOptions, gateways: Gateways, found: LogExtent, default: Place) -> int:
+    """The first offset of a read of a log; `default` is the place if the options name none.
+
+    Raises: BadOption if no record is as late as `startingTimestamp`, unless the options say to begin at the
+    end then.
+    """
+    if options.starting_ms is None:
+        return offset_at(options.starting or default, found, found.first)
+    by_time = offset_of_time(gateways, found, options.starting_ms)
+    if by_time is None and not options.starts_late:
+        raise BadOption(f"{found.name} has nothing as late as startingTimestamp")
+    return found.end if by_time is None else by_time
+
+
 def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | None:
     """The first offset whose record is at least as late as a time, or None; times of records ascend
     unless clients set them.
@@ -173,13 +187,8 @@ def batch_plan(
     ranges: list[TaskRange] = []
     for name in filter(pruning.has_log, logs_of(gateways, options.subject)):
         whole = extent(gateways, name)
-        first = offset_at(options.starting or "earliest", whole, whole.first)
+        first = start_of(options, gateways, whole, "earliest")
         end = offset_at(options.ending, whole, whole.end)
-        if options.starting_ms is not None:
-            by_time = offset_of_time(gateways, whole, options.starting_ms)
-            if by_time is None and not options.starts_late:
-                raise BadOption(f"{name} has nothing as late as startingTimestamp")
-            first = whole.end if by_time is None else by_time
         if options.ending_ms is not None:
             until = offset_of_time(gateways, whole, options.ending_ms)
             end = whole.end if until is None else until

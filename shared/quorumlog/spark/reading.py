@@ -49,12 +49,8 @@ def read_range(options: ReadOptions, partition: object) -> Iterator[Any]:
     """The rows of one range; no rows for the empty partition that Spark makes of an empty plan."""
     if not isinstance(partition, TaskRange):
         return
-    connection = options.connection
-    gateways = Gateways(connection.urls, headers=connection.headers)
-    try:
+    with options.connection.connect() as gateways:
         yield from rows(gateways, partition, options.columns, fails_on_loss=options.fails_on_loss)
-    finally:
-        gateways.close()
 
 
 def rows(

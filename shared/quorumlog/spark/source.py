@@ -20,7 +20,6 @@ from pyspark.sql.types import DataType, StructType
 
 from quorumlog.spark import options as opt
 from quorumlog.spark.filters import pruning_of
-from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import ReadOptions
 from quorumlog.spark.plan import EVERYTHING, Pruning, TaskRange, batch_plan
 from quorumlog.spark.reading import read_range
@@ -51,7 +50,7 @@ class QuorumLogSource(DataSource):
         options = ReadOptions.of(self.options)
         if options.pushes_filters:
             return PruningReader(options, self._load)
-        return Reader(options)
+        return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """A streaming read."""
@@ -87,7 +86,7 @@ class OneFilter(RuntimeError):
     """A frame that was loaded with `pushFilters` is read with another filter than before."""
 
 
-class Reader(DataSourceReader):
+class BatchReader(DataSourceReader):
     """Reads the records that are confirmed when the read is planned."""
 
     def __init__(self, options: ReadOptions) -> None:
@@ -98,19 +97,15 @@ class Reader(DataSourceReader):
         return self._plan(EVERYTHING)
 
     def _plan(self, pruning: Pruning) -> list[TaskRange]:
-        connection = self._options.connection
-        gateways = Gateways(connection.urls, headers=connection.headers)
-        try:
+        with self._options.connection.connect() as gateways:
             return batch_plan(self._options, gateways, pruning)
-        finally:
-            gateways.close()
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """One task's rows as Arrow batches."""
         return read_range(self._options, partition)
 
 
-class PruningReader(Reader):
+class PruningReader(BatchReader):
     """Leaves out of its plan what a query's filters exclude.
 
     A class of its own: unless `spark.sql.python.filterPushdown.enabled` is set, Spark refuses any

@@ -26,8 +26,7 @@ from quorumlog.spark.plan import (
     LogExtent,
     TaskRange,
     next_offsets,
-    offset_at,
-    offset_of_time,
+    start_of,
     stream_plan,
 )
 from quorumlog.spark.reading import page_sizes, read_range
@@ -70,20 +69,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _gateways(self) -> Gateways:
         if self._gateways_ is None:
-            connection = self._options.connection
-            self._gateways_ = Gateways(connection.urls, headers=connection.headers)
+            self._gateways_ = self._options.connection.connect()
         return self._gateways_
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's
         """Where a query without a checkpoint begins."""
         options, found = self._options, {}
         for name, whole in next_offsets(options, self._gateways, {}).items():
-            start = offset_at(options.starting or "latest", whole, whole.first)
-            if options.starting_ms is not None:
-                by_time = offset_of_time(self._gateways, whole, options.starting_ms)
-                if by_time is None and not options.starts_late:
-                    raise BadOption(f"{name} has nothing as late as startingTimestamp")
-                start = whole.end if by_time is None else by_time
+            start = start_of(options, self._gateways, whole, "latest")
             if start > whole.end:
                 if options.fails_on_loss:
                     raise DataLoss(_behind(whole, start))

@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 from quorumlog.spark.options import WriteOptions
 from quorumlog.spark.rows import check_schema
 from quorumlog.spark.writing import (
+    TaskMessage,
     Whose,
-    Written,
     WrittenPart,
     abort,
     batch_of,
@@ -83,7 +83,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenPart]:
-    return [part for found in messages if isinstance(found, Written) for part in found.parts]
+    return [part for found in messages if isinstance(found, TaskMessage) for part in found.parts]
 
 
 def _transactions(messages: Sequence[WriterCommitMessage | None], whose: Whose) -> set[str]:

@@ -129,7 +129,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
+class TaskMessage(WriterCommitMessage):
     """A task's message to the driver."""
 
     parts: tuple[WrittenPart, ...]
@@ -148,13 +148,12 @@ def begin(gateways: Gateways, options: WriteOptions, log: str, whose: Whose) -> 
     return str(found["transaction"]), found["state"] == "COMMITTED"
 
 
-def write_task(options: WriteOptions, whose: Whose, batches: Iterable[Any]) -> Written:
+def write_task(options: WriteOptions, whose: Whose, batches: Iterable[Any]) -> TaskMessage:
     """Write all rows of a task to ledgers that readers do not see yet."""
     context = TaskContext.get()
     assert context is not None, "runs in a task"
-    gateways = Gateways(options.connection.urls)
     writers: dict[str, LogRowsWriter] = {}
-    try:
+    with Gateways(options.connection.urls) as gateways:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
@@ -164,9 +163,7 @@ def write_task(options: WriteOptions, whose: Whose, batches: Iterable[Any]) -> W
                     at = (context.partitionId(), context.attemptNumber())
                     writer = writers[log] = LogRowsWriter(gateways, options, log, whose, at)
                 writer.add(table)
-        return Written(tuple(writer.seal() for _, writer in sorted(writers.items())))
-    finally:
-        gateways.close()
+        return TaskMessage(tuple(writer.seal() for _, writer in sorted(writers.items())))
 
 
 class LogRowsWriter:
@@ -381,8 +378,7 @@ def publish(
     `even_if_empty`: commit without rows too, so that the version counts as done.
     Raises: TooManyLedgers, WriteOver; another error says whether the commit may have been done.
     """
-    gateways = Gateways(options.connection.urls)
-    try:
+    with Gateways(options.connection.urls) as gateways:
         grouped: dict[str, list[WrittenPart]] = {}
         for part in parts:
             grouped.setdefault(part.log, []).append(part)
@@ -394,8 +390,6 @@ def publish(
             _commit(gateways, options, whose, log, own, overwrite=overwrite)
             for log, own in sorted(grouped.items())
         ]
-    finally:
-        gateways.close()
 
 
 def _commit(
@@ -438,7 +432,7 @@ def _commit(
         if is_forgotten or isinstance(error, TransactionAborted):
             raise WriteOver(log) from error
         if error.outcome == UNKNOWN:
-            error.add_note(f"Whether the rows are on {log} nobody could say: GET {path} tells.")
+            error.add_note(f"Whether the rows are on {log} is unknown here: GET {path} tells.")
         raise
     is_duplicate = bool(found["duplicate"])
     known = {item["ledger_id"]: item for item in found["ledgers"]}
@@ -486,8 +480,7 @@ def abort(options: WriteOptions, transactions: Iterable[str]) -> None:
     """Abort transactions. A committed transaction stays committed: Spark also asks for an abort after a
     commit whose answer was lost.
     """
-    gateways = Gateways(options.connection.urls)
-    try:
+    with Gateways(options.connection.urls) as gateways:
         for transaction in transactions:
             try:
                 gateways.request(
@@ -495,8 +488,6 @@ def abort(options: WriteOptions, transactions: Iterable[str]) -> None:
                 )
             except (TransactionCommitted, NoSuchTransaction):
                 continue
-    finally:
-        gateways.close()
 
 
 def query_of(options: WriteOptions) -> Whose:
@@ -510,7 +501,7 @@ def query_of(options: WriteOptions) -> Whose:
     query = context.getLocalProperty("sql.streaming.queryId")
     batch = context.getLocalProperty("streaming.sql.batchId")
     if query is None or batch is None:
-        raise RuntimeError("Spark does not say which query and batch this task is of")
+        raise RuntimeError("Spark does not say to which query and batch this task belongs")
     return Whose(options.app or query, int(batch))
 
 
@@ -524,11 +515,8 @@ def batch_of(options: WriteOptions) -> Whose:
         return Whose(options.app, options.version)
     if options.log is None:
         return Whose(f"spark-{uuid.uuid4().hex}", 0)
-    gateways = Gateways(options.connection.urls)
-    try:
+    with Gateways(options.connection.urls) as gateways:
         transaction, _ = begin(gateways, options, options.log, Whose())
-    finally:
-        gateways.close()
     return Whose(transaction=transaction)
 
 

@@ -26,6 +26,7 @@ from services.autorecovery.pace import PacedBookies
 from services.autorecovery.steering import Steering
 from services.autorecovery.worker import Done, Workers
 from services.autorecovery.writers import Writers
+from services.gateway.edge.payloads import from_frames
 from services.gateway.engine import Engine, EngineConfig
 from services.gateway.engine.engine import _HEARTBEAT_S
 from services.gateway.engine.internal import InternalBodies, routes
@@ -44,9 +45,8 @@ SILENCE = 15 * SECOND
 
 _BODIES = InternalBodies(
     read=lambda request, _bytes_max: request.read(),
+    decode=lambda data: from_frames(data, 1 << 20),
     bytes_max=64 << 20,
-    entry_bytes_max=1 << 20,
-    entries_max=10_000,
 )
 
 

@@ -13,7 +13,7 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Final
 
 import typer
@@ -53,7 +53,7 @@ def run(
     older_than: dt.timedelta | None = None,
     truncate: bool = False,
     dry_run: bool = False,
-) -> job.Result:
+) -> job.JobResult:
     """Archive records that are not archived yet: below an offset, or in whole ledgers of at least a
     given age. By default: all sealed ledgers. The frame has a row per file (`FILES`). Raises:
     JobFailed.
@@ -76,7 +76,7 @@ def run(
             "records": max(0, end - start),
         }
         if end <= start or dry_run:
-            return job.Result(spark.createDataFrame([], FILES), report)
+            return job.JobResult(spark.createDataFrame([], FILES), report)
         store = _Store(spark, path, log)
         store.find_leftovers(start)
         job.say(f"archive: {end - start} records of {log}, offsets {start} to {end - 1}")
@@ -107,14 +107,14 @@ def run(
         store.remove_leftovers()
         report |= {"files": len(files), "manifest": store.manifest(start, end)}
         if truncate:
-            # Once more, where they will stay: after this there may be no other copy.
+            # Verify the files again in their final place: after the truncation there may be no other copy.
             _verify(spark.read.parquet(*[file.file for file in files]), start, end, _sum(files))
             answer = gateways.request(
                 "POST", f"/v1/logs/{log}/truncate", value={"before": end}, is_repeatable=True
             ).json()
             report["first_offset"] = answer["first_offset"]
         frame = spark.createDataFrame([tuple(asdict(file).values()) for file in files], FILES)
-        return job.Result(frame, report)
+        return job.JobResult(frame, report)
 
 
 def _end(
@@ -242,10 +242,10 @@ class _Store:
             self._files.mkdirs(self._path(folder))
             target = f"{folder}/{start}-{end}-{self._run}-{number}.parquet"
             if not self._files.rename(self._path(item.file), self._path(target)):
-                raise job.JobFailed(f"{target} can't be made")
-            placed.append(File(**{**asdict(item), "file": target}))
+                raise job.JobFailed(f"{target} can't be created")
+            placed.append(replace(item, file=target))
         own = f"/{start}-{end}.json"
-        # One of the same range is written over.
+        # The manifest of the same range is overwritten.
         self._leftovers = [path for path in self._leftovers if not path.endswith(own)]
         text = json.dumps(
             {
@@ -272,7 +272,7 @@ class _Store:
         can win, and the files are removed.
         """
         last = self._said(self._last_manifest(start))
-        # That run won, and may have died before it could remove them.
+        # The run of that manifest won, and may have died before it removed its leftovers.
         self.remove(f"{self._root}/{path}" for path in last.get("leftovers", ()))
         self._leftovers = [
             path
@@ -358,7 +358,7 @@ def _main(
     if through is not None and older_than is not None:
         raise typer.BadParameter("either --through or --older-than")
 
-    def work(spark: SparkSession) -> job.Result:
+    def work(spark: SparkSession) -> job.JobResult:
         return run(
             spark,
             gateway,

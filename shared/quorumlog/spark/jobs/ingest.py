@@ -5,8 +5,9 @@ Two SQL expressions make records of rows: `--value` (by default the row as JSON)
 `--stream` appends the files that are new since the last run, which `--checkpoint` remembers, and ends.
 """
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -47,7 +48,7 @@ def run(
     partitions: int | None = None,
     create: Mapping[str, Any] | None = None,
     dry_run: bool = False,
-) -> job.Result:
+) -> job.JobResult:
     """Ingest a DataFrame, the files of `path` (of the format `kind`), or the rows of a SQL `query`.
 
     `partitions`: the most ledgers. `create`: settings for a log that does not exist yet. The frame has
@@ -61,20 +62,12 @@ def run(
     report: dict[str, Any] = {"job": "ingest", "dry_run": dry_run, "log": log}
     if dry_run:
         report |= {"rows": records.count(), "ledgers": records.rdd.getNumPartitions()}
-        return job.Result(spark.createDataFrame([], RECEIPTS), report)
+        return job.JobResult(spark.createDataFrame([], RECEIPTS), report)
     urls = gateway if isinstance(gateway, str) else ",".join(gateway)
-    try:
+    with _one_line_errors():
         _ensure(gateway, log, create)
         job.say(f"ingest: onto {log}")
         done = append_batches(records, log=log, app=app, version=version, gateway_url=urls)
-    except QuorumLogError as error:
-        raise job.JobFailed(f"{error.code}: {error.detail}") from None
-    except TooManyLedgers as error:
-        raise job.JobFailed(f"{error}, or --partitions") from None
-    except (BadRows, WriteOver) as error:
-        raise job.JobFailed(str(error)) from None
-    except PySparkException as error:
-        raise job.JobFailed(job.cause_of(error)) from None
     rows = [(item.log, item.transaction, *ledger) for item in done for ledger in item.ledgers]
     report |= {
         "rows": sum(item.rows for item in done),
@@ -84,7 +77,7 @@ def run(
         "first_offset": done[0].first_offset if done else None,
         "last_offset": done[-1].last_offset if done else None,
     }
-    return job.Result(spark.createDataFrame(rows, RECEIPTS), report)
+    return job.JobResult(spark.createDataFrame(rows, RECEIPTS), report)
 
 
 def stream(
@@ -101,7 +94,7 @@ def stream(
     key: str | None = None,
     create: Mapping[str, Any] | None = None,
     dry_run: bool = False,
-) -> job.Result:
+) -> job.JobResult:
     """Ingest the files of a folder that are new since the last run, then end.
 
     `checkpoint`: a folder for this stream only. `schema`: for files without one.
@@ -110,10 +103,10 @@ def stream(
     reader = spark.readStream.format(kind).options(**(options or {}))
     urls = gateway if isinstance(gateway, str) else ",".join(gateway)
     report: dict[str, Any] = {"job": "ingest", "dry_run": dry_run, "log": log}
-    try:
+    with _one_line_errors():
         records = _records((reader.schema(schema) if schema else reader).load(path), value, key)
         if dry_run:
-            return job.Result(spark.createDataFrame([], RECEIPTS), report)
+            return job.JobResult(spark.createDataFrame([], RECEIPTS), report)
         _ensure(gateway, log, create)
         running = (
             records.writeStream.format("quorumlog")
@@ -124,18 +117,29 @@ def stream(
             .start()
         )
         running.awaitTermination()
-    except AnalysisException as error:
-        raise job.JobFailed(str(error).splitlines()[0]) from None
-    except QuorumLogError as error:
-        raise job.JobFailed(f"{error.code}: {error.detail}") from None
-    except PySparkException as error:
-        raise job.JobFailed(job.cause_of(error)) from None
     progress = running.recentProgress
     report |= {
         "batches": sum(item["numInputRows"] > 0 for item in progress),
         "rows": sum(item["numInputRows"] for item in progress),
     }
-    return job.Result(spark.createDataFrame([], RECEIPTS), report)
+    return job.JobResult(spark.createDataFrame([], RECEIPTS), report)
+
+
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Raise JobFailed, which has one line, for the errors that a block may well have."""
+    try:
+        yield
+    except AnalysisException as error:
+        raise job.JobFailed(str(error).splitlines()[0]) from None
+    except PySparkException as error:
+        raise job.JobFailed(job.cause_of(error)) from None
+    except QuorumLogError as error:
+        raise job.JobFailed(f"{error.code}: {error.detail}") from None
+    except TooManyLedgers as error:
+        raise job.JobFailed(f"{error}, or --partitions") from None
+    except (BadRows, WriteOver) as error:
+        raise job.JobFailed(str(error)) from None
 
 
 def _read(
@@ -147,12 +151,10 @@ def _read(
 ) -> DataFrame:
     if (path is None) == (query is None):
         raise job.JobFailed("name what to read: either --path or --query")
-    try:
+    with _one_line_errors():
         if query is not None:
             return spark.sql(query)
         return spark.read.format(kind).options(**options).load(path)
-    except AnalysisException as error:
-        raise job.JobFailed(str(error).splitlines()[0]) from None
 
 
 def _records(frame: DataFrame, value: str, key: str | None) -> DataFrame:
@@ -160,10 +162,8 @@ def _records(frame: DataFrame, value: str, key: str | None) -> DataFrame:
     columns = [f.expr(value).alias("value")]
     if key is not None:
         columns.append(f.expr(key).alias("key"))
-    try:
+    with _one_line_errors():
         return frame.select(*columns)
-    except AnalysisException as error:
-        raise job.JobFailed(str(error).splitlines()[0]) from None
 
 
 def _ensure(gateway: str | Sequence[str], log: str, create: Mapping[str, Any] | None) -> None:
@@ -265,7 +265,7 @@ def _main(
     except job.JobFailed as error:
         raise typer.BadParameter(str(error)) from None
 
-    def work(spark: SparkSession) -> job.Result:
+    def work(spark: SparkSession) -> job.JobResult:
         if not is_stream:
             return run(
                 spark,

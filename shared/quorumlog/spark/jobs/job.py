@@ -50,11 +50,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JS
 
 
 class JobFailed(Exception):
-    """A job can't do what it was asked for; the message says why."""
+    """A job can't be done; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class JobResult:
     """A job's result: rows for Spark, a report for people and programs, an exit status."""
 
     frame: DataFrame
@@ -79,13 +79,13 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def main(name: str, work: Callable[[SparkSession], Result], *, as_json: bool) -> None:
+def main(name: str, work: Callable[[SparkSession], JobResult], *, as_json: bool) -> None:
     """Run a job in a session of its own, print the report, exit with the job's status.
 
     The arguments are checked before: status 2 needs no Java.
     """
 
-    def call() -> Result:
+    def call() -> JobResult:
         say(f"{name}: {config.prepare()}")
         spark = (
             SparkSession.builder.appName(f"quorumlog {name}")
@@ -109,7 +109,7 @@ def main(name: str, work: Callable[[SparkSession], Result], *, as_json: bool) ->
     raise typer.Exit(result.status)
 
 
-def attempt(name: str, call: Callable[[], Result]) -> Result:
+def attempt(name: str, call: Callable[[], JobResult]) -> JobResult:
     """Run a job. Any error is printed and ends the program with FAILED, never with the status of a
     finding.
     """

@@ -83,7 +83,7 @@ def _bars(names: Sequence[str], values: Sequence[float], unit: str) -> str:
     """A bar chart as SVG."""
     if not names:
         return '<p class="empty">Nothing.</p>'
-    # Only here: what plots is large, and only this needs it.
+    # Imported here: matplotlib is large, and only plots need it.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(9, 2.8), layout="constrained")

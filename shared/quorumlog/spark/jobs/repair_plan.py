@@ -11,7 +11,7 @@ copy anything.
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -38,7 +38,7 @@ _QUEUE_ITEMS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RepairStep:
     """One row of the plan: copy the entries that `member` lacks to `target`, from `sources`."""
 
     priority: int
@@ -72,7 +72,7 @@ def run(
     metadata: str | None = None,
     apply: bool = False,
     dry_run: bool = False,
-) -> job.Result:
+) -> job.JobResult:
     """Plan repairs. The frame holds the plan (`SCHEMA`), most urgent first.
 
     `findings`: of a scrub; without them a scrub runs first. `apply` needs `metadata`, the URLs of the
@@ -118,14 +118,14 @@ def run(
             except QuorumLogError as error:
                 raise job.JobFailed(f"the repair queue took nothing more: {error}") from None
         frame = spark.createDataFrame([tuple(asdict(step).values()) for step in steps], SCHEMA)
-        return job.Result(frame, report, job.FOUND if steps else job.DONE)
+        return job.JobResult(frame, report, job.FOUND if steps else job.DONE)
 
 
 def plan(
     findings: Iterable[Finding],
     rows: Mapping[int, Mapping[str, Any]],
     bookies: Iterable[Mapping[str, Any]],
-) -> list[Step]:
+) -> list[RepairStep]:
     """The steps, most urgent first. `rows` and `bookies` as the gateway shows them."""
     listed = list(bookies)
     lost = {bookie["id"] for bookie in listed if bookie["state"] == "lost"}
@@ -158,13 +158,10 @@ def plan(
                         planned[step.target] += step.bytes
                         taken.add(member_name(step.target))
     steps.sort(key=lambda step: (step.survivors, step.ledger, step.first, step.member))
-    return [
-        Step(**{**asdict(step), "sources": step.sources, "priority": rank})
-        for rank, step in enumerate(steps)
-    ]
+    return [replace(step, priority=rank) for rank, step in enumerate(steps)]
 
 
-def _mend(row: Mapping[str, Any], finding: Finding, lost: set[str], per_entry: float) -> Step:
+def _mend(row: Mapping[str, Any], finding: Finding, lost: set[str], per_entry: float) -> RepairStep:
     """Refill a live member that lacks entries, in its place."""
     sources = tuple(
         member
@@ -178,7 +175,7 @@ def _mend(row: Mapping[str, Any], finding: Finding, lost: set[str], per_entry: f
     elif finding.kind == DIVERGENT:
         action = OPERATOR
     target = finding.bookie if action == COPY else None
-    return Step(
+    return RepairStep(
         0,
         finding.ledger,
         finding.first,
@@ -204,7 +201,7 @@ def _replace(
     zones: Mapping[str, str],
     planned: Mapping[str, int],
     per_entry: float,
-) -> Step:
+) -> RepairStep:
     """Replace a lost member of this fragment by a bookie that is not in the fragment."""
     first, last = span
     sources = tuple(other for other in fragment if other not in lost)
@@ -230,7 +227,7 @@ def _replace(
         action = UNRECOVERABLE
     elif best is None:
         action = BLOCKED
-    return Step(
+    return RepairStep(
         0,
         row["ledger_id"],
         first,
@@ -274,7 +271,7 @@ def _entry_bytes(row: Mapping[str, Any]) -> float:
     return float(row["length"]) / (int(row["last_entry"]) + 1)
 
 
-def _queue(queue: Gateways, steps: Iterable[Step]) -> int:
+def _queue(queue: Gateways, steps: Iterable[RepairStep]) -> int:
     """Queue what can be repaired; the queue merges items of one member of one ledger."""
     items = [
         {
@@ -318,7 +315,7 @@ def _main(
     if apply and not metadata:
         raise typer.BadParameter("--apply needs the metadata service: --metadata http://…")
 
-    def work(spark: SparkSession) -> job.Result:
+    def work(spark: SparkSession) -> job.JobResult:
         known = None if findings is None else scrub.load(spark, findings)
         result = run(
             spark, gateway, findings=known, metadata=metadata, apply=apply, dry_run=dry_run

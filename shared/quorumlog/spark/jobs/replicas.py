@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.ids import member_name
 from quorumlog.spark.http import Gateways
-from quorumlog.spark.jobs.spans import Held, Span, judge, strangers
+from quorumlog.spark.jobs.spans import MemberDigest, Span, judge, strangers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +37,7 @@ class BookieUrls:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class SpanCheck:
     """A span, and the bookies outside of it that hold entries of its ledger."""
 
     span: Span
@@ -48,7 +48,7 @@ class Work:
         return json.dumps([asdict(self.span), self.strangers])
 
     @classmethod
-    def from_text(cls, text: str) -> "Work":
+    def from_text(cls, text: str) -> "SpanCheck":
         """The work in a row's text."""
         fields, others = json.loads(text)
         return cls(Span(**{**fields, "members": tuple(fields["members"])}), tuple(others))
@@ -66,7 +66,7 @@ def judging(
             asking = _Asking(cluster, stack)
             for batch in batches:
                 for text in batch["work"]:
-                    work = Work.from_text(text)
+                    work = SpanCheck.from_text(text)
                     found = judge(work.span, asking)
                     found += strangers(work.span, work.strangers, asking)
                     if found:
@@ -84,7 +84,7 @@ class _Asking:
         self._allowed = time.monotonic()
         self._bookies: dict[str, Gateways] = {}
 
-    def __call__(self, member: str, span: Span) -> Held | str:
+    def __call__(self, member: str, span: Span) -> MemberDigest | str:
         name = member_name(member)
         url, current = self._cluster.urls.get(name), self._cluster.current.get(name)
         if url is None:
@@ -111,7 +111,7 @@ class _Asking:
             return f"it is {answer['bookie']} now"
         if answer["limbo"] and found["entries"] < span.count:
             return "it is in limbo: what it lacks is unknown"
-        return Held(
+        return MemberDigest(
             found["entries"],
             found["digest"],
             tuple(map(tuple, found["present"])),

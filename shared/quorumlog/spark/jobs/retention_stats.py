@@ -74,7 +74,7 @@ def run(
     prometheus: Path | None = None,
     plan_file: Path | None = None,
     dry_run: bool = False,
-) -> job.Result:
+) -> job.JobResult:
     """Statistics and the plan. The frame has a row per ledger (`LEDGERS`), `plan` one per candidate
     (`PLAN`).
 
@@ -106,7 +106,7 @@ def run(
                 plan_file.write_text("".join(f"{line}\n" for line in lines))
         planned = spark.createDataFrame([tuple(asdict(item).values()) for item in candidates], PLAN)
         notes = [f"{name} did not answer" for name in inventory.silent]
-        return job.Result(frame, report, job.FAILED if notes else job.DONE, notes, planned)
+        return job.JobResult(frame, report, job.FAILED if notes else job.DONE, notes, planned)
 
 
 def read(gateways: Gateways) -> Inventory:
@@ -363,7 +363,7 @@ def _main(
     dry_run: job.DryRunOption = False,
     as_json: job.JsonOption = False,
 ) -> None:
-    def work(spark: SparkSession) -> job.Result:
+    def work(spark: SparkSession) -> job.JobResult:
         return run(
             spark,
             gateway,

@@ -21,7 +21,7 @@ from quorumlog.errors import NoSuchLedger, QuorumLogError
 from quorumlog.protocol.ids import ID_MAX, member_name
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.jobs import job
-from quorumlog.spark.jobs.replicas import BOOKIE_S, SCHEMA, BookieUrls, Work, judging
+from quorumlog.spark.jobs.replicas import BOOKIE_S, SCHEMA, BookieUrls, SpanCheck, judging
 from quorumlog.spark.jobs.spans import DAMAGE, EXTRA, UNREACHABLE, Finding, merged, spans_of
 
 SPAN_ENTRIES: Final = 100_000
@@ -37,7 +37,7 @@ def run(
     entries_per_second: float = 0.0,
     sample: float = 1.0,
     dry_run: bool = False,
-) -> job.Result:
+) -> job.JobResult:
     """Scrub all ledgers, or some. The frame holds the findings (`SCHEMA`).
 
     `sample`: the share of ledgers to check; the same ledgers each time.
@@ -62,7 +62,7 @@ def run(
             "copies": entries,
         }
         if dry_run:
-            return job.Result(_frame(spark, []), report)
+            return job.JobResult(_frame(spark, []), report)
         findings = _examine(spark, work, cluster)
         if findings:
             findings = _again(spark, gateways, cluster, findings)
@@ -83,7 +83,7 @@ def run(
         elif kinds[UNREACHABLE]:
             status = job.FAILED
         notes = ["some bookies could not be asked: nothing is known of their copies"]
-        return job.Result(
+        return job.JobResult(
             _frame(spark, findings), report, status, notes if kinds[UNREACHABLE] else []
         )
 
@@ -118,7 +118,7 @@ def _row(gateways: Gateways, ledger_id: int) -> dict[str, Any] | None:
 
 
 def _confirmed(gateways: Gateways, ledger_id: int) -> int:
-    """An open ledger's last add confirmed; None where it can't be learned now."""
+    """An open ledger's last add confirmed; -1 where it can't be learned now."""
     try:
         found = gateways.get(f"/v1/ledgers/{ledger_id}/last-add-confirmed")
     except QuorumLogError:
@@ -158,15 +158,15 @@ def _holders(cluster: BookieUrls) -> dict[int, dict[str, int]]:
 
 def _work(
     rows: Iterable[dict[str, Any]], holders: Mapping[int, Mapping[str, int]]
-) -> Iterator[Work]:
+) -> Iterator[SpanCheck]:
     for row in rows:
         for span in spans_of(row, row["confirmed"], SPAN_ENTRIES):
             named = {member_name(member) for member in span.members}
             others = holders.get(span.ledger_id, {}) if span.is_complete else {}
-            yield Work(span, tuple(m for m in others if member_name(m) not in named))
+            yield SpanCheck(span, tuple(m for m in others if member_name(m) not in named))
 
 
-def _examine(spark: SparkSession, work: Sequence[Work], cluster: BookieUrls) -> list[Finding]:
+def _examine(spark: SparkSession, work: Sequence[SpanCheck], cluster: BookieUrls) -> list[Finding]:
     """Check all spans, on the executors."""
     if not work:
         return []
@@ -187,7 +187,7 @@ def _again(
     """Check ledgers with findings again, with fresh metadata: an entry that was in flight has arrived,
     a ledger may be deleted, a member replaced.
     """
-    job.say(f"scrub: {len(findings)} findings are looked at again")
+    job.say(f"scrub: {len(findings)} findings are checked again")
     time.sleep(_SETTLE_S)
     rows = _rows(gateways, sorted({finding.ledger for finding in findings}), 1.0)
     cluster = replace(_cluster(gateways, 0.0, spark), rate=old.rate)
@@ -259,7 +259,7 @@ def _main(
     dry_run: job.DryRunOption = False,
     as_json: job.JsonOption = False,
 ) -> None:
-    def work(spark: SparkSession) -> job.Result:
+    def work(spark: SparkSession) -> job.JobResult:
         result = run(
             spark,
             gateway,

@@ -2,7 +2,7 @@
 `ask`.
 
 A span is some entries of one fragment that share a write set. Each member is asked for a digest of the
-span. Equal digests are the end of it; else the span is halved until it is clear which entries of which
+span. Equal digests prove the replicas equal; else the span is halved until it is clear which entries of which
 member are missing, damaged or different.
 """
 
@@ -38,7 +38,7 @@ class Span:
     residue: int
     members: tuple[str, ...]
     is_complete: bool
-    """Every member should have every entry; false where a writer is still at work."""
+    """Whether every member should have every entry, because no writer is at work on the fragment."""
 
     @property
     def count(self) -> int:
@@ -66,7 +66,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class MemberDigest:
     """A member's answer for a span."""
 
     entry_count: int
@@ -75,7 +75,7 @@ class Held:
     damaged: tuple[tuple[int, int], ...]
 
 
-Ask = Callable[[str, Span], Held | str]
+Ask = Callable[[str, Span], MemberDigest | str]
 """A member's answer for a span, or why there is none."""
 
 
@@ -135,7 +135,7 @@ def strangers(span: Span, holders: Iterable[str], ask: Ask) -> list[Finding]:
 def _copies(span: Span, member: str, ask: Ask) -> Iterator[int]:
     """The span's entries that a member holds."""
     held = ask(member, span)
-    if not isinstance(held, Held) or not held.entry_count:
+    if not isinstance(held, MemberDigest) or not held.entry_count:
         return
     ids = _within(held.present, span.ids)
     if len(ids) < held.entry_count and span.count > 1:
@@ -160,7 +160,7 @@ def merged(findings: Iterable[Finding], modulus: int) -> list[Finding]:
 
 
 def _judge(span: Span, ask: Ask, members: Collection[str]) -> Iterator[Finding]:
-    answers: dict[str, Held] = {}
+    answers: dict[str, MemberDigest] = {}
     for member in members:
         held = ask(member, span)
         if isinstance(held, str):
@@ -178,7 +178,7 @@ def _judge(span: Span, ask: Ask, members: Collection[str]) -> Iterator[Finding]:
     yield from _judge_leaf(span, ask, answers)
 
 
-def _is_sound(span: Span, answers: Mapping[str, Held]) -> bool:
+def _is_sound(span: Span, answers: Mapping[str, MemberDigest]) -> bool:
     """Whether these members' answers show no problem."""
     held = [answer for answer in answers.values() if answer.entry_count or answer.damaged]
     if any(answer.damaged for answer in held):
@@ -189,7 +189,7 @@ def _is_sound(span: Span, answers: Mapping[str, Held]) -> bool:
     return len({answer.digest for answer in held}) <= 1
 
 
-def _judge_leaf(span: Span, ask: Ask, answers: Mapping[str, Held]) -> Iterator[Finding]:
+def _judge_leaf(span: Span, ask: Ask, answers: Mapping[str, MemberDigest]) -> Iterator[Finding]:
     """Judge entry by entry: which members lack it, can't read it, or hold other bytes."""
     ids = span.ids
     damaged = {member: _within(held.damaged, ids) for member, held in answers.items()}
@@ -240,7 +240,7 @@ def _compare(span: Span, ask: Ask, holders: frozenset[str]) -> dict[str, set[int
     digests = {}
     for member in sorted(holders):
         held = ask(member, span)
-        if isinstance(held, Held) and held.entry_count == span.count:
+        if isinstance(held, MemberDigest) and held.entry_count == span.count:
             digests[member] = held.digest
     counts = Counter(digests.values())
     if len(counts) <= 1:
@@ -253,7 +253,7 @@ def _compare(span: Span, ask: Ask, holders: frozenset[str]) -> dict[str, set[int
         return odd
     (best, votes), (_, others) = counts.most_common(2)
     entry = span.ids[0]
-    # Without a majority nobody can tell which copy is right.
+    # Without a majority no copy is known to be right.
     return {
         member: {entry} for member, digest in digests.items() if votes == others or digest != best
     }

@@ -1,0 +1,114 @@
+"""What is in work at this gateway's edge, and for whom: requests, bodies, answers, and those who only wait."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Coroutine, Iterator
+from typing import Final, TypeVar
+
+from aiohttp import web
+
+from quorumlog.errors import Overloaded
+from quorumlog.net.budget import PEER, Budget
+from services.gateway.edge.follows import Follows
+from services.gateway.edge.limits import Limits
+
+T = TypeVar("T")
+
+_HELD: Final = web.RequestKey("held_bytes", int)
+"""The request's key for the bytes of its body that the room counts."""
+_KEPT: Final = web.RequestKey("kept_bytes", int)
+"""The same for the bytes of its answer."""
+
+
+class Room:
+    """The budgets of the edge. Invariant: whatever is taken from a budget is given back once."""
+
+    __slots__ = ("_waits", "answers", "bodies", "follows", "is_ending", "limits", "requests")
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.follows = Follows()
+        self.requests = Budget(
+            "requests in work", "REQUESTS_MAX", limits.requests_max, limits.peer_requests_max
+        )
+        self.bodies = Budget(
+            "bytes being appended",
+            "HELD_BYTES_MAX",
+            limits.held_bytes_max,
+            limits.peer_held_bytes_max,
+        )
+        self.answers = Budget(
+            "bytes of answers that nobody has read yet",
+            "ANSWERS_BYTES_MAX",
+            limits.answers_bytes_max,
+            limits.peer_answers_bytes_max,
+        )
+        self.is_ending = False
+        self._waits: set[asyncio.Timeout] = set()
+
+    async def wait(self, work: Awaitable[T]) -> T | None:
+        """The result of `work`, which only waits: meanwhile the request gives up its place among those in
+        work. None if the wait was cut short because this process is about to end. Raises: Overloaded.
+        """
+        if len(self._waits) >= self.limits.waiters_max:
+            if isinstance(work, Coroutine):
+                work.close()
+            raise Overloaded("too many long polls and tails (WAITERS_MAX)")
+        limit = asyncio.timeout(0 if self.is_ending else None)
+        peer = PEER.get()
+        self._waits.add(limit)
+        self.requests.give(peer)
+        try:
+            async with limit:
+                return await work
+        except TimeoutError:
+            if limit.expired():
+                return None
+            raise
+        finally:
+            self._waits.discard(limit)
+            self.requests.back(peer)
+
+    @property
+    def waiters(self) -> int:
+        """Requests that only wait."""
+        return len(self._waits)
+
+    def end_waits(self) -> None:
+        """End all waits, now and from now on: this process is about to end."""
+        self.is_ending = True
+        now = asyncio.get_running_loop().time()
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(now)
+
+    def hold(self, request: web.Request, count: int) -> None:
+        """Hold the bytes that the request's whole body took of `bodies` until the request is done."""
+        request[_HELD] = count
+
+    def release(self, request: web.Request) -> None:
+        """Give back what a request's body took."""
+        if count := request.get(_HELD, 0):
+            self.bodies.give(PEER.get(), count)
+
+    def keep(self, request: web.Request, count: int) -> None:
+        """Take room for `count` bytes of an answer. Raises: Overloaded."""
+        self.answers.take(PEER.get(), count)
+        request[_KEPT] = request.get(_KEPT, 0) + count
+
+    def let_go(self, request: web.Request, count: int | None = None) -> None:
+        """Give back what a request's answer took: all of it, or the part that was read."""
+        if self.answers.used and _KEPT in request:
+            count = request[_KEPT] if count is None else count
+            self.answers.give(PEER.get(), count)
+            request[_KEPT] -= count
+
+    @contextlib.contextmanager
+    def kept(self, count: int) -> Iterator[None]:
+        """Take room for bytes of an answer while a block writes them. Raises: Overloaded."""
+        peer = PEER.get()
+        self.answers.take(peer, count)
+        try:
+            yield
+        finally:
+            self.answers.give(peer, count)
