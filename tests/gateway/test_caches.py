@@ -16,7 +16,7 @@ from services.gateway.engine import keys, peers
 from services.gateway.engine.keys import Gatekeeper, new_keys
 from services.gateway.engine.peers import INSTANCE, Peers
 from services.gateway.logs import offsets, ownership, reading
-from services.gateway.logs.ports import Append
+from services.gateway.logs.values import Append
 from tests.gateway.engine.hands import ROW
 from tests.logs.model import Cluster
 from tests.logs.test_manager import records

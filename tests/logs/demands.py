@@ -14,7 +14,7 @@ from quorumlog.protocol.log import LogSettings
 from services.gateway.edge import log_operations as edge
 from services.gateway.edge import record_operations as edge_records
 from services.gateway.edge import transaction_operations as edge_transactions
-from services.gateway.logs.ports import Append
+from services.gateway.logs.values import Append
 from tests.logs.attempts import write
 from tests.logs.judge import Violation
 from tests.logs.model import Gateway

@@ -13,7 +13,7 @@ from typing import NoReturn
 from quorumlog.protocol import batch
 from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.metadata import State
-from services.gateway.logs.ports import LogAppended
+from services.gateway.logs.values import LogAppended
 from tests.logs.model import Cluster, Ledger
 from tests.support.log_history import Checker, Event, LogHistory
 

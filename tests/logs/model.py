@@ -47,9 +47,9 @@ from services.gateway.interface import Appended, Confirmation, LedgerOptions, Re
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import LogTimes
 from services.gateway.logs.peers import LogPeers
-from services.gateway.logs.ports import Append, LogAppended, Publish, ReadRecord
 from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.transactions import Transactions
+from services.gateway.logs.values import Append, LogAppended, Publish, ReadRecord
 
 T = TypeVar("T")
 

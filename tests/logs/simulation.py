@@ -37,8 +37,8 @@ from quorumlog.protocol.transaction import (
     Sealed,
     TransactionState,
 )
-from services.gateway.logs.ports import Append, LogRead
 from services.gateway.logs.sweep import Sweep
+from services.gateway.logs.values import Append, LogRead
 from tests.logs.attempts import write
 from tests.logs.demands import (
     ABORT,

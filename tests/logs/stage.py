@@ -23,7 +23,7 @@ from quorumlog.protocol.transaction import Sealed
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine.appends import Appends
 from services.gateway.interface import LedgerOptions
-from services.gateway.logs.ports import Append
+from services.gateway.logs.values import Append
 from tests.logs.attempts import write
 from tests.logs.judge import LOG, Alarms, Judge, Violation, values_of
 from tests.logs.model import Cluster, Gateway, Ledger

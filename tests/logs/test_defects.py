@@ -13,7 +13,7 @@ from quorumlog.protocol.log.messages import AppendsAsked, Stopped
 from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.log.route import Route
 from quorumlog.protocol.log.takeover import Takeover
-from services.gateway.logs.ports import LogAppended
+from services.gateway.logs.values import LogAppended
 from tests.logs.model import Gateway
 from tests.logs.test_manager import a_cluster, call, contents
 from tests.support.waiting import within

@@ -23,7 +23,7 @@ from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import LogSettings, job, takeover
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.quorum import Quorum
-from services.gateway.logs.ports import Append
+from services.gateway.logs.values import Append
 from tests.logs.model import Cluster, Gateway
 from tests.support.waiting import until
 

@@ -12,7 +12,7 @@ from quorumlog.errors import NoSuchLog, Overloaded, QuorumLogError, WriterLost
 from quorumlog.protocol.log import job, takeover
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import TransactionState
-from services.gateway.logs.ports import Publish
+from services.gateway.logs.values import Publish
 from tests.logs.attempts import write
 from tests.logs.model import Cluster, Gateway
 from tests.logs.test_manager import SETTINGS, a_cluster, call, contents

@@ -12,9 +12,9 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.interface import LedgerOptions
 from services.gateway.logs.driver import options_of
-from services.gateway.logs.ports import Append
 from services.gateway.logs.sweep import Sweep, retained_from
 from services.gateway.logs.transactions import Transactions
+from services.gateway.logs.values import Append
 from tests.logs.model import Gateway, ModelTransactions, Store
 from tests.logs.test_manager import SETTINGS, a_cluster, contents, records
 from tests.support.virtual import run_virtual

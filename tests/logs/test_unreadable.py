@@ -9,7 +9,7 @@ from quorumlog.errors import EntryUnavailable
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
 from quorumlog.protocol.log import LogSettings
 from quorumlog.protocol.quorum import Quorum
-from services.gateway.logs.ports import Append
+from services.gateway.logs.values import Append
 from tests.logs.model import Cluster, Gateway
 from tests.support.waiting import within
 

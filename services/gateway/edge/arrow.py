@@ -24,7 +24,7 @@ from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.log_payloads import headers_of
 from services.gateway.edge.media import ARROW
 from services.gateway.edge.payloads import entry_too_large
-from services.gateway.logs.ports import StoredBatch
+from services.gateway.logs.values import StoredBatch
 
 _INSTALL: Final = "pip install 'quorumlog[arrow]'"
 _LEDGER: Final = ("value",)

@@ -30,8 +30,8 @@ from services.gateway.edge.sockets import Message, SocketTarget, serve
 from services.gateway.edge.streams import append_lines
 from services.gateway.interface import Appended
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.ports import Append, LogBatches
 from services.gateway.logs.reading import Start
+from services.gateway.logs.values import Append, LogBatches
 
 _APPEND_TYPES: Final = tuple(op.APPEND.body)
 _READ_TYPES: Final = tuple(op.READ.replies[200].content)

@@ -32,9 +32,9 @@ from services.gateway.logs.ends import sizes_of
 from services.gateway.logs.handle import LogHandle
 from services.gateway.logs.ownership import LogTimes, Ownership
 from services.gateway.logs.peers import LogPeers
-from services.gateway.logs.ports import Append, LogAppended, Publish
 from services.gateway.logs.reading import LogReader
 from services.gateway.logs.store import MetadataLogs
+from services.gateway.logs.values import Append, LogAppended, Publish
 from services.gateway.logs.views import LogView, LogViews
 
 log = logging.getLogger(__name__)

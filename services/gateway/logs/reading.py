@@ -22,8 +22,8 @@ from services.gateway.interface import Confirmation
 from services.gateway.logs.ends import damaged, read_head
 from services.gateway.logs.offsets import find_entry
 from services.gateway.logs.ownership import Ownership
-from services.gateway.logs.ports import LogBatches, LogRead, ReadRecord, StoredBatch
 from services.gateway.logs.store import MetadataLogs
+from services.gateway.logs.values import LogBatches, LogRead, ReadRecord, StoredBatch
 
 Start = int | Literal["earliest", "latest"]
 

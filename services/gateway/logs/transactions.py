@@ -29,9 +29,9 @@ from services.gateway.engine import Engine
 from services.gateway.interface import Appended
 from services.gateway.logs.driver import options_of
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.ports import Publish
 from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.sweep import ORPHAN_AGE_S
+from services.gateway.logs.values import Publish
 
 log = logging.getLogger(__name__)
 
