@@ -7,48 +7,59 @@ would stay as large for ever. Without glibc nothing is returned.
 import asyncio
 import ctypes
 import logging
+import resource
+from pathlib import Path
 from typing import Final
 
 log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 5.0
 _WORTH_BYTES: Final = 32 << 20
-"""Less memory, freed since the last time, is not worth the walk over the whole heap (taste)."""
+"""Less idle memory is not worth the walk over the whole heap (taste)."""
 _FIELDS: Final = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
     "keepcost",
 )  # fmt: skip
+_STATM: Final = Path("/proc/self/statm")
 
 
 class _Usage(ctypes.Structure):
-    """`struct mallinfo2`; `fordblks` is the free memory."""
+    """`struct mallinfo2`; `uordblks` and `hblkhd` are the memory in use."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]  # ctypes' form
 
 
 class Heap:
-    """The C library's heap."""
+    """The C library's heap.
+
+    Idle memory counts, not the library's free memory: that includes what the system has back, so a busy
+    time between two looks would leave no trace in it.
+    """
 
     def __init__(self) -> None:
-        """Raises: AttributeError where the C library is not glibc."""
+        """Raises: AttributeError where the C library is not glibc, OSError where the kernel is not Linux."""
         library = ctypes.CDLL(None)
         self._usage, self._trim = library.mallinfo2, library.malloc_trim
         self._usage.restype = _Usage
-        self._free_bytes = 0
+        self._least_idle_bytes = self.idle_bytes()
 
-    def free_bytes(self) -> int:
-        """Free memory of the heap, whether the system has it back or not."""
-        return int(self._usage().fordblks)
+    def idle_bytes(self) -> int:
+        """Resident memory that the library has given to nobody: free in its heap, or in Python's own,
+        which trimming does not change.
+        """
+        _, resident, shared, *_ = map(int, _STATM.read_text().split())
+        usage = self._usage()
+        return (resident - shared) * resource.getpagesize() - usage.uordblks - usage.hblkhd
 
     def trim(self) -> int:
-        """Return the memory that was freed since the last call if it is worth the walk; gives its bytes."""
-        free = self.free_bytes()
-        freed, self._free_bytes = free - self._free_bytes, min(free, self._free_bytes)
-        if freed < _WORTH_BYTES:
+        """Return idle memory to the system if it is much more than at its least; the bytes returned."""
+        idle = self.idle_bytes()
+        self._least_idle_bytes = min(idle, self._least_idle_bytes)
+        if idle - self._least_idle_bytes < _WORTH_BYTES:
             return 0
         self._trim(0)
-        self._free_bytes = self.free_bytes()
-        return freed
+        self._least_idle_bytes = self.idle_bytes()
+        return max(0, idle - self._least_idle_bytes)
 
 
 async def trim_forever() -> None:
