@@ -9,7 +9,6 @@ from math import inf
 from typing import Final
 from uuid import uuid4
 
-import aiohttp
 from aiohttp import web
 
 from quorumlog.errors import QuorumLogError
@@ -20,6 +19,7 @@ from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import MachineTimes, Ports
 from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.sessions import service_session
 from quorumlog.net.timers import Tasks, Timers, restarted
 from quorumlog.wire.bodies import ServiceHeartbeat
 from services.autorecovery.auditor import Auditor
@@ -59,9 +59,7 @@ async def running(config: Config) -> AsyncIterator[AutorecoveryParts]:
     """One auditor, a checker and some workers, at work until the end of the block."""
     name = str(uuid4())
     tasks, timers = Tasks(), Timers(asyncio.get_running_loop(), awake().time)
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
-    ) as session:
+    async with service_session() as session:
         metadata = MetadataClient(config.metadata_urls, session)
         directory = Directory(metadata.bookies)
         bookies = BookieClient(directory.address, session, failed=directory.quarantine.failed)

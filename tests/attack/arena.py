@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -41,6 +42,8 @@ PEAK_MIB_MAX: Final = 1536
 P50_TIMES_MAX: Final = 60.0
 """On two cores that the attackers share with all services; what locks others out costs hundreds."""
 LEDGER_ENTRIES: Final = 20
+FORGING: Final = re.compile(rb"POST /v1/ledgers/(\d+)/(?:entries|fence)\b")
+"""A request to a bookie that leaves a ledger there, be it only its fence."""
 JSON: Final = "application/json"
 
 
@@ -63,6 +66,8 @@ class Arena:
     log: str = "attacked"
     instance: str = ""
     """Of the first gateway: without it nobody gets into its internal routes."""
+    forged: set[tuple[str, int]] = field(default_factory=set)
+    """Ledgers that strangers made at a bookie's port, with the bookie: its alarm of them is honest."""
     _peers: Any = field(default_factory=lambda: itertools.cycle(range(2, 2 + PEERS)))
     _dead: set[str] = field(default_factory=set)
 
@@ -124,7 +129,15 @@ class Arena:
             self.find(fault[0], where + fault[1], name, data, peer)
         elif must_refuse and answer.status < 400:
             self.find(Kind.ANSWER, f"takes with {answer.status} what is no HTTP", name, data, peer)
+        elif answer.status < 300:
+            self._note_forged(name, data)
         return answer
+
+    def _note_forged(self, name: str, data: bytes) -> None:
+        """Note a ledger that a bookie has taken from a stranger, and that no gateway has made."""
+        found = FORGING.match(data) if name.startswith("bookie-") else None
+        if found is not None and int(found[1]) not in (self.ledger_id, self.closed_id):
+            self.forged.add((name, int(found[1])))
 
     async def crowd(self, jobs: Iterable[Callable[[], Awaitable[object]]]) -> None:
         """Do all of these, `WIDTH` at a time, until the time is over or a process is gone."""
@@ -166,7 +179,7 @@ class Arena:
         for name in sorted(set(self.meters.dead()) - self._dead):
             self._dead.add(name)
             self.find(Kind.LOST, f"{name} ended: {self.cluster.status(name)}")
-        for fault in self.meters.errors():
+        for fault in self.meters.errors(self.forged):
             self.find(Kind.LOG, fault)
 
     async def furnish(self) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from typing import Final
 
 import orjson
@@ -14,6 +14,8 @@ from loadtest.cluster import Cluster
 _EVERY_S: Final = 0.25
 _STORES: Final = ("postgres", "redis")
 _TRACE: Final = "Traceback (most recent call last)"
+ROW_MISSING: Final = "row-missing"
+"""A bookie's alarm: it holds a ledger that the metadata service does not know."""
 
 
 class Meters:
@@ -80,27 +82,35 @@ class Meters:
             looking.cancel()
             await asyncio.wait([looking])
 
-    def errors(self) -> list[str]:
-        """What the services' logs have had since the last call that a person must look at."""
-        return [fault for name in self.services for fault in self._errors_of(name)]
+    def errors(self, forged: Collection[tuple[str, int]] = ()) -> list[str]:
+        """What the services' logs have had since the last call that a person must look at, but for
+        alarms of forged ledgers.
+        """
+        return [fault for name in self.services for fault in self._errors_of(name, forged)]
 
-    def _errors_of(self, name: str) -> list[str]:
+    def _errors_of(self, name: str, forged: Collection[tuple[str, int]]) -> list[str]:
         text = self._cluster.log(name)
         new, self._read[name] = text[self._read[name] :], len(text)
+        ids = {ledger_id for bookie, ledger_id in forged if bookie == name}
         return [
             f"{name}: {fault}"
             for line in new.splitlines()
-            if (fault := fault_of_line(line)) is not None
+            if (fault := fault_of_line(line, ids)) is not None
         ]
 
 
-def fault_of_line(line: str) -> str | None:
-    """What is wrong in a line of a service's log; None where nothing is."""
+def fault_of_line(line: str, forged: Collection[int] = ()) -> str | None:
+    """What is wrong in a line of a service's log; None where nothing is.
+
+    `forged`: of these ledgers a bookie rightly says that they have no row.
+    """
     try:
         told = orjson.loads(line)
     except orjson.JSONDecodeError:
         return line if _TRACE in line else None
     if not isinstance(told, dict) or (told.get("level") != "ERROR" and _TRACE not in line):
+        return None
+    if told.get("event") == ROW_MISSING and told.get("ledger") in forged:
         return None
     trace = str(told.get("error") or "").strip()
     return f"{told.get('event')}: {trace.splitlines()[-1][:300] if trace else line[:300]}"

@@ -73,6 +73,14 @@ def test_errors_and_traces_in_logs_are_noticed() -> None:
     assert fault_of_line("not JSON") is None
 
 
+def test_an_alarm_of_a_forged_ledger_is_expected_and_of_no_other() -> None:
+    line = orjson.dumps({"level": "ERROR", "event": "row-missing", "ledger": 60001}).decode()
+
+    assert fault_of_line(line, {60001}) is None
+    assert fault_of_line(line, {10001}) is not None
+    assert fault_of_line(line.replace("row-missing", "entry-corrupt"), {60001}) is not None
+
+
 def test_a_stall_weighs_as_much_as_it_lasts() -> None:
     step = PACE_S * 1000
 

@@ -12,8 +12,6 @@ from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
-import aiohttp
-
 from quorumlog.errors import (
     InvalidRequest,
     OwnedByLog,
@@ -22,7 +20,6 @@ from quorumlog.errors import (
     VersionConflict,
     WriterLost,
 )
-from quorumlog.net import trace
 from quorumlog.net.awake import awake
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
@@ -31,6 +28,7 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
 from quorumlog.net.quarantine import Quarantine
 from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.sessions import service_session
 from quorumlog.net.timers import Tasks, Timers, restarted
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import LedgerMetadata, Writer
@@ -116,11 +114,7 @@ class Engine:
     async def running(cls, config: EngineConfig) -> AsyncIterator["Engine"]:
         """An engine with its connections and its background tasks."""
         tasks, timers = Tasks(), Timers(asyncio.get_running_loop(), awake().time)
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trace_configs=[trace.config()],
-        ) as session:
+        async with service_session() as session:
             metadata = MetadataClient(config.metadata_urls, session, deadline_s=config.metadata_s)
             directory = Directory(metadata.bookies, Quarantine(config.quarantine))
             bookies = BookieClient(directory.address, session, failed=directory.quarantine.failed)

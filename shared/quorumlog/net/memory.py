@@ -49,7 +49,8 @@ class Heap:
         """
         _, resident, shared, *_ = map(int, _STATM.read_text().split())
         usage = self._usage()
-        return (resident - shared) * resource.getpagesize() - usage.uordblks - usage.hblkhd
+        in_use = int(usage.uordblks + usage.hblkhd)
+        return (resident - shared) * resource.getpagesize() - in_use
 
     def trim(self) -> int:
         """Return idle memory to the system if it is much more than at its least; the bytes returned."""

@@ -32,8 +32,8 @@ from quorumlog.errors import (
     QuorumLogError,
     RouteNotFound,
 )
-from quorumlog.net import trace
 from quorumlog.net.awake import awake, awake_timeout
+from quorumlog.net.sessions import service_session
 from quorumlog.wire.bodies import (
     Body,
     Change,
@@ -113,7 +113,7 @@ class MetadataRequests:
         if self._given is not None:
             return self._given
         if self._own is None:
-            self._own = aiohttp.ClientSession(trace_configs=[trace.config()])
+            self._own = service_session()
         return self._own
 
     def _turn(self, failed: int) -> None:

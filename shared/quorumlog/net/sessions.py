@@ -1,0 +1,30 @@
+"""HTTP sessions with other services: as many connections as a busy time needs, and few again after it."""
+
+from typing import Any
+
+import aiohttp
+
+from quorumlog.net import trace
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Takes the free connection that was used last; aiohttp takes the one that was free longest.
+
+    In aiohttp's order each connection that a burst once needed gets its turn before it counts as
+    idle, so a process that always asks something (a heartbeat is enough) would keep them all.
+    """
+
+    def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
+        super()._release(key, protocol, should_close=should_close)
+        # Appended at the end; the next one is taken from the front.
+        if (free := self._conns.get(key)) is not None:
+            free.rotate()
+
+
+def service_session() -> aiohttp.ClientSession:
+    """A session for requests to other services, which carry the trace of the work they belong to."""
+    return aiohttp.ClientSession(
+        connector=_Connector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trace_configs=[trace.config()],
+    )
