@@ -98,6 +98,10 @@ FORBIDDEN: Final = (
     b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n: empty\r\n\r\n",
     b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nno colon\r\n\r\n",
     b"GET /health/live HTTP/1.1\r\n\r\n",
+    b"GET /health/live\r\n\r\n",
+    b"GET /health/live\r\nHost: 127.0.0.1\r\n\r\n",
+    b"GET /health/live HTTP/0.9\r\nHost: 127.0.0.1\r\n\r\n",
+    b"GET /health/live HTTP/2.0\r\nHost: 127.0.0.1\r\n\r\n",
     b"GET /health/live HTTP/9.9\r\nHost: 127.0.0.1\r\n\r\n",
     b"GET /health/live HTTP/1.1 extra\r\nHost: 127.0.0.1\r\n\r\n",
     b"G\0T /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
@@ -120,7 +124,6 @@ FORBIDDEN: Final = (
 """What a server must not do as if it were right (RFC 9110, RFC 9112)."""
 
 ODD: Final = (
-    b"GET /health/live\r\nHost: 127.0.0.1\r\n\r\n",
     b"GET * HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
     b"OPTIONS * HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
     b"CONNECT h:1 HTTP/1.1\r\nHost: h:1\r\n\r\n",

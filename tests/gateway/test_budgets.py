@@ -108,6 +108,22 @@ async def test_one_address_does_not_get_the_last_places_of_requests() -> None:
             assert fair.status == 201, fair
 
 
+async def test_one_address_does_not_get_the_last_places_of_long_polls() -> None:
+    path = f"{ENTRIES}?wait_ms=60000"
+    async with running(limits=Limits(waiters_max=8, peer_waiters_max=1)) as gateway:
+        await gateway.create()
+        async with strangers(gateway, 7, ask(path)):
+            await until_gauge(gateway, "waiters", 7, "seven wait")
+            async with strangers(gateway, 1, ask(path)) as ((reader, _),):
+                status, problem = await answer(reader)
+
+            assert (status, problem["code"]) == (429, "overloaded")
+            assert "PEER_WAITERS_MAX" in str(problem["detail"])
+            fair = await gateway.ask("GET", f"{ENTRIES}?wait_ms=10")
+            assert fair.status == 200, fair
+        await until_gauge(gateway, "waiters", 0, "who went away waits no more")
+
+
 PAGE = f"{ENTRIES}?limit=10000&max_bytes={64 << 20}"
 SCARCE = Limits(answers_bytes_max=32 << 20, peer_answers_bytes_max=2 << 20)
 

@@ -91,6 +91,9 @@ CASES: list[tuple[int, bytes, bytes]] = [
         b"",
     ),
     (400, b"PRI * HTTP/2.0", b"SM\r\n\r\n"),
+    (400, b"GET /v1/bookies HTTP/2.0\r\nHost: localhost", b""),
+    (400, b"GET /v1/bookies HTTP/0.9\r\nHost: localhost", b""),
+    (400, b"GET /v1/bookies", b""),
     (400, b"GET /v1/ledgers/\xd9\xa1 HTTP/1.1\r\nHost: localhost", b""),
     (400, b"GET /\xff\xff HTTP/1.1\r\nHost: localhost", b""),
     (

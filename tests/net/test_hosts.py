@@ -1,9 +1,12 @@
 """Which hosts and origins a process takes for its own."""
 
+from contextlib import nullcontext
+
 import pytest
+from aiohttp import HttpVersion
 from aiohttp.test_utils import make_mocked_request
 
-from quorumlog.errors import Forbidden, ForeignHost
+from quorumlog.errors import BadRequest, Forbidden, ForeignHost
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.service import ServiceSettings
 
@@ -45,6 +48,14 @@ def test_a_host_beyond_those_that_are_remembered_is_known_or_refused_all_the_sam
         assert is_known(hosts, "127.0.0.1:1")
         assert is_known(hosts, "127.0.0.1:1199")
         assert not is_known(hosts, "evil.example")
+
+
+@pytest.mark.parametrize("version", [(0, 9), (2, 0), (1, 0), (1, 1)])
+def test_versions_of_http_that_are_not_1_are_refused(version: tuple[int, int]) -> None:
+    request = make_mocked_request("GET", "/", version=HttpVersion(*version))
+
+    with pytest.raises(BadRequest) if version[0] != 1 else nullcontext():
+        Hosts().check(request)
 
 
 @pytest.mark.parametrize(

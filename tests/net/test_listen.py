@@ -120,6 +120,23 @@ async def test_a_second_head_that_comes_in_drips_is_cut_too(start: Start) -> Non
         assert await ended(reader) == b""
 
 
+async def test_a_head_that_begins_before_its_handler_runs_is_cut_too(start: Start) -> None:
+    listener = await start(head_timeout_s=0.2)
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=ours)
+    transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=theirs)
+    taken = listener.connection()
+
+    # In one turn, as uvloop does: the task that waits for requests has not run yet.
+    transport.set_protocol(taken)
+    taken.connection_made(transport)
+    taken.data_received(HEAD)
+
+    assert (await answer(reader))[0] == 408
+    assert await ended(reader) == b""
+    writer.close()
+
+
 async def test_an_idle_connection_is_closed(start: Start) -> None:
     listener = await start(idle_timeout_s=0.2)
 

@@ -76,3 +76,6 @@ class Limits(BaseModel):
     waiters_max: int = Field(
         default=10_000, ge=1, description="Long polls and tails at once; they cost no work."
     )
+    peer_waiters_max: int = Field(
+        default=1250, ge=1, description="Of one address, once seven eighths of all are taken."
+    )

@@ -50,7 +50,7 @@ class Metrics:
         )
         for name, text, read in (
             ("requests_in_work", "Requests in work.", lambda: room.requests.used),
-            ("waiters", "Long polls and tails.", lambda: room.waiters),
+            ("waiters", "Long polls and tails.", lambda: room.waiters.used),
             ("held_bytes", "Bodies in memory.", lambda: room.bodies.used),
             ("answers_bytes", "Answers that wait for readers.", lambda: room.answers.used),
         ):
@@ -141,8 +141,6 @@ def edge_middleware(
 
 def _admit(request: web.Request, is_draining: Callable[[], bool]) -> None:
     """Refuse a request that can't be taken now, before a byte of its body is read."""
-    if request.version < (1, 0) or (hdrs.HOST not in request.headers and request.version >= (1, 1)):
-        raise BadRequest("the request is not HTTP/1.1: it needs a version and a Host")
     if is_draining() and request.method not in _SAFE:
         raise ShuttingDown("this gateway is about to end; ask another one")
 

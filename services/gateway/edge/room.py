@@ -23,7 +23,9 @@ _KEPT: Final = web.RequestKey("kept_bytes", int)
 class Room:
     """The budgets of the edge. Invariant: whatever is taken from a budget is given back once."""
 
-    __slots__ = ("_waits", "answers", "bodies", "follows", "is_ending", "limits", "requests")
+    __slots__ = (
+        "_waits", "answers", "bodies", "follows", "is_ending", "limits", "requests", "waiters",
+    )  # fmt: skip
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -43,6 +45,9 @@ class Room:
             limits.answers_bytes_max,
             limits.peer_answers_bytes_max,
         )
+        self.waiters = Budget(
+            "long polls and tails", "WAITERS_MAX", limits.waiters_max, limits.peer_waiters_max
+        )
         self.is_ending = False
         self._waits: set[asyncio.Timeout] = set()
 
@@ -50,12 +55,14 @@ class Room:
         """The result of `work`, which only waits: meanwhile the request gives up its place among those in
         work. None if the wait was cut short because this process is about to end. Raises: Overloaded.
         """
-        if len(self._waits) >= self.limits.waiters_max:
+        peer = PEER.get()
+        try:
+            self.waiters.take(peer)
+        except Overloaded:
             if isinstance(work, Coroutine):
                 work.close()
-            raise Overloaded("too many long polls and tails (WAITERS_MAX)")
+            raise
         limit = asyncio.timeout(0 if self.is_ending else None)
-        peer = PEER.get()
         self._waits.add(limit)
         self.requests.give(peer)
         try:
@@ -67,12 +74,8 @@ class Room:
             raise
         finally:
             self._waits.discard(limit)
+            self.waiters.give(peer)
             self.requests.back(peer)
-
-    @property
-    def waiters(self) -> int:
-        """Requests that only wait."""
-        return len(self._waits)
 
     def end_waits(self) -> None:
         """End all waits, now and from now on: this process is about to end."""

@@ -12,13 +12,14 @@ from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 
-from quorumlog.errors import Forbidden, ForeignHost
+from quorumlog.errors import BadRequest, Forbidden, ForeignHost
 
 _LOOPBACK: Final = "localhost"
 _SEEN_MAX: Final = 1000
 """Spellings of allowed hosts that are remembered: loopback alone has 2^24 addresses (taste)."""
+_VERSIONS: Final = (HttpVersion11, HttpVersion10)
 _SAFE: Final = frozenset((hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS))
 
 
@@ -37,9 +38,12 @@ class Hosts:
         self._seen: set[str] = set()
 
     def check(self, request: web.BaseRequest) -> None:
-        """Refuse a request that names another host. Raises: ForeignHost."""
+        """Refuse a request that names another host. Raises: ForeignHost, BadRequest."""
+        if request.version not in _VERSIONS:
+            # aiohttp's parser accepts version 0.9, which has no headers, and 2.0, which it can't speak.
+            raise BadRequest("the request is not HTTP/1.1 or HTTP/1.0: it needs such a version")
         host = request.headers.get(hdrs.HOST)
-        # A request without Host is HTTP/1.0, which no browser sends.
+        # A request without Host is HTTP/1.0, which no browser sends: the parser refuses such HTTP/1.1.
         if host is None or host in self._seen:
             return
         if not self._allows(_name_of(host)):

@@ -191,9 +191,12 @@ class _Connection(RequestHandler):
 
     def _is_idle(self) -> bool:
         """Whether no request is being handled or about to be: a request that has just arrived has set
-        the handler's waiter, and the rest of its body may arrive before the handler runs.
+        the handler's waiter, and the rest of its body may arrive before the handler runs. The first
+        bytes of a connection may come before there is a waiter.
         """
-        return self._waiter is not None and not self._waiter.done()
+        if self._waiter is None:
+            return self._request_count == 0
+        return not self._waiter.done()
 
     def _cancel_head_timer(self) -> None:
         if self._head_timer is not None:
