@@ -60,6 +60,48 @@ async def test_a_ledger_outlives_a_bookie_that_hangs(cluster: Cluster) -> None:
         assert await contents(ledger) == sent
 
 
+async def test_a_gateway_that_stood_still_keeps_its_ledgers_and_all_bookies_their_places(
+    stores: Stores,
+) -> None:
+    """ADR 16: bookies have answered meanwhile, and what is read late is not held against them."""
+    settings = {**UNHURRIED, "SILENT_BOOKIE_S": "5"}
+    async with (
+        running(stores, bookies=4, gateways=2, environment=settings) as cluster,
+        Client(cluster.gateways[0]) as client,
+        Client(cluster.gateways[1]) as other,
+    ):
+        # Enough in flight that a moment between two stops is too short to read all answers.
+        ledgers = [await client.create_ledger() for _ in range(48)]
+        counts = [0] * len(ledgers)
+        idle = await other.create_ledger()
+        is_over = asyncio.Event()
+
+        async def append_on(number: int) -> None:
+            while not is_over.is_set():
+                assert await ledgers[number].append(bytes(64 << 10)) == counts[number]
+                counts[number] += 1
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(len(ledgers)):
+                group.create_task(append_on(number))
+            await until(lambda: min(counts) > 0, "all ledgers are written")
+            for _ in range(3):
+                cluster.pause("gateway-1")
+                # A long poll of nothing at the other gateway: longer than a bookie may be silent.
+                assert not (await idle.read(wait_ms=5500)).entries
+                cluster.resume("gateway-1")
+            before = list(counts)
+            await until(
+                lambda: all(now > was + 1 for now, was in zip(counts, before, strict=True)),
+                "all ledgers are written on",
+            )
+            is_over.set()
+
+        rows = [await ledger.info() for ledger in ledgers]
+        assert {row["state"] for row in rows} == {"OPEN"}
+        assert {len(row["fragments"]) for row in rows} == {1}
+
+
 async def test_three_bookies_suffice_after_one_of_them_died(stores: Stores) -> None:
     async with (
         running(stores, bookies=3, gateways=1, environment=UNHURRIED) as cluster,
