@@ -202,23 +202,30 @@ class Subject:
         self._is_log = path.startswith("/v1/logs/")
         self._id = "offset" if self._is_log else "entry_id"
         self._acknowledged: list[str] = []
+        self._is_complete = False
+        """No more is appended; the last append may be under way when the end is told."""
         self._seen = 0
         """The follower has seen so many, in order."""
 
     async def append_all(self) -> None:
         """Append until the end."""
-        url = f"{self._gateway}{self.path}/entries"
-        while not self._bystander.is_over:
-            text = f"{self.path}:{len(self._acknowledged)}"
-            told = await self._bystander.append(url, text.encode())
-            if told.get("entry_id", told.get("first_offset")) != len(self._acknowledged):
-                raise Noticed(f"{text} became {told}: somebody else appended, or it is there twice")
-            self._acknowledged.append(text)
-            await self._bystander.pause(PACE_S)
+        try:
+            while not self._bystander.is_over:
+                await self._append()
+                await self._bystander.pause(PACE_S)
+        finally:
+            self._is_complete = True
+
+    async def _append(self) -> None:
+        text = f"{self.path}:{len(self._acknowledged)}"
+        told = await self._bystander.append(f"{self._gateway}{self.path}/entries", text.encode())
+        if told.get("entry_id", told.get("first_offset")) != len(self._acknowledged):
+            raise Noticed(f"{text} became {told}: somebody else appended, or it is there twice")
+        self._acknowledged.append(text)
 
     async def follow(self) -> None:
         """Read what comes, through the other gateway, until all is there that was acknowledged."""
-        while not (self._bystander.is_over and self._seen >= len(self._acknowledged)):
+        while not (self._is_complete and self._seen >= len(self._acknowledged)):
             url = f"{self._other}{self.path}/entries?encoding=text&wait_ms=1000&from={self._seen}"
             async with self._bystander.lines(url) as answer:
                 if answer is None:

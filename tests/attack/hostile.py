@@ -281,7 +281,9 @@ def _turns(
 
 
 async def numbers(arena: Arena) -> None:
-    """Numbers that are none, or huge, in every parameter of every operation."""
+    """Numbers that are none, or huge, in every parameter of every operation; a share of them where
+    there are to be fewer requests.
+    """
     found = await operations(arena.cluster)
     maker = Maker(arena, arena.dice)
 
@@ -305,7 +307,8 @@ async def numbers(arena: Arena) -> None:
                 if "{" in operation.path and not _is_delicate(operation):
                     yield partial(one, operation, maker.path(operation, hostile=value), ())
 
-    await arena.crowd(each())
+    jobs = list(each())
+    await arena.crowd(arena.dice.sample(jobs, min(len(jobs), arena.requests)))
 
 
 async def framing(arena: Arena) -> None:

@@ -24,11 +24,11 @@ async def test_strangers_get_documented_answers_and_a_bystander_does_not_notice(
     cluster: Cluster,
 ) -> None:
     report = Report(seed=SEED)
-    arena = Arena(cluster, Meters(cluster), report, requests=400, seconds=600.0)
+    arena = Arena(cluster, Meters(cluster), report, requests=200, seconds=600.0)
 
     await attack(arena, CAMPAIGNS, before_s=0.5, has_bounds=False)
 
     assert not report.findings, report.page()
-    assert report.requests > 1000
+    assert report.requests > 600
     assert report.bystander["appends"] > 0
     assert report.bystander["followed"] >= report.bystander["appends"]
