@@ -35,8 +35,10 @@ REST_S: Final = 60.0
 RSS_TIMES_MAX: Final = 2.0
 RSS_SLACK_MIB: Final = 48
 """Caches that a first use fills, in processes that are small."""
-DESCRIPTORS_SLACK: Final = 64
-"""Connections between the services themselves, which come with load and stay for a while."""
+DESCRIPTORS_SLACK: Final = 32
+"""Pools that are filled at first use (of Postgres 10, of Redis), channels to bookies, segments. Connections
+that services open to each other under load are idle after it, and closed within `REST_S`.
+"""
 PEAK_MIB_MAX: Final = 1536
 """Above what a gateway had before: thrice what it may hold in bodies."""
 P50_TIMES_MAX: Final = 60.0
