@@ -32,6 +32,7 @@ LISTINGS: Final = 3
 """Of each lister, one after another."""
 MESSAGES: Final = 60
 MESSAGE_BYTES: Final = (16 << 20) - 1024
+PIECE_BYTES: Final = 256 << 10
 FLOOD_S: Final = 60.0
 
 
@@ -167,9 +168,8 @@ async def messages(arena: Arena) -> None:
             with contextlib.suppress(OSError):
                 talks.append(await stack.enter_async_context(raw.connected(address, arena.peer())))
         hello = upgrade(f"/v1/ledgers/{arena.ledger_id}/ws")
-        for _, writer in talks:
-            writer.write(hello + whole[:-1])
-        await asyncio.gather(*(_sent(writer) for _, writer in talks))
+        most = memoryview(hello + whole[:-1])
+        await asyncio.gather(*(_sent(writer, most) for _, writer in talks))
         for _, writer in talks:
             writer.write(whole[-1:])
         # Each message is no JSON: a problem comes, and the end.
@@ -177,11 +177,13 @@ async def messages(arena: Arena) -> None:
             await _ended(arena, f"gateway-{1 + number % 2}", reader, hello)
 
 
-async def _sent(writer: asyncio.StreamWriter) -> None:
-    """Wait until all is sent, as long as it goes on at all."""
+async def _sent(writer: asyncio.StreamWriter, data: memoryview) -> None:
+    """Send all, as long as it goes on at all; the attacker holds a piece of it only."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(FLOOD_S):
-            await writer.drain()
+            for start in range(0, len(data), PIECE_BYTES):
+                writer.write(data[start : start + PIECE_BYTES])
+                await writer.drain()
 
 
 async def _ended(arena: Arena, name: str, reader: asyncio.StreamReader, hello: bytes) -> None:
