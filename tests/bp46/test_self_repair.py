@@ -33,7 +33,7 @@ async def test_after_a_loss_a_bookie_fills_itself_and_takes_its_old_place(stores
             durability="deferred",
             auto_fix_cookies=True,
             # A ledger may name the incarnation between, which is gone for good: it is waited for that long.
-            lost_bookie_delay_s=10,
+            lost_bookie_delay_s=20,
         ) as cluster,
         Client(cluster.gateways[0]) as client,
         Client(cluster.gateways[1]) as other,
