@@ -83,8 +83,13 @@ def large_run(ledger_id: int, entry_id: int, size: int) -> Run:
 
 
 def broken(error: BaseException) -> None:
-    """For stores whose writer must not fail."""
-    raise AssertionError(error)
+    """For stores whose writer must not fail.
+
+    A scenario that a mutant ends by an assertion leaves its store: the last batch finds the loop closed, and nobody
+    is there to hear of it.
+    """
+    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        raise AssertionError(error)
 
 
 def opened(directory: Path, options: StoreOptions = SMALL, me: str = ME) -> Store:
