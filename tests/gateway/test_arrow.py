@@ -1,6 +1,8 @@
 """Arrow streams as bodies of appends and reads of ledgers: what is taken, and what is refused."""
 
 import struct
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -113,3 +115,35 @@ async def test_a_gateway_without_pyarrow_says_what_to_install(
     assert (read.status, read.code) == (406, "not-acceptable")
     assert "pip install 'quorumlog[arrow]'" in sent.json["detail"]
     assert "pip install 'quorumlog[arrow]'" in read.json["detail"]
+
+
+def test_memory_of_a_large_page_goes_back() -> None:
+    """In a process of its own: pyarrow's allocator is one for a process."""
+    program = """
+import ctypes, resource
+from pathlib import Path
+from services.gateway.edge import arrow
+columns = arrow._columns()
+import pyarrow as pa
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+def page():
+    values = pa.array([b"x" * 1024] * 60_000, type=pa.binary())
+    sink = pa.BufferOutputStream()
+    table = pa.table({"value": values})
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return len(sink.getvalue())
+
+before = resident()
+assert page() > 60_000_000
+ctypes.CDLL(None).malloc_trim(0)
+print((resident() - before) >> 20)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert int(done.stdout) < 100, "MiB; pyarrow's own allocator keeps 200"

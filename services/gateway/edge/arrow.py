@@ -35,9 +35,13 @@ _LOG: Final = ("value", "key", "headers", "timestamp")
 def _columns() -> ModuleType | None:
     """The module that needs pyarrow; None if pyarrow is not installed."""
     try:
-        return importlib.import_module("quorumlog.wire.columns")
+        columns = importlib.import_module("quorumlog.wire.columns")
     except ImportError:
         return None
+    # pyarrow's own allocator keeps the memory of a large page. The C library's returns it (net/memory.py).
+    pyarrow = importlib.import_module("pyarrow")
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+    return columns
 
 
 def _for_bodies() -> ModuleType:

@@ -20,7 +20,10 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 log = logging.getLogger(__name__)
 
 _ROWS_MAX: Final = 100_000
-"""A row of three members takes about 1 KiB, so at most 100 MB (measured with sys.getsizeof)."""
+"""A row of three members takes about 1 KiB, so at most 100 MB (measured with sys.getsizeof) and what clients keep
+in the rows."""
+_TEXT_BYTES_MAX: Final = 16 << 20
+"""Custom metadata of cached rows: a ledger may have 16 KiB, so 100,000 rows could hold 1.6 GB (taste)."""
 _FRESH_S: Final = 0.5
 """How long a read waits for metadata if it has an old row to fall back on (taste)."""
 _REQUESTS_MAX: Final = 32
@@ -61,6 +64,7 @@ class LedgerRows:
         self._stale: set[int] = set()
         """Rows older than a version heard of."""
         self._reads: dict[int, _PendingReads] = {}
+        self._text_bytes = 0
         self._deleted: OrderedDict[int, None] = OrderedDict()
         self._cached_until = 0.0
 
@@ -92,14 +96,18 @@ class LedgerRows:
         known = self._rows.get(row.ledger_id)
         if row.ledger_id in self._deleted or (known is not None and known.version > row.version):
             return
+        self._forget(row.ledger_id)
         self._rows[row.ledger_id] = row
-        self._rows.move_to_end(row.ledger_id)
-        self._stale.discard(row.ledger_id)
-        while len(self._rows) > _ROWS_MAX:
-            oldest, _ = self._rows.popitem(last=False)
-            self._stale.discard(oldest)
+        self._text_bytes += _text_bytes(row)
+        while len(self._rows) > _ROWS_MAX or self._text_bytes > _TEXT_BYTES_MAX:
+            self._forget(next(iter(self._rows)))
         if known is None or known.version != row.version:
             self._changed(row.ledger_id)
+
+    def _forget(self, ledger_id: int) -> None:
+        row = self._rows.pop(ledger_id, None)
+        self._text_bytes -= 0 if row is None else _text_bytes(row)
+        self._stale.discard(ledger_id)
 
     def is_deleted(self, ledger_id: int) -> bool:
         """Whether the ledger is known to be deleted."""
@@ -107,8 +115,7 @@ class LedgerRows:
 
     def deleted(self, ledger_id: int) -> None:
         """The ledger has a tombstone and never comes back (rule 17)."""
-        self._rows.pop(ledger_id, None)
-        self._stale.discard(ledger_id)
+        self._forget(ledger_id)
         self._deleted[ledger_id] = None
         if ledger_id in self._reads:
             # Its answer may come when the tombstone is remembered no more.
@@ -226,3 +233,8 @@ class ThrottledMetadata:
 def is_closed(row: LedgerMetadata) -> bool:
     """Whether the ledger's end is final."""
     return row.state is State.CLOSED
+
+
+def _text_bytes(row: LedgerMetadata) -> int:
+    """The length of what a client keeps in a row, which may be many times the rest."""
+    return sum(len(key) + len(value) for key, value in row.custom)

@@ -157,3 +157,19 @@ async def test_a_row_beyond_the_bound_is_read_again(monkeypatch: pytest.MonkeyPa
 
     assert await rows.row(ROW.ledger_id) == ROW
     assert primary.reads == 1
+
+
+async def test_what_clients_keep_in_rows_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "_TEXT_BYTES_MAX", 1000)
+    rows = rows_of(Primary(ROW))
+    text = (("key", "x" * 297),)
+
+    for ledger_id in range(1, 6):
+        rows.put(replace(ROW, ledger_id=ledger_id, custom=text))
+    rows.put(replace(ROW, ledger_id=5, version=ROW.version + 1, custom=text))
+    rows.deleted(4)
+    rows.put(replace(ROW, ledger_id=6, custom=text))
+    rows.put(replace(ROW, ledger_id=7))
+
+    cached = [ledger_id for ledger_id in range(1, 8) if rows.cached(ledger_id) is not None]
+    assert cached == [3, 5, 6, 7]
