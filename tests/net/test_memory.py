@@ -39,3 +39,24 @@ def test_memory_of_a_busy_time_between_two_looks_goes_back_each_time() -> None:
     assert min(given_back) > 100 * MIB, given_back
     assert resident_bytes() - before < 50 * MIB
     assert len(kept) == 2
+
+
+def test_memory_that_small_blocks_kept_at_a_trim_goes_back_after_them() -> None:
+    """A block of 1,000 bytes keeps its page of 4,096; the last block keeps the heap's top."""
+    try:
+        heap = Heap()
+    except (AttributeError, OSError):
+        pytest.skip("not glibc on Linux")
+    before = resident_bytes()
+
+    blocks = [bytes(1000) for _ in range(200_000)]
+    last, kept = blocks[-1], blocks[::8]
+    del blocks
+    heap.trim()
+    while_kept = resident_bytes() - before
+    del kept
+    heap.trim(0)
+
+    assert while_kept > 80 * MIB
+    assert resident_bytes() - before < 40 * MIB
+    assert len(last) == 1000

@@ -6,6 +6,7 @@ would stay as large for ever. Without glibc nothing is returned.
 
 import asyncio
 import ctypes
+import itertools
 import logging
 import resource
 from pathlib import Path
@@ -15,7 +16,11 @@ log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 5.0
 _WORTH_BYTES: Final = 32 << 20
-"""Less idle memory is not worth the walk over the whole heap (taste)."""
+"""Less idle memory is not worth the walk over the whole heap at once (taste)."""
+_LOOKS: Final = 6
+"""One look in so many, every half minute, trims whatever there is: a page that a last small block kept at an earlier trim
+becomes free by the end of that block, which adds next to nothing. Takes 9 ms for a heap of 600 MB (measured).
+"""
 _FIELDS: Final = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
     "keepcost",
@@ -52,11 +57,11 @@ class Heap:
         in_use = int(usage.uordblks + usage.hblkhd)
         return (resident - shared) * resource.getpagesize() - in_use
 
-    def trim(self) -> int:
-        """Return idle memory to the system if it is much more than at its least; the bytes returned."""
+    def trim(self, worth_bytes: int = _WORTH_BYTES) -> int:
+        """Return idle memory to the system if there is so much more than at its least; the bytes returned."""
         idle = self.idle_bytes()
         self._least_idle_bytes = min(idle, self._least_idle_bytes)
-        if idle - self._least_idle_bytes < _WORTH_BYTES:
+        if idle - self._least_idle_bytes < worth_bytes:
             return 0
         self._trim(0)
         self._least_idle_bytes = self.idle_bytes()
@@ -70,11 +75,11 @@ async def trim_forever() -> None:
     except (AttributeError, OSError):
         return
     loop = asyncio.get_running_loop()
-    while True:
+    for look in itertools.count(1):
         await asyncio.sleep(_LOOK_S)
         begun = loop.time()
         # In a thread: a large heap takes some milliseconds.
-        freed = await asyncio.to_thread(heap.trim)
-        if freed:
+        freed = await asyncio.to_thread(heap.trim, _WORTH_BYTES if look % _LOOKS else 0)
+        if freed >= _WORTH_BYTES:
             took_ms = round((loop.time() - begun) * 1000)
             log.info("memory-given-back", extra={"bytes": freed, "ms": took_ms})
