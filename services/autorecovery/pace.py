@@ -10,6 +10,7 @@ from typing import Any, Final
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.ports import AddDone
 from quorumlog.net.timers import Timers
+from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.record import Run
 
 _POLL_S: Final = 0.2
@@ -73,9 +74,10 @@ class PacedBookies:
         done: AddDone,
         *,
         recovery: bool = False,
+        row: LedgerMetadata | None = None,
     ) -> None:
         """Store a member's part of a run, in its turn."""
-        send = partial(self._bookies.add, member, ledger_key, run, done, recovery=recovery)
+        send = partial(self._bookies.add, member, ledger_key, run, done, recovery=recovery, row=row)
         self._queue.append((len(run.body), run.count, send))
         self._wake.set()
 

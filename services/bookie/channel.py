@@ -22,6 +22,7 @@ from quorumlog.protocol.replica import (
     LacAsked,
     LacTold,
     ReadAsked,
+    RowTold,
     Verdict,
 )
 from quorumlog.wire import frames
@@ -106,7 +107,7 @@ class Peer:
         self._in_flight += 1
         self._in_flight_bytes += size
         # Release the run of an add: its payload must not stay in memory until the answer.
-        asked = request._replace(run=None)
+        asked = request._replace(run=None, row=None)
 
         def answer(status: Status, lac: int, body: bytes = b"", rest: bytes = b"") -> None:
             self._answer(asked, size, status, lac, body, rest)
@@ -183,7 +184,14 @@ def dispatch(
         case Op.ADD:
             assert request.run is not None
             store.add(
-                AddAsked(member, request.run, request.ledger_key, request.recovery),
+                AddAsked(
+                    member,
+                    request.run,
+                    request.ledger_key,
+                    request.recovery,
+                    named_by=request.named_by,
+                    row=request.row,
+                ),
                 verdict,
             )
         case Op.READ:
@@ -206,3 +214,6 @@ def dispatch(
             store.ask(ledger_id, LacAsked(member), verdict)
         case Op.WRITE_LAC:
             store.ask(ledger_id, LacTold(member, request.last, request.ledger_key), verdict)
+        case Op.KEEP_ROW:
+            assert request.row is not None
+            store.ask(ledger_id, RowTold(member, request.row, request.ledger_key), verdict)

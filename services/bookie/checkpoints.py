@@ -97,8 +97,8 @@ class Checkpoints:
                 self._holdings.deleted,
             )
         except Exception as error:
-            for ledger, _ in changes:
-                ledger.checkpoint_failed()
+            for ledger, change in changes:
+                ledger.checkpoint_failed(change)
             if is_disk_full_error(error):
                 # The next checkpoint uses the reserve's room, or waits until somebody makes room.
                 self._disk.release_reserve()

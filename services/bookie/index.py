@@ -1,4 +1,4 @@
-"""The index on disk: parts and ledger rows in RocksDB. A cache that the log can rebuild.
+"""The index on disk: parts, ledger rows and copies of metadata rows in RocksDB. A cache that the log can rebuild.
 
 Why RocksDB: docs/adr/0004-index-in-rocksdb.md. Only checkpoints write, each in one flush that
 includes the log position it covers (so the two cannot disagree). The event loop reads: a lookup
@@ -15,23 +15,25 @@ import shutil
 import struct
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from rocksdict import AccessType, Options, Rdict, WriteBatch, WriteOptions
 
 from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.row_copy import RowCopy, RowName
 from services.bookie.parts import Part, decode_part
 from services.bookie.writer import Position
 
 _PART_KEY: Final = struct.Struct(">cQq")
 _LEDGER_KEY: Final = struct.Struct(">cQ")
-_ROW: Final = struct.Struct(">?32s??QqqQQQ")
+_ROW: Final = struct.Struct(">?32s??QqqQQQI")
+_COPY_KEY: Final = struct.Struct(">cQQ16s")
 _POSITION: Final = struct.Struct(">QQQ")
 
-FORMAT: Final = b"2"
-"""An index of another format is rebuilt from the log. Format 2 added deleted ledgers."""
+FORMAT: Final = b"3"
+"""An index of another format is rebuilt from the log. Format 3 added copies of metadata rows."""
 _FORMAT_KEY: Final = b"Aformat"
 _CHECKPOINT_KEY: Final = b"Acheckpoint"
 
@@ -59,6 +61,8 @@ class IndexRow(NamedTuple):
     """Width of the widest part with holes: how far back a lookup searches."""
     entry_count: int = 0
     stored_bytes: int = 0
+    copy_count: int = 0
+    """Copies of the metadata's row that are held (rule 18b)."""
 
     def encode(self) -> bytes:
         """The row as bytes."""
@@ -82,6 +86,8 @@ class IndexChange:
     parts: list[Part]
     hidden: list[int]
     """First ids of parts to remove (`parts` may contain a new part with that id)."""
+    copies: list[RowCopy] = field(default_factory=list)
+    dropped_copies: list[RowName] = field(default_factory=list)
 
 
 class Index:
@@ -142,6 +148,10 @@ class Index:
                 batch.put(_LEDGER_KEY.pack(b"D", ledger_id), b"")
             else:
                 batch.put(_LEDGER_KEY.pack(b"L", ledger_id), change.row.encode())
+            for name in change.dropped_copies:
+                batch.delete(_copy_key(ledger_id, name))
+            for copy in change.copies:
+                batch.put(_copy_key(ledger_id, copy.name), copy.body)
             for part in change.parts:
                 batch.put(_PART_KEY.pack(b"P", ledger_id, part.first), part.encode())
                 count += 1
@@ -174,6 +184,22 @@ class Index:
         try:
             value = self._db.get(_LEDGER_KEY.pack(b"L", ledger_id))
             return None if value is None else decode_row(value)
+        except Exception:
+            self._mark_suspect(was_failed=was_failed)
+            raise
+
+    def copies(self, ledger_id: int) -> Iterator[RowCopy]:
+        """The copies of a ledger's metadata row, ascending by version (rule 18b)."""
+        was_failed = self.is_failed
+        try:
+            cursor = self._db.iter()
+            prefix = _LEDGER_KEY.pack(b"R", ledger_id)
+            cursor.seek(prefix)
+            while cursor.valid() and cursor.key()[: len(prefix)] == prefix:
+                _, _, version, attempt = _COPY_KEY.unpack(cursor.key())
+                yield RowCopy(RowName(version, attempt), cursor.value())
+                cursor.next()
+            cursor.status()
         except Exception:
             self._mark_suspect(was_failed=was_failed)
             raise
@@ -252,3 +278,7 @@ class Index:
         """Close the database. The log has what RocksDB could not write."""
         with contextlib.suppress(Exception):
             self._db.close()
+
+
+def _copy_key(ledger_id: int, name: RowName) -> bytes:
+    return _COPY_KEY.pack(b"R", ledger_id, *name)

@@ -14,6 +14,7 @@ from heapq import merge
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.replica import LimboSet, Replica, RunStored
+from quorumlog.protocol.row_copy import RowCopy, RowName
 from services.bookie.index import Index, IndexChange, IndexRow
 from services.bookie.parts import Part, part_of, present_in
 
@@ -52,7 +53,9 @@ class StoredLedger:
 
     __slots__ = (
         "_cached_lookup",
+        "_copies",
         "_dirty_count",
+        "_dropped_copies",
         "_entry_count",
         "_hiding",
         "_index",
@@ -69,6 +72,7 @@ class StoredLedger:
         "read_to",
         "recent",
         "replica",
+        "row_names",
         "sparse_span",
     )
 
@@ -110,6 +114,13 @@ class StoredLedger:
             last_add_confirmed=row.last_add_confirmed,
             is_deleted=is_deleted or (found is None and index.is_deleted(ledger_id)),
         )
+        self.row_names: tuple[RowName, ...] = ()
+        """The copies of the metadata's row that are held (rule 18b)."""
+        if row.copy_count:
+            self.row_names = tuple(copy.name for copy in index.copies(ledger_id))
+        self._copies: dict[RowName, RowCopy] = {}
+        """Copies above the last checkpoint."""
+        self._dropped_copies: list[RowName] = []
         self.highest = self._indexed_highest = row.highest
         self.sparse_span = row.sparse_span
         self._entry_count = row.entry_count
@@ -223,6 +234,25 @@ class StoredLedger:
         """Discard the kept lookup, which may be outdated."""
         self._cached_lookup = None
 
+    def row_copy(self, name: RowName) -> RowCopy:
+        """A copy of the metadata's row that is held."""
+        found = self._copies.get(name)
+        if found is None:
+            found = next(copy for copy in self._index.copies(self.ledger_id) if copy.name == name)
+        return found
+
+    def keep_row_copy(self, row: RowCopy) -> None:
+        """Hold a copy of the metadata's row."""
+        if row.name not in self.row_names:
+            self.row_names = tuple(sorted((*self.row_names, row.name)))
+        self._copies[row.name] = row
+
+    def drop_row_copies(self) -> None:
+        """Hold no copy of the metadata's row any more."""
+        self._dropped_copies += self.row_names
+        self._copies.clear()
+        self.row_names = ()
+
     def drop(self) -> None:
         """Drop all entries."""
         for part in self.find(0, self.highest):
@@ -272,6 +302,7 @@ class StoredLedger:
             and not self.is_dirty
             # The index does not know yet what a checkpoint is writing: a fence, say (I13).
             and not self._is_in_checkpoint
+            and not self._copies
             and not self._waiting
             and replica.accepted_count == replica.synced_count
         )
@@ -311,6 +342,7 @@ class StoredLedger:
             self.sparse_span,
             self._entry_count + taken - sum(part.count for part in pending),
             self._stored_bytes - sum(len(part.body or b"") for part in pending),
+            len(self.row_names),
         )
 
     def change(self) -> IndexChange:
@@ -331,7 +363,10 @@ class StoredLedger:
         still = {part.first for part in kept}
         self._hiding, self.hidden = self.hidden - still, still
         row = None if self.is_deletion_synced else self.row()
-        return IndexChange(self.ledger_id, row, parts, list(self._hiding))
+        dropped, self._dropped_copies = self._dropped_copies, []
+        return IndexChange(
+            self.ledger_id, row, parts, list(self._hiding), list(self._copies.values()), dropped
+        )
 
     def checkpointed(self, change: IndexChange) -> None:
         """The checkpoint made of `change` is on disk."""
@@ -339,11 +374,14 @@ class StoredLedger:
         written = set(map(id, change.parts))
         self.recent = [part for part in self.recent if id(part) not in written]
         self._hiding = set()
+        for copy in change.copies:
+            self._copies.pop(copy.name, None)
         for part in change.parts:
             self._indexed_highest = max(self._indexed_highest, part.last)
 
-    def checkpoint_failed(self) -> None:
-        """The checkpoint made of the last `change` failed: its changes are dirty again."""
+    def checkpoint_failed(self, change: IndexChange) -> None:
+        """The checkpoint made of `change` failed: its changes are dirty again."""
+        self._dropped_copies += change.dropped_copies
         self._is_in_checkpoint = False
         self.hidden |= self._hiding
         self._hiding = set()

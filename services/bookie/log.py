@@ -60,6 +60,8 @@ class Kind(IntEnum):
     """(empty): the metadata has a tombstone; only the id is kept (rules 16a, 17)."""
     DELETED = 7
     """id i64 (each): deleted ledgers, packed by a compaction. The record head names the first."""
+    ROW = 8
+    """key | version u64 | attempt [16] (zeros: none) | body: a copy of the metadata's row (rule 18b)."""
 
 
 _KINDS: Final = frozenset(Kind)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from quorumlog.protocol.replica import Verdict
+from quorumlog.protocol.replica import RunStored, Verdict
 from services.bookie.ledger import StoredLedger
 from services.bookie.log import QueuedRecord
 from services.bookie.parts import Part
@@ -65,7 +65,7 @@ class PendingWrites:
         part = verdict.made
         assert part is None or isinstance(part, Part), "StoredLedger.accept made it"
         for record in verdict.records:
-            self.put(to_log(ledger, record, part))
+            self.put(to_log(ledger, record, part if isinstance(record, RunStored) else None))
 
     def put(self, made: QueuedRecord) -> None:
         """Queue a record of the log."""

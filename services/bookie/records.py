@@ -12,8 +12,10 @@ from quorumlog.protocol.replica import (
     LedgerFenced,
     LimboSet,
     Record,
+    RowKept,
     RunStored,
 )
+from quorumlog.protocol.row_copy import RowCopy, RowName
 from services.bookie.ledger import StoredLedger
 from services.bookie.log import KEY_BYTES, REPLACES, Kind, QueuedRecord, StoredRecord
 from services.bookie.parts import Part
@@ -21,6 +23,7 @@ from services.bookie.replay import Placed
 
 _LAC: Final = struct.Struct(">q")
 _LIMBO: Final = struct.Struct(">QB")
+_ROW: Final = struct.Struct(">Q16s")
 _ID_BYTES: Final = 8
 
 IDS_MAX: Final = 65_536
@@ -41,6 +44,9 @@ def to_log(ledger: StoredLedger, record: Record, part: Part | None) -> QueuedRec
         case LacKept():
             lac = _LAC.pack(record.last_add_confirmed)
             kind, parts = Kind.LAC, (_key(record.ledger_key), lac)
+        case RowKept(row):
+            name = _ROW.pack(*row.name)
+            kind, parts = Kind.ROW, (_key(record.ledger_key), name, row.body)
         case LimboSet():
             kind, parts = Kind.LIMBO, (_LIMBO.pack(record.counter, record.limbo),)
         case EntriesDropped():
@@ -89,6 +95,11 @@ def apply_stored(ledger: StoredLedger, placed: Placed) -> None:
         case Kind.LAC:
             (lac,) = _LAC.unpack(stored.body[KEY_BYTES:])
             ledger.replica.apply(LacKept(lac, key))
+        case Kind.ROW:
+            version, attempt = _ROW.unpack_from(stored.body, KEY_BYTES)
+            body = stored.body[KEY_BYTES + _ROW.size :]
+            copy = RowCopy(RowName(version, attempt), body)
+            ledger.replica.apply(RowKept(copy, key))
         case Kind.LIMBO:
             counter, limbo = _LIMBO.unpack(stored.body)
             ledger.replica.apply(LimboSet(counter, bool(limbo)))

@@ -24,7 +24,15 @@ from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, LacTold, ReadAsked, Verdict
+from quorumlog.protocol.replica import (
+    AddAsked,
+    FenceAsked,
+    LacAsked,
+    LacTold,
+    ReadAsked,
+    RowTold,
+    Verdict,
+)
 from services.bookie.checkpoints import Checkpoints
 from services.bookie.damage import Damages
 from services.bookie.directory import lock_directory, open_index
@@ -252,10 +260,10 @@ class Store:
     def ask(
         self,
         ledger_id: int,
-        asked: FenceAsked | LacAsked | LacTold,
+        asked: FenceAsked | LacAsked | LacTold | RowTold,
         done: Callable[[Verdict], None],
     ) -> None:
-        """Fence a ledger, or read or store its LAC; `done` is called when the answer may leave."""
+        """Fence a ledger, read or store its LAC, or keep a copy of its row; `done` is called when the answer may leave."""
         ledger = self.ledger(ledger_id)
         verdict = ledger.replica.step(asked)
         self.pending.submit(ledger, verdict)

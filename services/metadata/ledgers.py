@@ -48,7 +48,9 @@ from services.metadata.database import Connection, RowStore, listing, proven, tr
 from services.metadata.repairs import add_repairs, drop_repairs
 from services.metadata.sql import has_more, json_rest, page_of, utc
 
-_ROW: Final = f"ledger_id, version, body::text AS body, {utc('created_at')}"
+_ROW: Final = (
+    f"ledger_id, version, attempt::text AS attempt, body::text AS body, {utc('created_at')}"
+)
 _HEADS: Final = (
     "SELECT ledger_id, version, state, body -> 'writer' ->> 'id' AS writer_id FROM ledgers"
     " WHERE ledger_id = ANY($1::bigint[]) ORDER BY ledger_id"
@@ -123,12 +125,13 @@ class LedgerStore(RowStore):
         check_ledger(old.to_core(), row.to_core())
         # The condition decides; the lock above only saves the losers' work.
         record = await connection.fetchrow(
-            "UPDATE ledgers SET version = version + 1, body = $3::text::jsonb,"
+            "UPDATE ledgers SET version = version + 1, attempt = $4, body = $3::text::jsonb,"
             " changed_at = now() WHERE ledger_id = $1 AND version = $2 AND body IS NOT NULL"
             f" RETURNING {_ROW}",
             row.ledger_id,
             row.version,
             body_of(row),
+            attempt,
         )
         await record_attempt(connection, attempt, target)
         if (row.fragments, row.repairs) != (old.fragments, old.repairs):
@@ -234,7 +237,7 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
             f" WHERE {member} AND m.ledger_id > $1)"
         )
     rows = (
-        "SELECT ledger_id, version, body, created_at, body_bytes FROM ledgers l"
+        "SELECT ledger_id, version, attempt, body, created_at, body_bytes FROM ledgers l"
         f" WHERE {' AND '.join(conditions)}"
     )
     row = f"{_ROW}, {is_match} AS is_match"
@@ -243,7 +246,8 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
 
 def _json_of(record: asyncpg.Record) -> bytes:
     """A row's JSON."""
-    return b'{"ledger_id":%d,%b' % (record["ledger_id"], json_rest(record))
+    attempt = (record["attempt"] or "").encode()
+    return b'{"ledger_id":%d,"attempt":"%b",%b' % (record["ledger_id"], attempt, json_rest(record))
 
 
 def row_of(record: asyncpg.Record | None, ledger_id: int | None = None) -> LedgerRow:
@@ -259,7 +263,7 @@ def row_of(record: asyncpg.Record | None, ledger_id: int | None = None) -> Ledge
 
 def body_of(row: LedgerDraft) -> str:
     """The content of the column `body`: all fields without a column of their own."""
-    return row.model_dump_json(exclude={"ledger_id", "version", "created_at"})
+    return row.model_dump_json(exclude={"ledger_id", "version", "attempt", "created_at"})
 
 
 def conflict(current: LedgerRow) -> VersionConflict:
@@ -344,10 +348,12 @@ async def _insert(connection: Connection, request: LedgerCreateBody) -> asyncpg.
         if ledger_id is None:
             ledger_id = await connection.fetchval("SELECT next_ledger_id()")
         record = await connection.fetchrow(
-            "INSERT INTO ledgers (ledger_id, version, body) VALUES ($1, 1, $2::text::jsonb)"
+            "INSERT INTO ledgers (ledger_id, version, body, attempt)"
+            " VALUES ($1, 1, $2::text::jsonb, $3)"
             f" ON CONFLICT DO NOTHING RETURNING {_ROW}",
             ledger_id,
             body_of(request.row),
+            request.attempt,
         )
         if record is not None:
             return record

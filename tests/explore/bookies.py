@@ -12,8 +12,8 @@ from quorumlog.protocol.messages import (
     SendFence,
     SendRead,
 )
-from quorumlog.protocol.replica import AddAsked, FenceAsked, ReadAsked, Replica, Verdict
-from tests.support.replicas import HeldEntries, ask, memory_replica
+from quorumlog.protocol.replica import FenceAsked, ReadAsked, Replica, Verdict
+from tests.support.replicas import HeldEntries, add_asked, ask, memory_replica
 
 
 class Bookie:
@@ -40,9 +40,7 @@ class Bookie:
         """Judge a request and answer it; all is on disk at once."""
         match asked:
             case SendAdd(position, member, generation, run):
-                verdict = ask(
-                    self.replica, AddAsked(member, run, asked.ledger_key, recovery=asked.recovery)
-                )
+                verdict = ask(self.replica, add_asked(asked))
                 event: Event = AddAnswered(
                     position, member, generation, run.first, run.last, verdict.status
                 )

@@ -75,6 +75,10 @@ class Naming:
     def value(self, what: Any) -> Any:
         """An event or effect. Lists that have no order are sorted."""
         match what:
+            case SendAdd(row=LedgerMetadata() as row):
+                place = self.places[what.position]
+                named = self.row_value(row)
+                return replace(what, position=place, member=self.member(what.member), row=named)
             case SendAdd() | SendFence() | SendRead() | AddAnswered() | FenceAnswered():
                 place = self.places[what.position]
                 return replace(what, position=place, member=self.member(what.member))

@@ -250,7 +250,13 @@ def _written(request: frames.Request) -> bytes:
                 key,
                 request.run,
                 recovery=request.recovery,
+                named_by=request.named_by,
+                row=b"" if request.row is None else request.row.body,
             )
+        case frames.Op.KEEP_ROW:
+            assert request.row is not None
+            name, body = request.row
+            return frames.keep_row_request(number, member, ledger_id, key, name, body)
         case frames.Op.READ:
             message = frames.read_request(
                 number,

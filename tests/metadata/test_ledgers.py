@@ -26,7 +26,7 @@ async def test_a_created_row_is_read_back_as_it_was_sent(service: Service) -> No
     created = await service.client.create(DRAFT)
 
     assert await service.client.get(created.ledger_id) == created
-    assert replace(created, ledger_id=-1, created_at="") == DRAFT
+    assert replace(created, ledger_id=-1, attempt="", created_at="") == DRAFT
     assert created.created_at.endswith("Z")
 
 
@@ -96,6 +96,20 @@ async def test_a_repeated_attempt_is_applied_once(service: Service) -> None:
     assert answers == [answers[0]] * 8
     assert answers[0][0] is CasStatus.OK
     assert (await service.client.get(row.ledger_id)).version == 2
+
+
+async def test_a_row_names_the_change_that_made_it(service: Service) -> None:
+    made, changed = new_attempt(), new_attempt()
+
+    row = await service.client.create(DRAFT, attempt=made)
+    _, second = await service.client.cas(row.in_recovery(), attempt=changed)
+    _, refused = await service.client.cas(row.in_recovery())
+    (listed,), _ = await service.client.list()
+
+    assert row.attempt == made
+    assert second is not None
+    assert second.attempt == changed
+    assert second == refused == listed == await service.client.get(row.ledger_id)
 
 
 async def test_an_applied_attempt_is_answered_with_the_present_row(service: Service) -> None:

@@ -55,7 +55,8 @@ async def change_once(client: MetadataClient, row: LedgerMetadata) -> LedgerMeta
     status, now = await client.cas(wanted)
 
     assert status is CasStatus.OK
-    assert now == replace(wanted, version=row.version + 1)
+    assert now is not None
+    assert now == replace(wanted, version=row.version + 1, attempt=now.attempt)
     return now
 
 
@@ -189,7 +190,8 @@ async def test_a_change_of_unknown_outcome_is_repeated_until_it_is_settled(
         status, now = await change
 
     assert status is CasStatus.OK
-    assert now == replace(row.in_recovery(), version=2)
+    assert now is not None
+    assert now == replace(row.in_recovery(), version=2, attempt=now.attempt)
 
 
 async def test_a_change_that_was_never_sent_fails(service: Service) -> None:

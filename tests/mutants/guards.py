@@ -233,6 +233,16 @@ def forgotten(_original: Any) -> Any:
     return take
 
 
+def named_by_the_first(original: Any) -> Any:
+    """Whenever a member came, it is sent the row of the ledger's creation."""
+
+    def add(self: Slots, *args: Any) -> Any:
+        effect = original(self, *args)
+        return replace(effect, row=effect.row and replace(effect.row, version=1))
+
+    return add
+
+
 def where(*, is_recovery: bool, mutation: Any) -> Any:
     """A mutation of the slots of a recovery, or of those of a writer."""
 

@@ -35,6 +35,7 @@ from tests.mutants.guards import (
     less_coverage,
     limbo_by_name_only,
     made_anew,
+    named_by_the_first,
     one_ack_less,
     one_negative,
     read_of_the_head,
@@ -214,6 +215,14 @@ MACHINES: Final = (
         "a repeated add is ok before it is on disk",
         "rule 3",
         (Patch(Replica, "step", told_early(repeats)),),
+    ),
+    Mutant(
+        "a bookie keeps no copy of its row", "rule 18b", (Patch(Replica, "_kept_row", always(())),)
+    ),
+    Mutant(
+        "a new member is sent the row from before it came",
+        "rule 18b",
+        (Patch(Slots, "_add", named_by_the_first),),
     ),
     Mutant(
         "a negative does not wait for the adds before it",

@@ -6,9 +6,9 @@ from quorumlog.protocol import limbo
 from quorumlog.protocol.ids import member_of
 from quorumlog.protocol.messages import SendAdd
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.protocol.replica import AddAsked, Record, Replica, Verdict
+from quorumlog.protocol.replica import Record, Replica, Verdict
 from tests.explore.bookies import Bookie
-from tests.support.replicas import ask, memory_replica, replay
+from tests.support.replicas import add_asked, ask, memory_replica, replay
 
 
 class DiskBookie(Bookie):
@@ -36,8 +36,7 @@ class DiskBookie(Bookie):
 
     def take(self, asked: SendAdd) -> None:
         """It has an add in its memory; neither disk nor client hear of it yet."""
-        adds = AddAsked(asked.member, asked.run, asked.ledger_key, recovery=asked.recovery)
-        self._log.extend(ask(self.replica, adds).records)
+        self._log.extend(ask(self.replica, add_asked(asked)).records)
 
     def lose_power(self, row: LedgerMetadata) -> str:
         """It starts again with what is on disk; says how much that is. One that deferred entries is

@@ -24,7 +24,6 @@ from quorumlog.protocol.messages import (
 from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.record import Entry, Run, pack
 from quorumlog.protocol.replica import (
-    AddAsked,
     EntriesDropped,
     FenceAsked,
     LacTold,
@@ -33,12 +32,13 @@ from quorumlog.protocol.replica import (
     ReadAsked,
     Record,
     Replica,
+    RowKept,
     RunStored,
     Verdict,
 )
 from tests.support import invariants
 from tests.support.invariants import Wrong
-from tests.support.replicas import HeldEntries, memory_replica, replay
+from tests.support.replicas import HeldEntries, add_asked, memory_replica, replay
 
 Answer = Callable[[Event], None]
 
@@ -61,6 +61,8 @@ class Watcher(Protocol):
     """Who is told what became durable."""
 
     def stored(self, member: str, entries: Sequence[Entry]) -> None: ...
+
+    def copied(self, member: str, version: int) -> None: ...
 
 
 class Surroundings(Protocol):
@@ -210,25 +212,15 @@ class SimBookie:
         self._sync()
 
     def _add(self, asked: SendAdd) -> Verdict:
-        request = AddAsked(
-            asked.member,
-            asked.run,
-            asked.ledger_key,
-            recovery=asked.recovery,
-            read_only=self.is_full,
-        )
+        request = replace(add_asked(asked), read_only=self.is_full)
         verdict = self.replica.step(request)
         if not verdict.compare:
             return verdict
         held = self._held.run(verdict.compare)
         assert held is not None
         return self.replica.step(
-            AddAsked(
-                asked.member,
-                asked.run,
-                asked.ledger_key,
-                recovery=asked.recovery,
-                read_only=self.is_full,
+            replace(
+                request,
                 stored=held.where(lambda entry_id: entry_id not in self.damaged),
                 damaged=ranges_of(e for e in held.ids if e in self.damaged),
             )
@@ -291,6 +283,8 @@ class SimBookie:
                 entries.extend(record.run.entries())
                 # What is written anew is whole, whatever the disk did to an earlier copy.
                 self.damaged.difference_update(record.run.ids)
+            elif isinstance(record, RowKept) and self.world.watcher is not None:
+                self.world.watcher.copied(self.member, record.row.name.version)
             self._is_deleted |= isinstance(record, LedgerDeleted)
         if entries and self.world.watcher is not None:
             self.world.watcher.stored(self.member, entries)

@@ -58,6 +58,10 @@ class Checker:
         """The row when it became IN_RECOVERY."""
         self.held: dict[str, dict[int, int]] = {}
         """By bookie and entry: the last incarnation in which it was durable there."""
+        self.rows = {world.metadata.version: world.metadata}
+        """Each version that the row ever had."""
+        self.copies: dict[str, set[int]] = {}
+        """By member: the versions of the row of which it ever kept a copy durably."""
         self.bytes_of: dict[int, Entry] = {}
         self.recoveries: dict[str, Recovery] = {}
         self.ops: dict[int, int] = {}
@@ -134,8 +138,13 @@ class Checker:
             known = self.bytes_of.setdefault(entry.entry_id, entry)
             judged(invariants.same_bytes(member, entry.entry_id, known, entry))
 
+    def copied(self, member: str, version: int) -> None:
+        """A copy of a version of the row became durable (rule 18b)."""
+        self.copies.setdefault(member, set()).add(version)
+
     def row_changed(self, client: Client, before: LedgerMetadata, after: LedgerMetadata) -> None:
         """Judge a change of the row that was applied."""
+        self.rows[after.version] = after
         judged(
             invariants.row_is_legal(after),
             invariants.state_goes_on(before, after),
@@ -178,6 +187,9 @@ class Checker:
         for entry_id in range(first, last + 1):
             self.history.acked(self.ops[entry_id], entry_id)
         self.acknowledged_are_held(row, first)
+        if row.state is State.OPEN:
+            ids = range(first, last + 1)
+            judged(invariants.acked_keeps_its_row(row, ids, self._has_held, self._has_copy))
 
     def acknowledged_are_held(self, row: LedgerMetadata, first: int = 0) -> None:
         """I2, of the entries from `first` on."""
@@ -226,6 +238,13 @@ class Checker:
         """
         last = self.held.get(member_name(member), {}).get(entry_id, 0)
         return last >= member_incarnation(member)
+
+    def _has_copy(self, member: str, entry_id: int) -> bool:
+        """Whether a member ever kept a copy of a row that names it for an entry."""
+        return any(
+            member in (named for _, named in self.rows[version].members_of(entry_id))
+            for version in self.copies.get(member, ())
+        )
 
     def missed_is_known(self) -> None:
         """Rules 8 and 12: what a member should hold and never did is in the repair queue: all of

@@ -376,6 +376,7 @@ always = guards.always(True)
 MACHINES: Final[dict[str, Damage]] = {
     "closed_covers_acked": row(ends_early),
     "acked_reaches_quorum": wrapped(SimBookie, "_report", silent_disk),
+    "acked_keeps_its_row": wrapped(Replica, "_kept_row", guards.always(())),
     "one_payload": wrapped(SimBookie, "peek", guards.always(None)),
     "end_never_moves": row(ends_again),
     "same_bytes": wrapped(Checker, "stored", other_bytes),

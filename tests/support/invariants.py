@@ -61,6 +61,24 @@ def acked_reaches_quorum(row: LedgerMetadata, ids: Iterable[int], has_held: Held
     return None
 
 
+def acked_keeps_its_row(
+    row: LedgerMetadata, ids: Iterable[int], has_held: Held, has_copy: Held
+) -> Wrong:
+    """rule 18b: each entry that a writer acknowledges is on an ack quorum of members that keep a copy of a
+    row that names them for it. `has_copy` tells of a member and an entry.
+
+    Source: issue 16, D3: a row that lost its ensemble changes was recovered at its old members' end.
+    """
+    for entry_id in ids:
+        keepers = sum(
+            has_held(member, entry_id) and has_copy(member, entry_id)
+            for _, member in row.members_of(entry_id)
+        )
+        if keepers < row.quorum.ack_quorum:
+            return f"rule 18b: entry {entry_id} is acknowledged, {keepers} keep its row"
+    return None
+
+
 def one_payload(entry_id: int, payloads: Collection[bytes]) -> Wrong:
     """I3: an entry of a closed ledger can be read, and all its copies are the same.
 
@@ -475,6 +493,7 @@ CHECKS: Final[Sequence[Callable[..., Wrong]]] = (
     closed_covers_acked,
     deleted_takes_nothing,
     acked_reaches_quorum,
+    acked_keeps_its_row,
     one_payload,
     end_never_moves,
     same_bytes,

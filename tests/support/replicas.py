@@ -1,14 +1,16 @@
 """A bookie's rules over entries in memory: what the simulator, the explorer and tests drive."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.keyed import Keyed
+from quorumlog.protocol.messages import SendAdd
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.ranges import Ranges, contains, ranges_of
 from quorumlog.protocol.record import Entry, Run, pack
 from quorumlog.protocol.replica import AddAsked, Asked, Record, Replica, RunStored, Verdict
+from quorumlog.protocol.row_copy import RowCopy, RowName, name_of
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +19,7 @@ class HeldEntries(Keyed):
 
     entries: dict[int, Entry] = field(default_factory=dict)
     kind: DigestKind = DigestKind.NONE
+    copies: dict[RowName, RowCopy] = field(default_factory=dict)
 
     @property
     def highest(self) -> int:
@@ -37,6 +40,23 @@ class HeldEntries(Keyed):
     def drop(self) -> None:
         """Hold no entry any more."""
         self.entries.clear()
+
+    @property
+    def row_names(self) -> tuple[RowName, ...]:
+        """The copies of rows that are held."""
+        return tuple(sorted(self.copies))
+
+    def row_copy(self, name: RowName) -> RowCopy:
+        """A copy that is held."""
+        return self.copies[name]
+
+    def keep_row_copy(self, row: RowCopy) -> None:
+        """Hold a copy of a row from now on."""
+        self.copies[row.name] = row
+
+    def drop_row_copies(self) -> None:
+        """Hold no copy of a row any more."""
+        self.copies.clear()
 
     def run(self, ranges: Ranges) -> Run | None:
         """What is held of these ranges, as one run."""
@@ -59,6 +79,19 @@ def replay(me: str, records: Iterable[Record], *, is_deferred: bool = False) -> 
     return replica
 
 
+def add_asked(effect: SendAdd) -> AddAsked:
+    """What a machine sends, as a bookie hears it: with a copy of the row each time, whose body nobody reads."""
+    name = None if effect.row is None else name_of(effect.row)
+    return AddAsked(
+        effect.member,
+        effect.run,
+        effect.ledger_key,
+        recovery=effect.recovery,
+        named_by=name,
+        row=None if name is None else RowCopy(name, b""),
+    )
+
+
 def ask(replica: Replica, asked: Asked) -> Verdict:
     """One step over `HeldEntries`, with what is stored compared at once."""
     verdict = replica.step(asked)
@@ -66,13 +99,4 @@ def ask(replica: Replica, asked: Asked) -> Verdict:
         return verdict
     assert isinstance(asked, AddAsked)
     assert isinstance(replica.holdings, HeldEntries)
-    return replica.step(
-        AddAsked(
-            asked.member,
-            asked.run,
-            asked.ledger_key,
-            asked.recovery,
-            asked.read_only,
-            replica.holdings.run(verdict.compare),
-        )
-    )
+    return replica.step(replace(asked, stored=replica.holdings.run(verdict.compare)))

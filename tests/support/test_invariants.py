@@ -43,6 +43,10 @@ CASES: Final[dict[Callable[..., Wrong], tuple[Wrong, Wrong]]] = {
         invariants.acked_reaches_quorum(OPEN, range(2), on("b1@1", "b3@1")),
         invariants.acked_reaches_quorum(OPEN, range(2), on("b1@1", "b4@1")),
     ),
+    invariants.acked_keeps_its_row: (
+        invariants.acked_keeps_its_row(OPEN, range(2), on(*BOOKIES), on("b1@1", "b3@1")),
+        invariants.acked_keeps_its_row(OPEN, range(2), on("b1@1", "b2@1"), on("b1@1", "b3@1")),
+    ),
     invariants.one_payload: (
         invariants.one_payload(0, {b"a"}),
         invariants.one_payload(0, {b"a", b"b"}),

@@ -11,6 +11,7 @@ from quorumlog.protocol import record
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
+from quorumlog.protocol.row_copy import RowCopy, RowName
 from quorumlog.wire import frames
 from tests.net.peer import read_body
 
@@ -63,11 +64,24 @@ def answers(draw: st.DrawFn) -> frames.ChannelAnswer:
     )
 
 
-@given(REQUEST_IDS, MEMBERS, KEYS, runs(), st.booleans())
+NAMES = st.builds(RowName, st.integers(1, ID_MAX), st.binary(min_size=16, max_size=16))
+
+
+@given(REQUEST_IDS, MEMBERS, KEYS, runs(), st.booleans(), st.none() | NAMES, st.binary(max_size=99))
 def test_an_add_survives_the_trip(
-    request_id: int, member: str, key: bytes, run: record.Run, recovery: bool
+    request_id: int,
+    member: str,
+    key: bytes,
+    run: record.Run,
+    recovery: bool,
+    name: RowName | None,
+    copy: bytes,
 ) -> None:
-    message = frames.add_request(request_id, member, key, run, recovery=recovery)
+    row = RowCopy(name, copy) if name is not None and copy else None
+    brought = b"" if row is None else copy
+    message = frames.add_request(
+        request_id, member, key, run, recovery=recovery, named_by=name, row=brought
+    )
 
     got = frames.parse_request(message)
 
@@ -81,7 +95,21 @@ def test_an_add_survives_the_trip(
         key,
         recovery,
         run=run,
+        named_by=name,
+        row=row,
     )
+
+
+@given(REQUEST_IDS, MEMBERS, IDS, KEYS, NAMES, st.binary(min_size=1, max_size=99))
+def test_a_copy_of_a_row_survives_the_trip(
+    request_id: int, member: str, ledger_id: int, key: bytes, name: RowName, copy: bytes
+) -> None:
+    message = frames.keep_row_request(request_id, member, ledger_id, key, name, copy)
+
+    got = frames.parse_request(message)
+
+    assert (got.op, got.request_id, got.member) == (frames.Op.KEEP_ROW, request_id, member)
+    assert (got.ledger_id, got.ledger_key, got.row) == (ledger_id, key, RowCopy(name, copy))
 
 
 @given(

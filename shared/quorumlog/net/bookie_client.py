@@ -21,9 +21,11 @@ from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.ports import AddDone, LacDone, ReadDone
 from quorumlog.protocol.ids import NO_ENTRY, member_name
 from quorumlog.protocol.messages import Status
+from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.record import Run
-from quorumlog.wire import frames
+from quorumlog.protocol.row_copy import RowName, name_of
+from quorumlog.wire import frames, row_copies
 from quorumlog.wire.frames import ChannelAnswer, Op
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,9 @@ MESSAGE_BYTES_MAX: Final = 80 << 20
 _SWEEP_S: Final = 0.1
 _GOODBYE_S: Final = 0.2
 """How long to wait for the peer's answer to a close: the peer may be gone."""
+_COPIES_MAX: Final = 20_000
+"""Ledgers of which a channel remembers that the bookie has a copy of the row: as many as a gateway writes at a
+time. One beyond costs a copy more with its next add."""
 _REQUEST_COST: Final = 128
 """Bytes in flight that a request without a run counts as."""
 
@@ -117,6 +122,7 @@ class Channel:
         """The clock of deadlines: this process's own standstill is not the bookie's silence."""
         self._in_flight: tuple[dict[int, _InFlight], dict[int, _InFlight]] = ({}, {})
         """Quick requests and slow ones, by their ids."""
+        self._copies: dict[int, RowName] = {}
         self._in_flight_bytes = 0
         self._last_id = 0
         self._outbox: deque[bytes] = deque()
@@ -138,6 +144,19 @@ class Channel:
     def in_flight_bytes(self) -> int:
         """Bytes of the requests that are not answered yet."""
         return self._in_flight_bytes
+
+    def has_copy(self, ledger_id: int, name: RowName | None) -> bool:
+        """Whether the bookie acknowledged an add that brought a copy of this row, on this connection."""
+        return self._copies.get(ledger_id) == name
+
+    def note_copy(self, ledger_id: int, name: RowName, *, is_kept: bool) -> None:
+        """Note the answer to an add that this row's copy came with, or had come before."""
+        if not is_kept:
+            self._copies.pop(ledger_id, None)
+        elif self._open and self._copies.get(ledger_id) != name:
+            self._copies[ledger_id] = name
+            if len(self._copies) > _COPIES_MAX:
+                del self._copies[next(iter(self._copies))]
 
     def request(
         self, op: Op, member: str, ledger_id: int, first: int, last: int, done: Done
@@ -216,6 +235,8 @@ class Channel:
                 max_msg_size=MESSAGE_BYTES_MAX,
                 timeout=aiohttp.ClientWSTimeout(ws_close=_GOODBYE_S),
             )
+        # What restarted since may have lost what it had not synced.
+        self._copies.clear()
         self._open, self._failures, self._heard_at = True, 0, self._time()
         log.info("channel-open", extra={"bookie": self._name, "url": url})
         return socket
@@ -330,6 +351,7 @@ class BookieClient:
         self._limits = limits or ChannelLimits()
         self._channels: dict[tuple[str, bool], Channel] = {}
         """By the bookie's name, and whether it is for reads: adds must not wait behind their answers."""
+        self._copied: tuple[LedgerMetadata, bytes] | None = None
 
     def channels(self) -> dict[str, bool]:
         """The bookies that were asked so far, and whether their connection stands."""
@@ -350,18 +372,30 @@ class BookieClient:
         done: AddDone,
         *,
         recovery: bool = False,
+        row: LedgerMetadata | None = None,
     ) -> None:
-        """Store a member's part of a run."""
+        """Store a member's part of a run. `row` names the member, which keeps a copy (rule 18b)."""
         channel = self._channel(member)
+        name, copy = None if row is None else name_of(row), b""
+        if row is not None and not channel.has_copy(run.ledger_id, name):
+            copy = self._copy_of(row)
+
+        def settle(answer: ChannelAnswer) -> None:
+            if name is not None:
+                channel.note_copy(run.ledger_id, name, is_kept=answer.status is Status.OK)
+            done(answer.status)
+
         request = channel.request(
             Op.ADD,
             member,
             run.ledger_id,
             run.first,
             run.last,
-            lambda answer: done(answer.status),
+            settle,
         )
-        message = frames.add_request(request.request_id, member, ledger_key, run, recovery=recovery)
+        message = frames.add_request(
+            request.request_id, member, ledger_key, run, recovery=recovery, named_by=name, row=copy
+        )
         request.size = len(message)
         channel.send(request, message, is_slow=True)
 
@@ -388,6 +422,23 @@ class BookieClient:
             Op.WRITE_LAC, member, ledger_id, NO_ENTRY, lac, lambda _answer: None
         )
         message = frames.write_lac_request(request.request_id, member, ledger_id, lac, ledger_key)
+        channel.send(request, message, is_slow=True)
+
+    def keep_row(self, member: str, ledger_key: bytes, row: LedgerMetadata, done: AddDone) -> None:
+        """Have a member keep a copy of a ledger's row (rule 18b)."""
+        channel = self._channel(member)
+        request = channel.request(
+            Op.KEEP_ROW,
+            member,
+            row.ledger_id,
+            NO_ENTRY,
+            NO_ENTRY,
+            lambda answer: done(answer.status),
+        )
+        message = frames.keep_row_request(
+            request.request_id, member, row.ledger_id, ledger_key, name_of(row), self._copy_of(row)
+        )
+        request.size = len(message)
         channel.send(request, message, is_slow=True)
 
     def read(
@@ -422,6 +473,12 @@ class BookieClient:
             from_disk=from_disk,
         )
         channel.send(request, message, is_slow=fence_key is not None or from_disk)
+
+    def _copy_of(self, row: LedgerMetadata) -> bytes:
+        """The copy of a row; the members of a ledger get theirs one after another."""
+        if self._copied is None or self._copied[0] is not row:
+            self._copied = row, row_copies.encode(row)
+        return self._copied[1]
 
     def _channel(self, member: str, *, is_for_reads: bool = False) -> Channel:
         name = member_name(member)

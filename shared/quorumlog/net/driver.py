@@ -131,6 +131,7 @@ class Driver:
                     effect.run,
                     partial(self._add_done, effect),
                     recovery=effect.recovery,
+                    row=effect.row,
                 )
             case StartTimer(timer, tag):
                 delay_s = self._ports.times.of(timer)

@@ -31,8 +31,9 @@ class BookiesPort(Protocol):
         done: AddDone,
         *,
         recovery: bool = False,
+        row: LedgerMetadata | None = None,
     ) -> None:
-        """Store a member's part of a run."""
+        """Store a member's part of a run. `row` names the member, which keeps a copy (rule 18b)."""
         ...
 
     def fence(self, member: str, ledger_id: int, ledger_key: bytes, done: LacDone) -> None:

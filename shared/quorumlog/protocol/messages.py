@@ -66,7 +66,8 @@ class Timer(Enum):
 class SendAdd:
     """Ask a member to store its part of a run. Answered by AddAnswered.
 
-    `recovery` adds pass the fence and replace a copy that fails its CRC (rules 2 and 12).
+    `recovery` adds pass the fence and replace a copy that fails its CRC (rules 2 and 12). `row` names the member:
+    the member keeps a copy of it before it acknowledges the run (rule 18b). None: a recovery add.
     """
 
     position: int
@@ -75,6 +76,7 @@ class SendAdd:
     run: Run
     ledger_key: bytes
     recovery: bool = False
+    row: LedgerMetadata | None = None
 
 
 @dataclass(frozen=True, slots=True)

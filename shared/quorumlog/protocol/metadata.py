@@ -72,6 +72,9 @@ class LedgerMetadata:
     digest: DigestKind
     fragments: tuple[Fragment, ...]
     version: int = 1
+    attempt: str = ""
+    """The token of the change that made this version (rule 6): versions of two lines of history may be
+    equal, tokens are not (rule 18a). Empty where the store keeps none."""
     state: State = State.OPEN
     last_entry: int | None = None
     length: int | None = None

@@ -24,6 +24,7 @@ from quorumlog.protocol.keyed import IsKeyed, Keyed
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.ranges import Ranges, complement, contains, ranges_of
 from quorumlog.protocol.record import Run
+from quorumlog.protocol.row_copy import RowCopy, RowName
 
 # --- what is asked -----------------------------------------------------------------------------
 
@@ -43,6 +44,10 @@ class AddAsked:
     read_only: bool = False
     stored: Run | None = None
     damaged: Ranges = ()
+    named_by: RowName | None = None
+    """The row that names this bookie for the run; None for a recovery add."""
+    row: RowCopy | None = None
+    """A copy of that row. None: the sender had an answer to an add that brought it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,16 @@ class LacTold:
     ledger_key: bytes
 
 
-Asked = AddAsked | FenceAsked | ReadAsked | LacAsked | LacTold
+@dataclass(frozen=True, slots=True)
+class RowTold:
+    """Keep a copy of the ledger's row (rule 18b): it was closed, or repaired, and no add brings the copy."""
+
+    member: str
+    row: RowCopy
+    ledger_key: bytes
+
+
+Asked = AddAsked | FenceAsked | ReadAsked | LacAsked | LacTold | RowTold
 
 
 # --- what is written ---------------------------------------------------------------------------
@@ -98,6 +112,14 @@ class RunStored:
     run: Run
     ledger_key: bytes
     replaces: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RowKept:
+    """A copy of the ledger's row (rule 18b). Copies of other rows stay beside it."""
+
+    row: RowCopy
+    ledger_key: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +169,7 @@ class LedgerDeleted:
     """
 
 
-Record = RunStored | LedgerFenced | LacKept | LimboSet | EntriesDropped | LedgerDeleted
+Record = RunStored | RowKept | LedgerFenced | LacKept | LimboSet | EntriesDropped | LedgerDeleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +207,19 @@ class Holdings(Protocol):
 
     def drop(self) -> None:
         """Hold no entry any more."""
+
+    @property
+    def row_names(self) -> tuple[RowName, ...]:
+        """The copies of the ledger's rows that are held."""
+
+    def row_copy(self, name: RowName) -> RowCopy:
+        """A copy that is held."""
+
+    def keep_row_copy(self, row: RowCopy) -> None:
+        """Hold a copy of a row from now on."""
+
+    def drop_row_copies(self) -> None:
+        """Hold no copy of a row any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -231,6 +266,8 @@ class Replica(Keyed):
                 return self._lac_asked(asked)
             case LacTold():
                 return self._lac_told(asked)
+            case RowTold():
+                return self._row_told(asked)
 
     def synced(self, count: int) -> None:
         """The first `count` records of this ledger are on disk."""
@@ -291,6 +328,9 @@ class Replica(Keyed):
             records.append(LacKept(self.last_add_confirmed, self.ledger_key))
         if self._limbo_counter:
             records.append(self.limbo)
+        for name in self.holdings.row_names:
+            assert self.ledger_key is not None, "a copy carries the key"
+            records.append(RowKept(self.holdings.row_copy(name), self.ledger_key))
         return Verdict(Status.OK, self._accepted(len(records)), records=tuple(records))
 
     def apply(self, record: Record) -> object:
@@ -305,6 +345,9 @@ class Replica(Keyed):
                 lac = record.run.last_add_confirmed
                 self.last_add_confirmed = max(self.last_add_confirmed, lac)
                 return self.holdings.accept(record)
+            case RowKept():
+                self.ledger_key = record.ledger_key
+                self.holdings.keep_row_copy(record.row)
             case LedgerFenced():
                 self.ledger_key = record.ledger_key
                 self.is_fenced = True
@@ -323,6 +366,7 @@ class Replica(Keyed):
             case LedgerDeleted():
                 self.is_deleted = True
                 self.holdings.drop()
+                self.holdings.drop_row_copies()
         return None
 
     def restore(
@@ -375,6 +419,14 @@ class Replica(Keyed):
         """
         return not asked.recovery and self._is_older(asked.member)
 
+    def _lacks_row(self, asked: AddAsked) -> bool:
+        """An entry whose member has no copy of the row that names it is lost with the row (rule 18b)."""
+        name = asked.named_by
+        if asked.recovery or name is None or asked.row is not None:
+            return False
+        # A later copy may have taken the place of this one.
+        return all(kept.version < name.version for kept in self.holdings.row_names)
+
     def _may_say_no(self, member: str) -> bool:
         """No negative about what may have been lost (I27, X4)."""
         return not (self.is_limbo or self._is_older(member))
@@ -417,6 +469,8 @@ class Replica(Keyed):
             return self._refused(Status.FENCED, self._fence_number)
         if self._is_limbo_in_the_way(asked):
             return self._refused(Status.NOT_MINE)
+        if self._lacks_row(asked):
+            return self._refused(Status.UNKNOWN)
         held = self._held_of(run)
         if held and asked.stored is None and not asked.damaged:
             return Verdict(Status.UNKNOWN, compare=held)
@@ -432,16 +486,25 @@ class Replica(Keyed):
             if unread and not asked.recovery:
                 return self._refused(Status.UNKNOWN)
             lacking = run.where(lambda e: readable is None or readable.index(e) is None)
-        if lacking is None:
-            return Verdict(Status.OK, self._after_entries(), self.last_add_confirmed)
-        if asked.read_only and not asked.recovery:
+        if lacking is not None and asked.read_only and not asked.recovery:
             return self._refused(Status.READ_ONLY)
-        record = RunStored(lacking, asked.ledger_key, bool(asked.damaged))
-        made = self.apply(record)
-        self._accepted(1)
+        records = self._kept_row(asked)
+        made: object = None
+        if lacking is not None:
+            record = RunStored(lacking, asked.ledger_key, bool(asked.damaged))
+            made = self.apply(record)
+            self._accepted(1)
+            records = (*records, record)
         return Verdict(
-            Status.OK, self._after_entries(), self.last_add_confirmed, records=(record,), made=made
+            Status.OK, self._after_entries(), self.last_add_confirmed, records, made=made
         )
+
+    def _kept_row(self, asked: AddAsked) -> tuple[Record, ...]:
+        """Keep a copy that is new here; it is on disk with the entries (rule 18b)."""
+        row = asked.row
+        if row is None or row.name in self.holdings.row_names:
+            return ()
+        return self._took(RowKept(row, asked.ledger_key)).records
 
     def _fence_asked(self, asked: FenceAsked) -> Verdict:
         if self._is_foreign(asked.member):
@@ -494,6 +557,16 @@ class Replica(Keyed):
         if asked.last_add_confirmed <= self.last_add_confirmed:
             return Verdict(Status.OK, self.accepted_count, self.last_add_confirmed)
         return self._took(LacKept(asked.last_add_confirmed, asked.ledger_key))
+
+    def _row_told(self, asked: RowTold) -> Verdict:
+        """Neither fence nor limbo is in the way: a copy says nothing about entries."""
+        if self._is_foreign(asked.member):
+            return self._refused(Status.NOT_MINE)
+        if self._is_wrong_key(asked.ledger_key):
+            return self._refused(Status.WRONG_KEY)
+        if asked.row.name in self.holdings.row_names:
+            return Verdict(Status.OK, self.accepted_count, self.last_add_confirmed)
+        return self._took(RowKept(asked.row, asked.ledger_key))
 
     def _fence(self, ledger_key: bytes) -> tuple[Record, ...]:
         if self.is_fenced:

@@ -51,6 +51,9 @@ class Slots(Keyed):
     """What members lack of what is confirmed, until a change of the row tells it (rule 8)."""
     armed: frozenset[Timer] = frozenset()
     """Timers that have not fired: there is one of each kind."""
+    row: LedgerMetadata | None = None
+    """The row that names these members, which each of them keeps a copy of before it acknowledges an entry
+    (rule 18b). None in a recovery: metadata names its members with the close only (rule 12)."""
     _ledger_key: bytes = b""
     _generation: int = -1
     _generations: tuple[int, ...] = ()
@@ -68,6 +71,7 @@ class Slots(Keyed):
         self.members = row.last_fragment.bookies
         self.down = down
         self.suspects = frozenset()
+        self.row = None if self.is_recovery else row
         self._ledger_key = row.ledger_key
         self._generation += 1
         self._generations = (self._generation,) * size
@@ -94,6 +98,7 @@ class Slots(Keyed):
             part_of(run, self.window.quorum, position),
             self._ledger_key,
             self.is_recovery,
+            self.row,
         )
 
     def _ask(self, mask: int, *, first: int, is_anew: bool) -> list[SendAdd]:

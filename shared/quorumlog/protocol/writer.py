@@ -351,6 +351,7 @@ class Writer(Keyed):
             if self.state is WriterState.ENDING and task.first <= last:
                 # Confirmed while the change was not settled; no run is left to send again.
                 self._slots.add_missed((MissedRange(members[position], task.first, last),))
+        self._slots.row = row
         self._out += self._slots.replace(task.replaced, members, first=task.first)
 
     # --- metadata ----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ are no integers, and unknown fields are refused. The gateway's public bodies are
 import base64
 import binascii
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import (
@@ -190,16 +191,19 @@ class LedgerRow(LedgerDraft):
 
     ledger_id: LedgerId
     version: Version
+    attempt: Attempt | Literal[""] = ""
+    """The token of the change that made this version; empty for a row from before tokens were kept."""
     created_at: Text = ""
 
     def to_core(self) -> LedgerMetadata:
         """The protocol's value."""
-        return self.core(ledger_id=self.ledger_id, version=self.version, created_at=self.created_at)
+        core = self.core(ledger_id=self.ledger_id, version=self.version, created_at=self.created_at)
+        return replace(core, attempt=self.attempt)
 
     @classmethod
     def from_core(cls, core: LedgerMetadata) -> "LedgerRow":
         """The row that carries a protocol value."""
-        fields = fields_of(core, ("ledger_id", "version", "created_at"))
+        fields = fields_of(core, ("ledger_id", "version", "attempt", "created_at"))
         return body_of(cls, _draft_fields(core) | fields)
 
 

@@ -7,11 +7,14 @@ message can be trusted, the request id included.
 Request, one per message:
     op u8 | flags u8 | 0 u16 | crc32c u32 | request id u64 | ledger i64 | first i64 | last i64
     | size of member u8 | member (name@incarnation that is asked) | then by op:
-    ADD        ledger key [32] | run
+    ADD        ledger key [32] | with flag 4, the row that names the member (rule 18b): version u64
+               | attempt [16] (zeros: none) | size u32 (0: the member was sent a copy before) | copy of the row
+               | run
     READ       ledger key [32] (zeros when not fencing) | bytes max u32
     FENCE      ledger key [32]
     READ_LAC   nothing
     WRITE_LAC  ledger key [32]; the value is `last`
+    KEEP_ROW   ledger key [32] | version u64 | attempt [16] | size u32 | copy of the row
 The CRC covers the whole message but itself.
 
 Answers, many per message:
@@ -31,6 +34,7 @@ import google_crc32c
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import BadRun, Run
+from quorumlog.protocol.row_copy import RowCopy, RowName
 
 KEY_BYTES: Final = 32
 NO_KEY: Final = bytes(KEY_BYTES)
@@ -41,6 +45,7 @@ _REST: Final = struct.Struct(">QqqqB")
 _ANSWER: Final = struct.Struct(">BBHQqqqqI")
 _U32: Final = struct.Struct(">I")
 _RANGE: Final = struct.Struct(">qq")
+_ROW: Final = struct.Struct(">Q16sI")
 
 _LARGE_BYTES: Final = 64 * 1024
 """Bodies above this size are sent by themselves: joining them with others would copy them again."""
@@ -49,6 +54,7 @@ _CRC_STEP_BYTES: Final = 64 * 1024
 """The CRC function takes no view, so a message is copied for it in steps, which fit a core's cache."""
 
 _RECOVERY: Final = 1
+_NAMED: Final = 4
 _FENCING: Final = 1
 _FROM_DISK: Final = 2
 
@@ -61,10 +67,12 @@ class Op(IntEnum):
     FENCE = 3
     READ_LAC = 4
     WRITE_LAC = 5
+    KEEP_ROW = 6
 
 
 _OPS: Final = dict(enumerate(Op, start=1))
-_FLAGS_MAX: Final = (0, _RECOVERY, _FENCING | _FROM_DISK, 0, 0, 0)
+_FLAGS_MAX: Final = (0, _RECOVERY | _NAMED, _FENCING | _FROM_DISK, 0, 0, 0, 0)
+_WITH_BODY: Final = (Op.ADD, Op.KEEP_ROW)
 _STATUSES: Final = tuple(Status)
 _STATUS_BYTES: Final = {status: index for index, status in enumerate(Status)}
 
@@ -88,6 +96,8 @@ class Request(NamedTuple):
     bytes_max: int = 0
     run: Run | None = None
     from_disk: bool = False
+    named_by: RowName | None = None
+    row: RowCopy | None = None
 
 
 class ChannelAnswer(NamedTuple):
@@ -120,9 +130,19 @@ def add_request(
     run: Run,
     *,
     recovery: bool = False,
+    named_by: RowName | None = None,
+    row: bytes = b"",
 ) -> bytes:
-    """ADD: store these entries. Recovery adds, which repair sends too, pass the fence (rule 2)."""
+    """ADD: store these entries. Recovery adds, which repair sends too, pass the fence (rule 2).
+
+    `named_by` is the row that names the member; `row` a copy of it, empty where the member acknowledged an add
+    that brought it (rule 18b).
+    """
     flags = _RECOVERY if recovery else 0
+    tail = _checked_key(ledger_key)
+    if named_by is not None:
+        flags |= _NAMED
+        tail += _ROW.pack(*named_by, len(row)) + row
     return _request(
         Op.ADD,
         flags,
@@ -131,7 +151,7 @@ def add_request(
         run.first,
         run.last,
         member,
-        _checked_key(ledger_key),
+        tail,
         run.body,
     )
 
@@ -177,6 +197,14 @@ def write_lac_request(
     )
 
 
+def keep_row_request(
+    request_id: int, member: str, ledger_id: int, ledger_key: bytes, name: RowName, row: bytes
+) -> bytes:
+    """KEEP_ROW: keep this copy of the ledger's row durably (rule 18b)."""
+    tail = _checked_key(ledger_key) + _ROW.pack(*name, len(row))
+    return _request(Op.KEEP_ROW, 0, request_id, ledger_id, NO_ENTRY, NO_ENTRY, member, tail, row)
+
+
 def parse_request(message: bytes) -> Request:
     """The request in a message. Raises BadFrame.
 
@@ -192,7 +220,7 @@ def parse_request(message: bytes) -> Request:
     tail_at = at if op is Op.READ_LAC else at + KEY_BYTES
     body_at = tail_at + 4 if op is Op.READ else tail_at
     length = len(message)
-    if length < body_at or (length != body_at and op is not Op.ADD):
+    if length < body_at or (length != body_at and op not in _WITH_BODY):
         raise BadFrame("a request of the wrong size")
     body = message[body_at:]
     if crc != google_crc32c.extend(google_crc32c.value(message[:4] + message[8:body_at]), body):
@@ -203,10 +231,14 @@ def parse_request(message: bytes) -> Request:
         raise BadFrame("a request of negative ids")
     head = (op, request_id, ledger_id, first, last, member, key)
     if op is Op.ADD:
+        named_by: RowName | None = None
+        row: RowCopy | None = None
+        if flags & _NAMED:
+            named_by, row, body = _named(body)
         run = _run(body)
         if run.ledger_id != ledger_id or run.first != first or run.last != last:
             raise BadFrame("an add whose run is of another range")
-        return Request(*head, recovery=flags & _RECOVERY != 0, run=run)
+        return Request(*head, recovery=flags & _RECOVERY != 0, run=run, named_by=named_by, row=row)
     if op is Op.READ:
         if not 0 <= first <= last:
             raise BadFrame(f"a read of {first}..{last}")
@@ -217,6 +249,11 @@ def parse_request(message: bytes) -> Request:
             bytes_max=bytes_max,
             from_disk=flags & _FROM_DISK != 0,
         )
+    if op is Op.KEEP_ROW:
+        name, copy, rest = _named(body)
+        if copy is None or rest:
+            raise BadFrame("a copy of a row of the wrong size")
+        return Request(*head, named_by=name, row=copy)
     return Request(*head)
 
 
@@ -351,6 +388,18 @@ def _member(name: bytes) -> str:
         return name.decode()
     except UnicodeDecodeError as error:
         raise BadFrame("a member's name is not UTF-8") from error
+
+
+def _named(body: bytes) -> tuple[RowName, RowCopy | None, bytes]:
+    """The row that an ADD names, the copy of it that the ADD brings, and the rest."""
+    if len(body) < _ROW.size:
+        raise BadFrame("an add is cut short")
+    version, attempt, size = _ROW.unpack_from(body)
+    end = _ROW.size + size
+    if end > len(body):
+        raise BadFrame("an add is cut short")
+    name = RowName(version, attempt)
+    return name, RowCopy(name, body[_ROW.size : end]) if size else None, body[end:]
 
 
 def _run(body: bytes) -> Run:

@@ -24,6 +24,7 @@ from quorumlog.protocol.replica import (
     LacTold,
     ReadAsked,
     Replica,
+    RowTold,
     Verdict,
 )
 from quorumlog.wire.bodies import BookieHeartbeat, Cookie
@@ -102,7 +103,15 @@ def _judge(replica: Replica, request: Request) -> Verdict:
     match request.op:
         case Op.ADD:
             assert request.run is not None
-            return ask(replica, AddAsked(member, request.run, key, request.recovery))
+            asked = AddAsked(
+                member,
+                request.run,
+                key,
+                request.recovery,
+                named_by=request.named_by,
+                row=request.row,
+            )
+            return ask(replica, asked)
         case Op.READ:
             first, last = request.first, request.last
             return replica.step(ReadAsked(member, first, last, request.fence, key))
@@ -112,6 +121,9 @@ def _judge(replica: Replica, request: Request) -> Verdict:
             return replica.step(LacAsked(member))
         case Op.WRITE_LAC:
             return replica.step(LacTold(member, request.last, key))
+        case Op.KEEP_ROW:
+            assert request.row is not None
+            return replica.step(RowTold(member, request.row, key))
 
 
 @dataclass

@@ -232,3 +232,6 @@ class _OfLedger:
 
     def stored(self, member: str, entries: Sequence[Entry]) -> None:
         self._judge.stored(self._ledger_id, member, entries)
+
+    def copied(self, member: str, version: int) -> None:
+        """The machines' own simulation judges these (tests/sim/checker.py)."""

@@ -28,6 +28,7 @@ from quorumlog.protocol.messages import (
     SendRead,
     Status,
 )
+from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges, contains
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import LacAsked, LacTold
@@ -314,8 +315,9 @@ class Bookies:
         done: AddDone,
         *,
         recovery: bool = False,
+        row: LedgerMetadata | None = None,
     ) -> None:
-        asked = SendAdd(0, member, 0, run, ledger_key, recovery)
+        asked = SendAdd(0, member, 0, run, ledger_key, recovery, row)
 
         def hear(event: Event | None) -> None:
             done(event.status if isinstance(event, AddAnswered) else Status.UNKNOWN)

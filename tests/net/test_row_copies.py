@@ -1,0 +1,154 @@
+"""Rule 18b at the sender: the copy of a row rides on adds until the bookie acknowledged one that brought it."""
+
+import asyncio
+import hashlib
+from dataclasses import replace
+
+import pytest
+from aiohttp import web
+
+from quorumlog.net import bookie_client
+from quorumlog.net.bookie_client import BookieClient
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.row_copy import RowCopy, name_of
+from quorumlog.wire import row_copies
+from quorumlog.wire.frames import Request
+from tests.net.peer import ok, peer, well
+from tests.net.test_bookie_client import KEY, MEMBER, client, run_of
+from tests.support.waiting import until, within
+
+ROW = LedgerMetadata(
+    1,
+    Quorum(1, 1, 1),
+    DigestKind.HMAC_SHA256,
+    (Fragment(0, (MEMBER,)),),
+    attempt="00000000-0000-4000-8000-000000000001",
+    ledger_key=KEY,
+    mac_key=b"m" * 32,
+    access_key=b"s" * 16 + b"a" * 32,
+    custom=(("topic", "prices"),),
+    log="orders",
+)
+CHANGED = replace(ROW, version=2, attempt="00000000-0000-4000-8000-000000000002")
+
+
+async def add(bookies: BookieClient, row: LedgerMetadata | None = ROW, first: int = 0) -> Status:
+    answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+    run = run_of(first, 1 if row is None else row.ledger_id)
+    bookies.add(MEMBER, KEY, run, answered.set_result, recovery=row is None, row=row)
+    async with within("it is answered"):
+        return await answered
+
+
+def brought(requests: list[Request]) -> list[bool]:
+    """Whether each of these adds brought a copy."""
+    return [request.row is not None for request in requests]
+
+
+async def test_a_copy_comes_with_the_first_add_and_names_its_row() -> None:
+    async with peer() as bookie, client(bookie.url) as bookies:
+        assert await add(bookies) is Status.OK
+        assert await add(bookies, first=1) is Status.OK
+
+    assert bookie.seen[0].row == RowCopy(name_of(ROW), row_copies.encode(ROW))
+    assert bookie.seen[1].row is None
+    assert [request.named_by for request in bookie.seen] == [name_of(ROW)] * 2
+
+
+async def test_adds_before_the_first_answer_bring_the_copy_too() -> None:
+    async def late(request: Request, socket: web.WebSocketResponse) -> None:
+        if request.first == 2:
+            for one in bookie.seen:
+                await socket.send_bytes(ok(one))
+
+    async with peer() as bookie, client(bookie.url) as bookies:
+        bookie.behave = late
+
+        await asyncio.gather(*[add(bookies, first=first) for first in range(3)])
+
+    assert brought(bookie.seen) == [True] * 3
+
+
+async def test_another_row_is_brought_anew() -> None:
+    async with peer() as bookie, client(bookie.url) as bookies:
+        for row in (ROW, CHANGED, CHANGED, replace(ROW, ledger_id=2)):
+            await add(bookies, row)
+
+    assert brought(bookie.seen) == [True, True, False, True]
+
+
+async def test_a_refusal_brings_the_copy_again() -> None:
+    async def refuses(request: Request, _socket: web.WebSocketResponse) -> bytes:
+        return ok(request, Status.UNKNOWN if len(bookie.seen) == 2 else Status.OK)
+
+    async with peer() as bookie, client(bookie.url) as bookies:
+        bookie.behave = refuses
+        for _ in range(4):
+            await add(bookies)
+
+    assert brought(bookie.seen) == [True, False, True, False]
+
+
+async def test_a_new_connection_brings_the_copy_again() -> None:
+    async def cuts(request: Request, _socket: web.WebSocketResponse) -> bytes | None:
+        if len(bookie.seen) == 2:
+            bookie.behave = well
+            await bookie.cut()
+        return ok(request)
+
+    async with peer() as bookie, client(bookie.url) as bookies:
+        bookie.behave = cuts
+        await add(bookies)
+        await add(bookies)
+
+        async def is_ok() -> bool:
+            return await add(bookies) is Status.OK
+
+        await until(is_ok, "the channel is connected again")
+
+    assert bookie.connections == 2
+    assert brought(bookie.seen)[:3] == [True, False, True]
+
+
+async def test_a_recovery_add_names_no_row() -> None:
+    async with peer() as bookie, client(bookie.url) as bookies:
+        await add(bookies, None)
+
+    assert bookie.seen[0].named_by is None
+    assert bookie.seen[0].row is None
+
+
+async def test_a_copy_is_sent_without_an_add() -> None:
+    answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+    async with peer() as bookie, client(bookie.url) as bookies:
+        bookies.keep_row(MEMBER, KEY, ROW, answered.set_result)
+        async with within("it is answered"):
+            status = await answered
+
+    assert status is Status.OK
+    assert bookie.seen[0].row == RowCopy(name_of(ROW), row_copies.encode(ROW))
+    assert bookie.seen[0].ledger_key == KEY
+
+
+async def test_a_ledger_beyond_the_remembered_ones_brings_its_copy_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bookie_client, "_COPIES_MAX", 1)
+    async with peer() as bookie, client(bookie.url) as bookies:
+        for ledger_id in (1, 2, 1, 1):
+            await add(bookies, replace(ROW, ledger_id=ledger_id))
+
+    assert brought(bookie.seen) == [True, True, True, False]
+
+
+def test_a_copy_holds_all_of_a_row_but_its_secrets() -> None:
+    copy = row_copies.encode(ROW)
+    told = row_copies.decode(copy)
+
+    assert told.row.to_core() == replace(ROW, ledger_key=b"", mac_key=b"", access_key=b"")
+    assert told.salt == b"s" * 16
+    assert told.access_digest == hashlib.sha256(ROW.access_key).digest()
+    for secret in (ROW.ledger_key, ROW.mac_key, ROW.access_key):
+        assert secret not in copy
