@@ -3,6 +3,9 @@
 A time in seconds says little on a shared machine, so what counts are the ratios: three copies,
 acknowledged by a majority after fsync, client and servers on one machine, 1 KiB entries. The data
 lies in the repository's build folder, on the disk that the clone is on, and not in memory.
+
+The CPU that the gateway and the bookies take for each entry is disturbed least by what else the machine does: compare
+two versions of the code by it.
 """
 
 import asyncio
@@ -11,7 +14,7 @@ import os
 import shutil
 import statistics
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter as clock
 from typing import Final
@@ -40,6 +43,29 @@ class Result:
     entries_per_s: float
     p50_ms: float
     p99_ms: float
+    gateway_us: float = 0
+    """CPU of the gateway for each entry, in microseconds."""
+    bookies_us: float = 0
+    """CPU of all bookies together for each entry."""
+
+
+class Cpu:
+    """The CPU that a cluster's processes have taken."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._processes = {
+            kind: [s.process for s in cluster.services.values() if s.process and s.kind == kind]
+            for kind in ("gateway", "bookie")
+        }
+
+    def of(self, kind: str) -> float:
+        """In seconds: of all processes of a kind, with their threads."""
+        ticks = 0
+        for process in self._processes[kind]:
+            stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii")
+            user, system = stat.rpartition(")")[2].split()[11:13]
+            ticks += int(user) + int(system)
+        return ticks / os.sysconf("SC_CLK_TCK")
 
 
 Append = Callable[[], Awaitable[int]]
@@ -75,9 +101,21 @@ def _result(name: str, count: int, seconds: float, times: list[float]) -> Result
 class Ours:
     """The workloads against a gateway."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, cpu: Cpu) -> None:
         self._session = session
         self._url = url
+        self._cpu = cpu
+
+    async def _with_cpu(self, run: Awaitable[Result]) -> Result:
+        before = self._cpu.of("gateway"), self._cpu.of("bookie")
+        start = clock()
+        result = await run
+        count = result.entries_per_s * (clock() - start)
+        return replace(
+            result,
+            gateway_us=(self._cpu.of("gateway") - before[0]) / count * 1e6,
+            bookies_us=(self._cpu.of("bookie") - before[1]) / count * 1e6,
+        )
 
     async def run(self) -> list[Result]:
         """All of them, each on a ledger of its own."""
@@ -116,7 +154,7 @@ class Ours:
                 answer.raise_for_status()
             return count
 
-        return await measure(name, append, in_flight=in_flight)
+        return await self._with_cpu(measure(name, append, in_flight=in_flight))
 
     async def _reads(self, body: bytes) -> list[Result]:
         url = await self._create()
@@ -130,7 +168,7 @@ class Ours:
             ("read in order, JSON", "application/json"),
             ("read in order, raw", _FRAMES),
         ):
-            results.append(await self._read(name, url, accept, 50_000))
+            results.append(await self._with_cpu(self._read(name, url, accept, 50_000)))
         return results
 
     async def _read(self, name: str, url: str, accept: str, total: int) -> Result:
@@ -162,7 +200,8 @@ async def _bench(folder: Path, console: Console) -> None:
     try:
         await cluster.start()
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            ours = await Ours(session, cluster.services["gateway-1"].url).run()
+            gateway = cluster.services["gateway-1"].url
+            ours = await Ours(session, gateway, Cpu(cluster)).run()
     finally:
         await cluster.stop()
     async with JetStream.running(folder / "jetstream") as peer:
@@ -188,7 +227,8 @@ def _print(console: Console, ours: list[Result], theirs: list[Result]) -> None:
     same = {result.name: result for result in theirs}
     best = max(r.entries_per_s for r in theirs if not r.name.startswith("read"))
     reading = same["read in order"]
-    table = Table("", "entries/s", "p50 ms", "p99 ms", "of JetStream's", box=None)
+    cpu = ("gateway us", "bookies us")
+    table = Table("", "entries/s", "p50 ms", "p99 ms", *cpu, "of JetStream's", box=None)
     for result in ours:
         if result.name.startswith("read"):
             ratio = f"{result.entries_per_s / reading.entries_per_s:.2f} x reading"
@@ -204,12 +244,14 @@ def _print(console: Console, ours: list[Result], theirs: list[Result]) -> None:
             f"{result.entries_per_s:,.0f}",
             f"{result.p50_ms:.2f}",
             f"{result.p99_ms:.2f}",
+            f"{result.gateway_us:.1f}",
+            f"{result.bookies_us:.1f}",
             ratio,
         )
     table.add_section()
     for result in theirs:
         times = (f"{result.p50_ms:.2f}", f"{result.p99_ms:.2f}") if result.p50_ms else ("", "")
-        table.add_row(f"JetStream R3: {result.name}", f"{result.entries_per_s:,.0f}", *times, "")
+        table.add_row(f"JetStream R3: {result.name}", f"{result.entries_per_s:,.0f}", *times)
     console.print(table)
 
 
