@@ -10,7 +10,7 @@ import re
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import islice
@@ -275,7 +275,7 @@ class Metadata(Process):
         if body.idempotency_key is not None:
             tables.keys[body.idempotency_key] = ledger_id
         self._changed(None, core, now=self.net.now)
-        return self._put(LedgerRow.from_core(core))
+        return self._put(LedgerRow.from_core(replace(core, attempt=body.attempt)))
 
     def _change(self, request: Request, id: str) -> LedgerRow:  # noqa: A002
         body, target = LedgerChange.model_validate_json(request.body), f"ledger {id}"
@@ -288,7 +288,11 @@ class Metadata(Process):
             current = old.model_dump(mode="json")
             raise VersionConflict(ledger_id=old.ledger_id, current=current)
         self._legal(check_ledger, old.to_core(), body.row.to_core())
-        changed = {"version": old.version + 1, "created_at": old.created_at}
+        changed = {
+            "version": old.version + 1,
+            "attempt": body.attempt,
+            "created_at": old.created_at,
+        }
         new = body.row.model_copy(update=changed)
         self.tables.attempts[body.attempt] = target
         self.net.note("row", id, f"v{new.version}", new.state)
