@@ -11,7 +11,7 @@ from quorumlog.protocol.replica import (
     LedgerDeleted,
     LedgerFenced,
     LimboSet,
-    Record,
+    ReplicaRecord,
     RowKept,
     RunStored,
 )
@@ -30,7 +30,7 @@ IDS_MAX: Final = 65_536
 """Deleted ledgers in one record: half a megabyte, which a replay and a scan read at once."""
 
 
-def to_log(ledger: StoredLedger, record: Record, part: Part | None) -> QueuedRecord:
+def to_log(ledger: StoredLedger, record: ReplicaRecord, part: Part | None) -> QueuedRecord:
     """Encode a record of the rules; its tag holds the ledger and the part."""
     flags = 0
     kind: Kind

@@ -19,8 +19,8 @@ from quorumlog.protocol.replica import (
     LedgerFenced,
     LimboSet,
     ReadAsked,
-    Record,
     Replica,
+    ReplicaRecord,
     RunStored,
 )
 from tests.support.replicas import HeldEntries, ask, memory_replica, replay
@@ -296,7 +296,7 @@ REQUESTS = (
 
 def test_a_deleted_ledger_is_deleted_in_whatever_order_its_records_come() -> None:
     """Rule 16a: nothing that is said of it before or after defines or denies anything."""
-    records: tuple[Record, ...] = (
+    records: tuple[ReplicaRecord, ...] = (
         RunStored(run_of(0, 2), KEY),
         LedgerFenced(OTHER_KEY),
         LacKept(3, KEY),

@@ -28,8 +28,8 @@ from quorumlog.protocol.replica import (
     LedgerDeleted,
     LedgerFenced,
     ReadAsked,
-    Record,
     Replica,
+    ReplicaRecord,
     Verdict,
 )
 from quorumlog.protocol.slots import Slots
@@ -272,7 +272,7 @@ def fragments_beyond_the_end(_original: Any) -> Any:
 def forgetful_replay(original: Any) -> Any:
     """A restart forgets the fence."""
 
-    def replay(me: str, records: list[Record], **more: Any) -> Any:
+    def replay(me: str, records: list[ReplicaRecord], **more: Any) -> Any:
         kept = [record for record in records if not isinstance(record, LedgerFenced)]
         return original(me, kept, **more)
 
@@ -282,7 +282,7 @@ def forgetful_replay(original: Any) -> Any:
 def forgotten_id(original: Any) -> Any:
     """With the tombstone a bookie forgets all of a ledger: the next add defines its key anew."""
 
-    def apply(self: Replica, record: Record) -> Any:
+    def apply(self: Replica, record: ReplicaRecord) -> Any:
         if not isinstance(record, LedgerDeleted):
             return original(self, record)
         self.ledger_key = None
@@ -449,7 +449,7 @@ def unread(original: Any) -> Any:
 def entries_only(original: Any) -> Any:
     """A record of entries that were given up says nothing of the fence."""
 
-    def apply(self: Replica, record: Record) -> Any:
+    def apply(self: Replica, record: ReplicaRecord) -> Any:
         made = original(self, record)
         if isinstance(record, EntriesDropped):
             self.is_fenced = False
