@@ -7,9 +7,9 @@ from typing import Final
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import (
     EntriesDropped,
+    FenceSet,
     LacKept,
     LedgerDeleted,
-    LedgerFenced,
     LimboSet,
     ReplicaRecord,
     RowKept,
@@ -39,7 +39,7 @@ def to_log(ledger: StoredLedger, record: ReplicaRecord, part: Part | None) -> Qu
         case RunStored():
             kind, parts = Kind.RUN, (_key(record.ledger_key), record.run.body)
             flags = REPLACES if record.replaces else 0
-        case LedgerFenced():
+        case FenceSet():
             kind, parts = Kind.FENCE, (_key(record.ledger_key),)
         case LacKept():
             lac = _LAC.pack(record.last_add_confirmed)
@@ -91,7 +91,7 @@ def apply_stored(ledger: StoredLedger, placed: Placed) -> None:
             part.segment, part.offset = placed.segment, stored.offset
             part.size, part.crc, part.body = stored.size, stored.crc, None
         case Kind.FENCE:
-            ledger.replica.apply(LedgerFenced(key))
+            ledger.replica.apply(FenceSet(key))
         case Kind.LAC:
             (lac,) = _LAC.unpack(stored.body[KEY_BYTES:])
             ledger.replica.apply(LacKept(lac, key))

@@ -25,8 +25,8 @@ from quorumlog.protocol.replica import (
     AddAsked,
     EntriesDropped,
     FenceAsked,
+    FenceSet,
     LedgerDeleted,
-    LedgerFenced,
     ReadAsked,
     Replica,
     ReplicaRecord,
@@ -273,7 +273,7 @@ def forgetful_replay(original: Any) -> Any:
     """A restart forgets the fence."""
 
     def replay(me: str, records: list[ReplicaRecord], **more: Any) -> Any:
-        kept = [record for record in records if not isinstance(record, LedgerFenced)]
+        kept = [record for record in records if not isinstance(record, FenceSet)]
         return original(me, kept, **more)
 
     return replay

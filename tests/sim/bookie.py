@@ -26,9 +26,9 @@ from quorumlog.protocol.record import Entry, Run, pack
 from quorumlog.protocol.replica import (
     EntriesDropped,
     FenceAsked,
+    FenceSet,
     LacTold,
     LedgerDeleted,
-    LedgerFenced,
     ReadAsked,
     Replica,
     ReplicaRecord,
@@ -395,7 +395,7 @@ class SimBookie:
         )
 
     def _is_fence_on_disk(self) -> bool:
-        fences = (LedgerFenced, EntriesDropped)
+        fences = (FenceSet, EntriesDropped)
         return any(isinstance(record, fences) for record in self.log[: self.synced])
 
     def _check_answer(self, event: Event, ids: tuple[int, ...]) -> None:

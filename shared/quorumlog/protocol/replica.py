@@ -123,7 +123,7 @@ class RowKept:
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerFenced:
+class FenceSet:
     """The fence. It carries the key, since it may be all that the bookie ever saw of the ledger."""
 
     ledger_key: bytes
@@ -169,9 +169,7 @@ class LedgerDeleted:
     """
 
 
-ReplicaRecord = (
-    RunStored | RowKept | LedgerFenced | LacKept | LimboSet | EntriesDropped | LedgerDeleted
-)
+ReplicaRecord = RunStored | RowKept | FenceSet | LacKept | LimboSet | EntriesDropped | LedgerDeleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +323,7 @@ class Replica(Keyed):
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
         if self.ledger_key is not None and self.is_fenced:
-            records.append(LedgerFenced(self.ledger_key))
+            records.append(FenceSet(self.ledger_key))
         if self.ledger_key is not None:
             records.append(LacKept(self.last_add_confirmed, self.ledger_key))
         if self._limbo_counter:
@@ -350,7 +348,7 @@ class Replica(Keyed):
             case RowKept():
                 self.ledger_key = record.ledger_key
                 self.holdings.keep_row_copy(record.row)
-            case LedgerFenced():
+            case FenceSet():
                 self.ledger_key = record.ledger_key
                 self.is_fenced = True
             case LacKept():
@@ -573,7 +571,7 @@ class Replica(Keyed):
     def _fence(self, ledger_key: bytes) -> tuple[ReplicaRecord, ...]:
         if self.is_fenced:
             return ()
-        fenced = self._took(LedgerFenced(ledger_key))
+        fenced = self._took(FenceSet(ledger_key))
         self._fence_number = fenced.after
         return fenced.records
 
