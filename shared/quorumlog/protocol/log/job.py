@@ -116,7 +116,7 @@ class Empty:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class JobDone:
     """The end of a job, and what its request is answered."""
 
     answer: Any = None
@@ -124,14 +124,14 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class JobFailed:
     """The end of a job that came to nothing. `error` is None where another owner is to do it."""
 
     error: QuorumLogError | None = None
     owner: Fate = Fate.STAYS
 
 
-JobNext = Question | Empty | Done | Failed
+JobNext = Question | Empty | JobDone | JobFailed
 
 
 @dataclass(slots=True, eq=False)
@@ -166,7 +166,7 @@ class Job:
                 return self._begin_publication(held)
             case JobKind.ROLL:
                 if self.request is None and not held.is_roll_due(now):
-                    return Done()
+                    return JobDone()
                 # An empty ledger stays.
                 return self._look(held) if held.pipe.next_entry == 0 else self._prepare(held)
 
@@ -184,14 +184,14 @@ class Job:
         """A question was answered, and the owner has not ended."""
         if isinstance(value, QuorumLogError):
             is_over = self.step in _BREAKING or isinstance(value, NoSuchLog)
-            return Failed(value, Fate.ENDS if is_over else Fate.STAYS)
+            return JobFailed(value, Fate.ENDS if is_over else Fate.STAYS)
         match self.step:
             case JobStep.LOOKING:
                 return self._looked(value, held)
             case JobStep.FINDING:
                 return self._found(value, held)
             case JobStep.REPEATING:
-                return Done(value.transaction)
+                return JobDone(value.transaction)
             case JobStep.COUNTING:
                 return self._counted(value, held)
             case JobStep.CREATING:
@@ -231,22 +231,22 @@ class Job:
         if full is None:
             return self._ask(JobStep.COUNTING, CountBookies())
         if self.has_looked:
-            return Failed(full)
+            return JobFailed(full)
         return self._look(
             held
         )  # others may have truncated it since, of whom this owner did not hear
 
     def _looked(self, row: LogMetadata, held: Tenancy) -> JobNext:
         if not held.is_mine(row):
-            return Failed(None, Fate.ENDS)
+            return JobFailed(None, Fate.ENDS)
         held.take(row)
         self.has_looked = True
         if self.kind is JobKind.CHECK:
-            return Done()
+            return JobDone()
         if self.refusal is not None:
-            return Failed(self.refusal)
+            return JobFailed(self.refusal)
         if held.pipe.next_entry == 0 and self.kind is JobKind.ROLL:
-            return Done()
+            return JobDone()
         return self._prepare(held)
 
     def _found(self, found: Transaction, held: Tenancy) -> JobNext:
@@ -260,7 +260,7 @@ class Job:
         needed = held.log.settings.quorum.ensemble_size
         if writable < needed:
             detail = f"a roll needs {needed} bookies that take entries, {writable} do"
-            return Failed(NotEnoughBookies(detail, log=held.log.name))
+            return JobFailed(NotEnoughBookies(detail, log=held.log.name))
         return self._ask(JobStep.CREATING, CreateLedger(held.log))
 
     def _created(self, new: LedgerMetadata, held: Tenancy) -> JobNext:
@@ -274,7 +274,7 @@ class Job:
     def _closed(self, closed: LedgerMetadata, held: Tenancy, now: Now) -> JobNext:
         if closed.last_entry != held.pipe.next_entry - 1:
             detail = f"the ledger {held.ledger_id} ends at {closed.last_entry}"
-            return Failed(WriterLost(detail, log=held.log.name), Fate.ENDS)
+            return JobFailed(WriterLost(detail, log=held.log.name), Fate.ENDS)
         self.end = (held.ledger_id, held.pipe.records, closed.length or 0)
         return self._swap(held, now)
 
@@ -297,7 +297,7 @@ class Job:
         assert self.new is not None
         if isinstance(value, RowChanged):
             if not held.is_mine(value.current):
-                return Failed(None, Fate.ENDS)
+                return JobFailed(None, Fate.ENDS)
             held.log = value.current
             return self._name(held) if self.step is JobStep.NAMING else self._swap(held, now)
         row, answer = (
@@ -305,9 +305,9 @@ class Job:
         )
         if row is None or not is_last(row, self.new):
             # Another owner did it, or has taken over since: this one has no ledger to go on in.
-            return Done(NOT_OWNER if answer is None else answer, Fate.ENDS)
+            return JobDone(NOT_OWNER if answer is None else answer, Fate.ENDS)
         held.log = row
-        return self._empty() if self.step is JobStep.NAMING else Done(answer, Fate.MOVES_ON)
+        return self._empty() if self.step is JobStep.NAMING else JobDone(answer, Fate.MOVES_ON)
 
     # --- its end ---------------------------------------------------------------------------------
 

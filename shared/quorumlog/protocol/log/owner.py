@@ -36,11 +36,11 @@ from quorumlog.errors import (
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.job import (
-    Done,
     Empty,
-    Failed,
     Fate,
     Job,
+    JobDone,
+    JobFailed,
     JobKind,
     JobNext,
     JobStep,
@@ -437,16 +437,16 @@ class Owner:
         match following:
             case Empty():
                 self.phase = OwnerPhase.DRAINING
-            case Failed(error, Fate.ENDS):
+            case JobFailed(error, Fate.ENDS):
                 self._end(error, now)
                 self._fail(job, error)
-            case Failed(error):
+            case JobFailed(error):
                 self._fail(job, error)
-            case Done(answer, Fate.ENDS):
+            case JobDone(answer, Fate.ENDS):
                 self._end(None, now)
                 self._discard(job)
                 self._end_job(answer)
-            case Done(answer, fate):
+            case JobDone(answer, fate):
                 if fate is Fate.MOVES_ON:
                     self._next_ledger(now)
                 self._end_job(answer)
