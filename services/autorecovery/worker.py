@@ -55,7 +55,7 @@ class BookieAway(NotEnoughBookies):
 
 
 @dataclass(slots=True)
-class Done:
+class RepairCounts:
     """Counts of this process since its start."""
 
     repaired: int = 0
@@ -71,12 +71,12 @@ class Workers:
         directory: Directory,
         ports: Ports,
         session: aiohttp.ClientSession,
-        done: Done,
+        counts: RepairCounts,
         steering: Steering,
         losses: KnownLosses,
     ) -> None:
         """`ports` are those of repair: paced, and without a quorum timer."""
-        self._worker = Worker(repairs, directory, ports, session, done, losses)
+        self._worker = Worker(repairs, directory, ports, session, counts, losses)
         self._repairs = repairs
         self._steering = steering
         self.working = 0
@@ -121,14 +121,14 @@ class Worker:
         directory: Directory,
         ports: Ports,
         session: aiohttp.ClientSession,
-        done: Done,
+        counts: RepairCounts,
         losses: KnownLosses,
     ) -> None:
         self._repairs = repairs
         self._directory = directory
         self._ports = ports
         self._session = session
-        self._done = done
+        self._counts = counts
         self._losses = losses
         self._replicas = ReplicaCheck(directory, session)
 
@@ -142,12 +142,12 @@ class Worker:
             except NoSuchLedger:
                 self._losses.forget(item.ledger_id)  # a deleted ledger needs no repair
             except QuorumLogError as error:
-                self._done.failed += 1
+                self._counts.failed += 1
                 log.info("repair-put-off", extra={**where, "why": f"{error.code}: {error.detail}"})
                 await self._repairs.fail(item, f"{error.code}: {error.detail}"[:500])
                 return
             await self._repairs.progress(item, item.ranges, lease_s=_LEASE_S)
-            self._done.repaired += 1
+            self._counts.repaired += 1
             log.info("repaired", extra=where)
         except VersionConflict:
             log.info("repair-taken-over", extra=where)
