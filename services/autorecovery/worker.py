@@ -27,7 +27,7 @@ from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.messages import Begin, CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.ranges import ranges_of
-from quorumlog.protocol.repair import FragmentRepair, Part, parts
+from quorumlog.protocol.repair import FragmentRange, FragmentRepair, fragment_ranges
 from quorumlog.wire.repair_bodies import RepairItem
 from services.autorecovery.check import ReplicaCheck
 from services.autorecovery.losses import KnownLosses
@@ -180,8 +180,8 @@ class Worker:
             if await self._has_later_incarnation(item.member, row.ledger_id):
                 raise BookieAway("it has just returned as a later incarnation", bookie=item.member)
             for first, last in item.ranges:
-                for part in parts(row, MissedRange(item.member, first, last)):
-                    row = await self._copy_missing(row, item.member, part)
+                for wanted in fragment_ranges(row, MissedRange(item.member, first, last)):
+                    row = await self._copy_missing(row, item.member, wanted)
             return
         if not self._may_move(item):
             names = map(member_name, row.all_members)
@@ -204,16 +204,18 @@ class Worker:
             )
             row = await self._conclude(repair, row)
 
-    async def _copy_missing(self, row: LedgerMetadata, member: str, part: Part) -> LedgerMetadata:
-        """Copy what a member lacks of a part, as it reports after a check of its disk. A member
+    async def _copy_missing(
+        self, row: LedgerMetadata, member: str, wanted: FragmentRange
+    ) -> LedgerMetadata:
+        """Copy what a member lacks of a range, as it reports after a check of its disk. A member
         that has just got its place mostly lacks nothing, so the check that its change of place has
         queued transfers no entries (rule 20a).
         """
-        missing = await self._replicas.missing_on_disk(row, member, part.first, part.last)
-        for first, last in ((part.first, part.last),) if missing is None else missing:
+        missing = await self._replicas.missing_on_disk(row, member, wanted.first, wanted.last)
+        for first, last in ((wanted.first, wanted.last),) if missing is None else missing:
             repair = FragmentRepair(
                 row,
-                fragment=part.fragment,
+                fragment=wanted.fragment,
                 leaving=member,
                 target=member,
                 first=first,

@@ -20,7 +20,7 @@ from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.recovery import Recovery
-from quorumlog.protocol.repair import FragmentRepair, Part
+from quorumlog.protocol.repair import FragmentRange, FragmentRepair
 from quorumlog.protocol.writer import Writer
 from tests.sim.checker import Checker
 from tests.sim.plan import MS, SECOND, Plan, draw
@@ -304,7 +304,7 @@ class Run:
         in_limbo = [b.member for b in world.bookies.values() if b.replica.is_limbo]
         judged(invariants.limbo_empties(in_limbo))
 
-    def _mend(self, leaving: str, target: str, part: Part) -> None:
+    def _mend(self, leaving: str, target: str, part: FragmentRange) -> None:
         """One repair, to its end."""
         is_filling = leaving == target
         self.repairers += 1
