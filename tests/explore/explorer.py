@@ -27,8 +27,8 @@ from quorumlog.protocol.messages import (
     FindBookies,
     MetadataAnswered,
     ReadMetadata,
-    RecoverLedger,
     RecoverRequested,
+    RecoveryNeeded,
     Repaired,
     SendAdd,
     SendFence,
@@ -269,7 +269,7 @@ class Explorer:
                         sends |= 1 << message("timer", client, TimerFired(timer, tag))
                 case Confirmed(first, last):
                     confirms = first * 1000 + last
-                case Failed() | Closed() | Repaired() | RecoverLedger() | EntriesRead():
+                case Failed() | Closed() | Repaired() | RecoveryNeeded() | EntriesRead():
                     pass
         return after, sends, confirms
 

@@ -30,8 +30,8 @@ from quorumlog.protocol.messages import (
     MissedRange,
     ReadAnswered,
     ReadMetadata,
-    RecoverLedger,
     RecoverRequested,
+    RecoveryNeeded,
     Repaired,
     ReplaceRequested,
     SendAdd,
@@ -395,7 +395,7 @@ class Stage:
                 self.said.append(f"{name}: failed, {' '.join(parts)}")
             case Closed(row) | Repaired(row):
                 self.said.append(f"{name}: {type(effect).__name__.lower()}, {row_text(row)}")
-            case RecoverLedger():
+            case RecoveryNeeded():
                 self.said.append(f"{name}: the ledger is to be recovered")
             case EntriesRead(run, is_last):
                 payloads = [bytes(run.payload(index)) for index in range(run.count)]

@@ -11,8 +11,8 @@ from quorumlog.protocol.messages import (
     Effect,
     EntriesRead,
     Failed,
-    RecoverLedger,
     RecoverRequested,
+    RecoveryNeeded,
     ReplaceRequested,
 )
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -73,7 +73,7 @@ class Run:
     # --- clients -------------------------------------------------------------------------------
 
     def _writer_said(self, _: Client, effect: Effect) -> None:
-        if isinstance(effect, RecoverLedger):
+        if isinstance(effect, RecoveryNeeded):
             self.world.after(self.world.rng.randint(0, SECOND), self.recover)
         if isinstance(effect, Failed) and self.world.is_healed:
             self.world.note("writer failed", effect.code)

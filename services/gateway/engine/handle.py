@@ -37,7 +37,7 @@ from quorumlog.protocol.messages import (
     EntriesRead,
     Failed,
     MissedRange,
-    RecoverLedger,
+    RecoveryNeeded,
     Repaired,
     ReplaceRequested,
 )
@@ -326,7 +326,7 @@ class WriteHandle:
                 # An ENDING machine closes the ledger at its LAC and reports that later.
                 is_ending = self._machine.state in (WriterState.ENDING, WriterState.CLOSED)
                 self._fail(told, is_final=not is_ending or told.code == QuorumLogError.code)
-            case RecoverLedger():
+            case RecoveryNeeded():
                 self._owner.recovery_wanted(self)
             case EntriesRead() | Repaired():
                 pass  # a writer reads and repairs nothing
