@@ -14,7 +14,7 @@ from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.recovery import Recovery
-from quorumlog.protocol.writer import Writer
+from quorumlog.protocol.writer import LedgerWriter
 from tests.explore.bookies import Bookie
 from tests.explore.scope import Scope
 from tests.sim.world import tell
@@ -97,7 +97,7 @@ class Parts:
         """How a machine's state came to be: from which one, by what event."""
         self.bookie_made_by: dict[int, tuple[int, int | None]] = {}
         """The same of a bookie's: by which message, by DELETION, or by a loss."""
-        self.writer = self._machine(Writer(self.metadata, Codec(DigestKind.CRC32C)))
+        self.writer = self._machine(LedgerWriter(self.metadata, Codec(DigestKind.CRC32C)))
         self.idle = self._machine(Recovery(read_entries=scope.entries + 1))
         self.fresh = tuple(
             self.bookies.number(bookie.key(), bookie) for bookie in map(Bookie.new, self.names)

@@ -35,7 +35,7 @@ from quorumlog.protocol.replica import (
 from quorumlog.protocol.slots import Slots
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import Window
-from quorumlog.protocol.writer import Writer
+from quorumlog.protocol.writer import LedgerWriter
 
 
 def always(value: Any) -> Any:
@@ -183,7 +183,7 @@ def one_ack_less(original: Any) -> Any:
 def change_in_the_head(original: Any) -> Any:
     """The ensemble changes in the writer's head only."""
 
-    def update(self: Writer, kind: Any, row: LedgerMetadata, **more: Any) -> None:
+    def update(self: LedgerWriter, kind: Any, row: LedgerMetadata, **more: Any) -> None:
         original(self, kind, row, **more)
         if kind.value == "change":
             task, self._task = self._task, None
@@ -215,7 +215,7 @@ def whoever_is_named(_original: Any) -> Any:
 def change_in_recovery(original: Any) -> Any:
     """A row that is IN_RECOVERY is taken for one that is OPEN."""
 
-    def answered(self: Writer, event: MetadataAnswered) -> None:
+    def answered(self: LedgerWriter, event: MetadataAnswered) -> None:
         row = event.metadata
         if row is not None and row.state is State.IN_RECOVERY:
             event = replace(event, metadata=replace(row, state=State.OPEN))

@@ -27,7 +27,7 @@ from quorumlog.protocol.messages import (
     UpdateMetadata,
 )
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
-from quorumlog.protocol.writer import Writer, WriterState
+from quorumlog.protocol.writer import LedgerWriter, WriterState
 from tests.protocol.hands import B1, B2, B3, B4, B5, CODEC, Hand, answer, applied, ledger
 
 
@@ -37,7 +37,7 @@ class Bench(Hand):
     def __init__(
         self, metadata: LedgerMetadata | None = None, *, delays_change: bool = False
     ) -> None:
-        self.writer = Writer(metadata or ledger(), CODEC, delays_change=delays_change)
+        self.writer = LedgerWriter(metadata or ledger(), CODEC, delays_change=delays_change)
         super().__init__(self.writer)
         self.adds: dict[tuple[int, int], SendAdd] = {}
 

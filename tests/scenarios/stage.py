@@ -50,7 +50,7 @@ from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
-from quorumlog.protocol.writer import Writer
+from quorumlog.protocol.writer import LedgerWriter
 from tests.explore.bookies import Bookie
 from tests.scenarios.disks import DiskBookie
 from tests.support.replicas import HeldEntries
@@ -114,7 +114,7 @@ class Stage:
             ledger_key=(key or "key").encode(),
         )
         self.row.check()
-        self.actors["W"] = Actor("W", Writer(self.row, CODEC))
+        self.actors["W"] = Actor("W", LedgerWriter(self.row, CODEC))
 
     def append(self, name: str, words: str) -> None:
         many = re.fullmatch(r"(\d+) entries", words)

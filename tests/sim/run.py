@@ -21,7 +21,7 @@ from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRange, FragmentRepair
-from quorumlog.protocol.writer import Writer
+from quorumlog.protocol.writer import LedgerWriter
 from tests.sim.checker import Checker
 from tests.sim.plan import MS, SECOND, Plan, draw
 from tests.sim.shrink import shrunk
@@ -64,7 +64,9 @@ class Run:
         self.checker = Checker(self.world)
         self.world.watcher = self.checker
         row = self.world.metadata
-        self.writer = self.world.add_client("writer", Writer(row, Codec(row.digest, row.mac_key)))
+        self.writer = self.world.add_client(
+            "writer", LedgerWriter(row, Codec(row.digest, row.mac_key))
+        )
         self.writer.on_output = self._writer_said
         self.recoverers = self.readers = self.repairers = 0
         self.payloads = 0

@@ -43,7 +43,7 @@ from quorumlog.protocol.messages import (
 )
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.record import Codec
-from quorumlog.protocol.writer import Writer, WriterState
+from quorumlog.protocol.writer import LedgerWriter, WriterState
 from services.gateway.engine.waiters import LacWaiters
 from services.gateway.interface import Appended
 
@@ -127,7 +127,9 @@ class WriteHandle:
         self.ledger_id = row.ledger_id
         self.access_row = row
         """The row as created: its keys never change."""
-        self._machine = Writer(row, Codec(row.digest, row.mac_key), delays_change=delays_change)
+        self._machine = LedgerWriter(
+            row, Codec(row.digest, row.mac_key), delays_change=delays_change
+        )
         self._driver = Driver(self._machine, row.ledger_id, ports, self._on_outcome)
         self._owner = owner
         self._lacs = lacs

@@ -84,7 +84,7 @@ class _Task:
 
 
 @dataclass(slots=True, eq=False)
-class Writer(Keyed):
+class LedgerWriter(Keyed):
     """Appends to one ledger; see the module.
 
     A driver settles appends by `Confirmed` and `Failed` (from its `first` on), and a close by the

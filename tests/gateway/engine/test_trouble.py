@@ -27,7 +27,7 @@ from quorumlog.net.ports import MachineTimes
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol import record, writer
 from quorumlog.protocol.messages import AppendRequested, Effect, Event, Failed, Status
-from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
+from quorumlog.protocol.metadata import LedgerMetadata, LedgerWriter, State
 from quorumlog.wire.frames import Op, Request
 from services.gateway.engine import add_metrics
 from services.gateway.engine import handles as handles_module
@@ -221,15 +221,15 @@ async def test_a_failed_handles_ledger_is_recovered(
         row = await ledger(world.engine)
         await world.engine.append(row.ledger_id, [b"one"])
 
-        step = writer.Writer.step
+        step = writer.LedgerWriter.step
 
-        def broken(machine: writer.Writer, event: Event) -> list[Effect]:
+        def broken(machine: writer.LedgerWriter, event: Event) -> list[Effect]:
             # Not at the answer of the third copy of "one", which may be late.
             if type(event) is AppendRequested:
                 raise AssertionError("a defect of ours")
             return step(machine, event)
 
-        monkeypatch.setattr(writer.Writer, "step", broken)
+        monkeypatch.setattr(writer.LedgerWriter, "step", broken)
         with pytest.raises(QuorumLogError) as failed:
             await world.engine.append(row.ledger_id, [b"two"])
         assert failed.value.outcome == UNKNOWN
@@ -398,7 +398,7 @@ async def test_a_forwarded_append_that_breaks_after_sending_is_unknown(stores: S
 async def test_another_process_at_the_writers_address_is_not_the_writer(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
-        stranger = Writer("another-instance", world.engine.writer.url)
+        stranger = LedgerWriter("another-instance", world.engine.writer.url)
 
         with pytest.raises(WriterLost):
             await world.other.peers.append(

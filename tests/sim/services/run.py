@@ -30,7 +30,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
-from quorumlog.protocol.writer import Writer
+from quorumlog.protocol.writer import LedgerWriter
 from services.gateway.interface import Appended, LedgerOptions
 from tests.sim.plan import SECOND
 from tests.sim.services.cluster import Cluster
@@ -52,7 +52,7 @@ DICE = 2
 _OP_S = 90.0
 _OVER = (LedgerClosed, LedgerFenced, NoSuchLedger, WriterLost)
 """Refusals after which a client makes another ledger."""
-_MACHINES = (Writer, Recovery, FragmentRepair, RangeReader)
+_MACHINES = (LedgerWriter, Recovery, FragmentRepair, RangeReader)
 
 
 @dataclass(frozen=True, slots=True)
