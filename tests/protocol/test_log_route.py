@@ -62,7 +62,7 @@ from quorumlog.protocol.log.messages import (
     SwapLog,
     Wait,
 )
-from quorumlog.protocol.log.route import Route, RoutePhase
+from quorumlog.protocol.log.route import LogRoute, RoutePhase
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
 
@@ -78,7 +78,7 @@ class Hand:
     """A route, the questions that it waits for, and what it has answered."""
 
     def __init__(self) -> None:
-        self.machine = Route("log", ME.id, settle_s=5.0)
+        self.machine = LogRoute("log", ME.id, settle_s=5.0)
         self.asked: list[Ask] = []
         self.answers: dict[Any, Any] = {}
         self.submitted: list[bytes] = []

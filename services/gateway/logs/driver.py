@@ -97,7 +97,7 @@ LogOutcome = Resolve | Relay | OwnerEnded | TakeoverDone | LogGone | Broke
 
 
 class LogMachine(Protocol):
-    """A machine of a log: `Route` in a gateway."""
+    """A machine of a log: `LogRoute` in a gateway."""
 
     def step(self, event: Event, now: Now) -> list[Effect]:
         """Take one event and return what to do."""

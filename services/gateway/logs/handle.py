@@ -34,7 +34,7 @@ from quorumlog.protocol.log.messages import (
     TakeoverDone,
 )
 from quorumlog.protocol.log.owner import Owner
-from quorumlog.protocol.log.route import Route
+from quorumlog.protocol.log.route import LogRoute
 from quorumlog.protocol.log.takeover import ending
 from quorumlog.protocol.transaction import Transaction
 from services.gateway.logs.driver import Broke, LogDriver, LogOutcome, LogPorts
@@ -81,7 +81,7 @@ class LogHandle:
     ) -> None:
         """`on_gone` is called when there is no log of this name any more, or the machine broke."""
         self.name = name
-        self._machine = Route(name, ports.engine.writer.id, settle_s=settle_s)
+        self._machine = LogRoute(name, ports.engine.writer.id, settle_s=settle_s)
         self._driver = LogDriver(self._machine, name, ports, self._on_outcome)
         self._counts = counts
         self._on_gone = on_gone

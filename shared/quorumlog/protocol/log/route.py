@@ -99,7 +99,7 @@ class Asked:
     is_forwarded: bool = False
 
 
-class Route:
+class LogRoute:
     """Where requests to one log go, in one gateway; see the module."""
 
     def __init__(self, name: str, me: str, *, settle_s: float) -> None:
