@@ -13,7 +13,7 @@ from quorumlog.protocol.log.messages import AppendsAsked, Stopped
 from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.log.route import LogRoute
 from quorumlog.protocol.log.takeover import Takeover
-from services.gateway.logs.values import LogAppended
+from services.gateway.logs.values import RecordsAppended
 from tests.logs.model import Gateway
 from tests.logs.test_manager import a_cluster, call, contents
 from tests.support.waiting import within
@@ -30,7 +30,7 @@ def breaking(real: Callable[..., Any], *events: type) -> Callable[..., Any]:
     return step
 
 
-async def outcomes(gateway: Gateway, count: int) -> list[LogAppended | BaseException]:
+async def outcomes(gateway: Gateway, count: int) -> list[RecordsAppended | BaseException]:
     async with within("every append ends"):
         return await asyncio.gather(
             *(gateway.logs.append("log", call(str(n))) for n in range(count)),

@@ -45,7 +45,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.writer import LedgerWriter, WriterState
 from services.gateway.engine.waiters import LacWaiters
-from services.gateway.interface import Appended
+from services.gateway.interface import EntriesAppended
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class _Waiter:
     first: int
     last: int
     size: int
-    future: asyncio.Future[Appended]
+    future: asyncio.Future[EntriesAppended]
 
 
 class WriteHandle:
@@ -188,7 +188,7 @@ class WriteHandle:
 
     def append(
         self, payloads: Sequence[bytes], size: int, expect: int | None = None
-    ) -> asyncio.Future[Appended]:
+    ) -> asyncio.Future[EntriesAppended]:
         """Accept an append; `size` is the payloads' bytes. The future completes when it is durable.
 
         Raises: UnexpectedEntryId, Overloaded, or why the handle ended; nothing is sent then.
@@ -209,7 +209,7 @@ class WriteHandle:
         self._ledger_in_flight.used_bytes += size
         self._gateway_in_flight.used_bytes += size
         self._next = first + len(payloads)
-        future: asyncio.Future[Appended] = self._loop.create_future()
+        future: asyncio.Future[EntriesAppended] = self._loop.create_future()
         self._waiters.append(_Waiter(first, self._next - 1, size, future))
         self._gathered.extend(payloads)
         self._gathered_bytes += size
@@ -342,7 +342,7 @@ class WriteHandle:
             waiter = waiters.popleft()
             self._release(waiter)
             if not waiter.future.done():
-                waiter.future.set_result(Appended(waiter.first, waiter.last, last))
+                waiter.future.set_result(EntriesAppended(waiter.first, waiter.last, last))
         self.tails.advance(last)
         if not self._is_lac_due:
             self._is_lac_due = True

@@ -67,7 +67,7 @@ from quorumlog.protocol.log.messages import (
 )
 from quorumlog.protocol.metadata import DigestKind, Writer
 from services.gateway.engine import Engine
-from services.gateway.interface import Appended, LedgerOptions
+from services.gateway.interface import EntriesAppended, LedgerOptions
 from services.gateway.logs.ends import end_of
 from services.gateway.logs.offsets import OffsetIndex
 from services.gateway.logs.peers import LogPeers
@@ -217,7 +217,7 @@ class LogDriver:
         return None
 
     def _submitted(
-        self, ledger_id: int, first: int, last: int, done: asyncio.Future[Appended]
+        self, ledger_id: int, first: int, last: int, done: asyncio.Future[EntriesAppended]
     ) -> None:
         error = None if done.cancelled() else done.exception()
         if isinstance(error, QuorumLogError):

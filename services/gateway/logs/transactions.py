@@ -26,7 +26,7 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
 from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.gateway.engine import Engine
-from services.gateway.interface import Appended
+from services.gateway.interface import EntriesAppended
 from services.gateway.logs.driver import options_of
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.store import MetadataLogs
@@ -102,7 +102,7 @@ class Transactions:
         records: Sequence[Record],
         *,
         expect: int | None = None,
-    ) -> Appended:
+    ) -> EntriesAppended:
         """Append records as one entry of a transaction's ledger.
 
         The transaction's state is read after the call began, so a transaction that ended before

@@ -31,7 +31,7 @@ from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.writer import LedgerWriter
-from services.gateway.interface import Appended, LedgerOptions
+from services.gateway.interface import EntriesAppended, LedgerOptions
 from tests.sim.plan import SECOND
 from tests.sim.services.cluster import Cluster
 from tests.sim.services.judge import Judge
@@ -196,7 +196,9 @@ class Run:
         gateway = self.rng.choice(self.cluster.gateways)
         was_deleted = self.judge.is_deleted(ledger_id)
         try:
-            done: Appended = await self._gone_with(gateway.engine.append(ledger_id, payloads))
+            done: EntriesAppended = await self._gone_with(
+                gateway.engine.append(ledger_id, payloads)
+            )
         except QuorumLogError as error:
             self.net.note("client", "append", ledger_id, outcome_of(error))
             if error.outcome == NOT_DONE:

@@ -31,12 +31,12 @@ from quorumlog.protocol.log.messages import (
     Committed,
     CountBookies,
     CreateLedger,
-    LogAppended,
     NotOwner,
     Publish,
     Question,
     ReadLog,
     ReadTransaction,
+    RecordsAppended,
     Request,
     RowChanged,
     Sizes,
@@ -151,7 +151,9 @@ class Job:
     has_looked: bool = False
     refusal: QuorumLogError | None = None
     """What the request is answered if the log is still owned."""
-    doubted: list[tuple[PendingAppend, LogAppended | QuorumLogError]] = field(default_factory=list)
+    doubted: list[tuple[PendingAppend, RecordsAppended | QuorumLogError]] = field(
+        default_factory=list
+    )
 
     # --- what happens to it ----------------------------------------------------------------------
 
@@ -319,7 +321,7 @@ class Job:
         """
         for pending, answer in self.doubted:
             assert error is not None, "the next owner answers these"
-            is_repeat = isinstance(answer, LogAppended)
+            is_repeat = isinstance(answer, RecordsAppended)
             is_unknown = is_repeat and isinstance(error, MetadataUnavailable)
             yield pending.request, error.with_outcome(UNKNOWN) if is_unknown else error
         if self.request is not None:

@@ -44,7 +44,7 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class LogAppended:
+class RecordsAppended:
     """Where the records of one request are, durable."""
 
     first_offset: int
@@ -174,7 +174,7 @@ class CountBookies:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Forward a request to the owner in another process: LogAppended, Transaction or None (a roll);
+    """Forward a request to the owner in another process: RecordsAppended, Transaction or None (a roll);
     OwnerLost.
     """
 
@@ -310,7 +310,7 @@ class Resolve:
     """Answer a client's request."""
 
     request: Request
-    answer: LogAppended | Transaction | LogMetadata | NotOwner | QuorumLogError | bool | None
+    answer: RecordsAppended | Transaction | LogMetadata | NotOwner | QuorumLogError | bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +318,7 @@ class Relay:
     """Answer a client's request with the answer of the owner in another process."""
 
     request: Request
-    answer: LogAppended | Transaction | None
+    answer: RecordsAppended | Transaction | None
 
 
 @dataclass(frozen=True, slots=True)

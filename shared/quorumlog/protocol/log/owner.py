@@ -55,12 +55,12 @@ from quorumlog.protocol.log.messages import (
     EntriesDurable,
     Event,
     HeadLearned,
-    LogAppended,
     OwnerEnded,
     Pause,
     PlaceKnown,
     PublishAsked,
     Question,
+    RecordsAppended,
     RecoverLedger,
     ReleaseAsked,
     Request,
@@ -130,7 +130,7 @@ class Owner:
         self.tenancy = Tenancy(log, producers, now)
         self.phase = OwnerPhase.LIVE
         self._waiting: deque[PendingAppend] = deque()
-        self._doubted: list[tuple[PendingAppend, LogAppended | QuorumLogError]] = []
+        self._doubted: list[tuple[PendingAppend, RecordsAppended | QuorumLogError]] = []
         """Answers that rest on what this owner remembers: they are given once it is known that it
         still owns the log."""
         self._job: Job | None = None
@@ -334,7 +334,9 @@ class Owner:
         else:
             self._settled()
 
-    def _take_back(self, doubted: list[tuple[PendingAppend, LogAppended | QuorumLogError]]) -> None:
+    def _take_back(
+        self, doubted: list[tuple[PendingAppend, RecordsAppended | QuorumLogError]]
+    ) -> None:
         """Leave these requests to the next owner: this one cannot know their answers."""
         self._waiting.extendleft(pending for pending, _ in reversed(doubted))
         doubted.clear()
@@ -503,9 +505,9 @@ class Owner:
             self._end(None, now)
 
 
-def repeated(answer: Answer) -> LogAppended:
+def repeated(answer: Answer) -> RecordsAppended:
     """The answer to a repeat of an acknowledged request."""
-    return LogAppended(
+    return RecordsAppended(
         answer.first_offset,
         answer.last_offset,
         answer.ledger_id,
