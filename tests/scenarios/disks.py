@@ -7,11 +7,11 @@ from quorumlog.protocol.ids import member_of
 from quorumlog.protocol.messages import SendAdd
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.replica import Replica, ReplicaRecord, Verdict
-from tests.explore.bookies import Bookie
+from tests.explore.bookies import ModelBookie
 from tests.support.replicas import add_asked, ask, memory_replica, replay
 
 
-class DiskBookie(Bookie):
+class DiskBookie(ModelBookie):
     """Its log reaches the disk when an answer waits for it, and when somebody syncs. Where entries
     are deferred no answer to an add waits (rule 31).
     """

@@ -51,7 +51,7 @@ from quorumlog.protocol.record import Codec
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.writer import LedgerWriter
-from tests.explore.bookies import Bookie
+from tests.explore.bookies import ModelBookie
 from tests.scenarios.disks import DiskBookie
 from tests.support.replicas import HeldEntries
 
@@ -79,7 +79,7 @@ class Stage:
     """Plays one line of a script at a time; see the patterns at the end of this class."""
 
     def __init__(self) -> None:
-        self.bookies: dict[str, Bookie] = {}
+        self.bookies: dict[str, ModelBookie] = {}
         self.actors: dict[str, Actor] = {}
         self.row: LedgerMetadata | None = None
         self.is_deleted = False
@@ -317,7 +317,7 @@ class Stage:
 
     def member(self, name: str) -> str:
         member = name if "@" in name else f"{name}@1"
-        self.bookies.setdefault(member_name(member), Bookie.new(member_name(member)))
+        self.bookies.setdefault(member_name(member), ModelBookie.new(member_name(member)))
         return member
 
     def holdings(self, name: str) -> HeldEntries:
