@@ -3,14 +3,14 @@
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import LedgerMetadata
 from tests.explore.bookies import ModelBookie
-from tests.explore.parts import Broken, Parts
+from tests.explore.parts import Broken, LedgerParts
 from tests.support import invariants
 
 
 class Judge:
     """Rules over the whole world: I1, I2, I4, I9, I21, I22."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: LedgerParts) -> None:
         self.parts = parts
         self._copies: dict[tuple[int, tuple[int, ...], int], str | None] = {}
 

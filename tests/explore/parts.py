@@ -61,7 +61,7 @@ class Interned:
         return found
 
 
-class Parts:
+class LedgerParts:
     """The machines that ship, and the steps that they took."""
 
     def __init__(self, scope: Scope) -> None:
