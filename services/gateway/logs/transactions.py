@@ -40,7 +40,7 @@ EXPIRES_IN_S: Final = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class TransactionAttempt:
     """What a ledger is written by: a transaction's attempt at one partition."""
 
     transaction: str
@@ -72,7 +72,7 @@ class Transactions:
 
     async def create_ledger(
         self,
-        whose: Attempt,
+        whose: TransactionAttempt,
         *,
         custom: tuple[tuple[str, str], ...] = (),
         idempotency_key: str | None = None,
@@ -212,7 +212,7 @@ class _Checks:
                 del self._running[transaction_id]
 
 
-def tags_of(whose: Attempt) -> tuple[tuple[str, str], ...]:
+def tags_of(whose: TransactionAttempt) -> tuple[tuple[str, str], ...]:
     """The tags by which a ledger's row names its transaction."""
     tags = [(TRANSACTION_TAG, whose.transaction)]
     if whose.partition is not None:

@@ -37,7 +37,7 @@ from quorumlog.protocol.log.messages import (
     ReadLog,
     ReadTransaction,
     RecordsAppended,
-    Request,
+    RequestKey,
     RowChanged,
     Sizes,
     SwapLog,
@@ -139,7 +139,7 @@ class Job:
     """See the module. The tenancy that the methods are given is that of the job's owner."""
 
     kind: JobKind
-    request: Request = None
+    request: RequestKey = None
     """None: nobody waits for it."""
     call: Publish | None = None
     sizes: Sizes = ()
@@ -315,7 +315,7 @@ class Job:
 
     def told(
         self, error: QuorumLogError | None, *, is_ended: bool
-    ) -> Iterator[tuple[Request, QuorumLogError | NotOwner]]:
+    ) -> Iterator[tuple[RequestKey, QuorumLogError | NotOwner]]:
         """What each request that waits for this job is answered where it comes to nothing: most errors
         say nothing of a log whose owner has ended.
         """

@@ -18,7 +18,7 @@ from quorumlog.protocol.log.row import LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata, Writer
 from quorumlog.protocol.transaction import Sealed, Transaction
 
-Request = Any
+RequestKey = Any
 """A client's request, as its driver knows it: hashable."""
 
 Number = int | tuple[int, int]
@@ -68,7 +68,7 @@ class Publish:
 Sizes = Sequence[tuple[int, int, int]]
 """(ledger, records, bytes) of each."""
 
-Again = tuple[tuple[Request, Append], ...]
+Again = tuple[tuple[RequestKey, Append], ...]
 """Requests that certainly were not appended, in order."""
 
 
@@ -309,7 +309,7 @@ class Submit:
 class Resolve:
     """Answer a client's request."""
 
-    request: Request
+    request: RequestKey
     answer: RecordsAppended | Transaction | LogMetadata | NotOwner | QuorumLogError | bool | None
 
 
@@ -317,7 +317,7 @@ class Resolve:
 class Relay:
     """Answer a client's request with the answer of the owner in another process."""
 
-    request: Request
+    request: RequestKey
     answer: RecordsAppended | Transaction | None
 
 
@@ -386,7 +386,7 @@ class AppendsAsked:
 class RollAsked:
     """Go on in a new ledger."""
 
-    request: Request
+    request: RequestKey
     is_forwarded: bool = False
 
 
@@ -394,7 +394,7 @@ class RollAsked:
 class PublishAsked:
     """Put a transaction's ledgers onto the log."""
 
-    request: Request
+    request: RequestKey
     call: Publish
     sizes: Sizes
     is_forwarded: bool = False
@@ -404,7 +404,7 @@ class PublishAsked:
 class ForceAsked:
     """Take the log over from its owner, and own it where `creates`. Answer: LogMetadata."""
 
-    request: Request
+    request: RequestKey
     creates: bool
     finish: Finish
 
@@ -415,7 +415,7 @@ class HealAsked:
     sealed, bool.
     """
 
-    request: Request
+    request: RequestKey
     ledger_id: int
 
 
@@ -423,7 +423,7 @@ class HealAsked:
 class DeletionAsked:
     """Fence the log's writer, and delete the row. Answer: LogMetadata as it was."""
 
-    request: Request
+    request: RequestKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,14 +432,14 @@ class DrainAsked:
     None.
     """
 
-    request: Request
+    request: RequestKey
 
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
     """The client of a request is gone: the request need not be begun any more."""
 
-    request: Request
+    request: RequestKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ from quorumlog.protocol.log.messages import (
     RecordsAppended,
     RecoverLedger,
     ReleaseAsked,
-    Request,
+    RequestKey,
     Resolve,
     Retired,
     RollAsked,
@@ -249,7 +249,7 @@ class Owner:
     # --- appending -------------------------------------------------------------------------------
 
     def _appends_asked(
-        self, requests: Iterable[tuple[Request, Append]], now: Now, *, are_again: bool
+        self, requests: Iterable[tuple[RequestKey, Append]], now: Now, *, are_again: bool
     ) -> None:
         for request, call in requests:
             if not are_again and len(self._pipe.in_flight) + len(self._waiting) >= IN_FLIGHT_MAX:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from quorumlog.errors import InvalidRequest, TooLarge, UnexpectedOffset
 from quorumlog.protocol import batch
 from quorumlog.protocol.log.clock import Now
-from quorumlog.protocol.log.messages import Append, RecordsAppended, Request
+from quorumlog.protocol.log.messages import Append, RecordsAppended, RequestKey
 from quorumlog.protocol.log.producers import ProducerTable
 from quorumlog.protocol.log.row import Answer, LogItem
 
@@ -21,7 +21,7 @@ from quorumlog.protocol.log.row import Answer, LogItem
 class PendingAppend:
     """One request to append that waits for its answer."""
 
-    request: Request
+    request: RequestKey
     call: Append
     entry_id: int = -1
     first_offset: int = -1
