@@ -43,13 +43,13 @@ from quorumlog.protocol.log.messages import (
     IsAlive,
     LogGone,
     MeasureLedger,
-    Number,
     OwnerEnded,
     OwnerLost,
     Pause,
     PlaceKnown,
     Publish,
     Question,
+    QuestionNumber,
     ReadBatches,
     ReadLedger,
     ReadLog,
@@ -232,7 +232,7 @@ class LogDriver:
 
     # Questions.
 
-    async def _answer(self, number: Number, question: Question) -> None:
+    async def _answer(self, number: QuestionNumber, question: Question) -> None:
         value: Any
         try:
             value = await self._ask(question)

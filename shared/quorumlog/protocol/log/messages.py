@@ -21,7 +21,7 @@ from quorumlog.protocol.transaction import Sealed, Transaction
 RequestKey = Any
 """A client's request, as its driver knows it: hashable."""
 
-Number = int | tuple[int, int]
+QuestionNumber = int | tuple[int, int]
 """Of a question. A machine within another one numbers its own: (tenure, number)."""
 
 Finish = Callable[[LogMetadata], LogMetadata]
@@ -292,7 +292,7 @@ class OwnerLost:
 class Ask:
     """A question; `Answered` brings the answer under the same number."""
 
-    number: Number
+    number: QuestionNumber
     question: Question
 
 
@@ -507,7 +507,7 @@ class SubmitRefused:
 class Answered:
     """The answer to a question."""
 
-    number: Number
+    number: QuestionNumber
     value: Any
     """Of the type that the question names; QuorumLogError where it failed."""
 
