@@ -27,7 +27,7 @@ from quorumlog.net.ports import MachineTimes
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol import record, writer
 from quorumlog.protocol.messages import AppendRequested, Effect, Event, Failed, Status
-from quorumlog.protocol.metadata import LedgerMetadata, LedgerWriter, State
+from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from quorumlog.wire.frames import Op, Request
 from services.gateway.engine import add_metrics
 from services.gateway.engine import handles as handles_module
@@ -398,7 +398,7 @@ async def test_a_forwarded_append_that_breaks_after_sending_is_unknown(stores: S
 async def test_another_process_at_the_writers_address_is_not_the_writer(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
-        stranger = LedgerWriter("another-instance", world.engine.writer.url)
+        stranger = Writer("another-instance", world.engine.writer.url)
 
         with pytest.raises(WriterLost):
             await world.other.peers.append(

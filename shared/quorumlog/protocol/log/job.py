@@ -116,7 +116,7 @@ class Empty:
 
 
 @dataclass(frozen=True, slots=True)
-class JobDone:
+class JobEnded:
     """The end of a job, and what its request is answered."""
 
     answer: Any = None
@@ -124,14 +124,14 @@ class JobDone:
 
 
 @dataclass(frozen=True, slots=True)
-class JobFailed:
+class JobUndone:
     """The end of a job that came to nothing. `error` is None where another owner is to do it."""
 
     error: QuorumLogError | None = None
     owner: Fate = Fate.STAYS
 
 
-JobNext = Question | Empty | JobDone | JobFailed
+JobNext = Question | Empty | JobEnded | JobUndone
 
 
 @dataclass(slots=True, eq=False)
@@ -168,7 +168,7 @@ class Job:
                 return self._begin_publication(held)
             case JobKind.ROLL:
                 if self.request is None and not held.is_roll_due(now):
-                    return JobDone()
+                    return JobEnded()
                 # An empty ledger stays.
                 return self._look(held) if held.pipe.next_entry == 0 else self._prepare(held)
 
@@ -186,14 +186,14 @@ class Job:
         """A question was answered, and the owner has not ended."""
         if isinstance(value, QuorumLogError):
             is_over = self.step in _BREAKING or isinstance(value, NoSuchLog)
-            return JobFailed(value, Fate.ENDS if is_over else Fate.STAYS)
+            return JobUndone(value, Fate.ENDS if is_over else Fate.STAYS)
         match self.step:
             case JobStep.LOOKING:
                 return self._looked(value, held)
             case JobStep.FINDING:
                 return self._found(value, held)
             case JobStep.REPEATING:
-                return JobDone(value.transaction)
+                return JobEnded(value.transaction)
             case JobStep.COUNTING:
                 return self._counted(value, held)
             case JobStep.CREATING:
@@ -233,22 +233,22 @@ class Job:
         if full is None:
             return self._ask(JobStep.COUNTING, CountBookies())
         if self.has_looked:
-            return JobFailed(full)
+            return JobUndone(full)
         return self._look(
             held
         )  # others may have truncated it since, of whom this owner did not hear
 
     def _looked(self, row: LogMetadata, held: Tenancy) -> JobNext:
         if not held.is_mine(row):
-            return JobFailed(None, Fate.ENDS)
+            return JobUndone(None, Fate.ENDS)
         held.take(row)
         self.has_looked = True
         if self.kind is JobKind.CHECK:
-            return JobDone()
+            return JobEnded()
         if self.refusal is not None:
-            return JobFailed(self.refusal)
+            return JobUndone(self.refusal)
         if held.pipe.next_entry == 0 and self.kind is JobKind.ROLL:
-            return JobDone()
+            return JobEnded()
         return self._prepare(held)
 
     def _found(self, found: Transaction, held: Tenancy) -> JobNext:
@@ -262,7 +262,7 @@ class Job:
         needed = held.log.settings.quorum.ensemble_size
         if writable < needed:
             detail = f"a roll needs {needed} bookies that take entries, {writable} do"
-            return JobFailed(NotEnoughBookies(detail, log=held.log.name))
+            return JobUndone(NotEnoughBookies(detail, log=held.log.name))
         return self._ask(JobStep.CREATING, CreateLedger(held.log))
 
     def _created(self, new: LedgerMetadata, held: Tenancy) -> JobNext:
@@ -276,7 +276,7 @@ class Job:
     def _closed(self, closed: LedgerMetadata, held: Tenancy, now: Now) -> JobNext:
         if closed.last_entry != held.pipe.next_entry - 1:
             detail = f"the ledger {held.ledger_id} ends at {closed.last_entry}"
-            return JobFailed(WriterLost(detail, log=held.log.name), Fate.ENDS)
+            return JobUndone(WriterLost(detail, log=held.log.name), Fate.ENDS)
         self.end = (held.ledger_id, held.pipe.records, closed.length or 0)
         return self._swap(held, now)
 
@@ -299,7 +299,7 @@ class Job:
         assert self.new is not None
         if isinstance(value, RowChanged):
             if not held.is_mine(value.current):
-                return JobFailed(None, Fate.ENDS)
+                return JobUndone(None, Fate.ENDS)
             held.log = value.current
             return self._name(held) if self.step is JobStep.NAMING else self._swap(held, now)
         row, answer = (
@@ -307,9 +307,9 @@ class Job:
         )
         if row is None or not is_last(row, self.new):
             # Another owner did it, or has taken over since: this one has no ledger to go on in.
-            return JobDone(NOT_OWNER if answer is None else answer, Fate.ENDS)
+            return JobEnded(NOT_OWNER if answer is None else answer, Fate.ENDS)
         held.log = row
-        return self._empty() if self.step is JobStep.NAMING else JobDone(answer, Fate.MOVES_ON)
+        return self._empty() if self.step is JobStep.NAMING else JobEnded(answer, Fate.MOVES_ON)
 
     # --- its end ---------------------------------------------------------------------------------
 

@@ -39,11 +39,11 @@ from quorumlog.protocol.log.job import (
     Empty,
     Fate,
     Job,
-    JobDone,
-    JobFailed,
+    JobEnded,
     JobKind,
     JobNext,
     JobStep,
+    JobUndone,
 )
 from quorumlog.protocol.log.messages import (
     Answered,
@@ -439,16 +439,16 @@ class Owner:
         match following:
             case Empty():
                 self.phase = OwnerPhase.DRAINING
-            case JobFailed(error, Fate.ENDS):
+            case JobUndone(error, Fate.ENDS):
                 self._end(error, now)
                 self._fail(job, error)
-            case JobFailed(error):
+            case JobUndone(error):
                 self._fail(job, error)
-            case JobDone(answer, Fate.ENDS):
+            case JobEnded(answer, Fate.ENDS):
                 self._end(None, now)
                 self._discard(job)
                 self._end_job(answer)
-            case JobDone(answer, fate):
+            case JobEnded(answer, fate):
                 if fate is Fate.MOVES_ON:
                     self._next_ledger(now)
                 self._end_job(answer)
