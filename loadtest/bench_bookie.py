@@ -41,7 +41,7 @@ from loadtest.one_bookie import (
     READ_BYTES,
     READS_IN_FLIGHT,
     RUN_ENTRIES,
-    Bookie,
+    BookieProcess,
     Filler,
     Step,
     Steps,
@@ -156,7 +156,7 @@ class Bench:
         self.report = report
         self._steps = steps
 
-    async def run(self, bookie: Bookie) -> None:
+    async def run(self, bookie: BookieProcess) -> None:
         """Fill, read, kill, start again."""
         report = self.report
         bookie.start()
@@ -183,7 +183,7 @@ class Bench:
         report.restart_s = clock() - began
         self._steps.say(f"ready {report.restart_s:.1f} s after a start that followed SIGKILL")
 
-    async def _filled(self, filler: Filler, bookie: Bookie, entries: int) -> float:
+    async def _filled(self, filler: Filler, bookie: BookieProcess, entries: int) -> float:
         step = self._steps.step(f"append {entries:,}", entries)
         samples = self.report.rss_mb
 
@@ -204,7 +204,7 @@ class Bench:
         samples.append((filler.acknowledged, round(bookie.rss_mb, 1)))
         return took
 
-    async def _read(self, filler: Filler, bookie: Bookie) -> Reads:
+    async def _read(self, filler: Filler, bookie: BookieProcess) -> Reads:
         disk = await asyncio.to_thread(disk_mb_s, bookie.data)
         step = self._steps.step("read in order", filler.next[filler.long])
         count = size = rounds = 0
@@ -230,14 +230,16 @@ class Bench:
             times[len(times) * 99 // 100] * 1000,
         )
 
-    def _note_reading(self, bookie: Bookie) -> None:
+    def _note_reading(self, bookie: BookieProcess) -> None:
         self.report.rss_reading_mb_max = max(self.report.rss_reading_mb_max, bookie.rss_mb)
 
 
 class Scattered:
     """A bookie with entries of one size: reads in order before and after a compaction."""
 
-    def __init__(self, report: Report, steps: Steps, bookie: Bookie, entry_bytes: int) -> None:
+    def __init__(
+        self, report: Report, steps: Steps, bookie: BookieProcess, entry_bytes: int
+    ) -> None:
         self._report = report
         self._steps = steps
         self._bookie = bookie
@@ -383,12 +385,12 @@ async def _measured(
         aiohttp.ClientSession() as session,
         metadata_service(stores, folder, session) as url,
     ):
-        bookie = Bookie("b1", folder / "b1", url, session)
+        bookie = BookieProcess("b1", folder / "b1", url, session)
         with _ended(bookie), Steps(console) as steps:
             await Bench(report, steps).run(bookie)
         _print_growth(report, out)
         for number, size in enumerate(sizes, start=2):
-            bookie = Bookie(f"b{number}", folder / f"b{number}", url, session)
+            bookie = BookieProcess(f"b{number}", folder / f"b{number}", url, session)
             with _ended(bookie), Steps(console) as steps:
                 await Scattered(report, steps, bookie, size).run()
         if sizes:
@@ -396,7 +398,7 @@ async def _measured(
 
 
 @contextmanager
-def _ended(bookie: Bookie) -> Iterator[None]:
+def _ended(bookie: BookieProcess) -> Iterator[None]:
     """Stop a bookie and give its disk space back; say what it logged where it failed."""
     try:
         yield

@@ -109,7 +109,7 @@ class Step:
             self._steps.say(f"{self._name}: {self._done:,}, {rate:,.0f}/s{self.note}")
 
 
-class Bookie:
+class BookieProcess:
     """The process that is measured."""
 
     def __init__(

@@ -109,8 +109,8 @@ async def _status_json(parts: AutorecoveryParts) -> dict[str, Any]:
         "concurrency": steering.concurrency,
         "working": parts.workers.working,
         "copied_bytes": parts.pace.copied_bytes,
-        "repaired": parts.done.repaired,
-        "failed": parts.done.failed,
+        "repaired": parts.counts.repaired,
+        "failed": parts.counts.failed,
         "audit_s": auditor.audit_s,
         "blocked": len(auditor.blocked_ledgers),
         "blocked_recoveries": [

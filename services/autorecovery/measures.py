@@ -52,8 +52,8 @@ class Measures(Collector):
         for name, text, value in gauges:
             yield GaugeMetricFamily(f"quorumlog_autorecovery_{name}", text, value=value)
         counters: tuple[tuple[str, str, float], ...] = (
-            ("repaired", "Repairs completed", parts.done.repaired),
-            ("failed", "Repairs that failed and will be retried", parts.done.failed),
+            ("repaired", "Repairs completed", parts.counts.repaired),
+            ("failed", "Repairs that failed and will be retried", parts.counts.failed),
             ("copied_bytes", "Bytes written to repaired members", parts.pace.copied_bytes),
             ("copied_entries", "Entries written to repaired members", parts.pace.copied_entries),
             ("checked_ledgers", "Ledgers whose copies were compared", parts.checker.checked),

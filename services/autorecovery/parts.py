@@ -28,7 +28,7 @@ from services.autorecovery.config import Config
 from services.autorecovery.losses import KnownLosses
 from services.autorecovery.pace import EndlessTimers, PacedBookies
 from services.autorecovery.steering import Steering
-from services.autorecovery.worker import Done, Workers
+from services.autorecovery.worker import RepairCounts, Workers
 from services.autorecovery.writers import Writers
 
 _HEARTBEAT_S: Final = 1.0
@@ -42,7 +42,7 @@ class AutorecoveryParts:
 
     auditor: Auditor
     checker: Checker
-    done: Done
+    counts: RepairCounts
     losses: KnownLosses
     metadata: MetadataClient
     pace: PacedBookies
@@ -74,20 +74,20 @@ async def running(config: Config) -> AsyncIterator[AutorecoveryParts]:
             MachineTimes(quorum_s=inf),
             read_bytes_max=_COPY_BYTES,
         )
-        done = Done()
+        counts = RepairCounts()
         repairs = RepairClient(metadata, name)
         steering = Steering(config, metadata, repairs, pace)
         losses = KnownLosses(HoldingsClient(directory, session))
         parts = AutorecoveryParts(
             Auditor(name, config, metadata, repairs, ports, Writers(session), steering),
             Checker(config, metadata, repairs, directory, session, losses),
-            done,
+            counts,
             losses,
             metadata,
             pace,
             repairs,
             steering,
-            Workers(repairs, directory, paced, session, done, steering, losses),
+            Workers(repairs, directory, paced, session, counts, steering, losses),
         )
         for work in (
             partial(_send_heartbeats, metadata, name, config.url),

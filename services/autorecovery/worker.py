@@ -27,7 +27,7 @@ from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.messages import Begin, CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.ranges import ranges_of
-from quorumlog.protocol.repair import FragmentRepair, Part, parts
+from quorumlog.protocol.repair import FragmentRange, FragmentRepair, fragment_ranges
 from quorumlog.wire.repair_bodies import RepairItem
 from services.autorecovery.check import ReplicaCheck
 from services.autorecovery.losses import KnownLosses
@@ -55,7 +55,7 @@ class BookieAway(NotEnoughBookies):
 
 
 @dataclass(slots=True)
-class Done:
+class RepairCounts:
     """Counts of this process since its start."""
 
     repaired: int = 0
@@ -71,12 +71,12 @@ class Workers:
         directory: Directory,
         ports: Ports,
         session: aiohttp.ClientSession,
-        done: Done,
+        counts: RepairCounts,
         steering: Steering,
         losses: KnownLosses,
     ) -> None:
         """`ports` are those of repair: paced, and without a quorum timer."""
-        self._worker = Worker(repairs, directory, ports, session, done, losses)
+        self._worker = Worker(repairs, directory, ports, session, counts, losses)
         self._repairs = repairs
         self._steering = steering
         self.working = 0
@@ -121,14 +121,14 @@ class Worker:
         directory: Directory,
         ports: Ports,
         session: aiohttp.ClientSession,
-        done: Done,
+        counts: RepairCounts,
         losses: KnownLosses,
     ) -> None:
         self._repairs = repairs
         self._directory = directory
         self._ports = ports
         self._session = session
-        self._done = done
+        self._counts = counts
         self._losses = losses
         self._replicas = ReplicaCheck(directory, session)
 
@@ -142,12 +142,12 @@ class Worker:
             except NoSuchLedger:
                 self._losses.forget(item.ledger_id)  # a deleted ledger needs no repair
             except QuorumLogError as error:
-                self._done.failed += 1
+                self._counts.failed += 1
                 log.info("repair-put-off", extra={**where, "why": f"{error.code}: {error.detail}"})
                 await self._repairs.fail(item, f"{error.code}: {error.detail}"[:500])
                 return
             await self._repairs.progress(item, item.ranges, lease_s=_LEASE_S)
-            self._done.repaired += 1
+            self._counts.repaired += 1
             log.info("repaired", extra=where)
         except VersionConflict:
             log.info("repair-taken-over", extra=where)
@@ -180,8 +180,8 @@ class Worker:
             if await self._has_later_incarnation(item.member, row.ledger_id):
                 raise BookieAway("it has just returned as a later incarnation", bookie=item.member)
             for first, last in item.ranges:
-                for part in parts(row, MissedRange(item.member, first, last)):
-                    row = await self._copy_missing(row, item.member, part)
+                for wanted in fragment_ranges(row, MissedRange(item.member, first, last)):
+                    row = await self._copy_missing(row, item.member, wanted)
             return
         if not self._may_move(item):
             names = map(member_name, row.all_members)
@@ -204,16 +204,18 @@ class Worker:
             )
             row = await self._conclude(repair, row)
 
-    async def _copy_missing(self, row: LedgerMetadata, member: str, part: Part) -> LedgerMetadata:
-        """Copy what a member lacks of a part, as it reports after a check of its disk. A member
+    async def _copy_missing(
+        self, row: LedgerMetadata, member: str, wanted: FragmentRange
+    ) -> LedgerMetadata:
+        """Copy what a member lacks of a range, as it reports after a check of its disk. A member
         that has just got its place mostly lacks nothing, so the check that its change of place has
         queued transfers no entries (rule 20a).
         """
-        missing = await self._replicas.missing_on_disk(row, member, part.first, part.last)
-        for first, last in ((part.first, part.last),) if missing is None else missing:
+        missing = await self._replicas.missing_on_disk(row, member, wanted.first, wanted.last)
+        for first, last in ((wanted.first, wanted.last),) if missing is None else missing:
             repair = FragmentRepair(
                 row,
-                fragment=part.fragment,
+                fragment=wanted.fragment,
                 leaving=member,
                 target=member,
                 first=first,

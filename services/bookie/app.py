@@ -15,7 +15,7 @@ from services.bookie.channel import MESSAGE_BYTES_MAX
 from services.bookie.config import Config
 from services.bookie.handlers import BOOKIE
 from services.bookie.routes import ROUTES
-from services.bookie.runtime import Bookie, end_process
+from services.bookie.runtime import BookieRuntime, end_process
 
 _COUNTERS: Final = (
     "log_bytes",
@@ -34,7 +34,7 @@ _COUNTERS: Final = (
 def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> web.Application:
     """Build the application. It listens at once and is ready once the bookie is registered."""
     app = web.Application(middlewares=[answers_problems], client_max_size=MESSAGE_BYTES_MAX)
-    app[BOOKIE] = Bookie(config, end=end)
+    app[BOOKIE] = BookieRuntime(config, end=end)
 
     async def live(app: web.Application) -> AsyncIterator[None]:
         app[BOOKIE].start()

@@ -54,11 +54,11 @@ from services.bookie.bodies import (
 )
 from services.bookie.index import IndexRow
 from services.bookie.pending import resolve
-from services.bookie.runtime import Bookie
+from services.bookie.runtime import BookieRuntime
 from services.bookie.scrub import ScrubProgress
 from services.bookie.store import ReadAnswer, Store
 
-BOOKIE: Final = web.AppKey("bookie", Bookie)
+BOOKIE: Final = web.AppKey("bookie", BookieRuntime)
 
 
 def _key_of(text: str, pointer: str) -> bytes:
@@ -303,12 +303,12 @@ async def put_maintenance(request: web.Request, given: Given) -> web.StreamRespo
     return await info(request, given)
 
 
-def _scrub(bookie: Bookie) -> ScrubBody:
+def _scrub(bookie: BookieRuntime) -> ScrubBody:
     progress = bookie.scrubber.progress if bookie.scrubber is not None else ScrubProgress()
     return ScrubBody(paused=bookie.pace.is_paused, **asdict(progress))
 
 
-def _limbo(bookie: Bookie, store: Store) -> LimboBody | None:
+def _limbo(bookie: BookieRuntime, store: Store) -> LimboBody | None:
     if bookie.limbo is None:
         return None
     copied = store.counters["limbo_copied_entries"]

@@ -33,7 +33,7 @@ from services.bookie.segments import Segments
 
 log = logging.getLogger(__name__)
 
-Found = list[tuple[Part, Bytes]]
+FoundParts = list[tuple[Part, Bytes]]
 """Parts and their runs."""
 
 
@@ -83,9 +83,11 @@ class Reads:
         stored = [part for part in (*wanted, *ahead) if part.body is None]
         self._advisor.submit(advise, extents(self._segments, stored))
 
-    def fetch_cached(self, ledger: StoredLedger, parts: list[Part]) -> tuple[Found, list[Extent]]:
+    def fetch_cached(
+        self, ledger: StoredLedger, parts: list[Part]
+    ) -> tuple[FoundParts, list[Extent]]:
         """The runs of parts in memory (here or in the page cache), and the others' extents."""
-        found: Found = [(part, part.body) for part in parts if part.body is not None]
+        found: FoundParts = [(part, part.body) for part in parts if part.body is not None]
         stored = [part for part in parts if part.body is None]
         wanted = extents(self._segments, stored) if stored else []
         for place, extent in enumerate(wanted):
@@ -101,11 +103,11 @@ class Reads:
     async def deliver(
         self,
         ledger: StoredLedger,
-        reading: Coroutine[Any, Any, Found],
-        answer: Callable[[Found], None],
+        reading: Coroutine[Any, Any, FoundParts],
+        answer: Callable[[FoundParts], None],
     ) -> None:
         """Wait for a read, and answer with its runs."""
-        found: Found = []
+        found: FoundParts = []
         try:
             found = await reading
         except Exception:
@@ -114,18 +116,18 @@ class Reads:
         answer(found)
 
     async def fetch_rest(
-        self, ledger: StoredLedger, found: Found, missing: list[Extent], *, is_advised: bool
-    ) -> Found:
+        self, ledger: StoredLedger, found: FoundParts, missing: list[Extent], *, is_advised: bool
+    ) -> FoundParts:
         """The runs that `fetch_cached` found, and those of the missing extents."""
         return found + await self._read(ledger, missing, is_advised=is_advised)
 
     async def fetch(
         self, ledger: StoredLedger, parts: list[Part], *, from_disk: bool = False
-    ) -> Found:
+    ) -> FoundParts:
         """The runs of parts, without damaged ones. `from_disk`: without parts that are not on disk
         yet, and never from memory (rule 20a).
         """
-        found: Found = []
+        found: FoundParts = []
         if not from_disk:
             found = [(part, part.body) for part in parts if part.body is not None]
         stored = [part for part in parts if part.body is None]
@@ -170,7 +172,7 @@ class Reads:
         *,
         is_advised: bool = False,
         from_disk: bool = False,
-    ) -> Found:
+    ) -> FoundParts:
         """The runs in these extents."""
         read = read_from_disk if from_disk else partial(read_all, is_advised=is_advised)
         work = partial(read, wanted, ledger.ledger_id)
@@ -178,7 +180,7 @@ class Reads:
         self._note_damage(ledger, [part for extent in wanted for part in extent.parts], found)
         return found
 
-    def _note_damage(self, ledger: StoredLedger, parts: list[Part], read: Found) -> None:
+    def _note_damage(self, ledger: StoredLedger, parts: list[Part], read: FoundParts) -> None:
         if len(read) == len(parts):
             return
         good = {id(part) for part, _ in read}

@@ -7,11 +7,11 @@ from typing import Final
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import (
     EntriesDropped,
+    FenceSet,
     LacKept,
     LedgerDeleted,
-    LedgerFenced,
     LimboSet,
-    Record,
+    ReplicaRecord,
     RowKept,
     RunStored,
 )
@@ -30,7 +30,7 @@ IDS_MAX: Final = 65_536
 """Deleted ledgers in one record: half a megabyte, which a replay and a scan read at once."""
 
 
-def to_log(ledger: StoredLedger, record: Record, part: Part | None) -> QueuedRecord:
+def to_log(ledger: StoredLedger, record: ReplicaRecord, part: Part | None) -> QueuedRecord:
     """Encode a record of the rules; its tag holds the ledger and the part."""
     flags = 0
     kind: Kind
@@ -39,7 +39,7 @@ def to_log(ledger: StoredLedger, record: Record, part: Part | None) -> QueuedRec
         case RunStored():
             kind, parts = Kind.RUN, (_key(record.ledger_key), record.run.body)
             flags = REPLACES if record.replaces else 0
-        case LedgerFenced():
+        case FenceSet():
             kind, parts = Kind.FENCE, (_key(record.ledger_key),)
         case LacKept():
             lac = _LAC.pack(record.last_add_confirmed)
@@ -91,7 +91,7 @@ def apply_stored(ledger: StoredLedger, placed: Placed) -> None:
             part.segment, part.offset = placed.segment, stored.offset
             part.size, part.crc, part.body = stored.size, stored.crc, None
         case Kind.FENCE:
-            ledger.replica.apply(LedgerFenced(key))
+            ledger.replica.apply(FenceSet(key))
         case Kind.LAC:
             (lac,) = _LAC.unpack(stored.body[KEY_BYTES:])
             ledger.replica.apply(LacKept(lac, key))

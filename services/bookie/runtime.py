@@ -56,7 +56,7 @@ def end_process(status: int, message: str) -> None:
     os._exit(status)
 
 
-class Bookie:
+class BookieRuntime:
     """One bookie. `store` is set once it serves."""
 
     def __init__(self, config: Config, *, end: Callable[[int, str], None] = end_process) -> None:

@@ -45,7 +45,7 @@ from services.bookie.moves import Moves
 from services.bookie.options import StoreOptions
 from services.bookie.parts import split_run
 from services.bookie.pending import PendingWrites, resolve
-from services.bookie.reads import Found, Reads
+from services.bookie.reads import FoundParts, Reads
 from services.bookie.replay import Replayed, replay_log
 from services.bookie.segments import Segments, sync_directory
 from services.bookie.writer import LogWriter, Position
@@ -311,7 +311,7 @@ class Store:
 
         unknown = ReadAnswer(Status.UNKNOWN, NO_ENTRY, None, ())
 
-        def answer(found: Found) -> None:
+        def answer(found: FoundParts) -> None:
             told = unknown
             try:
                 body = join(found, asked.first, known_to, bytes_max) if found else None

@@ -33,7 +33,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-Directory = Annotated[
+DirectoryArgument = Annotated[
     Path, typer.Argument(help="the bookie's DATA_DIR", exists=True, file_okay=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="for programs: JSON instead of tables")]
@@ -79,7 +79,7 @@ def _cookie(directory: Path) -> LocalCookie | None:
 
 
 @app.command()
-def verify(directory: Directory, *, json: AsJson = False) -> None:
+def verify(directory: DirectoryArgument, *, json: AsJson = False) -> None:
     """Read the whole log and check each part of the index. Exit status 1: something is wrong."""
     with _locked(directory):
         report = verify_directory(directory, _with_bar, _parts_with_bar)
@@ -108,7 +108,7 @@ def verify(directory: Directory, *, json: AsJson = False) -> None:
 
 
 @app.command()
-def dump(directory: Directory, *, json: AsJson = False) -> None:
+def dump(directory: DirectoryArgument, *, json: AsJson = False) -> None:
     """List the log's records without payloads, and its problems. Exit status 1: there are some."""
     with _locked(directory):
         is_right = True
@@ -125,7 +125,7 @@ def dump(directory: Directory, *, json: AsJson = False) -> None:
 
 
 @app.command("rebuild-index")
-def rebuild_index(directory: Directory, *, json: AsJson = False) -> None:
+def rebuild_index(directory: DirectoryArgument, *, json: AsJson = False) -> None:
     """Rebuild the index from the log. Exit status 1: the log is damaged; the index is unchanged."""
     lock = _lock_or_exit(directory)
     numbers = Segments(directory / "log", 0).numbers()
@@ -187,7 +187,7 @@ def _index_aside(directory: Path) -> Iterator[None]:
 
 @app.command()
 def salvage(
-    directory: Directory,
+    directory: DirectoryArgument,
     *,
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
     json: AsJson = False,

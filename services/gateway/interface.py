@@ -63,7 +63,7 @@ class LedgerPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
+class EntriesAppended:
     """Entries first..last are acknowledged."""
 
     first: int
@@ -127,7 +127,7 @@ class EngineInterface(Protocol):
         *,
         password: str | None = None,
         expect: int | None = None,
-    ) -> Appended:
+    ) -> EntriesAppended:
         """Append payloads as contiguous entries; returns when they are acknowledged."""
         ...
 

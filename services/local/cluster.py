@@ -49,7 +49,7 @@ class StartTimeout(ClusterError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServicePlace:
     """Where a process runs, for tests that put some elsewhere."""
 
     host: str = "127.0.0.1"
@@ -63,7 +63,7 @@ class Surroundings:
 
     environment: Mapping[str, str] = field(default_factory=dict)
     """Further settings of the services."""
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, ServicePlace] = field(default_factory=dict)
     """By the name of the service."""
     reach: Callable[[str], Awaitable[str]] | None = None
     """Maps the URL (or DSN) of an embedded database to one that leads there, through a proxy say."""
@@ -265,8 +265,8 @@ class LocalCluster:
         is_up = partial(_answers, f"{url}/health/{health}")
         self._launch(Program(name, argv, env | own, ROOT), url, is_up)
 
-    def _place(self, name: str) -> Place:
-        return self._around.places.get(name, Place())
+    def _place(self, name: str) -> ServicePlace:
+        return self._around.places.get(name, ServicePlace())
 
     def _launch(self, program: Program, url: str, is_up: Callable[[], Awaitable[bool]]) -> None:
         service = Service(program, self._logs / f"{program.name}.log", url, is_up)

@@ -289,12 +289,12 @@ class RowStore:
 S = TypeVar("S", bound=RowStore)
 Method = Callable[Concatenate[S, Connection, P], Awaitable[T]]
 """A store's method as it is written, with a connection."""
-Call = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
+ConnectedCall = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
 """A store's method as it is called, without one."""
 
 
-def _connected_by(name: str) -> Callable[[Method[S, P, T]], Call[S, P, T]]:
-    def decorated(method: Method[S, P, T]) -> Call[S, P, T]:
+def _connected_by(name: str) -> Callable[[Method[S, P, T]], ConnectedCall[S, P, T]]:
+    def decorated(method: Method[S, P, T]) -> ConnectedCall[S, P, T]:
         @wraps(method)
         async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
             connect: Callable[[Callable[[Connection], Awaitable[T]]], Awaitable[T]]

@@ -26,7 +26,7 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from quorumlog.wire.repair_bodies import RepairItem
 from services.autorecovery.losses import KnownLosses
-from services.autorecovery.worker import Done, Worker
+from services.autorecovery.worker import RepairCounts, Worker
 from services.bookie.store import Store
 from tests.bookie.support import KEY, add, ids_of, read, run_of
 from tests.bookie.test_channel import serving as bookie
@@ -165,7 +165,7 @@ async def two_bookies(state: BookieState) -> AsyncIterator[Two]:
             times = MachineTimes(quorum_s=PATIENT_S, hedge_s=PATIENT_S)
             ports = Ports(bookies, row, directory, timers, tasks, times)
             losses = KnownLosses(HoldingsClient(directory, session))
-            parts: Any = (None, directory, ports, session, Done(), losses)
+            parts: Any = (None, directory, ports, session, RepairCounts(), losses)
             yield Two(Worker(*parts), {name: one.store for name, one in served.items()}, row)
             await tasks.close()
             timers.close()

@@ -12,7 +12,7 @@ from quorumlog.protocol.metadata import Repair as PendingRepair
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList
 from quorumlog.wire.repair_bodies import RepairItem
-from services.autorecovery.worker import BookieAway, Done, Worker
+from services.autorecovery.worker import BookieAway, RepairCounts, Worker
 
 ROW = LedgerMetadata(
     7,
@@ -42,7 +42,7 @@ async def worker_of(*known: BookieInfo) -> Worker:
 
     directory = Directory(fetch)
     await directory.refresh()
-    parts: Any = (None, directory, RowPorts(), None, Done(), None)
+    parts: Any = (None, directory, RowPorts(), None, RepairCounts(), None)
     return Worker(*parts)
 
 

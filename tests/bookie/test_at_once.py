@@ -19,7 +19,7 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.replica import AddAsked, Verdict
 from services.bookie.config import Config
 from services.bookie.index import Index
-from services.bookie.runtime import Bookie
+from services.bookie.runtime import BookieRuntime
 from services.bookie.store import Store
 from tests.bookie.support import (
     KEY,
@@ -390,7 +390,7 @@ async def test_damage_not_replaced_before_the_stop_is_not_denied_after_it(
 
 async def test_a_bookie_stopped_while_it_enters_limbo_closes_its_log_cleanly(root: Path) -> None:
     """It has begun to write, and does not serve yet."""
-    bookie = Bookie(
+    bookie = BookieRuntime(
         Config.read(
             {
                 "PORT": "1",

@@ -30,7 +30,7 @@ from services.bookie.channel import Peer
 from services.bookie.config import Config
 from services.bookie.handlers import BOOKIE
 from services.bookie.routes import ROUTES
-from services.bookie.runtime import Bookie
+from services.bookie.runtime import BookieRuntime
 from services.bookie.store import Store
 from tests.bookie.support import KEY, ME, add, entry_of, run_of, started
 from tests.support.waiting import DEADLINE_S, until
@@ -43,7 +43,7 @@ class Served:
     """A bookie that serves, and who talks to it."""
 
     url: str
-    bookie: Bookie
+    bookie: BookieRuntime
     store: Store
     client: BookieClient
     session: aiohttp.ClientSession
@@ -83,7 +83,7 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
         }
     )
     app = web.Application(middlewares=[answers_problems])
-    app[BOOKIE] = bookie = Bookie(config)
+    app[BOOKIE] = bookie = BookieRuntime(config)
     app[RECEIVING] = Receiving()
     app[HOSTS] = Hosts()
     add_routes(app, ROUTES)

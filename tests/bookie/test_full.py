@@ -80,7 +80,7 @@ def _is_written(fd: int, size: int) -> bool:
         return False
 
 
-class Writer:
+class RunAdder:
     """Adds runs, and knows which of them were acknowledged."""
 
     def __init__(self, store: Store) -> None:
@@ -129,14 +129,14 @@ class Writer:
 
 
 @pytest.fixture
-async def writer(disk: Path) -> AsyncIterator[Writer]:
-    writer = Writer(started(disk / "d", OPTIONS))
+async def writer(disk: Path) -> AsyncIterator[RunAdder]:
+    writer = RunAdder(started(disk / "d", OPTIONS))
     yield writer
     await writer.store.stop()
 
 
 async def test_a_full_disk_makes_the_bookie_read_only_and_loses_nothing(
-    disk: Path, writer: Writer
+    disk: Path, writer: RunAdder
 ) -> None:
     store = writer.store
     with filled(disk):
@@ -154,7 +154,7 @@ async def test_a_full_disk_makes_the_bookie_read_only_and_loses_nothing(
 
 
 async def test_without_a_free_block_fences_hold_and_queued_records_are_written_later(
-    disk: Path, writer: Writer
+    disk: Path, writer: RunAdder
 ) -> None:
     store = writer.store
     for _ in range(5):
@@ -179,7 +179,7 @@ async def test_without_a_free_block_fences_hold_and_queued_records_are_written_l
 
 
 async def test_a_checkpoint_without_room_fails_and_the_next_one_catches_up(
-    disk: Path, writer: Writer
+    disk: Path, writer: RunAdder
 ) -> None:
     store = writer.store
     for _ in range(20):
@@ -198,7 +198,7 @@ async def test_a_checkpoint_without_room_fails_and_the_next_one_catches_up(
 
 
 async def test_a_bookie_starts_on_a_full_disk_and_denies_nothing(
-    disk: Path, writer: Writer
+    disk: Path, writer: RunAdder
 ) -> None:
     for _ in range(20):
         await writer.add()
@@ -213,7 +213,7 @@ async def test_a_bookie_starts_on_a_full_disk_and_denies_nothing(
     await writer.check(writer.store)
 
 
-async def test_garbage_is_freed_on_a_full_disk(disk: Path, writer: Writer) -> None:
+async def test_garbage_is_freed_on_a_full_disk(disk: Path, writer: RunAdder) -> None:
     store = writer.store
     for number in range(60):
         ids = range(number * RUN, number * RUN + RUN)

@@ -12,15 +12,15 @@ from quorumlog.protocol.replica import (
     AddAsked,
     EntriesDropped,
     FenceAsked,
+    FenceSet,
     LacAsked,
     LacKept,
     LacTold,
     LedgerDeleted,
-    LedgerFenced,
     LimboSet,
     ReadAsked,
-    Record,
     Replica,
+    ReplicaRecord,
     RunStored,
 )
 from tests.support.replicas import HeldEntries, ask, memory_replica, replay
@@ -123,7 +123,7 @@ def test_a_fence_is_told_when_its_record_is_synced_the_second_time_too() -> None
     first = ask(replica, FenceAsked(ME, KEY))
     second = ask(replica, FenceAsked(ME, KEY))
 
-    assert (first.status, first.after, first.records) == (Status.OK, 2, (LedgerFenced(KEY),))
+    assert (first.status, first.after, first.records) == (Status.OK, 2, (FenceSet(KEY),))
     assert (second.status, second.after, second.records) == (Status.OK, 2, ())
 
 
@@ -266,7 +266,7 @@ def test_records_may_be_replayed_in_any_order() -> None:
     records = (
         RunStored(run_of(0, 2), KEY),
         RunStored(run_of(4, lac=1), KEY),
-        LedgerFenced(KEY),
+        FenceSet(KEY),
         LacKept(3, KEY),
         LimboSet(1, limbo=True),
         LimboSet(2, limbo=False),
@@ -296,9 +296,9 @@ REQUESTS = (
 
 def test_a_deleted_ledger_is_deleted_in_whatever_order_its_records_come() -> None:
     """Rule 16a: nothing that is said of it before or after defines or denies anything."""
-    records: tuple[Record, ...] = (
+    records: tuple[ReplicaRecord, ...] = (
         RunStored(run_of(0, 2), KEY),
-        LedgerFenced(OTHER_KEY),
+        FenceSet(OTHER_KEY),
         LacKept(3, KEY),
         LimboSet(1, limbo=True),
         EntriesDropped(KEY),

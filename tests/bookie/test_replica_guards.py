@@ -9,10 +9,10 @@ from quorumlog.protocol.record import merge
 from quorumlog.protocol.replica import (
     AddAsked,
     FenceAsked,
+    FenceSet,
     LacAsked,
     LacKept,
     LacTold,
-    LedgerFenced,
     LimboSet,
     ReadAsked,
     RunStored,
@@ -142,7 +142,7 @@ def test_what_is_said_again_is_what_is_known_and_no_more() -> None:
     replica.set_limbo(limbo=True)
     before = replica.accepted_count
     again = replica.repeated().records
-    assert again == (LedgerFenced(KEY), LacKept(5, KEY), LimboSet(1, True))
+    assert again == (FenceSet(KEY), LacKept(5, KEY), LimboSet(1, True))
     assert replica.accepted_count == before + 3
     replica.synced(before + 3)
     twin = replay(ME, again)

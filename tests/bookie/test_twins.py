@@ -37,7 +37,7 @@ from services.bookie.log import SegmentHead
 from services.bookie.registration import Displaced, Registration
 from services.bookie.replay import Replayed
 from services.bookie.routes import ROUTES
-from services.bookie.runtime import Bookie
+from services.bookie.runtime import BookieRuntime
 from services.bookie.writer import Position
 from services.local.process import stop
 from tests.bookie.support import KEY, run_of
@@ -335,7 +335,7 @@ async def answering(port: int, process: str, name: str = "b1") -> AsyncIterator[
         "DATA_DIR": "/nowhere",
         "METADATA_URLS": "http://127.0.0.1:1",
     }
-    app[BOOKIE] = Bookie(Config.read(settings))
+    app[BOOKIE] = BookieRuntime(Config.read(settings))
     app[BOOKIE].process = process
     app[RECEIVING] = Receiving()
     app[HOSTS] = Hosts()

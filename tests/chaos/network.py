@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from services.local.cluster import Place
+from services.local.cluster import ServicePlace
 from tests.chaos.machine import call
 
 Link = tuple[str, str]
@@ -79,12 +79,12 @@ class Network:
         """All hosts."""
         return list(self._hosts)
 
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, ServicePlace]:
         """Where the services run."""
         places = {}
         for host in self._hosts.values():
             prefix = () if host.is_root else ("nsenter", f"--net=/run/netns/{host.name}")
-            places[host.name] = Place(host.address, prefix)
+            places[host.name] = ServicePlace(host.address, prefix)
         return places
 
     def cut(self, links: Iterable[Link]) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from loadtest.cluster import Cluster
 from quorumlog.cli.ends import EndedEarly
-from quorumlog.cli.pipes import Places, Submit, send, write
+from quorumlog.cli.pipes import Places, SubmitPayloads, send, write
 from quorumlog.client import Client, ConnectionLost
 from quorumlog.errors import NOT_DONE
 from services.local.process import Become, in_child
@@ -200,7 +200,7 @@ async def test_what_trickles_in_is_appended_as_it_comes_and_ctrl_c_is_clean(
 Futures = list[asyncio.Future[Places]]
 
 
-def submits(asked: Futures) -> Submit:
+def submits(asked: Futures) -> SubmitPayloads:
     async def submit(_group: Sequence[bytes]) -> asyncio.Future[Places]:
         asked.append(asyncio.get_running_loop().create_future())
         return asked[-1]

@@ -16,7 +16,7 @@ from quorumlog.protocol.replica import FenceAsked, ReadAsked, Replica, Verdict
 from tests.support.replicas import HeldEntries, add_asked, ask, memory_replica
 
 
-class Bookie:
+class ModelBookie:
     """One bookie. `held` are the ids that it ever held, lost ones included."""
 
     def __init__(self, name: str, incarnation: int, replica: Replica, held: frozenset[int]) -> None:
@@ -26,12 +26,12 @@ class Bookie:
         self.held = held
 
     @classmethod
-    def new(cls, name: str) -> "Bookie":
+    def new(cls, name: str) -> "ModelBookie":
         """A bookie that has never seen the ledger."""
         return cls(name, 1, memory_replica(member_of(name, 1)), frozenset())
 
-    def copy(self) -> "Bookie":
-        return Bookie(self.name, self.incarnation, self.replica.copy(), self.held)
+    def copy(self) -> "ModelBookie":
+        return ModelBookie(self.name, self.incarnation, self.replica.copy(), self.held)
 
     def key(self) -> tuple[object, ...]:
         return (self.name, self.incarnation, self.held, self.replica.key())

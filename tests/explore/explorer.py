@@ -27,8 +27,8 @@ from quorumlog.protocol.messages import (
     FindBookies,
     MetadataAnswered,
     ReadMetadata,
-    RecoverLedger,
     RecoverRequested,
+    RecoveryNeeded,
     Repaired,
     SendAdd,
     SendFence,
@@ -42,7 +42,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.recovery import Phase
 from quorumlog.protocol.writer import WriterState
 from tests.explore.judge import Judge, broken_if
-from tests.explore.parts import AT_STORE, AT_TIMER, WRITER, Broken, Message, Parts
+from tests.explore.parts import AT_STORE, AT_TIMER, WRITER, Broken, LedgerParts, Message
 from tests.explore.scope import Scope
 from tests.explore.search import FOREVER, Result, Space, search
 from tests.explore.symmetry import Symmetry
@@ -85,7 +85,7 @@ class Explorer:
         self._begin(is_symmetric=not scope.is_striped)
 
     def _begin(self, *, is_symmetric: bool) -> None:
-        self.parts = parts = Parts(self.scope)
+        self.parts = parts = LedgerParts(self.scope)
         self.symmetry = Symmetry(parts, is_trivial=not is_symmetric)
         self.judge = Judge(parts)
         self.kept: set[int] = set()
@@ -269,7 +269,7 @@ class Explorer:
                         sends |= 1 << message("timer", client, TimerFired(timer, tag))
                 case Confirmed(first, last):
                     confirms = first * 1000 + last
-                case Failed() | Closed() | Repaired() | RecoverLedger() | EntriesRead():
+                case Failed() | Closed() | Repaired() | RecoveryNeeded() | EntriesRead():
                     pass
         return after, sends, confirms
 

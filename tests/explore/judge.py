@@ -2,15 +2,15 @@
 
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import LedgerMetadata
-from tests.explore.bookies import Bookie
-from tests.explore.parts import Broken, Parts
+from tests.explore.bookies import ModelBookie
+from tests.explore.parts import Broken, LedgerParts
 from tests.support import invariants
 
 
 class Judge:
     """Rules over the whole world: I1, I2, I4, I9, I21, I22."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: LedgerParts) -> None:
         self.parts = parts
         self._copies: dict[tuple[int, tuple[int, ...], int], str | None] = {}
 
@@ -31,7 +31,7 @@ class Judge:
         names, values = self.parts.names, self.parts.bookies.values
 
         def has_held(member: str, entry_id: int) -> bool:
-            bookie: Bookie = values[bookies[names.index(member_name(member))]]
+            bookie: ModelBookie = values[bookies[names.index(member_name(member))]]
             return bool(bookie.ever_held(entry_id))
 
         return invariants.acked_reaches_quorum(row, range(acked + 1), has_held)

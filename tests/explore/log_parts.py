@@ -36,7 +36,7 @@ from quorumlog.protocol.log.messages import (
     SwapLog,
     Wait,
 )
-from quorumlog.protocol.log.route import Route
+from quorumlog.protocol.log.route import LogRoute
 from quorumlog.protocol.transaction import (
     Sealed,
     Transaction,
@@ -91,9 +91,9 @@ class LogParts:
 
     def new_machine(self, life: Life) -> int:
         """The machine of a process that has just begun."""
-        return self._machine(Route("log", writer_of(life).id, settle_s=1.0))
+        return self._machine(LogRoute("log", writer_of(life).id, settle_s=1.0))
 
-    def _machine(self, machine: Route) -> int:
+    def _machine(self, machine: LogRoute) -> int:
         return self.machines.number(snapshot(machine), machine)
 
     def step(self, machine: int, event: Event) -> tuple[int, tuple[Any, ...]]:

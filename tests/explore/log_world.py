@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import ProducerSeq, Record
-from quorumlog.protocol.log.messages import Append, LedgerEnd, LogAppended
+from quorumlog.protocol.log.messages import Append, LedgerEnd, RecordsAppended
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
 
@@ -64,7 +64,7 @@ class World(NamedTuple):
     """Requests that one process forwarded to another: who asked, under which number, and whom."""
     sent: tuple[tuple[str, int], ...] = ()
     """How often each request was sent, and how often each bounded event happened."""
-    acked: frozenset[tuple[str, LogAppended]] = frozenset()
+    acked: frozenset[tuple[str, RecordsAppended]] = frozenset()
     refused: frozenset[str] = frozenset()
     """Records without a producer that certainly were not appended."""
     kills: int = 0

@@ -34,11 +34,11 @@ from quorumlog.protocol.log.messages import (
     ForceAsked,
     Forward,
     HeadLearned,
-    LogAppended,
     OwnerLost,
     Publish,
     PublishAsked,
     ReadLog,
+    RecordsAppended,
     RecoverLedger,
     Relay,
     Resolve,
@@ -288,7 +288,7 @@ class LogExplorer:
             world = world._replace(forwards=world.forwards - {(asker, number, life)})
             return self._parts.with_message(world, asker, Answered(number, answer))
         self._judge.answer(world, answer)
-        if isinstance(answer, LogAppended):
+        if isinstance(answer, RecordsAppended):
             told = replace(answer, is_duplicate=False)
             return world._replace(acked=world.acked | {(request, told)})
         if self._judge.is_refused(request, answer):

@@ -14,8 +14,8 @@ from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.recovery import Recovery
-from quorumlog.protocol.writer import Writer
-from tests.explore.bookies import Bookie
+from quorumlog.protocol.writer import LedgerWriter
+from tests.explore.bookies import ModelBookie
 from tests.explore.scope import Scope
 from tests.sim.world import tell
 
@@ -61,7 +61,7 @@ class Interned:
         return found
 
 
-class Parts:
+class LedgerParts:
     """The machines that ship, and the steps that they took."""
 
     def __init__(self, scope: Scope) -> None:
@@ -97,10 +97,10 @@ class Parts:
         """How a machine's state came to be: from which one, by what event."""
         self.bookie_made_by: dict[int, tuple[int, int | None]] = {}
         """The same of a bookie's: by which message, by DELETION, or by a loss."""
-        self.writer = self._machine(Writer(self.metadata, Codec(DigestKind.CRC32C)))
+        self.writer = self._machine(LedgerWriter(self.metadata, Codec(DigestKind.CRC32C)))
         self.idle = self._machine(Recovery(read_entries=scope.entries + 1))
         self.fresh = tuple(
-            self.bookies.number(bookie.key(), bookie) for bookie in map(Bookie.new, self.names)
+            self.bookies.number(bookie.key(), bookie) for bookie in map(ModelBookie.new, self.names)
         )
 
     def _machine(self, machine: Any) -> int:
@@ -142,7 +142,7 @@ class Parts:
         """The real verdict of a bookie, once for each of its states and requests."""
         known = self.answers.get((bookie, number))
         if known is None:
-            copy: Bookie = self.bookies.values[bookie].copy()
+            copy: ModelBookie = self.bookies.values[bookie].copy()
             event = copy.answer(self.messages.values[number].what)
             count = len(self.bookies.values)
             after = self.bookies.number(copy.key(), copy)
@@ -155,7 +155,7 @@ class Parts:
         """The bookie with a new disk."""
         known = self.losses.get(bookie)
         if known is None:
-            copy: Bookie = self.bookies.values[bookie].copy()
+            copy: ModelBookie = self.bookies.values[bookie].copy()
             copy.lose_all()
             count = len(self.bookies.values)
             known = self.losses[bookie] = self.bookies.number(copy.key(), copy)
@@ -172,7 +172,7 @@ class Parts:
         """The bookie after it dropped the ledger, which has a tombstone."""
         known = self.deletions.get(bookie)
         if known is None:
-            copy: Bookie = self.bookies.values[bookie].copy()
+            copy: ModelBookie = self.bookies.values[bookie].copy()
             copy.delete()
             count = len(self.bookies.values)
             known = self.deletions[bookie] = self.bookies.number(copy.key(), copy)

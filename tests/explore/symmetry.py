@@ -31,7 +31,7 @@ from quorumlog.protocol.messages import (
     UpdateMetadata,
 )
 from quorumlog.protocol.metadata import LedgerMetadata
-from tests.explore.parts import DELETION, Message, Parts
+from tests.explore.parts import DELETION, LedgerParts, Message
 
 _BITS = 16
 
@@ -39,7 +39,9 @@ _BITS = 16
 class Naming:
     """One way to name bookies and recoverers anew."""
 
-    def __init__(self, parts: Parts, places: tuple[int, ...], clients: tuple[int, ...]) -> None:
+    def __init__(
+        self, parts: LedgerParts, places: tuple[int, ...], clients: tuple[int, ...]
+    ) -> None:
         """The bookie at position p goes to `places[p]`, client c becomes `clients[c]`."""
         self.parts = parts
         self.places = places
@@ -191,7 +193,7 @@ class Naming:
 class Symmetry:
     """All namings of a world. The first one changes nothing."""
 
-    def __init__(self, parts: Parts, *, is_trivial: bool) -> None:
+    def __init__(self, parts: LedgerParts, *, is_trivial: bool) -> None:
         size, count = parts.scope.shape[0], parts.scope.recoverers
         places = list(itertools.permutations(range(size)))
         recoverers = list(itertools.permutations(range(1, count + 1)))

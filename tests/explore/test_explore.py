@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quorumlog.protocol.messages import AddAnswered
-from quorumlog.protocol.writer import Writer
+from quorumlog.protocol.writer import LedgerWriter
 from tests.explore.explorer import Explorer, World
 from tests.explore.logs import LogExplorer
 from tests.explore.parts import Broken
@@ -52,13 +52,13 @@ def test_worlds_that_differ_in_names_stand_for_each_other(shape: tuple[int, int,
 def test_a_machine_that_prefers_a_bookie_is_searched_under_every_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answered = Writer._add_answered
+    answered = LedgerWriter._add_answered
 
-    def deaf(self: Writer, event: AddAnswered) -> None:
+    def deaf(self: LedgerWriter, event: AddAnswered) -> None:
         if event.position:
             answered(self, event)
 
-    monkeypatch.setattr(Writer, "_add_answered", deaf)
+    monkeypatch.setattr(LedgerWriter, "_add_answered", deaf)
 
     result = Explorer(SMALL).run()
 

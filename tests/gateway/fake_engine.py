@@ -24,9 +24,9 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Codec, make
 from quorumlog.wire.bodies import BookieInfo, BookieList
 from services.gateway.interface import (
-    Appended,
     Confirmation,
     EngineInterface,
+    EntriesAppended,
     EntryResult,
     LacSource,
     LedgerOptions,
@@ -121,7 +121,7 @@ class FakeEngine(EngineInterface):
         *,
         password: str | None = None,
         expect: int | None = None,
-    ) -> Appended:
+    ) -> EntriesAppended:
         if self.gate is not None:
             self.appending += 1
             await self.gate.wait()
@@ -138,7 +138,7 @@ class FakeEngine(EngineInterface):
         entries.extend(payloads)
         async with self.changed:
             self.changed.notify_all()
-        return Appended(first, len(entries) - 1, len(entries) - 1)
+        return EntriesAppended(first, len(entries) - 1, len(entries) - 1)
 
     async def transaction_of(self, ledger_id: int) -> str | None:
         del ledger_id

@@ -9,13 +9,13 @@ from quorumlog.errors import Overloaded, UnexpectedEntryId
 from services.gateway.edge.limits import Limits
 from services.gateway.edge.pipe import Pipe
 from services.gateway.edge.room import Room
-from services.gateway.interface import Appended, LedgerOptions
+from services.gateway.interface import EntriesAppended, LedgerOptions
 from tests.gateway.fake_engine import FakeEngine
 from tests.support.waiting import until
 
 
 def _to(engine: FakeEngine, room: Room, ledger_id: int, expect: int | None = None) -> Pipe[bytes]:
-    async def append(payloads: Sequence[bytes], expect: int | None) -> Appended:
+    async def append(payloads: Sequence[bytes], expect: int | None) -> EntriesAppended:
         return await engine.append(ledger_id, payloads, expect=expect)
 
     return Pipe(append, room, size=len, expect=expect)

@@ -13,7 +13,7 @@ from typing import NoReturn
 from quorumlog.protocol import batch
 from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.metadata import State
-from services.gateway.logs.values import LogAppended
+from services.gateway.logs.values import RecordsAppended
 from tests.logs.model import Cluster, Ledger
 from tests.support.log_history import Checker, Event, LogHistory
 
@@ -110,7 +110,7 @@ class Judge(LogHistory):
         """A client begins to send a request."""
         return Sent(token or 0, self.token, frozenset(self._cluster.deleted))
 
-    def appended(self, sent: "Sent", done: LogAppended) -> None:
+    def appended(self, sent: "Sent", done: RecordsAppended) -> None:
         """A client was told where its records are."""
         self.deleted_takes_nothing(sent, done)
         self.end_covers_what_is_told(done)
@@ -128,7 +128,7 @@ class Judge(LogHistory):
         if item is None or item.ledger_id != ledger.row.ledger_id:
             self.violated(f"I32: ledger {ledger.row.ledger_id} is written, but not named last")
 
-    def deleted_takes_nothing(self, sent: "Sent", done: LogAppended) -> None:
+    def deleted_takes_nothing(self, sent: "Sent", done: RecordsAppended) -> None:
         """I1, I32: nothing is appended to a ledger that was deleted before (rule 16a). What a repeat
         is told may lie in one.
 
@@ -139,7 +139,7 @@ class Judge(LogHistory):
                 f"I1: offset {done.first_offset} is in ledger {done.ledger_id}, deleted before"
             )
 
-    def end_covers_what_is_told(self, done: LogAppended) -> None:
+    def end_covers_what_is_told(self, done: RecordsAppended) -> None:
         """I1: what is acknowledged is not beyond the end of its ledger, were that deleted since.
 
         Source: TLA NoDivergenceBetweenClientAndMetaData.

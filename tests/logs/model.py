@@ -43,13 +43,13 @@ from quorumlog.protocol.transaction import (
     TransactionState,
 )
 from quorumlog.wire.bodies import BookieInfo, BookieList
-from services.gateway.interface import Appended, Confirmation, LedgerOptions, ReadResult
+from services.gateway.interface import Confirmation, EntriesAppended, LedgerOptions, ReadResult
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import LogTimes
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.transactions import Transactions
-from services.gateway.logs.values import Append, LogAppended, Publish, ReadRecord
+from services.gateway.logs.values import Append, Publish, ReadRecord, RecordsAppended
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class Ledger:
     row: LedgerMetadata
     entries: list[bytes] = field(default_factory=list)
     """Acknowledged; once CLOSED, all there is."""
-    in_flight: list[tuple[bytes, asyncio.Future[Appended]]] = field(default_factory=list)
+    in_flight: list[tuple[bytes, asyncio.Future[EntriesAppended]]] = field(default_factory=list)
     since_s: float = 0.0
     """When it was made, or its log let go of it; long ago where its transaction was ended."""
     drops_at: float = float("inf")
@@ -368,7 +368,7 @@ class Gateway:
 
     def submit(
         self, ledger_id: int, payloads: Sequence[bytes], *, expect: int | None = None
-    ) -> asyncio.Future[Appended]:
+    ) -> asyncio.Future[EntriesAppended]:
         if ledger_id in self.unheard_of:
             return self._submit_to_deleted(ledger_id, expect)
         ledger = self.cluster.ledger(ledger_id)
@@ -377,7 +377,7 @@ class Gateway:
             return self._refused(LedgerFenced(ledger_id=ledger_id, outcome="not-done"))
         assert expect == len(ledger.entries) + len(ledger.in_flight)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Appended] = loop.create_future()
+        future: asyncio.Future[EntriesAppended] = loop.create_future()
         for payload in payloads:
             if self.cluster.watch is not None:
                 self.cluster.watch.submitted(ledger)
@@ -387,31 +387,33 @@ class Gateway:
         # They are confirmed in order: the last one's answer is that of all.
         return self._pumped(_from(future, expect))
 
-    def _submit_to_deleted(self, ledger_id: int, expect: int | None) -> asyncio.Future[Appended]:
+    def _submit_to_deleted(
+        self, ledger_id: int, expect: int | None
+    ) -> asyncio.Future[EntriesAppended]:
         """This process takes the ledger for its own, and bookies decide (rule 16a)."""
         ledger = self.cluster.deleted[ledger_id]
         is_known = not self.cluster.forgets_deleted or self.cluster.now() < ledger.drops_at
         if is_known:
             return self._refused(LedgerFenced(ledger_id=ledger_id), is_verified=True)
 
-        async def defined_anew() -> Appended:
+        async def defined_anew() -> EntriesAppended:
             assert expect is not None
             await self.step()
             await self.step()
-            return Appended(expect, expect, expect)
+            return EntriesAppended(expect, expect, expect)
 
         return self._pumped(defined_anew())
 
     def _refused(
         self, error: LedgerFenced, *, is_verified: bool = False
-    ) -> asyncio.Future[Appended]:
+    ) -> asyncio.Future[EntriesAppended]:
         """Its handle may know already that it is over, or hear of it from bookies; `is_verified`:
         it believes that once it has read the row (rule 9).
         """
         if not is_verified and self.cluster.knows_end():
             raise error
 
-        async def told() -> Appended:
+        async def told() -> EntriesAppended:
             await self.step()
             if is_verified:
                 until = max(self.unasked_until, self.unheard_until)
@@ -420,7 +422,9 @@ class Gateway:
 
         return self._pumped(told())
 
-    def _pumped(self, work: Coroutine[Any, Any, Appended]) -> asyncio.Future[Appended]:
+    def _pumped(
+        self, work: Coroutine[Any, Any, EntriesAppended]
+    ) -> asyncio.Future[EntriesAppended]:
         task = asyncio.create_task(work)
         self.pumps.add(task)
         task.add_done_callback(self.pumps.discard)
@@ -435,7 +439,7 @@ class Gateway:
             last = len(ledger.entries) - 1
             await self.step()
             if not future.done():
-                future.set_result(Appended(last, last, last))
+                future.set_result(EntriesAppended(last, last, last))
 
     async def read(
         self,
@@ -543,9 +547,9 @@ class Gateway:
         return [gateway.writer for gateway in self.cluster.gateways.values()]
 
 
-async def _from(last: asyncio.Future[Appended], first: int) -> Appended:
+async def _from(last: asyncio.Future[EntriesAppended], first: int) -> EntriesAppended:
     done = await last
-    return Appended(first, done.last, done.last_add_confirmed)
+    return EntriesAppended(first, done.last, done.last_add_confirmed)
 
 
 class Store(MetadataLogs):
@@ -754,7 +758,7 @@ class Net(LogPeers):
         self.gateway = gateway
         self.cluster = gateway.cluster
 
-    async def append(self, owner: Writer, name: str, call: Append) -> LogAppended | OwnerLost:
+    async def append(self, owner: Writer, name: str, call: Append) -> RecordsAppended | OwnerLost:
         return await self._ask(owner, lambda peer: peer.logs.append_here(name, call))
 
     async def roll(self, owner: Writer, name: str) -> OwnerLost | None:

@@ -11,9 +11,9 @@ import pytest
 from quorumlog.errors import UNKNOWN, QuorumLogError
 from quorumlog.protocol.log.messages import AppendsAsked, Stopped
 from quorumlog.protocol.log.owner import Owner
-from quorumlog.protocol.log.route import Route
+from quorumlog.protocol.log.route import LogRoute
 from quorumlog.protocol.log.takeover import Takeover
-from services.gateway.logs.values import LogAppended
+from services.gateway.logs.values import RecordsAppended
 from tests.logs.model import Gateway
 from tests.logs.test_manager import a_cluster, call, contents
 from tests.support.waiting import within
@@ -30,7 +30,7 @@ def breaking(real: Callable[..., Any], *events: type) -> Callable[..., Any]:
     return step
 
 
-async def outcomes(gateway: Gateway, count: int) -> list[LogAppended | BaseException]:
+async def outcomes(gateway: Gateway, count: int) -> list[RecordsAppended | BaseException]:
     async with within("every append ends"):
         return await asyncio.gather(
             *(gateway.logs.append("log", call(str(n))) for n in range(count)),
@@ -39,7 +39,7 @@ async def outcomes(gateway: Gateway, count: int) -> list[LogAppended | BaseExcep
 
 
 @pytest.mark.parametrize("events", [(AppendsAsked,), (AppendsAsked, Stopped), (object,)])
-@pytest.mark.parametrize("machine", [Owner, Route])
+@pytest.mark.parametrize("machine", [Owner, LogRoute])
 async def test_appends_end_when_a_log_s_machine_breaks_and_breaks_again(
     machine: type,
     events: tuple[type, ...],
@@ -68,7 +68,7 @@ async def test_all_that_is_under_way_when_the_machine_breaks_is_unknown(
         waiting: list[asyncio.Future[Any]] = [handle.append(call("a"), is_forwarded=False)]
         handle._flush()
         with monkeypatch.context() as patched:
-            patched.setattr(Route, "step", breaking(Route.step, object))
+            patched.setattr(LogRoute, "step", breaking(LogRoute.step, object))
             waiting += [handle.roll(is_forwarded=False), handle.delete(), handle.drain()]
             waiting.append(handle.append(call("b"), is_forwarded=False))
             async with within("all end"):

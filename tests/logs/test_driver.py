@@ -19,7 +19,7 @@ from quorumlog.protocol.log.messages import (
     SubmitFailed,
     SubmitRefused,
 )
-from services.gateway.interface import Appended
+from services.gateway.interface import EntriesAppended
 from services.gateway.logs.driver import Broke, LogDriver, LogOutcome, LogPorts
 from services.gateway.logs.offsets import OffsetIndex
 
@@ -44,11 +44,11 @@ class BoundedEngine:
         self.room = room
         self.error = error or Overloaded()
         self.taken: list[tuple[int, int]] = []
-        self.futures: list[asyncio.Future[Appended]] = []
+        self.futures: list[asyncio.Future[EntriesAppended]] = []
 
     def submit(
         self, _ledger_id: int, payloads: Sequence[bytes], *, expect: int
-    ) -> asyncio.Future[Appended]:
+    ) -> asyncio.Future[EntriesAppended]:
         size = sum(map(len, payloads))
         if size > self.room:
             raise self.error
@@ -116,7 +116,7 @@ async def test_an_acknowledgement_of_another_entry_is_none(first: int) -> None:
     machine, engine = ScriptedMachine(Submit(1, 0, (b"a", b"b"))), BoundedEngine(room=9)
     driver(machine, engine).post(Retired())
 
-    engine.futures[0].set_result(Appended(first, first + 1, first + 1))
+    engine.futures[0].set_result(EntriesAppended(first, first + 1, first + 1))
     await asyncio.sleep(0)
 
     heard = machine.heard[-1]

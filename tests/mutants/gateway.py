@@ -413,7 +413,7 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
         Mutant(
             "a writer's own close counts as another's",
             "rule 16a",
-            (Patch(machine.Writer, "is_closing_row", whoever_closes),),
+            (Patch(machine.LedgerWriter, "is_closing_row", whoever_closes),),
         ),
         a_writers_own_close_is_not_taken_for_anothers,
     ),
@@ -421,7 +421,7 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
         Mutant(
             "what a writer knew to be missed goes with its handle",
             "rule 8",
-            (Patch(machine.Writer, "missed", untold),),
+            (Patch(machine.LedgerWriter, "missed", untold),),
         ),
         what_was_missed_outlives_its_handle,
     ),

@@ -25,17 +25,17 @@ from quorumlog.protocol.replica import (
     AddAsked,
     EntriesDropped,
     FenceAsked,
+    FenceSet,
     LedgerDeleted,
-    LedgerFenced,
     ReadAsked,
-    Record,
     Replica,
+    ReplicaRecord,
     Verdict,
 )
 from quorumlog.protocol.slots import Slots
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import Window
-from quorumlog.protocol.writer import Writer
+from quorumlog.protocol.writer import LedgerWriter
 
 
 def always(value: Any) -> Any:
@@ -183,7 +183,7 @@ def one_ack_less(original: Any) -> Any:
 def change_in_the_head(original: Any) -> Any:
     """The ensemble changes in the writer's head only."""
 
-    def update(self: Writer, kind: Any, row: LedgerMetadata, **more: Any) -> None:
+    def update(self: LedgerWriter, kind: Any, row: LedgerMetadata, **more: Any) -> None:
         original(self, kind, row, **more)
         if kind.value == "change":
             task, self._task = self._task, None
@@ -215,7 +215,7 @@ def whoever_is_named(_original: Any) -> Any:
 def change_in_recovery(original: Any) -> Any:
     """A row that is IN_RECOVERY is taken for one that is OPEN."""
 
-    def answered(self: Writer, event: MetadataAnswered) -> None:
+    def answered(self: LedgerWriter, event: MetadataAnswered) -> None:
         row = event.metadata
         if row is not None and row.state is State.IN_RECOVERY:
             event = replace(event, metadata=replace(row, state=State.OPEN))
@@ -272,8 +272,8 @@ def fragments_beyond_the_end(_original: Any) -> Any:
 def forgetful_replay(original: Any) -> Any:
     """A restart forgets the fence."""
 
-    def replay(me: str, records: list[Record], **more: Any) -> Any:
-        kept = [record for record in records if not isinstance(record, LedgerFenced)]
+    def replay(me: str, records: list[ReplicaRecord], **more: Any) -> Any:
+        kept = [record for record in records if not isinstance(record, FenceSet)]
         return original(me, kept, **more)
 
     return replay
@@ -282,7 +282,7 @@ def forgetful_replay(original: Any) -> Any:
 def forgotten_id(original: Any) -> Any:
     """With the tombstone a bookie forgets all of a ledger: the next add defines its key anew."""
 
-    def apply(self: Replica, record: Record) -> Any:
+    def apply(self: Replica, record: ReplicaRecord) -> Any:
         if not isinstance(record, LedgerDeleted):
             return original(self, record)
         self.ledger_key = None
@@ -449,7 +449,7 @@ def unread(original: Any) -> Any:
 def entries_only(original: Any) -> Any:
     """A record of entries that were given up says nothing of the fence."""
 
-    def apply(self: Replica, record: Record) -> Any:
+    def apply(self: Replica, record: ReplicaRecord) -> Any:
         made = original(self, record)
         if isinstance(record, EntriesDropped):
             self.is_fenced = False

@@ -13,7 +13,7 @@ from quorumlog.protocol.replica import Replica
 from quorumlog.protocol.slots import Slots
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import Window
-from quorumlog.protocol.writer import Writer
+from quorumlog.protocol.writer import LedgerWriter
 from tests.explore.scope import Scope
 from tests.mutants.guards import (
     always,
@@ -156,13 +156,13 @@ MACHINES: Final = (
     Mutant(
         "the ensemble changes without compare-and-swap",
         "X8, BK#1591",
-        (Patch(Writer, "_update", change_in_the_head),),
+        (Patch(LedgerWriter, "_update", change_in_the_head),),
         SPARE,
     ),
     Mutant(
         "entries are confirmed while a change is under way",
         "X8, X9, I19, rule 6",
-        (Patch(Writer, "_uncounted", always(0)),),
+        (Patch(LedgerWriter, "_uncounted", always(0)),),
         SPARE,
     ),
     Mutant(
@@ -198,7 +198,7 @@ MACHINES: Final = (
     Mutant(
         "the writer takes a conflict for success",
         "X13, rule 6",
-        (Patch(Writer, "_metadata_answered", conflict_is_ok),),
+        (Patch(LedgerWriter, "_metadata_answered", conflict_is_ok),),
     ),
     Mutant(
         "an ack fewer confirms", "X14, I2", (Patch(Quorum, "has_ack_quorum", one_ack_less),), ONE
@@ -249,7 +249,7 @@ MACHINES: Final = (
     Mutant(
         "IN_RECOVERY is taken for OPEN",
         "I24, rule 10",
-        (Patch(Writer, "_metadata_answered", change_in_recovery),),
+        (Patch(LedgerWriter, "_metadata_answered", change_in_recovery),),
     ),
     Mutant(
         "fragments beyond the end stay",
@@ -266,7 +266,7 @@ MACHINES: Final = (
     Mutant(
         "a member that refused is used again",
         "rule 15",
-        (Patch(Writer, "_may_come_back", always(True)),),
+        (Patch(LedgerWriter, "_may_come_back", always(True)),),
         is_equivalent="it refuses again, once a second: messages, no harm",
     ),
     Mutant(
@@ -365,7 +365,7 @@ MACHINES: Final = (
     Mutant(
         "a quorum that refuses is waited for",
         "rule 9",
-        (Patch(Writer, "_is_refused", always(False)),),
+        (Patch(LedgerWriter, "_is_refused", always(False)),),
         is_equivalent="the quorum timeout ends the handle too, ten seconds later",
     ),
 )

@@ -11,8 +11,8 @@ from quorumlog.protocol import batch
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, job, takeover
 from quorumlog.protocol.log.clock import Now
-from quorumlog.protocol.log.handover import Handover, HandoverStep, Next
-from quorumlog.protocol.log.job import Done, Empty, Fate, Job, JobKind, JobNext
+from quorumlog.protocol.log.handover import Handover, HandoverNext, HandoverStep
+from quorumlog.protocol.log.job import Empty, Fate, Job, JobEnded, JobKind, JobNext
 from quorumlog.protocol.log.messages import Committed, DeleteLog, Resolve
 from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.log.pipeline import Pipeline
@@ -50,7 +50,7 @@ LOG_SEEDS: Final = range(1, 401)
 def unfenced(_original: Any) -> Any:
     """A log is deleted at once."""
 
-    def fence(self: Handover) -> Next:
+    def fence(self: Handover) -> HandoverNext:
         assert self.row is not None
         return self._ask(HandoverStep.DELETING, DeleteLog(self.row))
 
@@ -153,7 +153,7 @@ def taken_for_ours(original: Any) -> Any:
         assert self.new is not None
         ended = held.with_ends(held.log, {self.end[0]: self.end[1:]}, now)
         held.log = value.log or held.with_ends(ended.with_ledger(self.new), {}, now)
-        return Done(value.transaction, Fate.MOVES_ON)
+        return JobEnded(value.transaction, Fate.MOVES_ON)
 
     return swapped
 
@@ -162,7 +162,7 @@ def from_memory(original: Any) -> Any:
     """A check asks nobody."""
 
     def look(self: Job, held: Tenancy) -> JobNext:
-        following: JobNext = Done() if self.kind is JobKind.CHECK else original(self, held)
+        following: JobNext = JobEnded() if self.kind is JobKind.CHECK else original(self, held)
         return following
 
     return look

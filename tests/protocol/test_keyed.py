@@ -27,15 +27,15 @@ from quorumlog.protocol.replica import Replica
 from quorumlog.protocol.slots import Slots
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import PendingRun, Window
-from quorumlog.protocol.writer import Writer
+from quorumlog.protocol.writer import LedgerWriter
 from tests.protocol.hands import B1, B2, B3, B4, CODEC, applied, ledger, run_of
 from tests.support.replicas import HeldEntries
 
 CLOSED: Final = ledger(state=State.CLOSED, last_entry=0, length=1)
 
 
-def appending() -> Writer:
-    writer = Writer(ledger(), CODEC)
+def appending() -> LedgerWriter:
+    writer = LedgerWriter(ledger(), CODEC)
     writer.step(AppendRequested((b"p",)))
     return writer
 

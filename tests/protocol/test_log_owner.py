@@ -34,10 +34,10 @@ from quorumlog.protocol.log.messages import (
     EntriesDurable,
     Event,
     HeadLearned,
-    LogAppended,
     OwnerEnded,
     Pause,
     ReadLog,
+    RecordsAppended,
     RecoverLedger,
     ReleaseAsked,
     Resolve,
@@ -95,7 +95,7 @@ class Hand:
         return {
             name: answer.first_offset
             for name, answer in self.answers.items()
-            if isinstance(answer, LogAppended)
+            if isinstance(answer, RecordsAppended)
         }
 
 

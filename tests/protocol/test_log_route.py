@@ -45,12 +45,12 @@ from quorumlog.protocol.log.messages import (
     HealAsked,
     IsAlive,
     LedgerEnd,
-    LogAppended,
     LogGone,
     MeasureLedger,
     OwnerLost,
     ReadLedger,
     ReadLog,
+    RecordsAppended,
     RecoverLedger,
     Relay,
     Resolve,
@@ -62,7 +62,7 @@ from quorumlog.protocol.log.messages import (
     SwapLog,
     Wait,
 )
-from quorumlog.protocol.log.route import Route, RoutePhase
+from quorumlog.protocol.log.route import LogRoute, RoutePhase
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
 
@@ -71,14 +71,14 @@ EMPTY = LogMetadata("log", LogSettings(Quorum(1, 1, 1), roll_bytes=0), version=1
 OTHERS = replace(EMPTY, items=(LogItem(7, 0),), version=2)
 """A log whose last ledger another process writes."""
 NOW = Now(0, 0)
-DONE = LogAppended(4, 4, 7, 4)
+DONE = RecordsAppended(4, 4, 7, 4)
 
 
 class Hand:
     """A route, the questions that it waits for, and what it has answered."""
 
     def __init__(self) -> None:
-        self.machine = Route("log", ME.id, settle_s=5.0)
+        self.machine = LogRoute("log", ME.id, settle_s=5.0)
         self.asked: list[Ask] = []
         self.answers: dict[Any, Any] = {}
         self.submitted: list[bytes] = []
@@ -176,7 +176,7 @@ def test_a_request_that_finds_nobody_makes_this_process_the_owner() -> None:
     hand.hear(EntriesDurable(1, 0))
 
     assert hand.machine.phase is RoutePhase.OWNING
-    assert hand.answers["first"] == LogAppended(0, 0, 1, 0)
+    assert hand.answers["first"] == RecordsAppended(0, 0, 1, 0)
     assert [item.ledger_id for item in row.items] == [1]
 
 
@@ -290,7 +290,7 @@ def test_what_an_ended_owner_did_not_do_is_forwarded_one_at_a_time() -> None:
     hand.append("second", "third")
     hand.hear(SubmitFailed(1, WriterLost()))
     hand.answer(RecoverLedger, closed(1, 0, ME))
-    assert hand.answers["first"] == LogAppended(0, 0, 1, 0)
+    assert hand.answers["first"] == RecordsAppended(0, 0, 1, 0)
     hand.answer(ReadLog, OTHERS)
     hand.answer(ReadLedger, ledger(7, OTHER))
 

@@ -39,7 +39,7 @@ from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Run, make, pack
 from quorumlog.protocol.recovery import Recovery
-from quorumlog.protocol.writer import Writer, WriterState
+from quorumlog.protocol.writer import LedgerWriter, WriterState
 from tests.protocol.hands import CODEC, Machine
 
 QUORUMS = [
@@ -272,7 +272,7 @@ def test_a_writer_confirms_in_order_only_what_is_on_an_ack_quorum_of_the_row(
     holders = {member: Holder({}, member in dead) for member in MEMBERS}
     row = row_of(quorum)
     world = World(row, holders, data)
-    writer = Writer(row, CODEC)
+    writer = LedgerWriter(row, CODEC)
     for count in batches:
         world.step(writer, AppendRequested((b"x",) * count))
         if data.draw(st.booleans(), label="a member is to be replaced"):

@@ -23,7 +23,7 @@ from quorumlog.protocol.messages import (
 )
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, Repair, State
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.repair import FragmentRepair, Part, Stage, parts
+from quorumlog.protocol.repair import FragmentRange, FragmentRepair, Stage, fragment_ranges
 from tests.protocol.hands import B1, B2, B3, B4, B5, Hand, answer, applied, ledger, run_of
 
 CLOSED = ledger(state=State.CLOSED, last_entry=1, length=2)
@@ -326,8 +326,11 @@ def test_what_a_target_has_by_its_own_word_is_not_sent_again_and_verified_all_th
 
 def test_a_missed_range_is_split_by_the_closed_fragments_that_name_the_member() -> None:
     row = ledger(fragments=((0, (B1, B2, B3)), (5, (B1, B4, B3)), (9, (B1, B2, B3))))
-    assert list(parts(row, MissedRange(B1, 3, 20))) == [Part(0, 3, 4), Part(5, 5, 8)]
-    assert list(parts(row, MissedRange(B2, 3, 20))) == [Part(0, 3, 4)]
+    assert list(fragment_ranges(row, MissedRange(B1, 3, 20))) == [
+        FragmentRange(0, 3, 4),
+        FragmentRange(5, 5, 8),
+    ]
+    assert list(fragment_ranges(row, MissedRange(B2, 3, 20))) == [FragmentRange(0, 3, 4)]
 
 
 def test_what_was_given_up_is_neither_read_nor_sent_nor_asked_for() -> None:

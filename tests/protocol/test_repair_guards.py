@@ -22,7 +22,7 @@ from quorumlog.protocol.messages import (
     UpdateMetadata,
 )
 from quorumlog.protocol.metadata import State
-from quorumlog.protocol.repair import _UNREADABLE_MAX, Part, Stage, parts
+from quorumlog.protocol.repair import _UNREADABLE_MAX, FragmentRange, Stage, fragment_ranges
 from tests.protocol.hands import B1, B2, B3, B4, B5, answer, ledger, run_of
 from tests.protocol.test_repair import AB, CLOSED, B, Bench, copying, verifying
 
@@ -101,8 +101,8 @@ def changes_nothing(bench: Bench, *events: object) -> None:
 def test_a_missed_range_has_no_part_in_a_fragment_that_it_does_not_touch() -> None:
     row = ledger(fragments=((0, (B1, B2, B3)), (5, (B1, B4, B3)), (9, (B1, B2, B3))))
 
-    assert list(parts(row, MissedRange(B1, 0, 4))) == [Part(0, 0, 4)]
-    assert list(parts(row, MissedRange(B1, 8, 8))) == [Part(5, 8, 8)]
+    assert list(fragment_ranges(row, MissedRange(B1, 0, 4))) == [FragmentRange(0, 0, 4)]
+    assert list(fragment_ranges(row, MissedRange(B1, 8, 8))) == [FragmentRange(5, 8, 8)]
 
 
 def test_a_repair_begins_once() -> None:

@@ -17,7 +17,7 @@ from quorumlog.protocol.messages import (
     MetadataAnswered,
     MissedRange,
     ReadMetadata,
-    RecoverLedger,
+    RecoveryNeeded,
     ReplaceRequested,
     SendAdd,
     StartTimer,
@@ -27,7 +27,7 @@ from quorumlog.protocol.messages import (
     UpdateMetadata,
 )
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
-from quorumlog.protocol.writer import Writer, WriterState
+from quorumlog.protocol.writer import LedgerWriter, WriterState
 from tests.protocol.hands import B1, B2, B3, B4, B5, CODEC, Hand, answer, applied, ledger
 
 
@@ -37,7 +37,7 @@ class Bench(Hand):
     def __init__(
         self, metadata: LedgerMetadata | None = None, *, delays_change: bool = False
     ) -> None:
-        self.writer = Writer(metadata or ledger(), CODEC, delays_change=delays_change)
+        self.writer = LedgerWriter(metadata or ledger(), CODEC, delays_change=delays_change)
         super().__init__(self.writer)
         self.adds: dict[tuple[int, int], SendAdd] = {}
 
@@ -588,7 +588,7 @@ def test_fenced_is_believed_only_after_metadata_was_read_again() -> None:
     bench.cas(row=replace(ledger(version=2), state=State.IN_RECOVERY))
 
     assert bench.one(Failed).code == "ledger-fenced"
-    bench.one(RecoverLedger)
+    bench.one(RecoveryNeeded)
     assert bench.writer.state is WriterState.ENDED
 
 
@@ -765,7 +765,7 @@ def test_close_met_by_recovery_fails_as_fenced_and_asks_for_the_recovery() -> No
     bench.do(CloseRequested())
     bench.cas(CasStatus.CONFLICT, ledger(state=State.IN_RECOVERY, version=2))
     assert bench.one(Failed).code == "ledger-fenced"
-    bench.one(RecoverLedger)
+    bench.one(RecoveryNeeded)
 
 
 def test_close_that_lost_to_a_repair_is_made_again_on_the_new_row() -> None:
@@ -780,7 +780,7 @@ def test_a_change_that_meets_recovery_fails_what_is_pending() -> None:
     bench.append()
     bench.cas(CasStatus.CONFLICT, ledger(state=State.IN_RECOVERY, version=2))
     assert bench.one(Failed) == Failed("ledger-fenced", 0)
-    bench.one(RecoverLedger)
+    bench.one(RecoveryNeeded)
 
 
 def test_a_change_that_was_applied_before_recovery_began_meets_recovery_too() -> None:

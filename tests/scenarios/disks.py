@@ -6,12 +6,12 @@ from quorumlog.protocol import limbo
 from quorumlog.protocol.ids import member_of
 from quorumlog.protocol.messages import SendAdd
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.protocol.replica import Record, Replica, Verdict
-from tests.explore.bookies import Bookie
+from quorumlog.protocol.replica import Replica, ReplicaRecord, Verdict
+from tests.explore.bookies import ModelBookie
 from tests.support.replicas import add_asked, ask, memory_replica, replay
 
 
-class DiskBookie(Bookie):
+class DiskBookie(ModelBookie):
     """Its log reaches the disk when an answer waits for it, and when somebody syncs. Where entries
     are deferred no answer to an add waits (rule 31).
     """
@@ -20,7 +20,7 @@ class DiskBookie(Bookie):
         first = memory_replica(member_of(name, 1), is_deferred=is_deferred)
         super().__init__(name, 1, first, frozenset())
         self._is_deferred = is_deferred
-        self._log: list[Record] = []
+        self._log: list[ReplicaRecord] = []
         self._on_disk = 0
 
     def _sync(self, verdict: Verdict) -> None:
@@ -61,7 +61,7 @@ class DiskBookie(Bookie):
         self._begin(self._log)  # the fence outlasts a restart
         return f"{self.replica.me} keeps {int(self.replica.is_fenced)} fence"
 
-    def _begin(self, log: list[Record]) -> None:
+    def _begin(self, log: list[ReplicaRecord]) -> None:
         me = member_of(self.name, self.incarnation)
         self._log, self._on_disk = log, len(log)
         self.replica: Replica = replay(me, log, is_deferred=self._is_deferred)

@@ -30,8 +30,8 @@ from quorumlog.protocol.messages import (
     MissedRange,
     ReadAnswered,
     ReadMetadata,
-    RecoverLedger,
     RecoverRequested,
+    RecoveryNeeded,
     Repaired,
     ReplaceRequested,
     SendAdd,
@@ -50,8 +50,8 @@ from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
-from quorumlog.protocol.writer import Writer
-from tests.explore.bookies import Bookie
+from quorumlog.protocol.writer import LedgerWriter
+from tests.explore.bookies import ModelBookie
 from tests.scenarios.disks import DiskBookie
 from tests.support.replicas import HeldEntries
 
@@ -79,7 +79,7 @@ class Stage:
     """Plays one line of a script at a time; see the patterns at the end of this class."""
 
     def __init__(self) -> None:
-        self.bookies: dict[str, Bookie] = {}
+        self.bookies: dict[str, ModelBookie] = {}
         self.actors: dict[str, Actor] = {}
         self.row: LedgerMetadata | None = None
         self.is_deleted = False
@@ -114,7 +114,7 @@ class Stage:
             ledger_key=(key or "key").encode(),
         )
         self.row.check()
-        self.actors["W"] = Actor("W", Writer(self.row, CODEC))
+        self.actors["W"] = Actor("W", LedgerWriter(self.row, CODEC))
 
     def append(self, name: str, words: str) -> None:
         many = re.fullmatch(r"(\d+) entries", words)
@@ -317,7 +317,7 @@ class Stage:
 
     def member(self, name: str) -> str:
         member = name if "@" in name else f"{name}@1"
-        self.bookies.setdefault(member_name(member), Bookie.new(member_name(member)))
+        self.bookies.setdefault(member_name(member), ModelBookie.new(member_name(member)))
         return member
 
     def holdings(self, name: str) -> HeldEntries:
@@ -395,7 +395,7 @@ class Stage:
                 self.said.append(f"{name}: failed, {' '.join(parts)}")
             case Closed(row) | Repaired(row):
                 self.said.append(f"{name}: {type(effect).__name__.lower()}, {row_text(row)}")
-            case RecoverLedger():
+            case RecoveryNeeded():
                 self.said.append(f"{name}: the ledger is to be recovered")
             case EntriesRead(run, is_last):
                 payloads = [bytes(run.payload(index)) for index in range(run.count)]

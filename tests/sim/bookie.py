@@ -26,12 +26,12 @@ from quorumlog.protocol.record import Entry, Run, pack
 from quorumlog.protocol.replica import (
     EntriesDropped,
     FenceAsked,
+    FenceSet,
     LacTold,
     LedgerDeleted,
-    LedgerFenced,
     ReadAsked,
-    Record,
     Replica,
+    ReplicaRecord,
     RowKept,
     RunStored,
     Verdict,
@@ -89,7 +89,7 @@ class Surroundings(Protocol):
     def may_lose_a_copy(self) -> bool: ...
 
 
-def stored_in(log: Sequence[Record]) -> set[int]:
+def stored_in(log: Sequence[ReplicaRecord]) -> set[int]:
     """The entries that a log holds, damaged or not."""
     ids: set[int] = set()
     for record in log:
@@ -112,7 +112,7 @@ class SimBookie:
         self.full_until = 0
         self.flips_until = 0
         """Until then bits flip on the way from the disk to the wire."""
-        self.log: list[Record] = []
+        self.log: list[ReplicaRecord] = []
         self.synced = 0
         self.damaged: set[int] = set()
         self.replica: Replica = memory_replica(self.member)
@@ -276,7 +276,7 @@ class SimBookie:
         self._release()
         self._sync()
 
-    def _report(self, records: list[Record]) -> None:
+    def _report(self, records: list[ReplicaRecord]) -> None:
         entries: list[Entry] = []
         for record in records:
             if isinstance(record, RunStored):
@@ -395,7 +395,7 @@ class SimBookie:
         )
 
     def _is_fence_on_disk(self) -> bool:
-        fences = (LedgerFenced, EntriesDropped)
+        fences = (FenceSet, EntriesDropped)
         return any(isinstance(record, fences) for record in self.log[: self.synced])
 
     def _check_answer(self, event: Event, ids: tuple[int, ...]) -> None:

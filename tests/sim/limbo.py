@@ -18,7 +18,7 @@ from quorumlog.protocol.messages import (
     SendRead,
 )
 from quorumlog.protocol.metadata import State
-from quorumlog.protocol.repair import Part, parts
+from quorumlog.protocol.repair import FragmentRange, fragment_ranges
 from tests.sim.bookie import Answer, SimBookie, faultless
 from tests.support import invariants
 from tests.support.replicas import memory_replica
@@ -97,7 +97,7 @@ class LosingBookie(SimBookie):
                 held = self._held.present(first, last)
                 yield from limbo.lacking(row, position, first, last, held)
 
-    def wanted(self) -> Iterator[tuple[str, str, Part]]:
+    def wanted(self) -> Iterator[tuple[str, str, FragmentRange]]:
         """What repair has to do so that limbo can end: leaving member, target, and where."""
         row = self.world.store.row
         if not self.replica.is_limbo:
@@ -107,10 +107,10 @@ class LosingBookie(SimBookie):
                 if member in fragment.bookies:
                     last = row.fragment_last(index)
                     assert last is not None, "L1 was judged"
-                    yield member, self.member, Part(fragment.first_entry, 0, last)
+                    yield member, self.member, FragmentRange(fragment.first_entry, 0, last)
             return
         for first, last in self._lacking():
-            for part in parts(row, MissedRange(self.member, first, last)):
+            for part in fragment_ranges(row, MissedRange(self.member, first, last)):
                 yield self.member, self.member, part
 
 

@@ -11,8 +11,8 @@ from quorumlog.protocol.messages import (
     Effect,
     EntriesRead,
     Failed,
-    RecoverLedger,
     RecoverRequested,
+    RecoveryNeeded,
     ReplaceRequested,
 )
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -20,8 +20,8 @@ from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.recovery import Recovery
-from quorumlog.protocol.repair import FragmentRepair, Part
-from quorumlog.protocol.writer import Writer
+from quorumlog.protocol.repair import FragmentRange, FragmentRepair
+from quorumlog.protocol.writer import LedgerWriter
 from tests.sim.checker import Checker
 from tests.sim.plan import MS, SECOND, Plan, draw
 from tests.sim.shrink import shrunk
@@ -64,7 +64,9 @@ class Run:
         self.checker = Checker(self.world)
         self.world.watcher = self.checker
         row = self.world.metadata
-        self.writer = self.world.add_client("writer", Writer(row, Codec(row.digest, row.mac_key)))
+        self.writer = self.world.add_client(
+            "writer", LedgerWriter(row, Codec(row.digest, row.mac_key))
+        )
         self.writer.on_output = self._writer_said
         self.recoverers = self.readers = self.repairers = 0
         self.payloads = 0
@@ -73,7 +75,7 @@ class Run:
     # --- clients -------------------------------------------------------------------------------
 
     def _writer_said(self, _: Client, effect: Effect) -> None:
-        if isinstance(effect, RecoverLedger):
+        if isinstance(effect, RecoveryNeeded):
             self.world.after(self.world.rng.randint(0, SECOND), self.recover)
         if isinstance(effect, Failed) and self.world.is_healed:
             self.world.note("writer failed", effect.code)
@@ -304,7 +306,7 @@ class Run:
         in_limbo = [b.member for b in world.bookies.values() if b.replica.is_limbo]
         judged(invariants.limbo_empties(in_limbo))
 
-    def _mend(self, leaving: str, target: str, part: Part) -> None:
+    def _mend(self, leaving: str, target: str, part: FragmentRange) -> None:
         """One repair, to its end."""
         is_filling = leaving == target
         self.repairers += 1

@@ -24,7 +24,7 @@ from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
-from quorumlog.protocol.replica import LacKept, LedgerFenced, Replica
+from quorumlog.protocol.replica import FenceSet, LacKept, Replica
 from quorumlog.protocol.tally import Tally
 from services.bookie.collect import Collector
 from tests.explore.explorer import Explorer
@@ -251,7 +251,7 @@ def fenceless(original: Any) -> Any:
 
     def restart(self: SimBookie) -> None:
         if not self.is_up:
-            self.log = [record for record in self.log if not isinstance(record, LedgerFenced)]
+            self.log = [record for record in self.log if not isinstance(record, FenceSet)]
             self.synced = len(self.log)
         original(self)
 
@@ -312,7 +312,7 @@ def fence_that_fades(original: Any) -> Any:
     def receive(self: SimBookie, asked: Any, answer: Any) -> None:
         if isinstance(asked, SendRead) and asked.fence:
             for index, record in enumerate(self.log):
-                if isinstance(record, LedgerFenced):
+                if isinstance(record, FenceSet):
                     self.log[index] = LacKept(-1, record.ledger_key)
         original(self, asked, answer)
 

@@ -29,7 +29,7 @@ from quorumlog.protocol.messages import (
     MetadataAnswered,
     ReadAnswered,
     ReadMetadata,
-    RecoverLedger,
+    RecoveryNeeded,
     Repaired,
     SendAdd,
     SendFence,
@@ -63,7 +63,7 @@ TIMER_TIMES: Final = {
 
 Request = SendAdd | SendFence | SendRead
 
-OUTPUTS: Final = (Confirmed, Failed, Closed, Repaired, RecoverLedger, EntriesRead)
+OUTPUTS: Final = (Confirmed, Failed, Closed, Repaired, RecoveryNeeded, EntriesRead)
 """What a machine tells its owner, at once and in order; all else are requests."""
 
 
@@ -285,7 +285,7 @@ class World:
                 client.failed = effect
             case Closed():
                 client.closed = effect.metadata
-            case RecoverLedger():
+            case RecoveryNeeded():
                 client.wants_recovery = True
             case EntriesRead() | Repaired():
                 pass

@@ -9,7 +9,7 @@ from quorumlog.protocol.messages import SendAdd
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.ranges import Ranges, contains, ranges_of
 from quorumlog.protocol.record import Entry, Run, pack
-from quorumlog.protocol.replica import AddAsked, Asked, Record, Replica, RunStored, Verdict
+from quorumlog.protocol.replica import AddAsked, Asked, Replica, ReplicaRecord, RunStored, Verdict
 from quorumlog.protocol.row_copy import RowCopy, RowName, name_of
 
 
@@ -69,7 +69,7 @@ def memory_replica(me: str, *, is_deferred: bool = False) -> Replica:
     return Replica(me, HeldEntries(), is_deferred=is_deferred)
 
 
-def replay(me: str, records: Iterable[Record], *, is_deferred: bool = False) -> Replica:
+def replay(me: str, records: Iterable[ReplicaRecord], *, is_deferred: bool = False) -> Replica:
     """A bookie's ledger after a restart that found these records: all of them are synced before
     anything is served (rule 3).
     """

@@ -27,7 +27,7 @@ from services.gateway.edge.record_bodies import read_records
 from services.gateway.edge.room import Room
 from services.gateway.edge.sockets import Message, SocketTarget, serve
 from services.gateway.edge.streams import append_lines
-from services.gateway.interface import Appended, EngineInterface
+from services.gateway.interface import EngineInterface, EntriesAppended
 from services.gateway.logs.transactions import Transactions
 
 _APPEND_TYPES: Final = tuple(op.APPEND.body)
@@ -153,7 +153,7 @@ class EntryRoutes:
         return from_json(data.encode(), entry_bytes_max)[0]
 
     def _pipe(self, ledger_id: int, password: str | None, expect: int | None = None) -> Pipe[bytes]:
-        async def append(payloads: Sequence[bytes], expect: int | None) -> Appended:
+        async def append(payloads: Sequence[bytes], expect: int | None) -> EntriesAppended:
             return await self._engine.append(ledger_id, payloads, password=password, expect=expect)
 
         return Pipe(append, self._room, size=len, expect=expect)
@@ -169,7 +169,7 @@ class EntryRoutes:
         ]
 
 
-def _appended(ledger_id: int, done: Appended, *, is_batch: bool) -> web.Response:
+def _appended(ledger_id: int, done: EntriesAppended, *, is_batch: bool) -> web.Response:
     if is_batch:
         return json_bytes(
             b'{"ledger_id":%d,"first_entry":%d,"last_entry":%d,"last_add_confirmed":%d}'

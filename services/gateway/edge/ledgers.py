@@ -19,7 +19,7 @@ from services.gateway.edge.models import (
 from services.gateway.edge.operations import LEDGER_ID, PASSWORD
 from services.gateway.edge.room import Room
 from services.gateway.interface import EngineInterface, LedgerQuery
-from services.gateway.logs.transactions import Attempt, Transactions
+from services.gateway.logs.transactions import TransactionAttempt, Transactions
 
 
 class LedgerRoutes:
@@ -49,7 +49,7 @@ class LedgerRoutes:
     async def _create(self, wanted: TransactionLedgerCreate, key: str | None) -> LedgerMetadata:
         if self._transactions is None:
             raise NoSuchTransaction
-        whose = Attempt(wanted.transaction, wanted.partition, wanted.attempt)
+        whose = TransactionAttempt(wanted.transaction, wanted.partition, wanted.attempt)
         custom = tuple(sorted(wanted.metadata.items()))
         return await self._transactions.create_ledger(whose, custom=custom, idempotency_key=key)
 

@@ -28,7 +28,7 @@ from services.gateway.edge.record_bodies import read_records
 from services.gateway.edge.room import Room
 from services.gateway.edge.sockets import Message, SocketTarget, serve
 from services.gateway.edge.streams import append_lines
-from services.gateway.interface import Appended
+from services.gateway.interface import EntriesAppended
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.reading import Start
 from services.gateway.logs.values import Append, LogBatches
@@ -109,10 +109,10 @@ class RecordRoutes:
         no place in a stream.
         """
 
-        async def append(records: Sequence[Record], expect: int | None) -> Appended:
+        async def append(records: Sequence[Record], expect: int | None) -> EntriesAppended:
             call = Append(tuple(records), expect=expect, token=token)
             done = await self._logs.append(name, call)
-            return Appended(done.first_offset, done.last_offset, done.last_offset)
+            return EntriesAppended(done.first_offset, done.last_offset, done.last_offset)
 
         return Pipe(append, self._room, size=lambda record: record.size, expect=expect)
 

@@ -17,12 +17,12 @@ from quorumlog.errors import BadRequest, QuorumLogError
 from quorumlog.net.budget import PEER
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.room import Room
-from services.gateway.interface import Appended
+from services.gateway.interface import EntriesAppended
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-AppendItems = Callable[[Sequence[T], int | None], Awaitable[Appended]]
+AppendItems = Callable[[Sequence[T], int | None], Awaitable[EntriesAppended]]
 """Append items to a ledger or to a log; returns when they are acknowledged. The number, where there is one, is
 the id or offset that the first item must get.
 """
@@ -107,7 +107,7 @@ class Pipe(Generic[T]):
             log.exception("unhandled-error")
             self.finish(QuorumLogError())
 
-    async def acknowledged(self) -> AsyncGenerator[Appended, None]:
+    async def acknowledged(self) -> AsyncGenerator[EntriesAppended, None]:
         """Append, and give each acknowledgement; ends with the stream, or at its first error."""
         try:
             while True:

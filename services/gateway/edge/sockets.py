@@ -30,7 +30,7 @@ from services.gateway.edge.pipe import Pipe
 from services.gateway.edge.room import Room
 from services.gateway.edge.sending import LARGE_BYTES
 from services.gateway.edge.streams import beside
-from services.gateway.interface import Appended
+from services.gateway.interface import EntriesAppended
 from services.gateway.logs.reading import Start
 
 _HEARTBEAT_S: Final = 20.0
@@ -51,7 +51,7 @@ class SocketTarget(Generic[T, P]):
     pipe: Pipe[T]
     items: Callable[[Message], list[T]]
     """What a message appends. Raises BadRequest, InvalidRequest or TooLarge."""
-    acknowledged: Callable[[Appended], dict[str, int]]
+    acknowledged: Callable[[EntriesAppended], dict[str, int]]
     """The answer to an acknowledged run."""
     stream: Callable[[Start], PageStream[P]]
     """The pages from a position on."""

@@ -18,7 +18,7 @@ from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.rows import LedgerRows, is_closed
-from services.gateway.interface import Appended
+from services.gateway.interface import EntriesAppended
 
 
 def transaction_of(row: LedgerMetadata) -> str | None:
@@ -51,7 +51,7 @@ class Appends:
         *,
         password: str | None = None,
         expect: int | None = None,
-    ) -> Appended:
+    ) -> EntriesAppended:
         """Append payloads as contiguous entries; returns when they are acknowledged."""
         if ledger_id in self._handles.by_ledger:
             return await self.append_here(ledger_id, payloads, password=password, expect=expect)
@@ -70,7 +70,7 @@ class Appends:
         *,
         password: str | None = None,
         expect: int | None = None,
-    ) -> Appended:
+    ) -> EntriesAppended:
         """Append to a ledger of this process, for its own clients and other gateways."""
         handle = self._handles.by_ledger.get(ledger_id)
         if handle is not None:
@@ -83,7 +83,7 @@ class Appends:
 
     def submit(
         self, ledger_id: int, payloads: Sequence[bytes], *, expect: int | None = None
-    ) -> asyncio.Future[Appended]:
+    ) -> asyncio.Future[EntriesAppended]:
         """Begin an append to a ledger of this process; ids follow the order of the calls.
 
         Checks no password. Raises at once, with nothing done, if the append cannot begin.
@@ -92,7 +92,7 @@ class Appends:
 
     async def append_records(
         self, ledger_id: int, records: Sequence[Record], *, expect: int | None = None
-    ) -> Appended:
+    ) -> EntriesAppended:
         """Append records as one entry; returns when it is acknowledged."""
         if ledger_id in self._handles.by_ledger:
             return await self.append_records_here(ledger_id, records, expect=expect)
@@ -104,7 +104,7 @@ class Appends:
 
     async def append_records_here(
         self, ledger_id: int, records: Sequence[Record], *, expect: int | None = None
-    ) -> Appended:
+    ) -> EntriesAppended:
         """Append records to a ledger of this process, for its own clients and other gateways."""
         handle = self._handles.get(ledger_id)
         if transaction_of(handle.access_row) is None:
@@ -139,7 +139,9 @@ class Appends:
             raise OwnedByLog("append to the log", ledger_id=row.ledger_id, log=row.log)
         self._gatekeeper.check(row, password)
 
-    async def _forwarded(self, ledger_id: int, answer: Awaitable[Appended]) -> Appended:
+    async def _forwarded(
+        self, ledger_id: int, answer: Awaitable[EntriesAppended]
+    ) -> EntriesAppended:
         """The writer's answer, or why there is none."""
         try:
             return await answer
@@ -149,7 +151,7 @@ class Appends:
 
 def _submit_records(
     handle: WriteHandle, records: Sequence[Record], expect: int | None
-) -> asyncio.Future[Appended]:
+) -> asyncio.Future[EntriesAppended]:
     """Begin an append. No await between counting and assigning the id, so that both have one order."""
     data = batch.encode(
         records,

@@ -37,15 +37,15 @@ from quorumlog.protocol.messages import (
     EntriesRead,
     Failed,
     MissedRange,
-    RecoverLedger,
+    RecoveryNeeded,
     Repaired,
     ReplaceRequested,
 )
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.record import Codec
-from quorumlog.protocol.writer import Writer, WriterState
+from quorumlog.protocol.writer import LedgerWriter, WriterState
 from services.gateway.engine.waiters import LacWaiters
-from services.gateway.interface import Appended
+from services.gateway.interface import EntriesAppended
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class _Waiter:
     first: int
     last: int
     size: int
-    future: asyncio.Future[Appended]
+    future: asyncio.Future[EntriesAppended]
 
 
 class WriteHandle:
@@ -127,7 +127,9 @@ class WriteHandle:
         self.ledger_id = row.ledger_id
         self.access_row = row
         """The row as created: its keys never change."""
-        self._machine = Writer(row, Codec(row.digest, row.mac_key), delays_change=delays_change)
+        self._machine = LedgerWriter(
+            row, Codec(row.digest, row.mac_key), delays_change=delays_change
+        )
         self._driver = Driver(self._machine, row.ledger_id, ports, self._on_outcome)
         self._owner = owner
         self._lacs = lacs
@@ -186,7 +188,7 @@ class WriteHandle:
 
     def append(
         self, payloads: Sequence[bytes], size: int, expect: int | None = None
-    ) -> asyncio.Future[Appended]:
+    ) -> asyncio.Future[EntriesAppended]:
         """Accept an append; `size` is the payloads' bytes. The future completes when it is durable.
 
         Raises: UnexpectedEntryId, Overloaded, or why the handle ended; nothing is sent then.
@@ -207,7 +209,7 @@ class WriteHandle:
         self._ledger_in_flight.used_bytes += size
         self._gateway_in_flight.used_bytes += size
         self._next = first + len(payloads)
-        future: asyncio.Future[Appended] = self._loop.create_future()
+        future: asyncio.Future[EntriesAppended] = self._loop.create_future()
         self._waiters.append(_Waiter(first, self._next - 1, size, future))
         self._gathered.extend(payloads)
         self._gathered_bytes += size
@@ -326,7 +328,7 @@ class WriteHandle:
                 # An ENDING machine closes the ledger at its LAC and reports that later.
                 is_ending = self._machine.state in (WriterState.ENDING, WriterState.CLOSED)
                 self._fail(told, is_final=not is_ending or told.code == QuorumLogError.code)
-            case RecoverLedger():
+            case RecoveryNeeded():
                 self._owner.recovery_wanted(self)
             case EntriesRead() | Repaired():
                 pass  # a writer reads and repairs nothing
@@ -340,7 +342,7 @@ class WriteHandle:
             waiter = waiters.popleft()
             self._release(waiter)
             if not waiter.future.done():
-                waiter.future.set_result(Appended(waiter.first, waiter.last, last))
+                waiter.future.set_result(EntriesAppended(waiter.first, waiter.last, last))
         self.tails.advance(last)
         if not self._is_lac_due:
             self._is_lac_due = True

@@ -27,7 +27,7 @@ from quorumlog.errors import (
 from quorumlog.net.awake import awake_timeout
 from quorumlog.protocol.metadata import Writer
 from quorumlog.wire.problems import from_answer
-from services.gateway.interface import Appended
+from services.gateway.interface import EntriesAppended
 
 INSTANCE: Final = header.FORWARDED_WRITER
 """The header with the instance id of the intended writer."""
@@ -72,14 +72,14 @@ class Peers:
         *,
         password: str | None,
         expect: int | None,
-    ) -> Appended:
+    ) -> EntriesAppended:
         """Append through the writer. Raises what the writer raised, WriterLost, QuorumTimeout."""
         data = encode_payloads(payloads)
         return await self._append(writer, ledger_id, "append", data, expect, password)
 
     async def append_records(
         self, writer: Writer, ledger_id: int, data: bytes, *, expect: int | None
-    ) -> Appended:
+    ) -> EntriesAppended:
         """Append a record batch without offsets through the writer, like payloads in `append`."""
         return await self._append(writer, ledger_id, "records", data, expect)
 
@@ -91,7 +91,7 @@ class Peers:
         data: bytes,
         expect: int | None,
         password: str | None = None,
-    ) -> Appended:
+    ) -> EntriesAppended:
         query = "" if expect is None else f"?expect={expect}"
         path = f"/internal/ledgers/{ledger_id}/{verb}{query}"
         try:
@@ -100,7 +100,9 @@ class Peers:
             )
         except TimeoutError as error:
             raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
-        return Appended(int(reply["first"]), int(reply["last"]), int(reply["last_add_confirmed"]))
+        return EntriesAppended(
+            int(reply["first"]), int(reply["last"]), int(reply["last_add_confirmed"])
+        )
 
     async def last_add_confirmed(
         self, writer: Writer, ledger_id: int, *, after: int | None = None, wait_s: float = 0.0

@@ -43,13 +43,13 @@ from quorumlog.protocol.log.messages import (
     IsAlive,
     LogGone,
     MeasureLedger,
-    Number,
     OwnerEnded,
     OwnerLost,
     Pause,
     PlaceKnown,
     Publish,
     Question,
+    QuestionNumber,
     ReadBatches,
     ReadLedger,
     ReadLog,
@@ -67,7 +67,7 @@ from quorumlog.protocol.log.messages import (
 )
 from quorumlog.protocol.metadata import DigestKind, Writer
 from services.gateway.engine import Engine
-from services.gateway.interface import Appended, LedgerOptions
+from services.gateway.interface import EntriesAppended, LedgerOptions
 from services.gateway.logs.ends import end_of
 from services.gateway.logs.offsets import OffsetIndex
 from services.gateway.logs.peers import LogPeers
@@ -97,7 +97,7 @@ LogOutcome = Resolve | Relay | OwnerEnded | TakeoverDone | LogGone | Broke
 
 
 class LogMachine(Protocol):
-    """A machine of a log: `Route` in a gateway."""
+    """A machine of a log: `LogRoute` in a gateway."""
 
     def step(self, event: Event, now: Now) -> list[Effect]:
         """Take one event and return what to do."""
@@ -217,7 +217,7 @@ class LogDriver:
         return None
 
     def _submitted(
-        self, ledger_id: int, first: int, last: int, done: asyncio.Future[Appended]
+        self, ledger_id: int, first: int, last: int, done: asyncio.Future[EntriesAppended]
     ) -> None:
         error = None if done.cancelled() else done.exception()
         if isinstance(error, QuorumLogError):
@@ -232,7 +232,7 @@ class LogDriver:
 
     # Questions.
 
-    async def _answer(self, number: Number, question: Question) -> None:
+    async def _answer(self, number: QuestionNumber, question: Question) -> None:
         value: Any
         try:
             value = await self._ask(question)

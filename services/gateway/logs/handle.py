@@ -21,11 +21,11 @@ from quorumlog.protocol.log.messages import (
     Finish,
     ForceAsked,
     HealAsked,
-    LogAppended,
     LogGone,
     OwnerEnded,
     Publish,
     PublishAsked,
+    RecordsAppended,
     Relay,
     Resolve,
     RollAsked,
@@ -34,14 +34,14 @@ from quorumlog.protocol.log.messages import (
     TakeoverDone,
 )
 from quorumlog.protocol.log.owner import Owner
-from quorumlog.protocol.log.route import Route
+from quorumlog.protocol.log.route import LogRoute
 from quorumlog.protocol.log.takeover import ending
 from quorumlog.protocol.transaction import Transaction
 from services.gateway.logs.driver import Broke, LogDriver, LogOutcome, LogPorts
 
 log = logging.getLogger(__name__)
 
-_Gathered = list[tuple[asyncio.Future[LogAppended], Append]]
+_Gathered = list[tuple[asyncio.Future[RecordsAppended], Append]]
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class LogCounts:
     duplicates: int = 0
     takeovers: int = 0
 
-    def add(self, done: LogAppended) -> None:
+    def add(self, done: RecordsAppended) -> None:
         """An owner in this process acknowledged one append."""
         self.requests += 1
         if done.is_duplicate:
@@ -81,7 +81,7 @@ class LogHandle:
     ) -> None:
         """`on_gone` is called when there is no log of this name any more, or the machine broke."""
         self.name = name
-        self._machine = Route(name, ports.engine.writer.id, settle_s=settle_s)
+        self._machine = LogRoute(name, ports.engine.writer.id, settle_s=settle_s)
         self._driver = LogDriver(self._machine, name, ports, self._on_outcome)
         self._counts = counts
         self._on_gone = on_gone
@@ -97,9 +97,9 @@ class LogHandle:
         owner = self._machine.owner
         return None if owner is None or owner.is_ended else owner
 
-    def append(self, call: Append, *, is_forwarded: bool) -> asyncio.Future[LogAppended]:
+    def append(self, call: Append, *, is_forwarded: bool) -> asyncio.Future[RecordsAppended]:
         """Append records, in the order of the calls."""
-        future: asyncio.Future[LogAppended] = self._promise()
+        future: asyncio.Future[RecordsAppended] = self._promise()
         if not self._gathered and not self._gathered_forwarded:
             self._loop.call_soon(self._flush)
         (self._gathered_forwarded if is_forwarded else self._gathered).append((future, call))
@@ -180,7 +180,7 @@ class LogHandle:
     def _on_outcome(self, outcome: LogOutcome) -> None:
         match outcome:
             case Resolve(future, answer):
-                if isinstance(answer, LogAppended):
+                if isinstance(answer, RecordsAppended):
                     self._counts.add(answer)
                 self._pending.discard(future)
                 resolve(future, answer)

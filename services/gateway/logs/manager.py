@@ -34,7 +34,7 @@ from services.gateway.logs.ownership import LogTimes, Ownership
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.reading import LogReader
 from services.gateway.logs.store import MetadataLogs
-from services.gateway.logs.values import Append, LogAppended, Publish
+from services.gateway.logs.values import Append, Publish, RecordsAppended
 from services.gateway.logs.views import LogView, LogViews
 
 log = logging.getLogger(__name__)
@@ -231,13 +231,13 @@ class LogManager:
         handle = self.ownership.handle(name)
         return await self._answer(handle, handle.publish(call, sizes, is_forwarded=True))
 
-    async def append(self, name: str, call: Append) -> LogAppended:
+    async def append(self, name: str, call: Append) -> RecordsAppended:
         """Append records as one batch, through the log's owner."""
         handle = self.ownership.handle(name)
         future = handle.append(call, is_forwarded=False)
         return await self._answer(handle, future, is_repeatable=call.producer is not None)
 
-    async def append_here(self, name: str, call: Append) -> LogAppended:
+    async def append_here(self, name: str, call: Append) -> RecordsAppended:
         """Append for another gateway. Raises: WriterLost, not done, if this is not the owner."""
         handle = self.ownership.handle(name)
         return await self._answer(handle, handle.append(call, is_forwarded=True))

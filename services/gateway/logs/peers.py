@@ -11,7 +11,7 @@ from quorumlog.errors import UNKNOWN, QuorumLogError, WriterLost
 from quorumlog.protocol import batch
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LOG_LEDGERS_MAX
-from quorumlog.protocol.log.messages import Append, LogAppended, OwnerLost, Publish
+from quorumlog.protocol.log.messages import Append, OwnerLost, Publish, RecordsAppended
 from quorumlog.protocol.metadata import Writer
 from quorumlog.protocol.transaction import Transaction
 from quorumlog.wire.bodies import Body, LedgerId, LogName
@@ -50,13 +50,13 @@ class LogPeers:
         """Sends requests through `peers`."""
         self._peers = peers
 
-    async def append(self, owner: Writer, name: str, call: Append) -> LogAppended | OwnerLost:
+    async def append(self, owner: Writer, name: str, call: Append) -> RecordsAppended | OwnerLost:
         """Let the owner append."""
         query = {"expect": call.expect, "token": call.token, "since": call.since or None}
         told = await self._ask_owner(owner, name, "append", encode_call(call), query)
         if isinstance(told, OwnerLost):
             return told
-        return LogAppended(
+        return RecordsAppended(
             int(told["first_offset"]),
             int(told["last_offset"]),
             int(told["ledger_id"]),

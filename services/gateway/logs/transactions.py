@@ -26,7 +26,7 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
 from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.gateway.engine import Engine
-from services.gateway.interface import Appended
+from services.gateway.interface import EntriesAppended
 from services.gateway.logs.driver import options_of
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.store import MetadataLogs
@@ -40,7 +40,7 @@ EXPIRES_IN_S: Final = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class TransactionAttempt:
     """What a ledger is written by: a transaction's attempt at one partition."""
 
     transaction: str
@@ -72,7 +72,7 @@ class Transactions:
 
     async def create_ledger(
         self,
-        whose: Attempt,
+        whose: TransactionAttempt,
         *,
         custom: tuple[tuple[str, str], ...] = (),
         idempotency_key: str | None = None,
@@ -102,7 +102,7 @@ class Transactions:
         records: Sequence[Record],
         *,
         expect: int | None = None,
-    ) -> Appended:
+    ) -> EntriesAppended:
         """Append records as one entry of a transaction's ledger.
 
         The transaction's state is read after the call began, so a transaction that ended before
@@ -212,7 +212,7 @@ class _Checks:
                 del self._running[transaction_id]
 
 
-def tags_of(whose: Attempt) -> tuple[tuple[str, str], ...]:
+def tags_of(whose: TransactionAttempt) -> tuple[tuple[str, str], ...]:
     """The tags by which a ledger's row names its transaction."""
     tags = [(TRANSACTION_TAG, whose.transaction)]
     if whose.partition is not None:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from quorumlog.protocol.batch import Record
-from quorumlog.protocol.log.messages import Append, LogAppended, Publish
+from quorumlog.protocol.log.messages import Append, Publish, RecordsAppended
 
-__all__ = ["Append", "LogAppended", "Publish"]
+__all__ = ["Append", "Publish", "RecordsAppended"]
 """Requests are the machines' own messages."""
 
 

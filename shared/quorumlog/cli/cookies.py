@@ -22,7 +22,7 @@ app = typer.Typer(
     help="The data that a bookie's name stands for. Asks the metadata service.",
 )
 
-NameArgument = Annotated[str, typer.Argument(help="The bookie's name, such as bookie-1.")]
+BookieArgument = Annotated[str, typer.Argument(help="The bookie's name, such as bookie-1.")]
 MetadataOption = Annotated[
     str,
     typer.Option(
@@ -38,7 +38,7 @@ DirectoryOption = Annotated[
 
 @app.command()
 def show(
-    name: NameArgument,
+    name: BookieArgument,
     metadata: MetadataOption,
     data_dir: DirectoryOption = None,
 ) -> None:
@@ -57,7 +57,7 @@ def show(
 
 
 @app.command()
-def fix(name: NameArgument, metadata: MetadataOption) -> None:
+def fix(name: BookieArgument, metadata: MetadataOption) -> None:
     """Permit a bookie's next start to continue without the entries that it lost: the bookie comes back
     as a new incarnation, which denies no entry until it is refilled from its peers. For one start only.
     """
@@ -74,7 +74,7 @@ def fix(name: NameArgument, metadata: MetadataOption) -> None:
 
 
 @app.command()
-def delete(name: NameArgument, metadata: MetadataOption) -> None:
+def delete(name: BookieArgument, metadata: MetadataOption) -> None:
     """Remove a bookie from the list; refused while the bookie lives or any ledger names it. An empty
     directory may then register under the name, as a later incarnation.
     """

@@ -174,7 +174,7 @@ class Places:
     last: int
 
 
-Submit = Callable[[Sequence[bytes]], Awaitable[asyncio.Future[Places]]]
+SubmitPayloads = Callable[[Sequence[bytes]], Awaitable[asyncio.Future[Places]]]
 
 
 Progressed = Callable[[int, int], None]
@@ -211,7 +211,10 @@ class _Sending:
 
 
 async def send(
-    payloads: AsyncIterator[list[bytes]], submit: Submit, words: tuple[str, str], size: int | None
+    payloads: AsyncIterator[list[bytes]],
+    submit: SubmitPayloads,
+    words: tuple[str, str],
+    size: int | None,
 ) -> Places | None:
     """Append everything in order, and return the first and last place.
 
@@ -235,7 +238,10 @@ async def send(
 
 
 async def _send_all(
-    payloads: AsyncIterator[list[bytes]], submit: Submit, sending: _Sending, show: Progressed
+    payloads: AsyncIterator[list[bytes]],
+    submit: SubmitPayloads,
+    sending: _Sending,
+    show: Progressed,
 ) -> None:
     async for some in payloads:
         for start in range(0, len(some), _GROUP):

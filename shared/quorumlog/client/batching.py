@@ -66,7 +66,7 @@ class Call(Generic[P]):
     """When the deadline of the oldest submission ends, in the event loop's time."""
 
 
-Done = asyncio.Future[R] | futures.Future[R]
+AppendFuture = asyncio.Future[R] | futures.Future[R]
 """The future of a submission: of a task of the event loop, or of another thread."""
 
 
@@ -80,7 +80,7 @@ class Submission(Generic[P, R]):
     is_alone: bool
     """No other submission travels in its request."""
     end: float
-    done: Done[R]
+    done: AppendFuture[R]
 
     def is_wanted(self) -> bool:
         """Whether the caller still waits. From now on another thread can't cancel its future."""

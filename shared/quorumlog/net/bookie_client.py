@@ -42,7 +42,7 @@ time. One beyond costs a copy more with its next add."""
 _REQUEST_COST: Final = 128
 """Bytes in flight that a request without a run counts as."""
 
-Done = Callable[[ChannelAnswer], None]
+OnAnswer = Callable[[ChannelAnswer], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _InFlight:
     ledger_id: int
     first: int
     last: int
-    done: Done
+    done: OnAnswer
     size: int = _REQUEST_COST
     deadline: float = 0.0
     """By the channel's clock; set when the request is sent."""
@@ -159,7 +159,7 @@ class Channel:
                 del self._copies[next(iter(self._copies))]
 
     def request(
-        self, op: Op, member: str, ledger_id: int, first: int, last: int, done: Done
+        self, op: Op, member: str, ledger_id: int, first: int, last: int, done: OnAnswer
     ) -> _InFlight:
         """A request with an id of its own, to be sent; `done` is called once, after `send` has returned."""
         self._last_id += 1
@@ -489,7 +489,7 @@ class BookieClient:
         return channel
 
 
-def _of_lac(done: LacDone) -> Done:
+def _of_lac(done: LacDone) -> OnAnswer:
     return lambda answer: done(answer.status, answer.last_add_confirmed)
 
 

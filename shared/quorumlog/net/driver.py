@@ -29,7 +29,7 @@ from quorumlog.protocol.messages import (
     MetadataAnswered,
     ReadAnswered,
     ReadMetadata,
-    RecoverLedger,
+    RecoveryNeeded,
     Repaired,
     SendAdd,
     SendFence,
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 Row = tuple[CasStatus, LedgerMetadata | None]
 
-Told = Confirmed | Failed | Closed | Repaired | RecoverLedger | EntriesRead
+Told = Confirmed | Failed | Closed | Repaired | RecoveryNeeded | EntriesRead
 """The effects that are for the machine's owner."""
 
 
@@ -136,7 +136,7 @@ class Driver:
             case StartTimer(timer, tag):
                 delay_s = self._ports.times.of(timer)
                 self._ports.clock.after(delay_s, self.post, TimerFired(timer, tag))
-            case Confirmed() | Failed() | Closed() | Repaired() | RecoverLedger() | EntriesRead():
+            case Confirmed() | Failed() | Closed() | Repaired() | RecoveryNeeded() | EntriesRead():
                 if not self._stopped:
                     self._tell(effect)
             case SendRead():

@@ -19,7 +19,7 @@ from quorumlog.protocol.ids import ID_MAX
 T = TypeVar("T")
 S = TypeVar("S", bound=str)
 
-Place = Literal["path", "query", "header"]
+ParameterPlace = Literal["path", "query", "header"]
 Parse = Callable[[str, str], T]
 """Makes a parameter's value of its text; the second argument is the pointer that errors name."""
 
@@ -67,7 +67,7 @@ class Parameter(Generic[T]):
     """A parameter of the path, the query or the headers."""
 
     name: str
-    place: Place
+    place: ParameterPlace
     parse: Parse[T]
     schema: Mapping[str, Any]
     description: str

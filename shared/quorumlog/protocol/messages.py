@@ -193,7 +193,7 @@ class Repaired:
 
 
 @dataclass(frozen=True, slots=True)
-class RecoverLedger:
+class RecoveryNeeded:
     """The writer met IN_RECOVERY: whoever drives it runs the recovery itself (rule 10)."""
 
 
@@ -219,7 +219,7 @@ Effect = (
     | Failed
     | Closed
     | Repaired
-    | RecoverLedger
+    | RecoveryNeeded
     | EntriesRead
 )
 

@@ -56,7 +56,7 @@ what is left is copied.
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FragmentRange:
     """Work for one FragmentRepair: entries first..last of the fragment that begins at `fragment`."""
 
     fragment: int
@@ -64,15 +64,15 @@ class Part:
     last: int
 
 
-def parts(metadata: LedgerMetadata, missed: MissedRange) -> Iterator[Part]:
-    """A missed range in parts, one for each closed fragment that the member is still in."""
+def fragment_ranges(metadata: LedgerMetadata, missed: MissedRange) -> Iterator[FragmentRange]:
+    """Cut a missed range into one range for each closed fragment that the member is still in."""
     for index, fragment in enumerate(metadata.fragments):
         end = metadata.fragment_last(index)
         if end is None or missed.member not in fragment.bookies:
             continue
         first, last = max(missed.first, fragment.first_entry), min(missed.last, end)
         if first <= last:
-            yield Part(fragment.first_entry, first, last)
+            yield FragmentRange(fragment.first_entry, first, last)
 
 
 class Stage(Enum):

@@ -123,7 +123,7 @@ class RowKept:
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerFenced:
+class FenceSet:
     """The fence. It carries the key, since it may be all that the bookie ever saw of the ledger."""
 
     ledger_key: bytes
@@ -169,7 +169,7 @@ class LedgerDeleted:
     """
 
 
-Record = RunStored | RowKept | LedgerFenced | LacKept | LimboSet | EntriesDropped | LedgerDeleted
+ReplicaRecord = RunStored | RowKept | FenceSet | LacKept | LimboSet | EntriesDropped | LedgerDeleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class Verdict:
     status: Status
     after: int = 0
     last_add_confirmed: int = NO_ENTRY
-    records: tuple[Record, ...] = ()
+    records: tuple[ReplicaRecord, ...] = ()
     present: Ranges = ()
     absent: Ranges = ()
     compare: Ranges = ()
@@ -286,7 +286,7 @@ class Replica(Keyed):
         """
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
-        records: tuple[Record, ...] = ()
+        records: tuple[ReplicaRecord, ...] = ()
         if is_fenced and not self._is_wrong_key(ledger_key):
             records = self._fence(ledger_key)
         elif self.ledger_key is None:
@@ -319,11 +319,11 @@ class Replica(Keyed):
 
     def repeated(self) -> Verdict:
         """Records that say again what is known beside the entries (all are monotone)."""
-        records: list[Record] = []
+        records: list[ReplicaRecord] = []
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
         if self.ledger_key is not None and self.is_fenced:
-            records.append(LedgerFenced(self.ledger_key))
+            records.append(FenceSet(self.ledger_key))
         if self.ledger_key is not None:
             records.append(LacKept(self.last_add_confirmed, self.ledger_key))
         if self._limbo_counter:
@@ -333,7 +333,7 @@ class Replica(Keyed):
             records.append(RowKept(self.holdings.row_copy(name), self.ledger_key))
         return Verdict(Status.OK, self._accepted(len(records)), records=tuple(records))
 
-    def apply(self, record: Record) -> object:
+    def apply(self, record: ReplicaRecord) -> object:
         """Take over a record: one that was just made, or one read back from the log. Records may
         come in any order (rule 16). Returns what the holdings made of entries.
         """
@@ -348,7 +348,7 @@ class Replica(Keyed):
             case RowKept():
                 self.ledger_key = record.ledger_key
                 self.holdings.keep_row_copy(record.row)
-            case LedgerFenced():
+            case FenceSet():
                 self.ledger_key = record.ledger_key
                 self.is_fenced = True
             case LacKept():
@@ -499,7 +499,7 @@ class Replica(Keyed):
             Status.OK, self._after_entries(), self.last_add_confirmed, records, made=made
         )
 
-    def _kept_row(self, asked: AddAsked) -> tuple[Record, ...]:
+    def _kept_row(self, asked: AddAsked) -> tuple[ReplicaRecord, ...]:
         """Keep a copy that is new here; it is on disk with the entries (rule 18b)."""
         row = asked.row
         if row is None or row.name in self.holdings.row_names:
@@ -520,7 +520,7 @@ class Replica(Keyed):
     def _read(self, asked: ReadAsked) -> Verdict:
         if self._is_foreign(asked.member):
             return self._refused(Status.NOT_MINE)
-        records: tuple[Record, ...] = ()
+        records: tuple[ReplicaRecord, ...] = ()
         if asked.fence:
             if self._is_wrong_key(asked.ledger_key):
                 return self._refused(Status.WRONG_KEY)
@@ -568,14 +568,14 @@ class Replica(Keyed):
             return Verdict(Status.OK, self.accepted_count, self.last_add_confirmed)
         return self._took(RowKept(asked.row, asked.ledger_key))
 
-    def _fence(self, ledger_key: bytes) -> tuple[Record, ...]:
+    def _fence(self, ledger_key: bytes) -> tuple[ReplicaRecord, ...]:
         if self.is_fenced:
             return ()
-        fenced = self._took(LedgerFenced(ledger_key))
+        fenced = self._took(FenceSet(ledger_key))
         self._fence_number = fenced.after
         return fenced.records
 
-    def _took(self, record: Record) -> Verdict:
+    def _took(self, record: ReplicaRecord) -> Verdict:
         """Apply a record that was just made; the answer waits until the record is on disk."""
         made = self.apply(record)
         count = self._accepted(1)

@@ -43,7 +43,7 @@ class PendingRun(Keyed):
     asked: int
     """Those whose request is not answered, given up or not: it is not sent twice."""
     tick: int
-    """The silence timer that covers it (see Writer)."""
+    """The silence timer that covers it (see LedgerWriter)."""
     acked: int = 0
     """Those that answered ok; in a confirmed run also those written off as missed."""
 

@@ -27,8 +27,8 @@ from quorumlog.protocol.messages import (
     MissedRange,
     ReadAnswered,
     ReadMetadata,
-    RecoverLedger,
     RecoverRequested,
+    RecoveryNeeded,
     ReplaceRequested,
     Status,
     Timer,
@@ -84,7 +84,7 @@ class _Task:
 
 
 @dataclass(slots=True, eq=False)
-class Writer(Keyed):
+class LedgerWriter(Keyed):
     """Appends to one ledger; see the module.
 
     A driver settles appends by `Confirmed` and `Failed` (from its `first` on), and a close by the
@@ -410,7 +410,7 @@ class Writer(Keyed):
         self.metadata = row
         if row.state is State.IN_RECOVERY:
             self._end("ledger-fenced")
-            self._out.append(RecoverLedger())  # rule 10
+            self._out.append(RecoveryNeeded())  # rule 10
         elif row.last_entry == self._window.last_confirmed and not was_open:
             self._closed(row)
         else:

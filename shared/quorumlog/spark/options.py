@@ -18,7 +18,7 @@ from quorumlog.spark.http import Gateways
 EARLIEST, LATEST = -2, -1
 """The ends of a log in JSON (Kafka's numbers)."""
 
-Place = Literal["earliest", "latest"] | Mapping[str, int]
+OffsetChoice = Literal["earliest", "latest"] | Mapping[str, int]
 """An end of each log, or an offset for each named log."""
 
 COLUMNS: Final = {
@@ -140,8 +140,8 @@ class ReadOptions:
 
     connection: ClusterAccess
     subject: ReadSubject
-    starting: Place | None
-    ending: Place
+    starting: OffsetChoice | None
+    ending: OffsetChoice
     starting_ms: int | None
     ending_ms: int | None
     starts_late: bool
@@ -292,7 +292,7 @@ def _object(text: str, option: str) -> dict[str, Any]:
     return value
 
 
-def _place(options: Mapping[str, str], option: str, end: int) -> Place | None:
+def _place(options: Mapping[str, str], option: str, end: int) -> OffsetChoice | None:
     """Where to begin or to end; `end` is the place in logs that the JSON does not name."""
     text = options.get(option)
     if text is None:

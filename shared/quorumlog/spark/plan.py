@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 from quorumlog.errors import NoSuchLedger, NoSuchLog, OffsetTruncated
 from quorumlog.protocol.batch import decode_head
 from quorumlog.spark.http import Gateways
-from quorumlog.spark.options import LATEST, BadOption, Place, ReadOptions, ReadSubject
+from quorumlog.spark.options import LATEST, BadOption, OffsetChoice, ReadOptions, ReadSubject
 
 OFFSET_MAX: Final = (1 << 63) - 1
 """The greatest value of Spark's `long`."""
@@ -125,7 +125,7 @@ def logs_of(gateways: Gateways, subject: ReadSubject) -> list[str]:
     return sorted(name for name in names if wanted.fullmatch(name))
 
 
-def offset_at(place: Place, found: LogExtent, default: int) -> int:
+def offset_at(place: OffsetChoice, found: LogExtent, default: int) -> int:
     """The offset of a place in a log; `default` where the place does not name the log."""
     if place == "earliest":
         return found.first
@@ -139,7 +139,9 @@ def offset_at(place: Place, found: LogExtent, default: int) -> int:
     return given
 
 
-def start_of(options: ReadOptions, gateways: Gateways, found: LogExtent, default: Place) -> int:
+def start_of(
+    options: ReadOptions, gateways: Gateways, found: LogExtent, default: OffsetChoice
+) -> int:
     """The first offset of a read of a log; `default` is the place if the options name none.
 
     Raises: BadOption if no record is as late as `startingTimestamp`, unless the options say to begin at the

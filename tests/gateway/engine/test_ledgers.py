@@ -25,7 +25,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net.budget import PEER
 from quorumlog.protocol.metadata import DigestKind, LedgerMetadata, State
-from services.gateway.interface import DEGRADED, Appended
+from services.gateway.interface import DEGRADED, EntriesAppended
 from tests.gateway.engine.support import ledger, payloads, world_of
 from tests.support.waiting import until
 
@@ -97,7 +97,7 @@ async def test_an_entry_beyond_the_lac_of_an_open_ledger_is_not_yet_confirmed(
 async def test_an_append_that_expects_another_id_writes_nothing(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
-        assert await world.other.append(row.ledger_id, [b"a"], expect=0) == Appended(0, 0, 0)
+        assert await world.other.append(row.ledger_id, [b"a"], expect=0) == EntriesAppended(0, 0, 0)
 
         for engine in (world.engine, world.other):
             with pytest.raises(UnexpectedEntryId) as refused:
@@ -161,7 +161,7 @@ async def test_the_ledger_api_refuses_ledgers_of_logs(stores: Stores) -> None:
                 with pytest.raises(OwnedByLog):
                     await refused
         submitted = world.engine.submit(row.ledger_id, [b"x"])
-        assert await submitted == Appended(0, 0, 0)
+        assert await submitted == EntriesAppended(0, 0, 0)
         assert (await world.engine.close_for_log(row.ledger_id)).last_entry == 0
 
 
@@ -223,7 +223,7 @@ async def test_draining_closes_open_ledgers_and_refuses_new_work(stores: Stores)
         await world.engine.drain()
 
         for row, submitted in zip(rows, appends, strict=True):
-            assert await submitted == Appended(0, 0, 0)
+            assert await submitted == EntriesAppended(0, 0, 0)
             closed = await world.other.get(row.ledger_id)
             assert (closed.state, closed.last_entry) == (State.CLOSED, 0)
             with pytest.raises(LedgerClosed):

@@ -221,15 +221,15 @@ async def test_a_failed_handles_ledger_is_recovered(
         row = await ledger(world.engine)
         await world.engine.append(row.ledger_id, [b"one"])
 
-        step = writer.Writer.step
+        step = writer.LedgerWriter.step
 
-        def broken(machine: writer.Writer, event: Event) -> list[Effect]:
+        def broken(machine: writer.LedgerWriter, event: Event) -> list[Effect]:
             # Not at the answer of the third copy of "one", which may be late.
             if type(event) is AppendRequested:
                 raise AssertionError("a defect of ours")
             return step(machine, event)
 
-        monkeypatch.setattr(writer.Writer, "step", broken)
+        monkeypatch.setattr(writer.LedgerWriter, "step", broken)
         with pytest.raises(QuorumLogError) as failed:
             await world.engine.append(row.ledger_id, [b"two"])
         assert failed.value.outcome == UNKNOWN

@@ -54,7 +54,7 @@ from quorumlog.wire.witnesses import from_header, to_header, token_of, witness_o
 from services.metadata.memory import Memory, Presented
 from tests.sim.plan import SECOND
 from tests.sim.services.net import Answer, Net, Process, Request
-from tests.sim.services.repairs import CHANGES, READS, RUNS, RepairQueue, Route
+from tests.sim.services.repairs import CHANGES, READS, RUNS, ModelRoute, RepairQueue
 from tests.sim.services.restores import Restores
 from tests.sim.services.tables import Tables
 
@@ -98,7 +98,7 @@ class Metadata(Process):
         net.listeners[URL] = self, self.handle
         ledger = r"/v1/ledgers/(?P<id>\d+)"
         self.queue = RepairQueue(self)
-        self._routes: tuple[Route, ...] = (
+        self._routes: tuple[ModelRoute, ...] = (
             ("GET", ledger, self._get, READS),
             ("PUT", ledger, self._change, CHANGES),
             ("DELETE", ledger, self._delete, CHANGES),

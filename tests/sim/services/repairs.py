@@ -28,7 +28,7 @@ from tests.sim.services.tables import Held, Item, Tables
 if TYPE_CHECKING:
     from tests.sim.services.metadata import Metadata
 
-Route = tuple[str, str, Callable[..., Body | Answer], str]
+ModelRoute = tuple[str, str, Callable[..., Body | Answer], str]
 """Method, path, work, and by which of its ways the service asks its database."""
 
 RUNS: Final = "run"
@@ -49,7 +49,7 @@ class RepairQueue:
         self._metadata = metadata
         item = r"/v1/repairs/(?P<id>\d+)/(?P<member>[^/]+)"
         lease = r"/v1/leases/(?P<name>\w+)"
-        self.routes: tuple[Route, ...] = (
+        self.routes: tuple[ModelRoute, ...] = (
             ("GET", "/v1/repairs", self._list, RUNS),
             ("POST", "/v1/repairs", self._add, CHANGES),
             ("POST", "/v1/repairs/claim", self._claim, CHANGES),

@@ -30,8 +30,8 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
-from quorumlog.protocol.writer import Writer
-from services.gateway.interface import Appended, LedgerOptions
+from quorumlog.protocol.writer import LedgerWriter
+from services.gateway.interface import EntriesAppended, LedgerOptions
 from tests.sim.plan import SECOND
 from tests.sim.services.cluster import Cluster
 from tests.sim.services.judge import Judge
@@ -52,7 +52,7 @@ DICE = 2
 _OP_S = 90.0
 _OVER = (LedgerClosed, LedgerFenced, NoSuchLedger, WriterLost)
 """Refusals after which a client makes another ledger."""
-_MACHINES = (Writer, Recovery, FragmentRepair, RangeReader)
+_MACHINES = (LedgerWriter, Recovery, FragmentRepair, RangeReader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,9 @@ class Run:
         gateway = self.rng.choice(self.cluster.gateways)
         was_deleted = self.judge.is_deleted(ledger_id)
         try:
-            done: Appended = await self._gone_with(gateway.engine.append(ledger_id, payloads))
+            done: EntriesAppended = await self._gone_with(
+                gateway.engine.append(ledger_id, payloads)
+            )
         except QuorumLogError as error:
             self.net.note("client", "append", ledger_id, outcome_of(error))
             if error.outcome == NOT_DONE:

@@ -27,7 +27,7 @@ from quorumlog.protocol.log.messages import (
     ReadLedger,
     ReadLog,
     RecoverLedger,
-    Request,
+    RequestKey,
     RowChanged,
     Wait,
 )
@@ -86,20 +86,20 @@ class Move(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class OwnerFound:
     """The end of a search: this other process owns the log."""
 
     writer: Writer
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class HandoverDone:
     """The end of a handover, and the answer to its request: QuorumLogError where it failed."""
 
     answer: LogMetadata | QuorumLogError | bool | None = None
 
 
-Next = Question | Move | Found | Over
+HandoverNext = Question | Move | OwnerFound | HandoverDone
 
 
 def same(row: LogMetadata) -> LogMetadata:
@@ -114,7 +114,7 @@ class Handover:
     aim: Aim
     log: str
     me: str
-    request: Request = None
+    request: RequestKey = None
     """None: nobody waits for it alone."""
     creates: bool = False
     """Whether a takeover makes this process the owner."""
@@ -137,7 +137,7 @@ class Handover:
 
     # --- what happens to it ----------------------------------------------------------------------
 
-    def begin(self) -> Next:
+    def begin(self) -> HandoverNext:
         """Nothing else is under way."""
         match self.aim:
             case Aim.SEARCH:
@@ -147,27 +147,27 @@ class Handover:
             case _:
                 return self._look()
 
-    def settled(self) -> Next:
+    def settled(self) -> HandoverNext:
         """The owner in this process has ended, or there is none."""
         match self.aim:
             case Aim.SEARCH | Aim.DRAIN:
                 return self._look()
             case Aim.DELETE:
-                return Over(self.row)
+                return HandoverDone(self.row)
             case _:
                 return self._move(HandoverStep.TAKING, Move.TAKE_OVER)
 
-    def taken(self, result: LogMetadata | QuorumLogError | None) -> Next:
+    def taken(self, result: LogMetadata | QuorumLogError | None) -> HandoverNext:
         """A takeover has ended (`TakeoverDone`)."""
         if result is None or isinstance(result, NoSuchLedger):
             return self._yield()
         if isinstance(result, QuorumLogError):
-            return Over(told(result, self.log))
+            return HandoverDone(told(result, self.log))
         if self.aim is Aim.FORCE:
-            return Over(result)
-        return Over(answer=True) if self.aim is Aim.HEAL else Over()
+            return HandoverDone(result)
+        return HandoverDone(answer=True) if self.aim is Aim.HEAL else HandoverDone()
 
-    def answered(self, value: Any, *, is_owned: bool) -> Next:
+    def answered(self, value: Any, *, is_owned: bool) -> HandoverNext:
         """A question was answered; `is_owned`: the owner is in this process."""
         if self.step is HandoverStep.YIELDING:
             return self._look()
@@ -175,7 +175,7 @@ class Handover:
             return self._yield()  # the row was changed since it was read
         is_gone = isinstance(value, NoSuchLedger) and self.step is HandoverStep.FENCING
         if isinstance(value, QuorumLogError) and not is_gone:
-            return Over(value)
+            return HandoverDone(value)
         match self.step:
             case HandoverStep.LOOKING:
                 return self._looked(value)
@@ -213,65 +213,65 @@ class Handover:
         self.step = step
         return move
 
-    def _look(self) -> Next:
+    def _look(self) -> HandoverNext:
         self.tries += 1
         if self.tries > CONFLICTS_MAX:
-            return Over(Overloaded("the log changes hands all the time", log=self.log))
+            return HandoverDone(Overloaded("the log changes hands all the time", log=self.log))
         return self._ask(HandoverStep.LOOKING, ReadLog(self.log))
 
-    def _yield(self) -> Next:
+    def _yield(self) -> HandoverNext:
         """Another gateway has won: look again in a while."""
         return self._ask(HandoverStep.YIELDING, Wait(Pause.YIELD))
 
-    def _looked(self, row: LogMetadata) -> Next:
+    def _looked(self, row: LogMetadata) -> HandoverNext:
         self.row = row
         if self.aim is Aim.DELETE:
             return self._fence()
         if self.aim is Aim.HEAL:
             item = row.item_of(self.ledger_id)
             if item is None or item.last_offset is not None:
-                return Over(answer=True)
+                return HandoverDone(answer=True)
             return self._ask(HandoverStep.FINDING, ReadLedger(item.ledger_id))
         if row.state is LogState.CLOSED and self.aim is not Aim.DRAIN:
-            return Over(LogClosed(f"the log {self.log} is closed", log=self.log))
+            return HandoverDone(LogClosed(f"the log {self.log} is closed", log=self.log))
         if self.aim is Aim.FORCE:
             return self._move(HandoverStep.SETTLING, Move.RETIRE)
         if self._last is not None:
             return self._ask(HandoverStep.FINDING, ReadLedger(self._last.ledger_id))
-        return self._nobody_lives() if self.aim is Aim.SEARCH else Over()
+        return self._nobody_lives() if self.aim is Aim.SEARCH else HandoverDone()
 
-    def _found(self, ledger: LedgerMetadata, *, is_owned: bool) -> Next:
+    def _found(self, ledger: LedgerMetadata, *, is_owned: bool) -> HandoverNext:
         """Who writes a ledger of the log."""
         writer, last = ledger.writer, self._last
         is_mine = writer is not None and writer.id == self.me
         if self.aim is Aim.DRAIN:
             # Who was displaced, and did not know it, must not end the owner after him.
-            return self._nobody_lives() if is_mine else Over()
+            return self._nobody_lives() if is_mine else HandoverDone()
         if self.aim is Aim.HEAL and is_mine and is_owned:
-            return Over(answer=False)
+            return HandoverDone(answer=False)
         if self.aim is Aim.HEAL and last is not None and last.ledger_id != ledger.ledger_id:
             return self._ask(HandoverStep.FINDING, ReadLedger(last.ledger_id))
         if writer is None or is_mine or ledger.state is not State.OPEN:
             return self._nobody_lives()
         if self.aim is Aim.SEARCH and writer != self.suspect:
-            return Found(writer)
+            return OwnerFound(writer)
         self.suspect = writer
         return self._ask(HandoverStep.PROBING, IsAlive(writer))
 
-    def _probed(self, *, is_alive: bool) -> Next:
+    def _probed(self, *, is_alive: bool) -> HandoverNext:
         if not is_alive:
             return self._nobody_lives()
         if self.aim is Aim.HEAL:
-            return Over(answer=False)
+            return HandoverDone(answer=False)
         assert self.suspect is not None
-        return Found(self.suspect)
+        return OwnerFound(self.suspect)
 
-    def _nobody_lives(self) -> Next:
+    def _nobody_lives(self) -> HandoverNext:
         if self.aim is Aim.HEAL:
             return self._move(HandoverStep.SETTLING, Move.RETIRE)
         return self._move(HandoverStep.TAKING, Move.TAKE_OVER)
 
-    def _fence(self) -> Next:
+    def _fence(self) -> HandoverNext:
         """End who writes a log, before its name is free (rule 27): the name may be given again, and
         an owner that heard of nothing would go on in a ledger of the log that is no more.
         """
@@ -279,18 +279,20 @@ class Handover:
         self.unfenced = tuple(item.ledger_id for item in self.row.unsealed)
         return self._fence_next()
 
-    def _fence_next(self) -> Next:
+    def _fence_next(self) -> HandoverNext:
         assert self.row is not None
         if self.unfenced:
             return self._ask(HandoverStep.FENCING, RecoverLedger(self.unfenced[0]))
         return self._ask(HandoverStep.DELETING, DeleteLog(self.row))
 
-    def _deletion_answered(self, value: RowChanged | None) -> Next:
+    def _deletion_answered(self, value: RowChanged | None) -> HandoverNext:
         assert self.row is not None
         if value is None:
             return self._move(HandoverStep.SETTLING, Move.RETIRE)
         if value.current.created_at != self.row.created_at:
-            return Over(deleted(self.log))  # a namesake that was made since: not what was meant
+            return HandoverDone(
+                deleted(self.log)
+            )  # a namesake that was made since: not what was meant
         self.row = value.current
         return self._fence()
 

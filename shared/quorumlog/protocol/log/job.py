@@ -31,13 +31,13 @@ from quorumlog.protocol.log.messages import (
     Committed,
     CountBookies,
     CreateLedger,
-    LogAppended,
     NotOwner,
     Publish,
     Question,
     ReadLog,
     ReadTransaction,
-    Request,
+    RecordsAppended,
+    RequestKey,
     RowChanged,
     Sizes,
     SwapLog,
@@ -116,7 +116,7 @@ class Empty:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class JobEnded:
     """The end of a job, and what its request is answered."""
 
     answer: Any = None
@@ -124,14 +124,14 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class JobUndone:
     """The end of a job that came to nothing. `error` is None where another owner is to do it."""
 
     error: QuorumLogError | None = None
     owner: Fate = Fate.STAYS
 
 
-JobNext = Question | Empty | Done | Failed
+JobNext = Question | Empty | JobEnded | JobUndone
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +139,7 @@ class Job:
     """See the module. The tenancy that the methods are given is that of the job's owner."""
 
     kind: JobKind
-    request: Request = None
+    request: RequestKey = None
     """None: nobody waits for it."""
     call: Publish | None = None
     sizes: Sizes = ()
@@ -151,7 +151,9 @@ class Job:
     has_looked: bool = False
     refusal: QuorumLogError | None = None
     """What the request is answered if the log is still owned."""
-    doubted: list[tuple[PendingAppend, LogAppended | QuorumLogError]] = field(default_factory=list)
+    doubted: list[tuple[PendingAppend, RecordsAppended | QuorumLogError]] = field(
+        default_factory=list
+    )
 
     # --- what happens to it ----------------------------------------------------------------------
 
@@ -166,7 +168,7 @@ class Job:
                 return self._begin_publication(held)
             case JobKind.ROLL:
                 if self.request is None and not held.is_roll_due(now):
-                    return Done()
+                    return JobEnded()
                 # An empty ledger stays.
                 return self._look(held) if held.pipe.next_entry == 0 else self._prepare(held)
 
@@ -184,14 +186,14 @@ class Job:
         """A question was answered, and the owner has not ended."""
         if isinstance(value, QuorumLogError):
             is_over = self.step in _BREAKING or isinstance(value, NoSuchLog)
-            return Failed(value, Fate.ENDS if is_over else Fate.STAYS)
+            return JobUndone(value, Fate.ENDS if is_over else Fate.STAYS)
         match self.step:
             case JobStep.LOOKING:
                 return self._looked(value, held)
             case JobStep.FINDING:
                 return self._found(value, held)
             case JobStep.REPEATING:
-                return Done(value.transaction)
+                return JobEnded(value.transaction)
             case JobStep.COUNTING:
                 return self._counted(value, held)
             case JobStep.CREATING:
@@ -231,22 +233,22 @@ class Job:
         if full is None:
             return self._ask(JobStep.COUNTING, CountBookies())
         if self.has_looked:
-            return Failed(full)
+            return JobUndone(full)
         return self._look(
             held
         )  # others may have truncated it since, of whom this owner did not hear
 
     def _looked(self, row: LogMetadata, held: Tenancy) -> JobNext:
         if not held.is_mine(row):
-            return Failed(None, Fate.ENDS)
+            return JobUndone(None, Fate.ENDS)
         held.take(row)
         self.has_looked = True
         if self.kind is JobKind.CHECK:
-            return Done()
+            return JobEnded()
         if self.refusal is not None:
-            return Failed(self.refusal)
+            return JobUndone(self.refusal)
         if held.pipe.next_entry == 0 and self.kind is JobKind.ROLL:
-            return Done()
+            return JobEnded()
         return self._prepare(held)
 
     def _found(self, found: Transaction, held: Tenancy) -> JobNext:
@@ -260,7 +262,7 @@ class Job:
         needed = held.log.settings.quorum.ensemble_size
         if writable < needed:
             detail = f"a roll needs {needed} bookies that take entries, {writable} do"
-            return Failed(NotEnoughBookies(detail, log=held.log.name))
+            return JobUndone(NotEnoughBookies(detail, log=held.log.name))
         return self._ask(JobStep.CREATING, CreateLedger(held.log))
 
     def _created(self, new: LedgerMetadata, held: Tenancy) -> JobNext:
@@ -274,7 +276,7 @@ class Job:
     def _closed(self, closed: LedgerMetadata, held: Tenancy, now: Now) -> JobNext:
         if closed.last_entry != held.pipe.next_entry - 1:
             detail = f"the ledger {held.ledger_id} ends at {closed.last_entry}"
-            return Failed(WriterLost(detail, log=held.log.name), Fate.ENDS)
+            return JobUndone(WriterLost(detail, log=held.log.name), Fate.ENDS)
         self.end = (held.ledger_id, held.pipe.records, closed.length or 0)
         return self._swap(held, now)
 
@@ -297,7 +299,7 @@ class Job:
         assert self.new is not None
         if isinstance(value, RowChanged):
             if not held.is_mine(value.current):
-                return Failed(None, Fate.ENDS)
+                return JobUndone(None, Fate.ENDS)
             held.log = value.current
             return self._name(held) if self.step is JobStep.NAMING else self._swap(held, now)
         row, answer = (
@@ -305,21 +307,21 @@ class Job:
         )
         if row is None or not is_last(row, self.new):
             # Another owner did it, or has taken over since: this one has no ledger to go on in.
-            return Done(NOT_OWNER if answer is None else answer, Fate.ENDS)
+            return JobEnded(NOT_OWNER if answer is None else answer, Fate.ENDS)
         held.log = row
-        return self._empty() if self.step is JobStep.NAMING else Done(answer, Fate.MOVES_ON)
+        return self._empty() if self.step is JobStep.NAMING else JobEnded(answer, Fate.MOVES_ON)
 
     # --- its end ---------------------------------------------------------------------------------
 
     def told(
         self, error: QuorumLogError | None, *, is_ended: bool
-    ) -> Iterator[tuple[Request, QuorumLogError | NotOwner]]:
+    ) -> Iterator[tuple[RequestKey, QuorumLogError | NotOwner]]:
         """What each request that waits for this job is answered where it comes to nothing: most errors
         say nothing of a log whose owner has ended.
         """
         for pending, answer in self.doubted:
             assert error is not None, "the next owner answers these"
-            is_repeat = isinstance(answer, LogAppended)
+            is_repeat = isinstance(answer, RecordsAppended)
             is_unknown = is_repeat and isinstance(error, MetadataUnavailable)
             yield pending.request, error.with_outcome(UNKNOWN) if is_unknown else error
         if self.request is not None:

@@ -18,10 +18,10 @@ from quorumlog.protocol.log.row import LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata, Writer
 from quorumlog.protocol.transaction import Sealed, Transaction
 
-Request = Any
+RequestKey = Any
 """A client's request, as its driver knows it: hashable."""
 
-Number = int | tuple[int, int]
+QuestionNumber = int | tuple[int, int]
 """Of a question. A machine within another one numbers its own: (tenure, number)."""
 
 Finish = Callable[[LogMetadata], LogMetadata]
@@ -44,7 +44,7 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class LogAppended:
+class RecordsAppended:
     """Where the records of one request are, durable."""
 
     first_offset: int
@@ -68,7 +68,7 @@ class Publish:
 Sizes = Sequence[tuple[int, int, int]]
 """(ledger, records, bytes) of each."""
 
-Again = tuple[tuple[Request, Append], ...]
+Again = tuple[tuple[RequestKey, Append], ...]
 """Requests that certainly were not appended, in order."""
 
 
@@ -174,7 +174,7 @@ class CountBookies:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Forward a request to the owner in another process: LogAppended, Transaction or None (a roll);
+    """Forward a request to the owner in another process: RecordsAppended, Transaction or None (a roll);
     OwnerLost.
     """
 
@@ -292,7 +292,7 @@ class OwnerLost:
 class Ask:
     """A question; `Answered` brings the answer under the same number."""
 
-    number: Number
+    number: QuestionNumber
     question: Question
 
 
@@ -309,16 +309,16 @@ class Submit:
 class Resolve:
     """Answer a client's request."""
 
-    request: Request
-    answer: LogAppended | Transaction | LogMetadata | NotOwner | QuorumLogError | bool | None
+    request: RequestKey
+    answer: RecordsAppended | Transaction | LogMetadata | NotOwner | QuorumLogError | bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class Relay:
     """Answer a client's request with the answer of the owner in another process."""
 
-    request: Request
-    answer: LogAppended | Transaction | None
+    request: RequestKey
+    answer: RecordsAppended | Transaction | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +386,7 @@ class AppendsAsked:
 class RollAsked:
     """Go on in a new ledger."""
 
-    request: Request
+    request: RequestKey
     is_forwarded: bool = False
 
 
@@ -394,7 +394,7 @@ class RollAsked:
 class PublishAsked:
     """Put a transaction's ledgers onto the log."""
 
-    request: Request
+    request: RequestKey
     call: Publish
     sizes: Sizes
     is_forwarded: bool = False
@@ -404,7 +404,7 @@ class PublishAsked:
 class ForceAsked:
     """Take the log over from its owner, and own it where `creates`. Answer: LogMetadata."""
 
-    request: Request
+    request: RequestKey
     creates: bool
     finish: Finish
 
@@ -415,7 +415,7 @@ class HealAsked:
     sealed, bool.
     """
 
-    request: Request
+    request: RequestKey
     ledger_id: int
 
 
@@ -423,7 +423,7 @@ class HealAsked:
 class DeletionAsked:
     """Fence the log's writer, and delete the row. Answer: LogMetadata as it was."""
 
-    request: Request
+    request: RequestKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,14 +432,14 @@ class DrainAsked:
     None.
     """
 
-    request: Request
+    request: RequestKey
 
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
     """The client of a request is gone: the request need not be begun any more."""
 
-    request: Request
+    request: RequestKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,7 +507,7 @@ class SubmitRefused:
 class Answered:
     """The answer to a question."""
 
-    number: Number
+    number: QuestionNumber
     value: Any
     """Of the type that the question names; QuorumLogError where it failed."""
 

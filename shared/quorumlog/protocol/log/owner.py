@@ -36,14 +36,14 @@ from quorumlog.errors import (
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.job import (
-    Done,
     Empty,
-    Failed,
     Fate,
     Job,
+    JobEnded,
     JobKind,
     JobNext,
     JobStep,
+    JobUndone,
 )
 from quorumlog.protocol.log.messages import (
     Answered,
@@ -55,15 +55,15 @@ from quorumlog.protocol.log.messages import (
     EntriesDurable,
     Event,
     HeadLearned,
-    LogAppended,
     OwnerEnded,
     Pause,
     PlaceKnown,
     PublishAsked,
     Question,
+    RecordsAppended,
     RecoverLedger,
     ReleaseAsked,
-    Request,
+    RequestKey,
     Resolve,
     Retired,
     RollAsked,
@@ -130,7 +130,7 @@ class Owner:
         self.tenancy = Tenancy(log, producers, now)
         self.phase = OwnerPhase.LIVE
         self._waiting: deque[PendingAppend] = deque()
-        self._doubted: list[tuple[PendingAppend, LogAppended | QuorumLogError]] = []
+        self._doubted: list[tuple[PendingAppend, RecordsAppended | QuorumLogError]] = []
         """Answers that rest on what this owner remembers: they are given once it is known that it
         still owns the log."""
         self._job: Job | None = None
@@ -249,7 +249,7 @@ class Owner:
     # --- appending -------------------------------------------------------------------------------
 
     def _appends_asked(
-        self, requests: Iterable[tuple[Request, Append]], now: Now, *, are_again: bool
+        self, requests: Iterable[tuple[RequestKey, Append]], now: Now, *, are_again: bool
     ) -> None:
         for request, call in requests:
             if not are_again and len(self._pipe.in_flight) + len(self._waiting) >= IN_FLIGHT_MAX:
@@ -334,7 +334,9 @@ class Owner:
         else:
             self._settled()
 
-    def _take_back(self, doubted: list[tuple[PendingAppend, LogAppended | QuorumLogError]]) -> None:
+    def _take_back(
+        self, doubted: list[tuple[PendingAppend, RecordsAppended | QuorumLogError]]
+    ) -> None:
         """Leave these requests to the next owner: this one cannot know their answers."""
         self._waiting.extendleft(pending for pending, _ in reversed(doubted))
         doubted.clear()
@@ -437,16 +439,16 @@ class Owner:
         match following:
             case Empty():
                 self.phase = OwnerPhase.DRAINING
-            case Failed(error, Fate.ENDS):
+            case JobUndone(error, Fate.ENDS):
                 self._end(error, now)
                 self._fail(job, error)
-            case Failed(error):
+            case JobUndone(error):
                 self._fail(job, error)
-            case Done(answer, Fate.ENDS):
+            case JobEnded(answer, Fate.ENDS):
                 self._end(None, now)
                 self._discard(job)
                 self._end_job(answer)
-            case Done(answer, fate):
+            case JobEnded(answer, fate):
                 if fate is Fate.MOVES_ON:
                     self._next_ledger(now)
                 self._end_job(answer)
@@ -503,9 +505,9 @@ class Owner:
             self._end(None, now)
 
 
-def repeated(answer: Answer) -> LogAppended:
+def repeated(answer: Answer) -> RecordsAppended:
     """The answer to a repeat of an acknowledged request."""
-    return LogAppended(
+    return RecordsAppended(
         answer.first_offset,
         answer.last_offset,
         answer.ledger_id,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from quorumlog.errors import InvalidRequest, TooLarge, UnexpectedOffset
 from quorumlog.protocol import batch
 from quorumlog.protocol.log.clock import Now
-from quorumlog.protocol.log.messages import Append, LogAppended, Request
+from quorumlog.protocol.log.messages import Append, RecordsAppended, RequestKey
 from quorumlog.protocol.log.producers import ProducerTable
 from quorumlog.protocol.log.row import Answer, LogItem
 
@@ -21,7 +21,7 @@ from quorumlog.protocol.log.row import Answer, LogItem
 class PendingAppend:
     """One request to append that waits for its answer."""
 
-    request: Request
+    request: RequestKey
     call: Append
     entry_id: int = -1
     first_offset: int = -1
@@ -37,10 +37,10 @@ class PendingAppend:
         """All that wait for this entry."""
         return (self, *self.repeats)
 
-    def answer(self, ledger_id: int) -> LogAppended:
+    def answer(self, ledger_id: int) -> RecordsAppended:
         """What the client is told when the entry is durable."""
         last = self.first_offset + len(self.call.records) - 1
-        return LogAppended(self.first_offset, last, ledger_id, self.entry_id)
+        return RecordsAppended(self.first_offset, last, ledger_id, self.entry_id)
 
 
 class Pipeline:

@@ -31,12 +31,12 @@ from quorumlog.errors import (
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.handover import (
     Aim,
-    Found,
     Handover,
+    HandoverDone,
+    HandoverNext,
     HandoverStep,
     Move,
-    Next,
-    Over,
+    OwnerFound,
     deleted,
 )
 from quorumlog.protocol.log.messages import (
@@ -64,7 +64,7 @@ from quorumlog.protocol.log.messages import (
     ReadLog,
     Relay,
     ReleaseAsked,
-    Request,
+    RequestKey,
     Resolve,
     Retired,
     RollAsked,
@@ -90,16 +90,16 @@ class RoutePhase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LogRequest:
     """A request of a client. `call` is None for a roll."""
 
-    request: Request
+    request: RequestKey
     call: Append | Publish | None
     sizes: Sizes = ()
     is_forwarded: bool = False
 
 
-class Route:
+class LogRoute:
     """Where requests to one log go, in one gateway; see the module."""
 
     def __init__(self, name: str, me: str, *, settle_s: float) -> None:
@@ -118,15 +118,15 @@ class Route:
         self._is_draining = False
         self._handover: Handover | None = None
         self._handovers: deque[Handover] = deque()
-        self._again: deque[Asked] = deque()
+        self._again: deque[LogRequest] = deque()
         """Appends that certainly were not done by an owner that ended: before all others, in order."""
-        self._resent: Asked | None = None
+        self._resent: LogRequest | None = None
         """The one of these that is being forwarded: one at a time, to keep their order."""
-        self._waiting: list[Asked] = []
+        self._waiting: list[LogRequest] = []
         """For an owner."""
-        self._jobs: dict[Request, Asked] = {}
+        self._jobs: dict[RequestKey, LogRequest] = {}
         """Rolls and publications that the owner here does."""
-        self._asked: dict[int, Asked | None] = {}
+        self._asked: dict[int, LogRequest | None] = {}
         """Own questions under way; those of a handover have no request."""
         self._free: list[int] = []
         """Numbers below those that are under way."""
@@ -166,9 +166,9 @@ class Route:
             case Answered(int(number), value):
                 self._answered(number, value, now)
             case RollAsked(request, is_forwarded):
-                self._go(Asked(request, None, (), is_forwarded), now)
+                self._go(LogRequest(request, None, (), is_forwarded), now)
             case PublishAsked(request, call, sizes, is_forwarded):
-                self._go(Asked(request, call, sizes, is_forwarded), now)
+                self._go(LogRequest(request, call, sizes, is_forwarded), now)
             case ForceAsked(request, creates, finish):
                 self._queue(Aim.FORCE, request, creates=creates, finish=finish)
             case HealAsked(request, ledger_id):
@@ -220,13 +220,13 @@ class Route:
                 case _:
                     self._out.append(effect)
 
-    def _ask(self, question: Question, asked: Asked | None = None) -> int:
+    def _ask(self, question: Question, asked: LogRequest | None = None) -> int:
         number = self._free.pop() if self._free else len(self._asked)
         self._asked[number] = asked
         self._out.append(Ask(number, question))
         return number
 
-    def _resolve(self, request: Request, answer: Any) -> None:
+    def _resolve(self, request: RequestKey, answer: Any) -> None:
         if request is not None:
             self._out.append(Resolve(request, answer))
 
@@ -237,9 +237,9 @@ class Route:
             self._step_part(event, now)
             return
         for request, call in event.requests:
-            self._go(Asked(request, call, (), event.is_forwarded), now)
+            self._go(LogRequest(request, call, (), event.is_forwarded), now)
 
-    def _go(self, asked: Asked, now: Now) -> None:
+    def _go(self, asked: LogRequest, now: Now) -> None:
         """Give a request to the owner, here or elsewhere, or let it wait for one."""
         phase = self.phase
         if self._is_draining and phase is not RoutePhase.REMOTE:
@@ -254,7 +254,7 @@ class Route:
         else:
             self._forward(asked)
 
-    def _go_here(self, asked: Asked, now: Now) -> None:
+    def _go_here(self, asked: LogRequest, now: Now) -> None:
         if isinstance(asked.call, Append):
             self._step_part(AppendsAsked(((asked.request, asked.call),)), now)
             return
@@ -264,7 +264,7 @@ class Route:
         else:
             self._step_part(PublishAsked(asked.request, asked.call, asked.sizes), now)
 
-    def _job_done(self, asked: Asked, answer: Any, now: Now) -> None:
+    def _job_done(self, asked: LogRequest, answer: Any, now: Now) -> None:
         """A roll or a publication has ended; where its owner was lost, it is repeated by the next owner."""
         if answer is not NOT_OWNER:
             self._resolve(asked.request, answer)
@@ -273,7 +273,7 @@ class Route:
         else:
             self._go(asked, now)
 
-    def _forward(self, asked: Asked) -> None:
+    def _forward(self, asked: LogRequest) -> None:
         assert self.remote is not None
         number = self._ask(Forward(self.remote, self.name, asked.call), asked)
         self._forwarded_to[number] = self.remote
@@ -295,7 +295,7 @@ class Route:
         else:
             self._forwarded(asked, owner, value, now)
 
-    def _forwarded(self, asked: Asked, owner: Writer, value: Any, now: Now) -> None:
+    def _forwarded(self, asked: LogRequest, owner: Writer, value: Any, now: Now) -> None:
         """The owner elsewhere has answered, or can't be reached."""
         if isinstance(value, OwnerLost):
             self._forget(owner)
@@ -317,13 +317,13 @@ class Route:
         if self.remote == owner:
             self.remote = None
 
-    def _finish(self, asked: Asked, answer: Effect, now: Now) -> None:
+    def _finish(self, asked: LogRequest, answer: Effect, now: Now) -> None:
         self._out.append(answer)
         if asked is self._resent:
             self._resent = None
             self._go_on(now)
 
-    def _go_again(self, asked: Asked, now: Now, suspect: Writer | None = None) -> None:
+    def _go_again(self, asked: LogRequest, now: Now, suspect: Writer | None = None) -> None:
         """Send a forwarded request again: certainly it was not done, or it may be repeated."""
         if suspect is not None and self.phase is RoutePhase.UNKNOWN:
             self._search(suspect)
@@ -366,7 +366,7 @@ class Route:
                 return
         self._queue(Aim.SEARCH, creates=True, suspect=suspect)
 
-    def _queue(self, aim: Aim, request: Request = None, **options: Any) -> None:
+    def _queue(self, aim: Aim, request: RequestKey = None, **options: Any) -> None:
         self._handovers.append(Handover(aim, self.name, self._me, request, **options))
 
     def _begin(self, handover: Handover, now: Now) -> None:
@@ -377,16 +377,16 @@ class Route:
         else:
             self._proceed(handover.begin(), now)
 
-    def _proceed(self, following: Next, now: Now) -> None:
+    def _proceed(self, following: HandoverNext, now: Now) -> None:
         """Do what a handover says comes next."""
         handover = self._handover
         assert handover is not None
         match following:
-            case Over(QuorumLogError() as error):
+            case HandoverDone(QuorumLogError() as error):
                 self._fail(error, now)
-            case Over(answer):
+            case HandoverDone(answer):
                 self._end(answer, now)
-            case Found(writer):
+            case OwnerFound(writer):
                 self.remote = writer
                 self._end(None, now)
             case Move.TAKE_OVER:
@@ -407,7 +407,7 @@ class Route:
         if self.owner is not None and self.owner.is_busy:
             self._former[self._tenure] = self.owner
         self.owner = None
-        self._again.extend(Asked(request, call) for request, call in again)
+        self._again.extend(LogRequest(request, call) for request, call in again)
         if self._handover is not None and self._handover.step is HandoverStep.SETTLING:
             self._retired(now)
         elif self._again or self._waiting:
