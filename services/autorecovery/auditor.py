@@ -16,6 +16,7 @@ from quorumlog.net.conclude import conclude
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.spread import spread
 from quorumlog.protocol import limbo
 from quorumlog.protocol.messages import RecoverRequested
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
@@ -305,6 +306,7 @@ class Auditor:
                 closed = await conclude(
                     machine, ledger_id, self._ports, RecoverRequested(row), deadline_s=_RECOVERY_S
                 )
+                await spread(closed, self._ports)
                 self.recovered += 1
                 self._ended(ledger_id)
                 log.info("recovered", extra={"ledger": ledger_id, "last": closed.last_entry})

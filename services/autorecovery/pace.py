@@ -27,6 +27,7 @@ class PacedBookies:
         """Not limited at first. Only adds are paced: a paced add follows each read."""
         self._bookies = bookies
         self.fence, self.read_lac, self.read = bookies.fence, bookies.read_lac, bookies.read
+        self.keep_row = bookies.keep_row
         self._loop = asyncio.get_running_loop()
         self._queue: deque[tuple[int, int, Callable[[], None]]] = deque()
         self._wake = asyncio.Event()

@@ -6,6 +6,7 @@ from typing import Any, Final, cast
 
 from quorumlog.errors import DatabaseWentBack, NoSuchEntry, QuorumLogError
 from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.spread import RowSpread
 from quorumlog.protocol import recovery
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.metadata import LedgerMetadata
@@ -144,6 +145,15 @@ def unproven(original: Any) -> Any:
     return get
 
 
+def told_without_copies(_original: Any) -> Any:
+    """Nobody is sent a copy, and nobody waits for one."""
+
+    def send(self: RowSpread) -> None:
+        self.end.set_result(None)
+
+    return send
+
+
 def not_asked(_original: Any) -> Any:
     """The collector does not exchange witnesses either."""
 
@@ -232,6 +242,12 @@ SERVICES: Final = (
         "a member that is away is filled up all the same",
         "rule 8",
         (Patch(Worker, "_may_stay", always(True)),),
+        is_of_services=True,
+    ),
+    Mutant(
+        "an end is told before members keep its row",
+        "rule 18b",
+        (Patch(RowSpread, "send", told_without_copies),),
         is_of_services=True,
     ),
     Mutant(

@@ -60,11 +60,19 @@ class World:
     def read_lac(self, _m: str, _l: int, done: Callable[[Status, int], None]) -> None:
         self.loop.call_soon(done, Status.OK, 5)
 
+    def keep_row(
+        self, _m: str, _k: bytes, _row: LedgerMetadata, done: Callable[[Status], None]
+    ) -> None:
+        self.loop.call_soon(done, Status.OK)
+
     def read(self, _m: str, _l: int, _first: int, _last: int, done: ReadDone, **_how: Any) -> None:
         self.loop.call_soon(done, Status.OK, run_of(0), ((1, 1),))
 
     def candidates(self, ensemble: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(sorted({"a@1", "b@1", "c@1"} - set(ensemble) - set(exclude)))
+
+    def is_down(self, _member: str) -> bool:
+        return False
 
     async def read_row(self, _ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
         if self.broken:

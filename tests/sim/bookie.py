@@ -33,6 +33,7 @@ from quorumlog.protocol.replica import (
     Replica,
     ReplicaRecord,
     RowKept,
+    RowTold,
     RunStored,
     Verdict,
 )
@@ -187,8 +188,8 @@ class SimBookie:
         ids = tuple(asked.run.ids) if isinstance(asked, SendAdd) else ()
         self._take(verdict, answer, told, ids=ids, is_promise=is_promise)
 
-    def keep_lac(self, asked: LacTold, answer: Answer) -> None:
-        """The explicit LAC of an idle writer."""
+    def keep(self, asked: LacTold | RowTold, answer: Answer) -> None:
+        """The explicit LAC of an idle writer, or a copy of the row."""
         verdict = self.replica.step(asked)
         told = FenceAnswered(-1, asked.member, verdict.status, verdict.last_add_confirmed)
         self._take(verdict, answer, told)
@@ -245,6 +246,13 @@ class SimBookie:
         holdings = self.replica.holdings
         assert isinstance(holdings, HeldEntries)
         return holdings
+
+    def has_copy(self, version: int) -> bool:
+        """Whether a copy of the row of this version, or of a later one, is on the disk."""
+        return any(
+            isinstance(record, RowKept) and record.row.name.version >= version
+            for record in self.log[: self.synced]
+        )
 
     def peek(self, entry_id: int) -> bytes | None:
         """The payload of an entry that is durable and whole here."""
@@ -401,7 +409,7 @@ class SimBookie:
     def _check_answer(self, event: Event, ids: tuple[int, ...]) -> None:
         match event:
             case FenceAnswered(position=-1):
-                pass  # a LAC
+                pass  # a LAC, or that a row is kept
             case FenceAnswered(_, _, Status.OK):
                 self._has_fenced = True
                 is_kept = self._is_fence_on_disk()

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 
+from quorumlog.net.spread import RowSpread
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import (
     CasStatus,
@@ -32,7 +33,7 @@ from tests.explore.scope import Scope
 from tests.logs import simulation as logs
 from tests.logs.judge import Judge as LogJudge
 from tests.mutants import guards
-from tests.mutants.services import gone_if_unnamed
+from tests.mutants.services import gone_if_unnamed, told_without_copies
 from tests.sim import run as machines
 from tests.sim.bookie import SimBookie
 from tests.sim.checker import Checker
@@ -414,6 +415,7 @@ SERVICES: Final[dict[str, Damage]] = {
     "deleted_takes_nothing": wrapped(Judge, "acknowledged", all_too_late),
     "garbage_is_proven": wrapped(Collector, "_disposal", gone_if_unnamed),
     "deleted_is_for_ever": wrapped(Replica, "apply", guards.forgotten_id),
+    "end_is_kept": wrapped(RowSpread, "send", told_without_copies),
 }
 
 

@@ -79,6 +79,22 @@ def acked_keeps_its_row(
     return None
 
 
+def end_is_kept(
+    row: LedgerMetadata, has_copy: Callable[[str], bool], is_down: Callable[[str], bool]
+) -> Wrong:
+    """rule 18b: when a client hears of an end, or of another change that no add follows, at most Qw - Qa members
+    of the last fragment are without a copy of the row, or only such as are down.
+
+    Source: issue 16: a database that lost its newest rows knew ledgers without the ends that clients had heard of.
+    """
+    lacking = [member for member in row.last_fragment.bookies if not has_copy(member)]
+    if len(lacking) <= row.quorum.write_quorum - row.quorum.ack_quorum or all(
+        map(is_down, lacking)
+    ):
+        return None
+    return f"rule 18b: the end of ledger {row.ledger_id} is told, and {lacking} have no copy of it"
+
+
 def one_payload(entry_id: int, payloads: Collection[bytes]) -> Wrong:
     """I3: an entry of a closed ledger can be read, and all its copies are the same.
 
@@ -494,6 +510,7 @@ CHECKS: Final[Sequence[Callable[..., Wrong]]] = (
     deleted_takes_nothing,
     acked_reaches_quorum,
     acked_keeps_its_row,
+    end_is_kept,
     one_payload,
     end_never_moves,
     same_bytes,

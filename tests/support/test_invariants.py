@@ -30,6 +30,11 @@ def on(*members: str) -> invariants.Held:
     return lambda member, _: member in members
 
 
+def never(_member: str) -> bool:
+    """Nobody is down."""
+    return False
+
+
 CASES: Final[dict[Callable[..., Wrong], tuple[Wrong, Wrong]]] = {
     invariants.closed_covers_acked: (
         invariants.closed_covers_acked(4, 4),
@@ -46,6 +51,10 @@ CASES: Final[dict[Callable[..., Wrong], tuple[Wrong, Wrong]]] = {
     invariants.acked_keeps_its_row: (
         invariants.acked_keeps_its_row(OPEN, range(2), on(*BOOKIES), on("b1@1", "b3@1")),
         invariants.acked_keeps_its_row(OPEN, range(2), on("b1@1", "b2@1"), on("b1@1", "b3@1")),
+    ),
+    invariants.end_is_kept: (
+        invariants.end_is_kept(CLOSED, "b1@1 b3@1".__contains__, never),
+        invariants.end_is_kept(CLOSED, "b1@1".__contains__, "b3@1".__contains__),
     ),
     invariants.one_payload: (
         invariants.one_payload(0, {b"a"}),

@@ -29,6 +29,7 @@ from quorumlog.net.ports import Ports
 from quorumlog.net.quarantine import Quarantine
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.sessions import service_session
+from quorumlog.net.spread import spread
 from quorumlog.net.timers import Tasks, Timers, restarted
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import LedgerMetadata, Writer
@@ -67,7 +68,7 @@ class Engine:
         self.metadata, self.peers, self._directory = metadata, peers, directory
         self.throttled = ThrottledMetadata(metadata)
         """The metadata service as the engine's machines ask it."""
-        ports = replace(ports, metadata=self.throttled)
+        self._ports = ports = replace(ports, metadata=self.throttled)
         self.placing = Placing(
             directory, zones_min=config.zones_min, enforces_zones=config.enforces_zones
         )
@@ -176,7 +177,7 @@ class Engine:
             await self.peers.close(row.writer, ledger_id, password=password)
         except WriterLost as error:
             if is_closed(row):
-                return row  # only the lost writer knew its own last entry
+                return await self._copied(row)  # only the lost writer knew its own last entry
             raise await self.handles.prefer_ledger_state(error, ledger_id) from error
         return await self._rows.fresh_closed(ledger_id)
 
@@ -201,7 +202,7 @@ class Engine:
         """The reader's close: fence, recover, close. On a closed ledger: its row."""
         row = await self._allowed(ledger_id, password)
         if is_closed(row):
-            return row
+            return await self._copied(row)
         return await self._recoveries.run(ledger_id, declare_lost=_members(row, declare_lost))
 
     async def accept_loss(
@@ -218,7 +219,8 @@ class Engine:
         Raises: LossNotProven, InvalidRequest, NoSuchLedger, MetadataUnavailable.
         """
         row = await self._allowed(ledger_id, password)
-        return await self._losses.accept(row, first, last, _members(row, declare_lost))
+        row = await self._losses.accept(row, first, last, _members(row, declare_lost))
+        return await self._copied(row)
 
     async def delete(self, ledger_id: int, *, password: str | None = None) -> None:
         """Delete a ledger; an open one is recovered first. Raises: NoSuchLedger, OwnedByLog."""
@@ -235,6 +237,13 @@ class Engine:
                 continue
             break
         self._rows.deleted(ledger_id)
+
+    async def _copied(self, row: LedgerMetadata) -> LedgerMetadata:
+        """The row of an answered end, of which members have copies (rule 18b). A repeat sends them again: who was
+        asked first may have ended between the change and its copies.
+        """
+        await spread(row, self._ports)
+        return row
 
     async def _allowed(self, ledger_id: int, password: str | None) -> LedgerMetadata:
         """The row from the primary, for a caller with the ledger's password."""

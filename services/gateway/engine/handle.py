@@ -28,6 +28,7 @@ from quorumlog.errors import (
 from quorumlog.net.conclude import error_of
 from quorumlog.net.driver import Driver, Told
 from quorumlog.net.ports import LacPort, Ports
+from quorumlog.net.spread import spread
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.messages import (
     AppendRequested,
@@ -133,7 +134,7 @@ class WriteHandle:
         self._driver = Driver(self._machine, row.ledger_id, ports, self._on_outcome)
         self._owner = owner
         self._lacs = lacs
-        self._clock = ports.clock
+        self._ports = ports
         self._is_lac_due = False
         self._loop = asyncio.get_running_loop()
         self._ledger_in_flight = InFlightBytes(ledger_limit_bytes)
@@ -219,15 +220,16 @@ class WriteHandle:
         return future
 
     async def close(self) -> LedgerMetadata:
-        """The writer's close, after in-flight appends are settled. Every caller gets the outcome.
+        """The writer's close, after in-flight appends are settled. Every caller gets the outcome, once members
+        have copies of the row (rule 18b).
 
         Raises: LedgerFenced, LedgerClosed, or why the handle ended.
         """
-        if self._closed_row is not None:
-            return self._closed_row
-        if self._driver.is_stopped:
-            raise self._refusal()
         if self._close is None or self._close.done():
+            if self._closed_row is not None:
+                return self._closed_row
+            if self._driver.is_stopped:
+                raise self._refusal()
             self._close = self._loop.create_future()
             self._is_close_sent = False
             self._flush()
@@ -324,6 +326,7 @@ class WriteHandle:
                 self._confirm(last)
             case Closed(row):
                 self._ended(row)
+                spread(row, self._ports).add_done_callback(lambda _end: self._answer_close(row))
             case Failed():
                 # An ENDING machine closes the ledger at its LAC and reports that later.
                 is_ending = self._machine.state in (WriterState.ENDING, WriterState.CLOSED)
@@ -346,7 +349,7 @@ class WriteHandle:
         self.tails.advance(last)
         if not self._is_lac_due:
             self._is_lac_due = True
-            self._clock.after(EXPLICIT_LAC_S, self._send_explicit_lac, last)
+            self._ports.clock.after(EXPLICIT_LAC_S, self._send_explicit_lac, last)
         if self._gathered or self._close is not None:
             self._flush()
 
@@ -358,7 +361,7 @@ class WriteHandle:
             return
         lac = self.last_add_confirmed
         if lac != known:
-            self._clock.after(EXPLICIT_LAC_S, self._send_explicit_lac, lac)
+            self._ports.clock.after(EXPLICIT_LAC_S, self._send_explicit_lac, lac)
             return
         self._is_lac_due = False
         row = self.row
@@ -405,11 +408,13 @@ class WriteHandle:
         self._closed_row = row
         end = f"the ledger ends at {row.last_entry}"
         self._drop_waiters(Failed(LedgerClosed.code, detail=end))
-        if self._close is not None and not self._close.done():
-            self._close.set_result(row)
         self.tails.wake_all()
         self._driver.stop()
         self._owner.handle_closed(self, row)
+
+    def _answer_close(self, row: LedgerMetadata) -> None:
+        if self._close is not None and not self._close.done():
+            self._close.set_result(row)
 
     def _refusal(self) -> QuorumLogError:
         """The error of any further request."""

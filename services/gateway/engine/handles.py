@@ -20,6 +20,7 @@ from quorumlog.net.budget import Budget
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import LacPort, Ports
 from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.spread import spread
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from services.gateway.engine.config import EngineConfig
@@ -96,6 +97,8 @@ class Handles:
             gateway_in_flight=self.in_flight,
             delays_change=self._config.delays_ensemble_change,
         )
+        # Nobody waits: the first append brings a copy too (rule 18b).
+        _ = spread(row, self._ports)
 
     @property
     def live(self) -> Sequence[WriteHandle]:
@@ -140,6 +143,7 @@ class Handles:
                     ledger_id=ledger_id,
                     last_entry=row.last_entry,
                 )
+            await spread(row, self._ports)  # the first answer may have got lost
             return row
         try:
             async with asyncio.timeout(_CLOSE_S):

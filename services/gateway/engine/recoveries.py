@@ -8,6 +8,7 @@ from typing import Final
 from quorumlog.errors import LedgerClosed, NoSuchLedger, QuorumLogError
 from quorumlog.net.conclude import conclude
 from quorumlog.net.ports import Ports
+from quorumlog.net.spread import spread
 from quorumlog.protocol.messages import RecoverRequested
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.recovery import Recovery
@@ -83,8 +84,13 @@ class Recoveries:
 
     async def _recover(self, ledger_id: int, declare_lost: tuple[str, ...]) -> LedgerMetadata:
         row = await self._rows.fresh(ledger_id)
-        if is_closed(row):
-            return row
+        if not is_closed(row):
+            row = await self._closed(row, declare_lost)
+        await spread(row, self._ports)  # rule 18b; an earlier recovery may have ended before
+        return row
+
+    async def _closed(self, row: LedgerMetadata, declare_lost: tuple[str, ...]) -> LedgerMetadata:
+        ledger_id = row.ledger_id
         log.info("recovery-begun", extra={"ledger": ledger_id, "version": row.version})
         try:
             closed = await conclude(

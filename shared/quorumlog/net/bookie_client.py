@@ -21,7 +21,7 @@ from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.ports import AddDone, LacDone, ReadDone
 from quorumlog.protocol.ids import NO_ENTRY, member_name
 from quorumlog.protocol.messages import Status
-from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.row_copy import RowName, name_of
@@ -426,17 +426,17 @@ class BookieClient:
 
     def keep_row(self, member: str, ledger_key: bytes, row: LedgerMetadata, done: AddDone) -> None:
         """Have a member keep a copy of a ledger's row (rule 18b)."""
-        channel = self._channel(member)
-        request = channel.request(
-            Op.KEEP_ROW,
-            member,
-            row.ledger_id,
-            NO_ENTRY,
-            NO_ENTRY,
-            lambda answer: done(answer.status),
-        )
+        channel, name = self._channel(member), name_of(row)
+
+        def settle(answer: ChannelAnswer) -> None:
+            # No add follows the close.
+            is_of_use = answer.status is Status.OK and row.state is State.OPEN
+            channel.note_copy(row.ledger_id, name, is_kept=is_of_use)
+            done(answer.status)
+
+        request = channel.request(Op.KEEP_ROW, member, row.ledger_id, NO_ENTRY, NO_ENTRY, settle)
         message = frames.keep_row_request(
-            request.request_id, member, row.ledger_id, ledger_key, name_of(row), self._copy_of(row)
+            request.request_id, member, row.ledger_id, ledger_key, name, self._copy_of(row)
         )
         request.size = len(message)
         channel.send(request, message, is_slow=True)

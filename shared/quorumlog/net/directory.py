@@ -43,6 +43,7 @@ class Directory:
         self.quarantine = quarantine or Quarantine()
         self._addresses: dict[str, str] = {}
         self._bookies: tuple[BookieInfo, ...] = ()
+        self._lost: frozenset[str] = frozenset()
         self._chance = chance or random.SystemRandom()
         self.is_known = False
         """Whether the list was ever read."""
@@ -60,11 +61,12 @@ class Directory:
         """Read the list now. Raises: MetadataUnavailable."""
         found = await self._fetch()
         self._bookies = found.bookies
+        self._lost = frozenset(member_name(b.id) for b in found.bookies if b.state == "lost")
         for bookie in found.bookies:
             if bookie.url:
                 self._addresses[member_name(bookie.id)] = bookie.url
-            if bookie.state == "lost":
-                self.quarantine.forget(member_name(bookie.id))
+        for name in self._lost:
+            self.quarantine.forget(name)
         self.is_known = True
         return found
 
@@ -120,6 +122,11 @@ class Directory:
         free = [member for member in self.writable() if member not in exclude]
         spread = placement.spread(staying, free, self._zones())
         return tuple(sorted(spread, key=lambda m: self.quarantine.contains(member_name(m))))
+
+    def is_down(self, member: str) -> bool:
+        """Whether a member's bookie is listed as lost, or in quarantine. It may answer all the same (I31)."""
+        name = member_name(member)
+        return name in self._lost or self.quarantine.contains(name)
 
     def new_ensemble(
         self, size: int, *, degraded_ack: tuple[int, int] | None = None

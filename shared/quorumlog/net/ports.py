@@ -61,6 +61,10 @@ class BookiesPort(Protocol):
         """Learn the highest LAC that a member knows of, without fencing."""
         ...
 
+    def keep_row(self, member: str, ledger_key: bytes, row: LedgerMetadata, done: AddDone) -> None:
+        """Have a member keep a copy of a ledger's row (rule 18b)."""
+        ...
+
 
 class LacPort(Protocol):
     """Takes the explicit LAC of an idle writer (rule 5)."""
@@ -87,10 +91,14 @@ class MetadataPort(Protocol):
 
 
 class PlacementPort(Protocol):
-    """The bookies that an ensemble change may choose from."""
+    """The bookies that an ensemble change may choose from, and those that nobody waits for."""
 
     def candidates(self, ensemble: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
         """Live writable members that are not in `exclude`, best first."""
+        ...
+
+    def is_down(self, member: str) -> bool:
+        """Whether a member's bookie is known to be down. It may answer all the same (I31)."""
         ...
 
 

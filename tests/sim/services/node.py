@@ -31,7 +31,8 @@ from quorumlog.protocol.messages import (
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges, contains
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.replica import LacAsked, LacTold
+from quorumlog.protocol.replica import LacAsked, LacTold, RowTold
+from quorumlog.protocol.row_copy import RowCopy, name_of
 from quorumlog.wire.bodies import BookieInfo, BookieState
 from services.bookie.collect import Collector, MetadataRows
 from services.bookie.store import Store
@@ -344,9 +345,20 @@ class Bookies:
 
     def write_lac(self, member: str, ledger_id: int, lac: int, ledger_key: bytes) -> None:
         def judge(node: Node, answer: Callable[[Event], None]) -> None:
-            node.ledger(ledger_id).keep_lac(LacTold(member, lac, ledger_key), answer)
+            node.ledger(ledger_id).keep(LacTold(member, lac, ledger_key), answer)
 
         self._ask(member, ledger_id, judge, lambda _event: None)
+
+    def keep_row(self, member: str, ledger_key: bytes, row: LedgerMetadata, done: AddDone) -> None:
+        told = RowTold(member, RowCopy(name_of(row), b""), ledger_key)
+
+        def hear(event: Event | None) -> None:
+            done(event.status if isinstance(event, FenceAnswered) else Status.UNKNOWN)
+
+        def judge(node: Node, answer: Callable[[Event], None]) -> None:
+            node.ledger(row.ledger_id).keep(told, answer)
+
+        self._ask(member, row.ledger_id, judge, hear)
 
     def read(
         self,

@@ -25,6 +25,7 @@ from quorumlog.errors import (
     WriterLost,
 )
 from quorumlog.net import metadata_requests
+from quorumlog.net.ports import MachineTimes
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.reader import RangeReader
@@ -247,12 +248,44 @@ class Run:
 
     async def _ended(self, ledger_id: int, call: Awaitable[LedgerMetadata]) -> None:
         try:
-            row = await self._gone_with(call)
+            row = await self._told(call)
         except QuorumLogError as error:
             self.net.note("client", "end", ledger_id, outcome_of(error))
             return
         assert row.last_entry is not None, "told as closed"
         self.judge.history.closed(ledger_id, row.last_entry)
+
+    async def _told(self, call: Awaitable[LedgerMetadata]) -> Any:
+        """A row as a client hears of it after a change that no append follows: its members keep it then, if
+        nothing is in the way of what they are sent, and they answer in time.
+        """
+        net = self.net
+        was_healed, began, away = net.is_healed, net.now, self._away()
+        row: LedgerMetadata = await self._gone_with(call)
+        is_late = net.now - began >= MachineTimes().add_s * SECOND
+        if was_healed and not is_late and not self.judge.is_deleted(row.ledger_id):
+            away |= self._away()
+            judged(
+                invariants.end_is_kept(
+                    row,
+                    lambda member: self._has_copy(row, member),
+                    lambda member: member_name(member) in away,
+                )
+            )
+        return row
+
+    def _away(self) -> set[str]:
+        """Bookies that are dead, or that some gateway takes for dead."""
+        gateways = self.cluster.gateways
+        return {
+            node.name
+            for node in self.cluster.nodes.values()
+            if not node.is_alive or any(g.engine._directory.is_down(node.me) for g in gateways)
+        }
+
+    def _has_copy(self, row: LedgerMetadata, member: str) -> bool:
+        ledger = self.cluster.nodes[member_name(member)].ledgers.get(row.ledger_id)
+        return ledger is not None and ledger.has_copy(row.version)
 
     async def _delete(self, ledger_id: int) -> None:
         if self.rng.random() < 0.5:
@@ -269,7 +302,9 @@ class Run:
             self.judge.unheld.add((ledger_id, entry_id))
         gone = [m for m in row.all_members if member_name(m) in self._gone()]
         try:
-            await self._engine().accept_loss(ledger_id, entry_id, entry_id, declare_lost=gone)
+            await self._told(
+                self._engine().accept_loss(ledger_id, entry_id, entry_id, declare_lost=gone)
+            )
         except QuorumLogError as error:
             self.net.note("operator", "gives up", ledger_id, entry_id, outcome_of(error))
 
@@ -352,7 +387,7 @@ class Run:
                 return
             engine = self._engine()
             try:
-                row = await self._gone_with(engine.recover(ledger_id))
+                row = await self._told(engine.recover(ledger_id))
             except RecoveryBlocked as error:
                 blocked = error
                 row = self.judge.rows[ledger_id]

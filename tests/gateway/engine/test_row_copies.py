@@ -1,0 +1,166 @@
+"""Members have copies of rows that no append names: of the created, the closed, the recovered (rule 18b)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import pytest
+from aiohttp import web
+
+from loadtest.stores import Stores
+from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.row_copy import RowCopy, name_of
+from quorumlog.wire import row_copies
+from quorumlog.wire.frames import Op, Request
+from services.gateway.engine.losses import LossAcceptance
+from tests.gateway.engine.support import MemoryBookie, World, ledger, world_of
+from tests.support.replicas import HeldEntries
+from tests.support.waiting import until, within
+
+End = Callable[[World, int], Awaitable[LedgerMetadata]]
+
+
+def keepers(world: World, row: LedgerMetadata) -> list[MemoryBookie]:
+    """The members that keep a copy of this very row."""
+    copy = RowCopy(name_of(row), row_copies.encode(row))
+    found = []
+    for bookie in world.of(row):
+        held = bookie.ledgers.get(row.ledger_id)
+        if held is not None and cast("HeldEntries", held.holdings).copies.get(copy.name) == copy:
+            found.append(bookie)
+    return found
+
+
+class Withheld:
+    """Bookies that keep no copy of a closed row until `allowed` is set."""
+
+    def __init__(self, *bookies: MemoryBookie) -> None:
+        self.allowed, self.asked = asyncio.Event(), asyncio.Event()
+        for bookie in bookies:
+            bookie.behave = self._behaving(bookie)
+
+    def _behaving(
+        self, bookie: MemoryBookie
+    ) -> Callable[[Request, web.WebSocketResponse], Awaitable[bytes | None]]:
+        async def behave(request: Request, socket: web.WebSocketResponse) -> bytes | None:
+            if (
+                request.op is Op.KEEP_ROW
+                and request.row is not None
+                and request.row.name.version > 1
+            ):
+                self.asked.set()
+                await self.allowed.wait()
+            return await bookie.obey(request, socket)
+
+        return behave
+
+
+async def closed(world: World, ledger_id: int) -> LedgerMetadata:
+    return await world.engine.close(ledger_id)
+
+
+async def closed_elsewhere(world: World, ledger_id: int) -> LedgerMetadata:
+    return await world.other.close(ledger_id)
+
+
+async def recovered(world: World, ledger_id: int) -> LedgerMetadata:
+    return await world.other.recover(ledger_id)
+
+
+async def drained(world: World, ledger_id: int) -> LedgerMetadata:
+    await world.engine.drain()
+    return await world.metadata.get(ledger_id)
+
+
+ENDS = pytest.mark.parametrize("end", [closed, closed_elsewhere, recovered, drained])
+
+
+@ENDS
+async def test_an_answered_end_is_kept_by_the_members(stores: Stores, end: End) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine, ensemble_size=3, write_quorum=3, ack_quorum=3)
+        await world.engine.append(row.ledger_id, [b"one", b"two"])
+
+        done = await end(world, row.ledger_id)
+
+        assert keepers(world, done) == world.of(done)
+
+
+@ENDS
+async def test_an_end_is_not_answered_before_its_copies(stores: Stores, end: End) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine, ensemble_size=3, write_quorum=3, ack_quorum=2)
+        await world.engine.append(row.ledger_id, [b"one"])
+        slow = Withheld(*world.of(row)[:2])
+
+        asking = asyncio.ensure_future(end(world, row.ledger_id))
+        async with within("the members are asked"):
+            await slow.asked.wait()
+        known = await world.metadata.get(row.ledger_id)
+        is_early = asking.done() and not len(keepers(world, known)) >= 2
+        slow.allowed.set()
+        done = await asking
+
+        assert not is_early
+        assert len(keepers(world, done)) >= 2
+
+
+async def test_a_close_is_answered_although_no_member_keeps_its_row(stores: Stores) -> None:
+    async with world_of(stores, gateways=1) as world:
+        row = await ledger(world.engine)
+        await world.engine.append(row.ledger_id, [b"one"])
+        Withheld(*world.bookies.values())
+
+        done = await world.engine.close(row.ledger_id)
+
+        assert done == await world.metadata.get(row.ledger_id)
+        assert keepers(world, done) == []
+
+
+async def test_a_repeated_close_brings_the_copies_that_the_first_one_did_not(
+    stores: Stores,
+) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine, ensemble_size=3, write_quorum=3, ack_quorum=3)
+        await world.engine.append(row.ledger_id, [b"one"])
+        for bookie in world.bookies.values():
+            bookie.is_silent = True
+        closing = asyncio.ensure_future(world.engine.close(row.ledger_id))
+
+        async def is_closed() -> bool:
+            return (await world.metadata.get(row.ledger_id)).last_entry is not None
+
+        await until(is_closed, "the row is closed")
+        for bookie in world.bookies.values():
+            bookie.is_silent = False
+        done = await world.other.close(row.ledger_id)
+
+        assert keepers(world, done) == world.of(done)
+        assert await closing == done
+
+
+async def test_a_ledger_without_entries_is_known_to_its_members(stores: Stores) -> None:
+    async with world_of(stores, gateways=1) as world:
+        row = await ledger(world.engine)
+
+        async def is_known() -> bool:
+            return keepers(world, row) == world.of(row)
+
+        await until(is_known, "all members have a copy")
+
+
+async def test_an_accepted_loss_is_kept_by_the_members(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def proven(*_: object) -> None: ...
+
+    monkeypatch.setattr(LossAcceptance, "_prove", proven)
+    async with world_of(stores) as world:
+        row = await ledger(world.engine, ensemble_size=3, write_quorum=3, ack_quorum=3)
+        await world.engine.append(row.ledger_id, [b"one", b"two"])
+        await world.engine.close(row.ledger_id)
+
+        done = await world.other.accept_loss(row.ledger_id, 1, 1)
+
+        assert done.lost_entries == ((1, 1),)
+        assert keepers(world, done) == world.of(done)

@@ -1,0 +1,166 @@
+"""Copies of a row for its members after a change that no append follows (rule 18b)."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from quorumlog.net.ports import AddDone, MachineTimes, Ports
+from quorumlog.net.spread import spread
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Repair, State
+from quorumlog.protocol.quorum import Quorum
+
+OPEN = LedgerMetadata(
+    7,
+    Quorum(3, 3, 2),
+    DigestKind.CRC32C,
+    (Fragment(0, ("a@1", "b@1", "c@1")), Fragment(5, ("a@1", "b@1", "d@1"))),
+    ledger_key=b"k" * 32,
+)
+ROW = replace(OPEN.closed(last_entry=9, length=10), version=3)
+
+
+class World:
+    """Bookies that answer when the test says so, and its clock."""
+
+    def __init__(self, *down: str) -> None:
+        self.down = down
+        self.asked: dict[str, AddDone] = {}
+        self.rows: list[tuple[bytes, LedgerMetadata]] = []
+        self.timers: list[tuple[float, Callable[..., None]]] = []
+        self.breaks_at = ""
+
+    def is_down(self, member: str) -> bool:
+        return member in self.down
+
+    def keep_row(self, member: str, key: bytes, row: LedgerMetadata, done: AddDone) -> None:
+        if member == self.breaks_at:
+            raise RuntimeError("a defect of the client")
+        self.asked[member] = done
+        self.rows.append((key, row))
+
+    def after(self, delay_s: float, call: Callable[..., None]) -> None:
+        self.timers.append((delay_s, call))
+
+    def spread(self, row: LedgerMetadata = ROW) -> asyncio.Future[None]:
+        world = cast("Any", self)
+        return spread(row, Ports(world, world, world, world, world, MachineTimes(add_s=2.0)))
+
+
+async def test_each_member_of_each_fragment_and_each_target_of_a_repair_is_sent_a_copy() -> None:
+    world, row = World(), ROW.with_repair(Repair(0, "c@1", "e@1"))
+
+    _ = world.spread(row)
+
+    assert sorted(world.asked) == ["a@1", "b@1", "c@1", "d@1", "e@1"]
+    assert world.rows == [(ROW.ledger_key, row)] * 5
+
+
+async def test_it_ends_with_as_many_copies_as_an_entry_needs() -> None:
+    world = World()
+    end = world.spread()
+
+    world.asked["a@1"](Status.OK)
+    world.asked["c@1"](Status.OK)  # of an earlier fragment
+    assert not end.done()
+    world.asked["d@1"](Status.OK)
+
+    assert end.done()
+
+
+async def test_each_write_set_of_a_striped_ledger_has_an_ack_quorum_with_a_copy() -> None:
+    world = World()
+    members = tuple(f"b{n}@1" for n in range(5))
+    row = replace(ROW, quorum=Quorum(5, 3, 2), fragments=(Fragment(0, members),))
+    end = world.spread(row)
+
+    for member in members[:3]:
+        world.asked[member](Status.OK)
+    assert not end.done()
+    world.asked[members[3]](Status.OK)
+
+    assert end.done()
+
+
+async def test_it_ends_where_all_who_are_waited_for_have_answered() -> None:
+    world = World()
+    end = world.spread()
+
+    world.asked["a@1"](Status.OK)
+    world.asked["b@1"](Status.UNKNOWN)
+    assert not end.done()
+    world.asked["d@1"](Status.WRONG_KEY)
+
+    assert end.done()
+
+
+async def test_a_member_that_is_known_to_be_down_is_sent_a_copy_and_not_waited_for() -> None:
+    world = World("b@1", "d@1")
+    end = world.spread()
+    assert sorted(world.asked) == ["a@1", "b@1", "c@1", "d@1"]
+
+    world.asked["a@1"](Status.OK)
+
+    assert end.done()
+
+
+async def test_nobody_waits_where_all_are_down() -> None:
+    world = World("a@1", "b@1", "d@1")
+
+    assert world.spread().done()
+    assert len(world.asked) == 4
+
+
+async def test_it_ends_with_the_deadline_of_an_add_and_later_answers_change_nothing() -> None:
+    world = World()
+    end = world.spread()
+    ((delay_s, fire),) = world.timers
+    assert delay_s == 2.0
+
+    fire()
+    assert end.done()
+
+    for done in world.asked.values():
+        done(Status.OK)
+
+
+async def test_a_waiter_that_gave_up_is_no_defect() -> None:
+    world = World()
+    end = world.spread()
+    end.cancel()
+
+    for done in world.asked.values():
+        done(Status.OK)
+    for _, fire in world.timers:
+        fire()
+
+    assert end.cancelled()
+
+
+async def test_a_defect_of_a_client_ends_it_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.breaks_at = "b@1"
+
+    with caplog.at_level(logging.ERROR):
+        end = world.spread()
+
+    assert end.done()
+    assert end.exception() is None
+    assert [record.message for record in caplog.records] == ["row-spread-broke"]
+
+
+async def test_a_row_that_is_open_is_spread_like_a_closed_one() -> None:
+    world = World()
+    row = replace(OPEN, fragments=OPEN.fragments[:1])
+    assert row.state is State.OPEN
+    end = world.spread(row)
+
+    for done in world.asked.values():
+        done(Status.OK)
+
+    assert end.done()
+    assert sorted(world.asked) == ["a@1", "b@1", "c@1"]
